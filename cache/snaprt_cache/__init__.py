@@ -1,0 +1,1 @@
+"""The persistent compile cache: knows bytes and keys, never graphs, and never snaprt."""

@@ -1,0 +1,1 @@
+"""Replay: load a snapshot, run it again, compare, and say what differs."""

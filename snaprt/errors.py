@@ -1,0 +1,44 @@
+"""The errors snaprt raises on purpose; it must know nothing of the rest of the package.
+
+Each says what happened, with which file, flag or graph, and carries a ``hint`` that says what to
+do. The command line prints both and leaves with status 2; a traceback there means a bug of ours.
+"""
+
+from __future__ import annotations
+
+
+class SnaprtError(Exception):
+    """Base of every error that snaprt raises on purpose.
+
+    Args:
+        message: What happened, in one sentence that names the file, flag or graph.
+        hint: What the user can do about it; empty where there is nothing to do.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(SnaprtError):
+    """A flag, setting or argument that cannot be used as given."""
+
+
+class CompileError(SnaprtError):
+    """XLA could not compile a module."""
+
+
+class ExecutionError(SnaprtError):
+    """A compiled graph failed while it ran."""
+
+
+class SnapshotError(SnaprtError):
+    """A snapshot file that cannot be read or written."""
+
+
+class DeviceError(SnaprtError):
+    """A device that was asked for is not there."""

@@ -1,0 +1,1 @@
+"""The lazy runtime: records eager JAX operations into a graph and cuts it."""
