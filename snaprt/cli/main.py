@@ -1,0 +1,149 @@
+"""The entry point ``snaprt``: finds the command, and turns every error into words and a status.
+
+Commands are imported when they are asked for, so that ``snaprt --help`` loads none of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.metadata
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import click
+
+from snaprt.cli import output
+from snaprt.errors import SnaprtError
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where a command lives ("module:attribute") and its line in ``snaprt --help``."""
+
+    where: str
+    summary: str
+
+
+COMMANDS: Final[Mapping[str, _Entry]] = {
+    "demo": _Entry("snaprt.cli.demo:command", "Show everything on a small real training run."),
+    "run": _Entry("snaprt.cli.run:command", "Run a Python program under snaprt."),
+    "replay": _Entry("snaprt.cli.replay:command", "Run recorded executions again and compare."),
+    "inspect": _Entry("snaprt.cli.inspect:command", "Print what is in a file without running it."),
+    "cache": _Entry("snaprt.cli.cache:command", "Look at the compile cache, or clear it."),
+    "metrics": _Entry("snaprt.cli.metrics:command", "Print saved metrics."),
+    "doctor": _Entry("snaprt.cli.doctor:command", "Check that everything works here."),
+    "help": _Entry("snaprt.cli.environment:command", "Print help on a command or a topic."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported from ``COMMANDS`` when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, attribute = entry.where.split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        click.echo(f"snaprt {importlib.metadata.version('snaprt')}")
+        context.exit()
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and leave.",
+)
+def group() -> None:
+    """Run JAX programs lazily, cache what XLA compiles, record executions and replay them.
+
+    \b
+    Example:
+      snaprt demo
+      snaprt run --lazy -- train.py --epochs 3
+      snaprt replay dump/*.inputs.snap
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Args:
+        arguments: The words after ``snaprt``; by default those of this process.
+    """
+    try:
+        status = group.main(arguments, prog_name="snaprt", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else output.EXIT_OK
+    except BrokenPipeError:
+        return _after_broken_pipe()
+    except SystemExit as leaving:
+        # click and rich answer a closed pipe with SystemExit(1), which means a mismatch here.
+        if isinstance(leaving.__context__, OSError) and leaving.__context__.errno == errno.EPIPE:
+            return _after_broken_pipe()
+        raise
+    except click.Abort as aborted:
+        return _after_abort(aborted)
+    except KeyboardInterrupt:
+        return output.EXIT_INTERRUPTED
+    except Exception as error:
+        _explain(error)
+        return output.EXIT_FAILURE
+
+
+def _after_broken_pipe() -> int:
+    # What is still buffered must not raise again when Python flushes it at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return output.EXIT_BROKEN_PIPE
+
+
+def _after_abort(aborted: click.Abort) -> int:
+    if isinstance(aborted.__cause__, KeyboardInterrupt):
+        return output.EXIT_INTERRUPTED
+    output.error("nothing was done: the question was not answered with yes")
+    return output.EXIT_FAILURE
+
+
+def _explain(error: Exception) -> None:
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx is not None else "snaprt"
+        output.error(_sentence(error.format_message()), f"`{path} --help` shows how it is used.")
+    elif isinstance(error, click.ClickException):
+        output.error(_sentence(error.format_message()))
+    elif isinstance(error, SnaprtError):
+        output.error(error.message, error.hint)
+    elif type(error).__name__ == "CacheError":
+        # Known by name: the cache's errors are not snaprt's, and need not be loaded to fail.
+        output.error(getattr(error, "message", str(error)), getattr(error, "hint", ""))
+    else:
+        traceback.print_exception(error)
+        output.error(
+            f"snaprt failed in a way it should not have ({type(error).__name__})",
+            "This is a bug in snaprt, not in what you did: please report it with the lines above.",
+        )
+
+
+def _sentence(message: str) -> str:
+    return message.rstrip(".")

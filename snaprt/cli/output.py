@@ -1,0 +1,98 @@
+"""How every command speaks: data to stdout, the rest to stderr, JSON, errors and exit statuses.
+
+Knows no command. A command leaves with a status other than 0 through ``context.exit(status)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any, Final, TypeVar
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+EXIT_OK: Final = 0
+EXIT_MISMATCH: Final = 1
+EXIT_FAILURE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+
+# Lines in a file or a pipe are not cut at a terminal's width, unless COLUMNS asks for it.
+_WIDTH_OFF_A_TERMINAL: Final = 240
+
+_AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(
+            stderr=stderr,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            soft_wrap=True,
+            width=_WIDTH_OFF_A_TERMINAL,
+        )
+    return console
+
+
+#: For data: what the user asked for.
+console: Final = _console(stderr=False)
+#: For progress and logs.
+log: Final = _console(stderr=True)
+
+
+def error(message: str, hint: str = "") -> None:
+    """Print ``error:`` and what happened, and below it ``hint:`` and what to do, to stderr."""
+    log.print(Text.assemble(("error:", "bold red"), f" {message}"))
+    if hint:
+        log.print()
+        log.print(Text.assemble(("hint:", "bold cyan"), f" {hint}"))
+
+
+def emit_json(schema: str, version: int, data: Mapping[str, Any]) -> None:
+    """Print one JSON object to stdout: ``data`` with the name and version of its schema before it.
+
+    Args:
+        schema: The full name, such as ``snaprt.replay``.
+        version: Goes up when a reader of the older form would misread the new one.
+        data: Also dataclasses, paths, numpy scalars, tuples and sets. Numbers that JSON does not
+            have become the strings ``NaN``, ``Infinity`` and ``-Infinity``.
+    """
+    envelope = {"schema": schema, "version": version, **data}
+    click.echo(json.dumps(_plain(envelope), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((_plain(item) for item in value), key=str)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    item = getattr(value, "item", None)  # numpy's scalars and 0-d arrays
+    if callable(item):
+        return _plain(item())
+    raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+def json_option(function: _AnyFunction) -> _AnyFunction:
+    """Give a command the option ``--json``, passed to it as ``as_json``."""
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print the result as JSON with a versioned schema."
+    )(function)

@@ -1,0 +1,137 @@
+"""Every environment variable that snaprt reads, in one table; knows nothing of who reads them.
+
+A row says how the text is understood, what holds where the variable is not set, and what it is
+for. ``snaprt help environment`` prints the table; ``docs/environment.md`` explains the rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from snaprt.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable.
+
+    Attributes:
+        name: The variable.
+        parse: Turns its text into a value; raises ValueError for text it does not understand.
+        allowed: What ``parse`` understands, in words for the user.
+        default: The value where the variable is not set or empty.
+        default_text: The default in words for the user.
+        help: What it is for, one sentence.
+        since: The version of snaprt that first read it.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    allowed: str
+    default: Any
+    default_text: str
+    help: str
+    since: str = "0.1"
+
+
+_SWITCH_WORDS: Final = {
+    **dict.fromkeys(("1", "true", "on", "yes"), True),
+    **dict.fromkeys(("0", "false", "off", "no"), False),
+}
+
+
+def _switch(text: str) -> bool:
+    try:
+        return _SWITCH_WORDS[text.strip().lower()]
+    except KeyError:
+        raise ValueError(text) from None
+
+
+def _path(text: str) -> Path:
+    if "\0" in text:
+        raise ValueError(text)
+    return Path(text).expanduser()
+
+
+def _text(text: str) -> str:
+    return text
+
+
+SETTINGS: Final[tuple[Setting, ...]] = (
+    Setting(
+        "SNAPRT_CACHE",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=True,
+        default_text="on",
+        help="Keep compiled programs on disk and use those that are there.",
+    ),
+    Setting(
+        "SNAPRT_CACHE_DIR",
+        _path,
+        allowed="a directory; it is made where it does not exist",
+        default=None,
+        default_text="snaprt's folder in the user's cache directory",
+        help="The directory of the compile cache.",
+    ),
+    Setting(
+        "SNAPRT_DUMP_DIR",
+        _path,
+        allowed="a directory; it is made where it does not exist",
+        default=None,
+        default_text="no recording",
+        help="Record snapshots into this directory, as if XLA_FLAGS asked for it.",
+    ),
+    Setting(
+        "SNAPRT_LAZY",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Whether `snaprt run` runs the program lazily when it is not told by --lazy.",
+    ),
+    Setting(
+        "SNAPRT_METRICS_FILE",
+        _path,
+        allowed="a file in a directory that exists; .txt for the report, else JSON",
+        default=None,
+        default_text="nothing is written",
+        help="Write the metrics to this file when the process ends.",
+    ),
+    Setting(
+        "XLA_FLAGS",
+        _text,
+        allowed="flags of XLA, separated by spaces",
+        default="",
+        default_text="empty",
+        help="XLA's own flags; snaprt acts on --xla_dump_hlo_snapshots with --xla_dump_to.",
+    ),
+)
+
+_BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
+
+
+def get(name: str) -> Any:
+    """Return the value of the environment variable ``name`` as it is set now.
+
+    A variable that is set to nothing counts as not set.
+
+    Raises:
+        UsageError: The text of the variable is not one that it allows.
+        KeyError: The table has no row of this name.
+    """
+    setting = _BY_NAME[name]
+    text = os.environ.get(name, "")
+    if not text.strip():
+        return setting.default
+    try:
+        return setting.parse(text)
+    except ValueError as error:
+        raise UsageError(
+            f"the environment variable {name} is {text!r}, which is not allowed",
+            hint=f"Allowed: {setting.allowed}. Unset it for the default: {setting.default_text}.",
+        ) from error
