@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -73,8 +72,8 @@ class Case:
     inputs: tuple[NamedArray, ...] | None
     outputs: tuple[NamedArray, ...] | None
     parameters: tuple[Signature, ...] = ()
-    environment: Mapping[str, str] = MappingProxyType({})
-    compiler_options: Mapping[str, CompilerOption] = MappingProxyType({})
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    compiler_options: Mapping[str, CompilerOption] = dataclasses.field(default_factory=dict)
     trusted: bool = False
     notes: tuple[str, ...] = ()
 
