@@ -251,29 +251,33 @@ def metrics_report(metrics: Metrics | None = None) -> str:
 
 
 def short_metrics_report(
-    counter_names: Iterable[str] | None = None,
-    metric_names: Iterable[str] | None = None,
-    metrics: Metrics | None = None,
+    counter_names: Iterable[str] | None = None, metric_names: Iterable[str] | None = None
 ) -> str:
     """Return the report of the named counters and metrics, and of every host read.
 
     Args:
         counter_names: By default ``SHORT_COUNTERS``.
         metric_names: By default ``SHORT_METRICS``.
-        metrics: What to report; by default this process as it stands now.
     """
-    shown = current() if metrics is None else metrics
+    return metrics_report(short(current(), counter_names, metric_names))
+
+
+def short(
+    metrics: Metrics,
+    counter_names: Iterable[str] | None = None,
+    metric_names: Iterable[str] | None = None,
+) -> Metrics:
+    """Return what ``short_metrics_report`` shows of ``metrics``."""
     counters = set(counter_names or SHORT_COUNTERS)
     names = set(metric_names or SHORT_METRICS)
-    chosen = Metrics(
-        {name: metric for name, metric in shown.metrics.items() if name in names},
+    return Metrics(
+        {name: metric for name, metric in metrics.metrics.items() if name in names},
         {
             name: value
-            for name, value in shown.counters.items()
+            for name, value in metrics.counters.items()
             if name in counters or name.startswith(HOST_READ_PREFIX)
         },
     )
-    return "".join(_report_lines(chosen))
 
 
 def _report_lines(metrics: Metrics) -> Iterator[str]:

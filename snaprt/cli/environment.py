@@ -1,0 +1,67 @@
+"""``snaprt help``: help on a command, and the table of environment variables from settings.py."""
+
+from __future__ import annotations
+
+import os
+
+import click
+from rich.table import Table
+
+from snaprt import settings
+from snaprt.cli import output
+
+SCHEMA = "snaprt.environment"
+VERSION = 1
+
+
+@click.command("help")
+@click.argument("topic", required=False)
+@output.json_option
+@click.pass_context
+def command(context: click.Context, topic: str | None, as_json: bool) -> None:
+    """Print help on TOPIC: a command, or `environment` for the environment variables.
+
+    \b
+    Example:
+      snaprt help replay
+      snaprt help environment
+    """
+    if topic == "environment":
+        _emit_environment() if as_json else _print_environment()
+        return
+    if as_json:
+        raise click.UsageError("--json goes with `snaprt help environment` alone", context)
+    group = context.find_root()
+    if topic is None:
+        click.echo(group.get_help())
+        return
+    assert isinstance(group.command, click.Group)
+    subject = group.command.get_command(group, topic)
+    if subject is None:
+        raise click.UsageError(f"there is no command or topic {topic!r}", group)
+    with click.Context(subject, info_name=topic, parent=group) as about:
+        click.echo(subject.get_help(about))
+
+
+def _print_environment() -> None:
+    table = Table(box=None, show_header=True, header_style="bold", pad_edge=False)
+    for heading in ("variable", "what it is for", "allowed", "default"):
+        table.add_column(heading, overflow="fold")
+    for row in settings.SETTINGS:
+        table.add_row(row.name, row.help, row.allowed, row.default_text)
+    output.console.print(table)
+
+
+def _emit_environment() -> None:
+    rows = [
+        {
+            "name": row.name,
+            "help": row.help,
+            "allowed": row.allowed,
+            "default": row.default_text,
+            "since": row.since,
+            "set_to": os.environ.get(row.name),
+        }
+        for row in settings.SETTINGS
+    ]
+    output.emit_json(SCHEMA, VERSION, {"variables": rows})

@@ -1,0 +1,35 @@
+"""``snaprt metrics``: prints the metrics that a program saved; knows only snaprt.metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from snaprt import metrics
+from snaprt.cli import output
+
+
+@click.command("metrics")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--short", is_flag=True, help="Print the most important metrics only.")
+@output.json_option
+def command(file: Path, short: bool, as_json: bool) -> None:
+    """Print the metrics that a program saved to FILE when it ended.
+
+    A program saves them where SNAPRT_METRICS_FILE or `snaprt run --metrics` names a file. The
+    report has PyTorch/XLA's format: counts and sums, rates over the latest 1,024 samples, and
+    percentiles of them.
+
+    \b
+    Example:
+      snaprt run --lazy --metrics run.json -- train.py
+      snaprt metrics --short run.json
+    """
+    saved = metrics.load(file)
+    chosen = metrics.short(saved) if short else saved
+    if as_json:
+        content = metrics.to_json(chosen)
+        output.emit_json(content.pop("schema"), content.pop("version"), content)
+    else:
+        click.echo(metrics.metrics_report(chosen), nl=False)
