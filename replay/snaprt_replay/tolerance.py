@@ -1,0 +1,139 @@
+"""How far two results may lie apart before it is a mismatch; it must not know who compares.
+
+An element passes if ``|actual - expected| <= atol + rtol * |expected|``, or if the two are at most
+``max_ulp`` representable numbers apart. The defaults serve two *correct* executions of one program
+on different devices or under different flags; docs/comparison.md gives the reasons with the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from snaprt.errors import UsageError
+from snaprt_replay import floatbits
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """What one output may differ by.
+
+    Args:
+        rtol: Relative to the expected element.
+        atol: Absolute, in the output's own unit.
+        max_ulp: Distance in representable numbers of the output's dtype.
+        origin: Where the three come from, for the reader.
+    """
+
+    rtol: float
+    atol: float
+    max_ulp: int
+    origin: str = ""
+
+    def __str__(self) -> str:
+        return f"rtol {self.rtol:.2g}, atol {self.atol:.2g}, {self.max_ulp} ulp"
+
+
+# Devices differ in whether they flush float32 numbers below the smallest normal one to zero.
+_FLUSHED_BELOW = floatbits.smallest_normal(np.dtype(np.float32))
+
+EXACT = Tolerance(0.0, 0.0, 0, "exact type")
+
+
+@dataclasses.dataclass(frozen=True)
+class ToleranceRequest:
+    """What the user asked for; None is "not said".
+
+    As soon as one of the three is said, the ones that are not said are zero: ``--max-ulp 4`` alone
+    means 4 ULP and nothing else.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+    max_ulp: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not value >= 0:
+                raise UsageError(
+                    f"{field.name} must be a number of at least 0, not {value}",
+                    hint="0 asks for exact equality",
+                )
+
+    @property
+    def is_default(self) -> bool:
+        """Return True if nothing was asked for."""
+        return self.rtol is None and self.atol is None and self.max_ulp is None
+
+
+@dataclasses.dataclass(frozen=True)
+class DefaultTolerance:
+    """One row of the table of defaults.
+
+    Args:
+        largest_epsilon: The row serves dtypes whose machine epsilon is at most this.
+        types: Those dtypes, for the reader.
+        epsilons: rtol, and atol over the output's root mean square, in machine epsilons.
+        max_ulp: As in `Tolerance`.
+        reason: Why.
+    """
+
+    largest_epsilon: float
+    types: str
+    epsilons: float
+    max_ulp: int
+    reason: str
+
+
+DEFAULTS = (
+    DefaultTolerance(
+        2.0**-23,
+        "float64, float32, complex128, complex64",
+        128,
+        4,
+        "the rounding error one expects of a sum of 128 * 128 terms taken in another order",
+    ),
+    DefaultTolerance(
+        2.0**-7,
+        "float16, bfloat16",
+        4,
+        2,
+        "sums are carried in float32, so a result is rounded a few times only",
+    ),
+    DefaultTolerance(
+        1.0,
+        "float8, float6 and float4 kinds",
+        1,
+        1,
+        "the neighbouring value: a step of these types is large already",
+    ),
+)
+
+
+def default_for(dtype: np.dtype) -> DefaultTolerance:
+    """Return the row of `DEFAULTS` that serves a float dtype."""
+    epsilon = floatbits.epsilon(dtype)
+    return next(row for row in DEFAULTS if epsilon <= row.largest_epsilon)
+
+
+def resolve(request: ToleranceRequest, dtype: np.dtype, rms: float) -> Tolerance:
+    """Return the tolerance for one output.
+
+    Args:
+        request: What the user asked for.
+        dtype: A real float dtype.
+        rms: The root mean square of the expected output's finite elements. The default atol is a
+            multiple of it: where terms cancel, an element is small but its error is as large as
+            its neighbours', and an output whose values are all around 1e-9 needs another atol than
+            one around 1.
+    """
+    if not request.is_default:
+        return Tolerance(
+            request.rtol or 0.0, request.atol or 0.0, request.max_ulp or 0, "asked for"
+        )
+    row = default_for(dtype)
+    rtol = row.epsilons * floatbits.epsilon(dtype)
+    atol = max(rtol * rms, min(floatbits.smallest_normal(dtype), _FLUSHED_BELOW))
+    return Tolerance(rtol, atol, row.max_ulp, f"default for {dtype.name}")
