@@ -5,3 +5,371 @@ older says so. When a new JAX breaks snaprt, this is the file to read and to cha
 """
 
 from __future__ import annotations
+
+import functools
+import io
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import api as _api
+from jax._src import compiler as _compiler
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info
+from jax._src.interpreters import mlir as _mlir
+from jax.experimental import serialize_executable
+from jax.extend import core as jex_core
+from jaxlib import _jax as _jaxlib
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import stablehlo
+
+ClosedJaxpr = jex_core.ClosedJaxpr
+Jaxpr = jex_core.Jaxpr
+JaxprLiteral = jex_core.Literal
+Primitive = jex_core.Primitive
+Tracer = _core.Tracer
+Trace = _core.Trace
+ShapedArray = _core.ShapedArray
+set_current_trace = jex_core.set_current_trace
+typeof = jax.typeof
+
+# --- traces ------------------------------------------------------------------------------------
+
+
+def evaluating() -> AbstractContextManager[Any]:
+    """Return a context in which operations run at once, as they do in plain eager JAX."""
+    return set_current_trace(_core.eval_trace)
+
+
+def current_trace() -> Any:
+    """Return this thread's current trace (``None`` while JAX 0.12 binds a primitive)."""
+    return _core.trace_ctx.trace
+
+
+def set_thread_trace(trace: Any) -> None:
+    """Make ``trace`` this thread's current trace until told otherwise; ``None`` means eager."""
+    _core.trace_ctx.set_trace(_core.eval_trace if trace is None else trace)
+
+
+def is_eager(trace: Any) -> bool:
+    """Say whether ``trace`` is JAX's own eager trace."""
+    return trace is _core.eval_trace
+
+
+def asked_as_opaque_state() -> bool:
+    """Say whether the caller's caller is the comparison of two opaque trace states.
+
+    Libraries (flax) compare `get_opaque_trace_state()` to find out whether an object was made at
+    another trace level. Recording lazily is no other level, so there the lazy trace answers that
+    it equals the eager one. Everywhere else, above all in the key of jit's fast path, it must not.
+    """
+    return sys._getframe(2).f_code is _core.OpaqueTraceState.__eq__.__code__
+
+
+def value_is_demanded() -> bool:
+    """Say whether the caller was called by code that needs a value rather than by a mere probe.
+
+    `Tracer.to_concrete_value` serves both `concrete_or_error` (needs it) and `is_concrete` (a
+    probe in `asarray`, indexing, `ad`); only the first may cut a graph.
+    """
+    return sys._getframe(2).f_code is _core.concrete_or_error.__code__
+
+
+def evaluate_call(name: str, *args: Any, **params: Any) -> Any:
+    """Call the eager trace's own ``process_*`` method of that name."""
+    with evaluating():
+        return getattr(_core.eval_trace, name)(*args, **params)
+
+
+_device_get_patched = False
+
+
+def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
+    """Make `jax.device_get` read instances of ``kind``, which it would hand back as tracers."""
+    global _device_get_patched
+    if _device_get_patched:
+        return
+    original = _api._device_get
+
+    def device_get_leaf(x: Any) -> Any:
+        return read(x) if isinstance(x, kind) else original(x)
+
+    _api._device_get = device_get_leaf  # type: ignore[assignment]
+    _device_get_patched = True
+
+
+# --- what stands at an operation ---------------------------------------------------------------
+
+
+def source_info() -> Any:
+    """Return the Python traceback and the name stack of the operation being bound."""
+    return _source_info.current()
+
+
+def source_frames(info: Any) -> Iterator[tuple[str, int, str]]:
+    """Yield (file name, line, function) of the user's frames of ``info``, innermost first."""
+    for frame in _source_info.user_frames(info.traceback):
+        yield frame.file_name, frame.start_line, frame.function_name
+
+
+def bind_at(
+    info: Any, context: Any, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
+) -> Any:
+    """Bind ``primitive`` under the current trace, with the recorded location and context."""
+    stack = _source_info.current_name_stack() + info.name_stack
+    with _source_info.user_context(info.traceback, name_stack=stack), context.manager:
+        return primitive.bind(*operands, **primitive.get_bind_params(params))
+
+
+def operation_context() -> Any:
+    """Return what lowering needs beside the parameters (compute type, mesh, ...); interned."""
+    return _core.JaxprEqnContext()
+
+
+def abstract_evaluate(
+    primitive: Any, avals: Sequence[Any], params: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return (abstract value or values, effects) of one operation."""
+    return primitive.abstract_eval(*avals, **params)
+
+
+def is_call_with_compiler_options(primitive: Any, params: dict[str, Any]) -> bool:
+    """Say whether this is a nested ``jit`` with compiler options of its own."""
+    return bool(params.get("compiler_options_kvs"))
+
+
+def sharding_of_call(params: dict[str, Any]) -> Any:
+    """Return the first concrete sharding that a call or constraint names, or ``None``."""
+    candidates = [
+        *params.get("in_shardings", ()),
+        *params.get("out_shardings", ()),
+        params.get("sharding"),
+    ]
+    for sharding in candidates:
+        if isinstance(sharding, jax.sharding.Sharding) and _has_devices(sharding):
+            return sharding
+    return None
+
+
+def _has_devices(sharding: Any) -> bool:
+    return not isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
+
+
+def is_array_aval(aval: Any) -> bool:
+    """Say whether ``aval`` describes an ordinary array (no reference, no token)."""
+    return isinstance(aval, ShapedArray)
+
+
+def host_literal(value: Any) -> bool:
+    """Say whether ``value`` is a scalar that lives on the host (Python or numpy)."""
+    return not isinstance(value, jax.Array) and np.ndim(value) == 0
+
+
+def to_device(value: Any) -> jax.Array:
+    """Copy a host value to the default device, keeping its dtype and weak type."""
+    aval = typeof(value)
+    with evaluating():
+        array = jax.numpy.array(np.asarray(value), dtype=aval.dtype, copy=True)
+        if getattr(aval, "weak_type", False):
+            return jax.lax.convert_element_type_p.bind(
+                array, new_dtype=aval.dtype, weak_type=True, sharding=None
+            )
+        return array
+
+
+def x64_enabled() -> bool:
+    """Say whether 64-bit types are enabled for this thread."""
+    return bool(_config.enable_x64.value)
+
+
+@contextmanager
+def x64(enabled: bool) -> Iterator[None]:
+    """Enable or disable 64-bit types for this thread inside the context."""
+    with _config.enable_x64(enabled):
+        yield
+
+
+def default_device() -> Any:
+    """Return the device that `jax.default_device` names, or ``None`` for JAX's own choice."""
+    return _config.default_device.value
+
+
+def literal_bytes(value: Any) -> bytes:
+    """Return the bits of a host scalar: equal for equal NaNs, different for 0.0 and -0.0."""
+    return np.asarray(value).tobytes()
+
+
+def describe_input(array: jax.Array) -> tuple[Any, ...]:
+    """Return what a compiled program depends on in an input beside its values."""
+    return typeof(array), array.sharding, array.committed
+
+
+def devices_of_sharding(sharding: Any) -> tuple[jax.Device, ...]:
+    """Return the devices of a sharding in its own order."""
+    return tuple(sharding._device_assignment)
+
+
+# --- modules and executables -------------------------------------------------------------------
+
+
+def lower(function: Callable[..., Any], arguments: Sequence[Any]) -> jax.stages.Lowered:
+    """Lower ``function`` for the shapes, dtypes and shardings of ``arguments``, keeping them all."""
+    return jax.jit(function, keep_unused=True).lower(*arguments)
+
+
+def stablehlo_without_locations(lowered: jax.stages.Lowered) -> bytes:
+    """Return the module as MLIR bytecode without source locations: the same for the same program.
+
+    Source: the StableHLO that `Lowered.compiler_ir` gives, after MLIR's ``strip-debuginfo`` pass.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        stripped = module.operation.clone()
+        passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(stripped)
+        buffer = io.BytesIO()
+        stripped.write_bytecode(file=buffer)
+        return buffer.getvalue()
+
+
+def portable_stablehlo(lowered: jax.stages.Lowered) -> bytes:
+    """Return the module as a portable StableHLO artifact, which later versions of XLA can read.
+
+    Modules with dialects that StableHLO does not version (Shardy) are stored in mixed form.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    return _jaxlib.mlir.serialize_portable_artifact(module, stablehlo.get_current_version(), True)
+
+
+def hlo_proto(lowered: jax.stages.Lowered) -> bytes:
+    """Return the unoptimised module as a serialised ``xla.HloModuleProto``."""
+    computation: Any = lowered.compiler_ir("hlo")
+    return computation.as_serialized_hlo_module_proto()
+
+
+def compile_options(
+    devices: Sequence[jax.Device], overrides: Mapping[str, Any] | None = None
+) -> Any:
+    """Return XLA's compile options for one program over ``devices``.
+
+    Args:
+        devices: Where the program runs, in the order of its partitions.
+        overrides: Values of ``xla_*`` options by name, without dashes.
+    """
+    return _compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=len(devices),
+        device_assignment=np.array([[device.id for device in devices]]),
+        env_options_overrides=dict(overrides) if overrides else None,
+        backend=devices[0].client,
+    )
+
+
+def load_compiled(
+    payload: bytes, arguments: int, results: int, devices: Sequence[jax.Device]
+) -> jax.stages.Compiled:
+    """Load what `serialize_compiled` returned, for calls with flat arguments and results."""
+    return serialize_executable.deserialize_and_load(
+        payload,
+        jax.tree.structure(((0,) * arguments, {})),
+        jax.tree.structure([0] * results),
+        backend=devices[0].client,
+        execution_devices=list(devices),
+    )
+
+
+def serialize_compiled(compiled: jax.stages.Compiled) -> bytes:
+    """Return the executable as bytes; raises where it holds what cannot be stored."""
+    return serialize_executable.serialize(compiled)[0]
+
+
+def parse_module(module: bytes | str) -> Any:
+    """Parse StableHLO text, MLIR bytecode or a portable artifact into an MLIR module.
+
+    Raises:
+        ValueError: If it is none of them.
+    """
+    context = _mlir.make_ir_context()
+    if isinstance(module, bytes) and module.startswith(b"ML\xefR"):
+        try:
+            return _jaxlib.mlir.deserialize_portable_artifact(module, context)
+        except Exception:  # not portable: plain bytecode
+            pass
+    try:
+        with context:
+            return ir.Module.parse(module)
+    except ir.MLIRError as error:
+        raise ValueError(str(error).strip()) from None
+
+
+def module_signature(module: Any) -> tuple[list[Any], list[Any]]:
+    """Return the (shape, dtype) of each parameter and of each result of ``main``."""
+    for operation in module.body.operations:
+        if operation.operation.name == "func.func" and operation.sym_name.value == "main":
+            kind = operation.function_type.value
+            return [_tensor(t) for t in kind.inputs], [_tensor(t) for t in kind.results]
+    raise ValueError("the module has no function 'main'")
+
+
+def _tensor(kind: Any) -> tuple[tuple[int, ...], np.dtype]:
+    if not isinstance(kind, ir.RankedTensorType):
+        raise ValueError(f"a parameter or result of type {kind} cannot be given as an array")
+    return tuple(kind.shape), _mlir_dtype(str(kind.element_type))
+
+
+def _mlir_dtype(name: str) -> np.dtype:
+    dtype = _element_types().get(name)
+    if dtype is None:
+        raise ValueError(f"arrays of element type {name} are not supported")
+    return dtype
+
+
+@functools.cache
+def _element_types() -> dict[str, np.dtype]:
+    """Return MLIR's element type names and their dtypes, as JAX itself maps them."""
+    dtypes = [d for d in map(np.dtype, _mlir._dtype_to_ir_type) if d.name not in _NOT_ELEMENTS]
+    with _mlir.make_ir_context(), ir.Location.unknown():
+        return {str(_mlir.dtype_to_ir_type(dtype)): dtype for dtype in dtypes}
+
+
+# float0 has no element; the one-bit integers share MLIR's i1 with bool.
+_NOT_ELEMENTS = ("float0", "int1", "uint1")
+
+
+def compile_module(module: Any, device: jax.Device, options: Any) -> Any:
+    """Compile an MLIR module for ``device`` and load it."""
+    return device.client.compile_and_load(module, _device_list([device]), options)
+
+
+def load_module(payload: bytes, device: jax.Device) -> Any:
+    """Load an executable that `serialize_module` stored."""
+    return device.client.deserialize_executable(payload, _device_list([device]))
+
+
+def serialize_module(executable: Any) -> bytes:
+    """Return a loaded executable as bytes."""
+    return executable.client.serialize_executable(executable)
+
+
+def run_module(executable: Any, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """Run a loaded executable of one device on arrays that live there."""
+    results = executable.execute_sharded(list(inputs))
+    return [shards[0] for shards in results.disassemble_into_single_device_arrays()]
+
+
+def _device_list(devices: Sequence[jax.Device]) -> Any:
+    return _jaxlib.DeviceList(tuple(devices))
+
+
+def xla_binaries() -> list[Path]:
+    """Return the shared libraries that hold XLA itself in this jaxlib."""
+    return sorted(Path(_jaxlib.__file__).parent.glob("libjax*.so")) or [Path(_jaxlib.__file__)]
+
+
+def devices_of_lowered(lowered: jax.stages.Lowered) -> tuple[jax.Device, ...]:
+    """Return the devices a lowered program will run on, in the order of its partitions."""
+    return tuple(lowered._lowering._device_list)  # type: ignore[attr-defined]

@@ -1,0 +1,180 @@
+"""Compile recorded programs, through the persistent cache.
+
+It knows programs and executables; it does not know when graphs are cut or who watches them run.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from snaprt import jaxapi, metrics
+from snaprt.errors import CompileError
+from snaprt.execute.key import module_digest, module_key
+from snaprt.execute.lower import lower_program, placed
+from snaprt.execute.store import persistent_cache
+from snaprt.lazy.graph import Program
+
+_log = logging.getLogger("snaprt.compile")
+_numbers = itertools.count()
+
+#: The name of the module that a recorded graph becomes.
+GRAPH_NAME = "lazy_graph"
+
+# An executable that calls back into Python holds addresses of this process.
+_CALLBACK = re.compile(rb"xla_\w*python\w*callback")
+
+
+@dataclass(frozen=True)
+class ModuleArtifacts:
+    """A program in the forms in which it is recorded.
+
+    Attributes:
+        stablehlo: Portable StableHLO artifact (versioned bytecode) with source locations.
+        hlo: Serialised ``xla.HloModuleProto``, before optimisation.
+        compile_options: Serialised ``xla.CompileOptionsProto``.
+        num_devices: How many devices one execution runs on.
+    """
+
+    stablehlo: bytes
+    hlo: bytes
+    compile_options: bytes
+    num_devices: int
+
+
+@dataclass(frozen=True, eq=False)
+class Executable:
+    """A compiled program, ready to be called with flat arguments.
+
+    Attributes:
+        name: The name of its module.
+        graph_id: The first 16 hexadecimal digits of the digest of its StableHLO.
+        number: Counts the executables of this process.
+        devices: The devices it runs on.
+        input_names: A name for each argument.
+        output_names: A name for each result.
+        donated: The arguments whose memory it takes.
+        call: Runs it: arrays in, list of arrays out.
+        lowered: Lowers the program again (or returns what compiling left), for recording.
+    """
+
+    name: str
+    graph_id: str
+    number: int
+    devices: tuple[jax.Device, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    donated: tuple[int, ...]
+    call: Callable[..., Sequence[jax.Array]]
+    lowered: Callable[[], jax.stages.Lowered]
+
+    def artifacts(self) -> ModuleArtifacts:
+        """Return the program in the forms in which it is recorded; the first call makes them."""
+        return _artifacts(self)
+
+
+@functools.lru_cache(maxsize=8)
+def _artifacts(executable: Executable) -> ModuleArtifacts:
+    lowered = executable.lowered()
+    return ModuleArtifacts(
+        stablehlo=jaxapi.portable_stablehlo(lowered),
+        hlo=jaxapi.hlo_proto(lowered),
+        compile_options=jaxapi.compile_options(executable.devices).SerializeAsString(),
+        num_devices=len(executable.devices),
+    )
+
+
+def compile_program(program: Program, promoted: frozenset[int]) -> Executable:
+    """Lower ``program``, and load its executable from the persistent cache or compile it.
+
+    Args:
+        program: What to compile, with the arrays it will first be called with.
+        promoted: Which of its literals become arguments, after the inputs.
+
+    Raises:
+        CompileError: If JAX cannot lower it or XLA cannot compile it.
+    """
+    arguments = len(program.inputs) + len(promoted)
+    results = len(program.outputs)
+    try:
+        lowered = lower_program(program, promoted, program.promoted_values(promoted))
+        stablehlo = jaxapi.stablehlo_without_locations(lowered)
+        graph_id = module_digest(stablehlo)[:16]
+        with placed(program.placement):
+            compiled = _load_or_compile(lowered, stablehlo, arguments, results)
+    except Exception as error:
+        raise CompileError(
+            f"the graph of {len(program.nodes)} operations that was cut here could not be "
+            f"compiled: {error}",
+            hint="the traceback above shows the error of JAX or XLA; its arrays stay pending",
+        ) from error
+    return Executable(
+        name=GRAPH_NAME,
+        graph_id=graph_id,
+        number=next(_numbers),
+        devices=jaxapi.devices_of_lowered(lowered),
+        input_names=tuple(f"arg{i}" for i in range(arguments)),
+        output_names=tuple(f"out{i}" for i in range(results)),
+        donated=(),
+        call=compiled,
+        lowered=lambda: lowered,
+    )
+
+
+def _load_or_compile(
+    lowered: jax.stages.Lowered, stablehlo: bytes, arguments: int, results: int
+) -> jax.stages.Compiled:
+    cache = persistent_cache()
+    if cache is None or _CALLBACK.search(stablehlo):
+        if cache is not None:
+            metrics.counter_add("PersistentCacheUncacheable")
+        return _compile(lowered)
+    devices = jaxapi.devices_of_lowered(lowered)
+    key = module_key(stablehlo, devices, kind="compiled", folder=cache.path)
+    entry = cache.get(key)
+    if entry is not None:
+        try:
+            with metrics.timed("LoadTime"):
+                return jaxapi.load_compiled(entry.payload, arguments, results, devices)
+        except Exception as error:
+            _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
+            cache.discard(key, f"cannot be loaded: {error}")
+    started = time.perf_counter()
+    compiled = _compile(lowered)
+    seconds = time.perf_counter() - started
+    try:
+        payload = jaxapi.serialize_compiled(compiled)
+    except Exception as error:
+        metrics.counter_add("PersistentCacheUncacheable")
+        _log.info("an executable cannot be stored: %s", error)
+        return compiled
+    cache.put(key, payload, entry_metadata(GRAPH_NAME, "compiled", seconds, devices[0]))
+    return compiled
+
+
+def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    with metrics.timed("CompileTime"):
+        return lowered.compile()
+
+
+def entry_metadata(
+    name: str, kind: str, seconds: float, device: jax.Device
+) -> dict[str, str | int | float]:
+    """Return what the cache's index tells about an entry."""
+    return {
+        "name": name,
+        "kind": kind,
+        "compile_seconds": seconds,
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "jax_version": jax.__version__,
+        "jaxlib_version": jax.lib.__version__,
+    }
+

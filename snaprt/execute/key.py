@@ -1,0 +1,113 @@
+"""What identifies a compiled module: the parts of its key, by name, so that a miss can be explained.
+
+The parts that take knowledge of JAX are gathered here; how they become a key is the cache's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+from blake3 import blake3
+from snaprt_cache.key import Key, KeyPart, cpu_features, file_digest, relevant_xla_flags
+
+from snaprt import jaxapi
+
+#: JAX settings that change what the compiler makes of a module without being part of it.
+COMPILER_SETTINGS = (
+    "jax_disable_most_optimizations",
+    "jax_optimization_level",
+    "jax_memory_fitting_level",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_use_shardy_partitioner",
+    "jax_compiler_enable_remat_pass",
+    "jax_enable_pgle",
+)
+
+
+def module_key(
+    stablehlo: bytes,
+    devices: Sequence[jax.Device],
+    *,
+    kind: str,
+    options: Mapping[str, Any] | None = None,
+    folder: Path,
+) -> Key:
+    """Return the key of a module compiled for ``devices``.
+
+    Args:
+        stablehlo: The module without source locations.
+        devices: Where it will run, in the order of its partitions.
+        kind: The form in which the executable is stored.
+        options: Compile options by name, beside XLA's defaults and ``XLA_FLAGS``.
+        folder: The cache's folder, where digests of large files are remembered.
+    """
+    return Key(
+        (
+            KeyPart("module", module_digest(stablehlo)),
+            KeyPart("kind", kind),
+            KeyPart("options", repr(sorted((options or {}).items()))),
+            KeyPart("flags", " ".join(relevant_xla_flags(environment_flags()))),
+            KeyPart("settings", _settings()),
+            KeyPart("topology", _topology(devices)),
+            *_environment(devices[0], folder),
+        )
+    )
+
+
+def module_digest(stablehlo: bytes) -> str:
+    """Return the digest of a module, by which a graph is known: 64 hexadecimal digits."""
+    return blake3(stablehlo).hexdigest()
+
+
+def environment_flags() -> list[str]:
+    """Return the flags in ``XLA_FLAGS``, or in the file it names, as XLA reads them."""
+    text = os.environ.get("XLA_FLAGS", "")
+    if text and not text.lstrip().startswith("-"):
+        try:
+            text = Path(text).read_text()
+        except OSError:
+            return [text]
+    return shlex.split(text)
+
+
+def _settings() -> str:
+    values = ((name, getattr(jax.config, name, None)) for name in COMPILER_SETTINGS)
+    return " ".join(f"{name}={value}" for name, value in values)
+
+
+def _topology(devices: Sequence[jax.Device]) -> str:
+    ids = ",".join(str(device.id) for device in devices)
+    return f"devices={ids} of {devices[0].client.device_count()} process={jax.process_count()}"
+
+
+@functools.lru_cache(maxsize=64)
+def _environment(device: jax.Device, folder: Path) -> tuple[KeyPart, ...]:
+    """Return the parts that stay the same while the process lives."""
+    parts = [
+        KeyPart("jax", jax.__version__),
+        KeyPart("jaxlib", jaxlib.__version__),
+        KeyPart("platform", device.platform),
+        KeyPart("platform_version", device.client.platform_version),
+        KeyPart("device_kind", device.device_kind),
+    ]
+    parts += [KeyPart(f"binary {p.name}", file_digest(p, folder)) for p in jaxapi.xla_binaries()]
+    parts += [KeyPart(f"plugin {name}", version) for name, version in _plugins()]
+    if device.platform == "cpu":
+        parts.append(KeyPart("cpu_features", cpu_features()))
+    return tuple(parts)
+
+
+def _plugins() -> list[tuple[str, str]]:
+    """Return the installed distributions that register a PJRT plugin, with their versions."""
+    points = metadata.entry_points(group="jax_plugins")
+    found = {p.dist.name: p.dist.version for p in points if p.dist is not None}
+    return sorted(found.items())

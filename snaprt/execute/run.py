@@ -1,0 +1,48 @@
+"""Run a compiled program once, letting an observer see its inputs and outputs.
+
+It knows executables and arrays; what an observer does with them is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+
+from snaprt import metrics
+from snaprt.execute.compile import Executable
+
+
+class Observer(Protocol):
+    """Sees every execution: the recorder is one."""
+
+    def before(self, executable: Executable, inputs: Sequence[jax.Array]) -> Any:
+        """See the inputs; return ``None`` to see no more of this execution, else a token."""
+
+    def after(self, token: Any, outputs: Sequence[jax.Array]) -> None:
+        """See the outputs of the execution that ``token`` stands for."""
+
+    def failed(self, token: Any, error: BaseException) -> None:
+        """Learn that the execution that ``token`` stands for raised ``error``."""
+
+
+def run(
+    executable: Executable, inputs: Sequence[jax.Array], observer: Observer | None
+) -> Sequence[jax.Array]:
+    """Execute once and return the outputs, which may still be on their way.
+
+    ``ExecuteTime`` is the time until JAX hands the outputs back: on an asynchronous device that
+    is the time to enqueue, not to compute.
+    """
+    token = observer.before(executable, inputs) if observer is not None else None
+    try:
+        with metrics.timed("ExecuteTime"):
+            outputs = executable.call(*inputs)
+    except Exception as error:
+        if token is not None and observer is not None:
+            observer.failed(token, error)
+        raise
+    if token is not None and observer is not None:
+        observer.after(token, outputs)
+    return outputs

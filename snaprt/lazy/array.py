@@ -1,0 +1,122 @@
+"""The lazy array: what the user holds in place of a `jax.Array` while its value is not computed.
+
+It knows its node and how to ask for its value; how values are computed is handed to it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from snaprt import jaxapi, metrics
+from snaprt.lazy.breaks import HOST_TRANSFERS, READ_METHODS, READ_PROPERTIES, count_read
+from snaprt.lazy.graph import Node
+
+
+class LazyArray(jaxapi.Tracer):
+    """An array whose value is computed when a step is marked, or when it is read.
+
+    Shape, dtype and weak type are known at once, and asking for them costs nothing. Whatever needs
+    the value (`print`, `float`, `bool`, `numpy.asarray`, `.item()`, `.sharding`, ...) computes
+    what it needs, and no more; afterwards reading is free.
+    """
+
+    __slots__ = ("_index", "_node", "_value")
+
+    def __init__(self, trace: Any, aval: Any, node: Node, index: int) -> None:
+        self._value: jax.Array | None = None
+        self._trace = trace
+        self.aval = aval
+        self._node: Node | None = node
+        self._index = index
+
+    def materialise(self, cause: str) -> jax.Array:
+        """Return the value, computing it first if need be.
+
+        Args:
+            cause: What needs the value, as counted under ``host::CAUSE``.
+
+        Raises:
+            ExecutionError: If the graph that computes it fails, or failed before.
+        """
+        value = self._value
+        if value is None:
+            count_read(cause)
+            self._trace.materialise(self, cause)
+            value = self._value
+            assert value is not None
+        return value
+
+    def full_lower(self) -> jax.Array:
+        """Return the value: plain eager JAX calls this on every operand that is a tracer."""
+        return self.materialise("eager")
+
+    def to_concrete_value(self) -> jax.Array | None:
+        """Return the value if it is there already or truly needed, else ``None``."""
+        if self._value is None and jaxapi.value_is_demanded():
+            return self.materialise("concrete")
+        return self._value
+
+    def settle(self, value: jax.Array) -> None:
+        """Take the computed value and let go of the graph."""
+        self._value = value
+        self._node = None
+        metrics.counter_add("CreateDataHandles")
+
+    def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._value is not None and not _finalizing():
+            metrics.counter_add("DestroyDataHandles")
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the value in bytes; known without computing it."""
+        return self.size * self.dtype.itemsize
+
+    def __copy__(self) -> LazyArray:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> LazyArray:
+        return self
+
+    def __iter__(self) -> Any:
+        return iter(self.aval._iter(self)) if self._value is None else iter(self._value)
+
+
+def read_to_host(array: LazyArray) -> np.ndarray:
+    """Return the value as a numpy array, as `jax.device_get` does."""
+    return np.asarray(array)
+
+
+def _reading_method(name: str, cause: str) -> Callable[..., Any]:
+    def read(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
+        value = self.materialise(cause)
+        with jaxapi.evaluating():
+            if cause not in HOST_TRANSFERS:
+                result = getattr(value, name)(*args, **kwargs)
+            else:
+                with metrics.timed("TransferFromDeviceTime"):
+                    result = getattr(value, name)(*args, **kwargs)
+                metrics.metric_add("InboundData", self.nbytes)
+        return self if result is value else result
+
+    read.__name__ = name
+    read.__doc__ = f"Compute the value and return its ``{name}``."
+    return read
+
+
+def _reading_property(name: str, cause: str) -> property:
+    def read(self: LazyArray) -> Any:
+        return getattr(self.materialise(cause), name)
+
+    read.__doc__ = f"Compute the value and return its ``{name}``."
+    return property(read)
+
+
+for _name, _cause in READ_METHODS.items():
+    setattr(LazyArray, _name, _reading_method(_name, _cause))
+for _name, _cause in READ_PROPERTIES.items():
+    setattr(LazyArray, _name, _reading_property(_name, _cause))

@@ -1,0 +1,74 @@
+"""Why a graph was cut: the table of reads and of operations that must see values at once.
+
+It knows names and counters, nothing of graphs.
+"""
+
+from __future__ import annotations
+
+from snaprt import metrics
+
+#: Attributes of a lazy array that need its value, and the cause that is counted for each.
+READ_METHODS: dict[str, str] = {
+    "__array__": "array",
+    "__bool__": "bool",
+    "__complex__": "complex",
+    "__dlpack__": "dlpack",
+    "__dlpack_device__": "dlpack",
+    "__float__": "float",
+    "__format__": "format",
+    "__hex__": "hex",
+    "__index__": "index",
+    "__int__": "int",
+    "__oct__": "oct",
+    "__reduce__": "pickle",
+    "__repr__": "repr",
+    "__str__": "repr",
+    "addressable_data": "addressable_data",
+    "block_until_ready": "block_until_ready",
+    "copy_to_host_async": "copy_to_host_async",
+    "delete": "delete",
+    "devices": "devices",
+    "is_deleted": "is_deleted",
+    "item": "item",
+    "on_device_size_in_bytes": "on_device_size_in_bytes",
+    "tobytes": "tobytes",
+    "tolist": "tolist",
+    "unsafe_buffer_pointer": "unsafe_buffer_pointer",
+}
+
+#: Properties of a lazy array that need its value.
+READ_PROPERTIES: dict[str, str] = {
+    "addressable_shards": "addressable_shards",
+    "committed": "committed",
+    "device": "device",
+    "format": "layout",
+    "global_shards": "global_shards",
+    "is_fully_addressable": "sharding",
+    "is_fully_replicated": "sharding",
+    "layout": "layout",
+    "sharding": "sharding",
+    "traceback": "traceback",
+}
+
+#: The causes above that copy the value to the host.
+HOST_TRANSFERS = frozenset(
+    "array bool complex float format hex index int item oct pickle repr tobytes tolist".split()
+)
+
+#: Operations that a graph cannot hold, and the cause that is counted when one comes.
+EAGER_PRIMITIVES: dict[str, str] = {
+    "addupdate": "ref",
+    "empty_ref": "ref",
+    "free_ref": "ref",
+    "freeze": "ref",
+    "get": "ref",
+    "infeed": "infeed",
+    "outfeed": "infeed",
+    "ref": "ref",
+    "swap": "ref",
+}
+
+
+def count_read(cause: str) -> None:
+    """Count one read that switched to the host, as ``host::CAUSE``."""
+    metrics.counter_add(f"host::{cause}")

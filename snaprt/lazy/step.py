@@ -1,0 +1,246 @@
+"""The pipeline on one page: cut the graph, find or compile its programs, run them, keep the values.
+
+A *step* ends with `mark_step`, which runs everything that is pending and still wanted; a *read*
+runs what one value needs. Both go through `_run`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from snaprt import jaxapi, metrics
+from snaprt.errors import ExecutionError
+from snaprt.execute.compile import Executable, compile_program
+from snaprt.execute.run import run
+from snaprt.lazy.array import LazyArray, read_to_host
+from snaprt.lazy.graph import Node, Program, ancestors, build_program
+from snaprt.lazy.trace import LazyTrace
+from snaprt.snapshot.record import Recorder
+
+#: How many programs stay loaded in a process; the least recently used one goes first.
+MAX_PROGRAMS = 2048
+
+
+@dataclass
+class _Family:
+    """The executables of programs that differ in the values of their literals alone."""
+
+    promoted: frozenset[int] = frozenset()
+    literals: tuple[bytes, ...] = ()
+    executables: dict[tuple[bytes, ...], Executable] = field(default_factory=dict)
+
+
+_families: OrderedDict[tuple[Any, ...], _Family] = OrderedDict()
+_families_lock = threading.Lock()
+_of_thread = threading.local()
+_recorder = Recorder()
+
+
+def thread_trace() -> LazyTrace:
+    """Return this thread's lazy trace, made at its first use."""
+    trace = getattr(_of_thread, "trace", None)
+    if trace is None:
+        jaxapi.teach_device_get(LazyArray, read_to_host)
+        trace = _of_thread.trace = LazyTrace(_read)
+    return trace
+
+
+def mark_step(wait: bool = False) -> None:
+    """Compile and run everything this thread has recorded whose arrays are still alive.
+
+    All of it runs as one XLA program (one for each set of devices that it is committed to).
+    Compiled programs are kept, so a step that repeats compiles nothing. Work whose arrays are
+    gone is dropped.
+
+    Args:
+        wait: Whether to return only when the devices have finished.
+
+    Raises:
+        CompileError: If XLA refuses the program; its arrays stay pending and usable.
+        ExecutionError: If it fails while it runs; its arrays raise the same error when read.
+    """
+    metrics.counter_add("MarkStep")
+    trace = thread_trace()
+    with trace.graph.lock:
+        arrays = trace.graph.live_arrays()
+        wanted = {array._node.number: array._node for array in arrays if array._node is not None}
+        _run(trace, list(wanted.values()), cause="mark_step")
+    if wait:
+        with jaxapi.evaluating():
+            jax.block_until_ready([a._value for a in arrays if a._value is not None])
+
+
+def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
+    """Compute one value: run what it needs, and leave the rest pending."""
+    with trace.graph.lock:
+        if array._value is not None:  # another thread was faster
+            return
+        node = array._node
+        assert node is not None
+        if node.error is not None:
+            raise node.error
+        if node.values is None:
+            _run(trace, [node], cause=cause)
+        if array._value is None:
+            assert node.values is not None
+            array.settle(node.values[array._index])
+
+
+def _run(trace: LazyTrace, roots: Sequence[Node], *, cause: str) -> None:
+    """Run ``roots``, what they need, and every pending effect."""
+    graph = trace.graph
+    nodes = ancestors([*roots, *graph.effectful])
+    if not nodes:
+        return
+    metrics.metric_add("LazyTracing", trace.recording_time)
+    trace.recording_time = 0
+    wanted = _wanted_results(trace, nodes)
+    try:
+        with jaxapi.evaluating():
+            for part in _split_by_placement(nodes, wanted):
+                _run_part(part, wanted, cause)
+    finally:
+        graph.effectful = [node for node in graph.effectful if node.values is None]
+
+
+def _wanted_results(trace: LazyTrace, nodes: Sequence[Node]) -> dict[int, set[int]]:
+    """Return node number -> results that somebody still needs after ``nodes`` have run.
+
+    That is what the user holds, and what pending work outside of ``nodes`` will use: without the
+    latter, reading the loss in the middle of a step would compute the forward pass twice.
+    """
+    inside = {node.number for node in nodes}
+    wanted: dict[int, set[int]] = {number: set() for number in inside}
+    for node in nodes:
+        for index, reference in enumerate(node.arrays):
+            if reference() is not None:
+                wanted[node.number].add(index)
+    arrays = trace.graph.live_arrays()
+    for node in ancestors([a._node for a in arrays if a._node is not None]):
+        if node.number in inside:
+            continue
+        for operand in node.operands:
+            producer = getattr(operand, "node", None)
+            if producer is not None and producer.number in inside:
+                wanted[producer.number].add(operand.index)
+    return wanted
+
+
+def _split_by_placement(
+    nodes: Sequence[Node], wanted: dict[int, set[int]]
+) -> Iterable[Sequence[Node]]:
+    """Yield ``nodes`` in parts of one placement each, in an order in which they can run.
+
+    Nearly always there is one part. Otherwise uncommitted work that only committed work uses
+    joins it, as under `jax.jit`; the rest is layered, so that a part uses earlier parts alone.
+    """
+    if all(node.placement is nodes[0].placement for node in nodes):
+        return [nodes]
+    placement = {node.number: node.placement for node in nodes}
+    users: dict[int, set[Any]] = {node.number: set() for node in nodes}
+    for node in reversed(nodes):
+        number = node.number
+        uses = users[number]
+        if not placement[number].committed and not wanted[number] and len(uses) == 1:
+            (only,) = uses
+            if only.x64 == placement[number].x64:
+                placement[number] = only
+        for producer in node.producers():
+            users[producer.number].add(placement[number])
+    levels: dict[int, int] = {}
+    parts: dict[tuple[int, int], list[Node]] = {}
+    for node in nodes:
+        own = placement[node.number]
+        level = 0
+        for producer in node.producers():
+            step = 0 if placement[producer.number] is own else 1
+            level = max(level, levels[producer.number] + step)
+        levels[node.number] = level
+        parts.setdefault((level, id(own)), []).append(node)
+        for producer in node.producers():
+            if placement[producer.number] is not own:
+                wanted[producer.number].update(
+                    o.index for o in node.operands if getattr(o, "node", None) is producer
+                )
+    return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
+
+
+def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) -> None:
+    """Compile and run ``nodes`` as one program, and hand out the results."""
+    outputs = [(node, index) for node in nodes for index in sorted(wanted[node.number])]
+    program = build_program(nodes, outputs, placement=_placement_of(nodes))
+    metrics.metric_add("TensorsGraphSize", len(nodes))
+    executable, arguments = _executable_for(program)
+    try:
+        results = run(executable, arguments, _recorder)
+    except Exception as error:
+        failure = ExecutionError(
+            f"graph {executable.name}.{executable.graph_id} failed while it ran ({cause}): {error}",
+            hint="its arrays cannot be used any more; the error above comes from the device",
+        )
+        for node in nodes:
+            node.fail(failure)
+        raise failure from error
+    values: dict[int, dict[int, jax.Array]] = {node.number: {} for node in nodes}
+    for (node, index), value in zip(outputs, results, strict=True):
+        values[node.number][index] = value
+    for node in nodes:
+        node.settle(values[node.number])
+        for index, reference in enumerate(node.arrays):
+            array = reference()
+            if array is not None and index in values[node.number]:
+                array.settle(values[node.number][index])
+
+
+def _placement_of(nodes: Sequence[Node]) -> Any:
+    committed = [node.placement for node in nodes if node.placement.committed]
+    return committed[0] if committed else nodes[0].placement
+
+
+def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
+    """Return the executable of ``program`` and the arguments to call it with.
+
+    A literal is compiled in as a constant, which XLA can use, until a program comes that differs
+    in its value alone; from then on it is an argument, so that a learning rate that changes at
+    every step costs two compilations and not one a step.
+    """
+    literals = tuple([literal.key for literal in program.literals])
+    with _families_lock:
+        family = _families.get(program.structure)
+        if family is None:
+            family = _families[program.structure] = _Family(literals=literals)
+            if len(_families) > MAX_PROGRAMS:
+                _families.popitem(last=False)
+        else:
+            _families.move_to_end(program.structure)
+        promoted = family.promoted
+        executable = family.executables.get(_constants(literals, promoted))
+        if executable is None and family.executables:
+            varied = [i for i, (a, b) in enumerate(zip(literals, family.literals)) if a != b]
+            promoted = family.promoted = promoted | frozenset(varied)
+            family.executables.clear()
+    if executable is None:
+        metrics.counter_add("UncachedCompile")
+        executable = compile_program(program, promoted)
+        with _families_lock:
+            if family.promoted == promoted:
+                family.executables[_constants(literals, promoted)] = executable
+    else:
+        metrics.counter_add("CachedCompile")
+    arguments = list(program.inputs)
+    if promoted:
+        arguments += program.promoted_values(promoted)
+    return executable, arguments
+
+
+def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[bytes, ...]:
+    if not promoted:
+        return literals
+    return tuple([key for i, key in enumerate(literals) if i not in promoted])
+

@@ -1,0 +1,200 @@
+"""The trace that JAX binds every eager operation on while a thread runs lazily.
+
+It turns each operation into a node and hands back lazy arrays. It decides what cannot be
+recorded; it does not know how graphs are compiled or run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from snaprt import jaxapi, metrics
+from snaprt.lazy.array import LazyArray
+from snaprt.lazy.breaks import EAGER_PRIMITIVES
+from snaprt.lazy.graph import Edge, Graph, Literal, Node, Placement
+from snaprt.lazy.signature import signature
+
+
+class LazyTrace(jaxapi.Trace):
+    """Record operations into ``graph``; one instance for each thread that runs lazily.
+
+    Args:
+        run: Computes the value of a lazy array of this trace: ``run(trace, array, cause)``.
+    """
+
+    def __init__(self, run: Callable[[LazyTrace, LazyArray, str], None]) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.recording_time = 0
+        self._run = run
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
+
+    def __hash__(self) -> int:
+        # Equal objects owe each other equal hashes, but nothing hashes an opaque trace state, and
+        # jit's fast path must not find an eager entry under a lazy trace.
+        return id(self)
+
+    def materialise(self, array: LazyArray, cause: str) -> None:
+        """Compute the value of ``array``, which this trace recorded."""
+        self._run(self, array, cause)
+
+    def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
+        """Record one operation and return its results as lazy arrays."""
+        started = time.perf_counter_ns()
+        cause = EAGER_PRIMITIVES.get(primitive.name)
+        if cause is None:
+            cause = _must_run_at_once(primitive, args, params)
+        if cause is not None:
+            return self._run_at_once(primitive, args, params, cause)
+        results = self._record(primitive, args, params)
+        if results is None:
+            return self._run_at_once(primitive, args, params, "devices")
+        self.recording_time += time.perf_counter_ns() - started
+        return results if primitive.multiple_results else results[0]
+
+    def _record(
+        self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+    ) -> list[LazyArray] | None:
+        """Record the operation; ``None`` if its operands are committed to different devices."""
+        operands = tuple([self._operand(arg) for arg in args])
+        with jaxapi.evaluating():
+            avals, effects = jaxapi.abstract_evaluate(
+                primitive, [jaxapi.typeof(arg) for arg in args], params
+            )
+        avals = tuple(avals) if primitive.multiple_results else (avals,)
+        placement = _placement(operands, params)
+        if placement is None:
+            return None
+        context = jaxapi.operation_context()
+        graph = self.graph
+        with graph.lock:
+            node = Node(
+                number=next(graph.numbers),
+                primitive=primitive,
+                params=params,
+                operands=operands,
+                avals=avals,
+                effects=effects,
+                placement=placement,
+                signature=signature(primitive, params, context),
+                source=jaxapi.source_info(),
+                context=context,
+            )
+            arrays = [LazyArray(self, aval, node, index) for index, aval in enumerate(avals)]
+            graph.add(node, arrays)
+        return arrays
+
+    def _operand(self, arg: Any) -> Edge | Literal | jax.Array:
+        if isinstance(arg, LazyArray):
+            value = arg._value
+            if value is not None:
+                return value
+            if arg._trace is not self:  # another thread's: its graph is not ours to extend
+                return arg.materialise("thread")
+            assert arg._node is not None
+            return Edge(arg._node, arg._index)
+        if isinstance(arg, jax.Array):
+            return arg
+        if jaxapi.host_literal(arg):
+            return Literal(arg)
+        return _transfer(arg)
+
+    def _run_at_once(self, primitive: Any, args: Sequence[Any], params: Any, cause: str) -> Any:
+        """Run an operation that no graph can hold, after the operands it needs."""
+        concrete = [a.materialise(cause) if isinstance(a, LazyArray) else a for a in args]
+        metrics.counter_add(f"eager::{primitive.name}")
+        return jaxapi.evaluate_call("process_primitive", primitive, concrete, params)
+
+    def stage_value(self, val: Any) -> Any:
+        """Lift a host value into an array; it is copied to the device at once."""
+        return val if isinstance(val, jax.Array) else _transfer(val)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
+    ) -> Any:
+        """Record the function itself: derivatives are taken by the traces inside this one."""
+        with jaxapi.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
+    ) -> Any:
+        """Record the function itself: derivatives are taken by the traces inside this one."""
+        with jaxapi.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_call(self, primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
+        """Record the body of a call."""
+        with jaxapi.set_current_trace(self):
+            return f.call_wrapped(*tracers)
+
+    def process_shard_map(self, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
+        """Run an eager `shard_map` at once; inside `jit` it is recorded like any operation."""
+        concrete = [a.materialise("shard_map") if isinstance(a, LazyArray) else a for a in args]
+        return jaxapi.evaluate_call("process_shard_map", primitive, fun, concrete, **params)
+
+    def cur_qdd(self, x: Any) -> Any:
+        """Return the quasi-dynamic data of ``x``, as the eager trace does (JAX 0.10)."""
+        return jaxapi.evaluate_call("cur_qdd", x)
+
+
+def _transfer(value: Any) -> jax.Array:
+    with metrics.timed("TransferToDeviceTime"):
+        array = jaxapi.to_device(value)
+    metrics.metric_add("OutboundData", array.nbytes)
+    return array
+
+
+def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> str | None:
+    """Return the cause for which an operation cannot wait, or ``None``."""
+    if primitive.name == "device_put" and (
+        any(device is not None for device in params["devices"])
+        or not any(isinstance(arg, LazyArray) for arg in args)
+    ):
+        return "device_put"
+    if jaxapi.is_call_with_compiler_options(primitive, params):
+        return "compiler_options"
+    for arg in args:
+        if not isinstance(arg, LazyArray) and not jaxapi.is_array_aval(jaxapi.typeof(arg)):
+            return "ref"
+    return None
+
+
+def _placement(
+    operands: Sequence[Edge | Literal | jax.Array], params: dict[str, Any]
+) -> Placement | None:
+    """Return where an operation runs, or ``None`` where its operands contradict each other."""
+    pinned: tuple[Any, ...] | None = None
+    named = jaxapi.sharding_of_call(params)
+    if named is not None:
+        pinned = jaxapi.devices_of_sharding(named)
+    for operand in operands:
+        devices: tuple[Any, ...] | None = None
+        if type(operand) is Edge:
+            placement = operand.node.placement
+            if placement.committed:
+                devices = placement.devices
+        elif type(operand) is not Literal and operand.committed:  # type: ignore[union-attr]
+            devices = jaxapi.devices_of_sharding(operand.sharding)  # type: ignore[union-attr]
+        if devices is not None:
+            if pinned is not None and pinned != devices:
+                return None
+            pinned = devices
+    return _interned(pinned, jaxapi.default_device(), jaxapi.x64_enabled())
+
+
+_placements: dict[Any, Placement] = {}
+
+
+def _interned(pinned: tuple[Any, ...] | None, default_device: Any, x64: bool) -> Placement:
+    key = (pinned, None if pinned is not None else default_device, x64)
+    placement = _placements.get(key)
+    if placement is None:
+        placement = _placements[key] = Placement(pinned is not None, pinned or (), key[1], x64)
+    return placement
