@@ -21,6 +21,7 @@ from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
+from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
@@ -180,6 +181,13 @@ def to_device(value: Any) -> jax.Array:
                 array, new_dtype=aval.dtype, weak_type=True, sharding=None
             )
         return array
+
+
+@functools.cache
+def single_device_sharding(device: Any) -> jax.sharding.Sharding:
+    """Return the sharding of an array on ``device``; ``None`` means JAX's default device."""
+    with evaluating(), jax.default_device(device):
+        return jax.numpy.zeros(()).sharding
 
 
 def x64_enabled() -> bool:
@@ -373,3 +381,23 @@ def xla_binaries() -> list[Path]:
 def devices_of_lowered(lowered: jax.stages.Lowered) -> tuple[jax.Device, ...]:
     """Return the devices a lowered program will run on, in the order of its partitions."""
     return tuple(lowered._lowering._device_list)  # type: ignore[attr-defined]
+
+
+def backends_are_initialized() -> bool:
+    """Say whether JAX has made its devices; by then XLA has parsed its flags."""
+    return _xla_bridge.backends_are_initialized()
+
+
+def dump_options_of_xla() -> dict[str, bool | str]:
+    """Return the values of XLA's ``xla_dump_`` flags; makes XLA parse XLA_FLAGS if it has not.
+
+    XLA ends the process if the variable has a flag that it does not know.
+    """
+    options = _jaxlib.CompileOptions()
+    build_options = options.executable_build_options  # each is a view into the one before it
+    flags = build_options.debug_options
+    return {
+        name: getattr(flags, name)
+        for name in dir(flags)
+        if name.startswith("xla_dump_") and isinstance(getattr(flags, name), (bool, str))
+    }

@@ -76,6 +76,37 @@ class LazyArray(jaxapi.Tracer):
         """The size of the value in bytes; known without computing it."""
         return self.size * self.dtype.itemsize
 
+    @property
+    def sharding(self) -> jax.sharding.Sharding:
+        """Where the value lies. On one device that is known without computing it."""
+        known = None if self._node is None else self._node.placement.known_sharding()
+        return self.materialise("sharding").sharding if known is None else known
+
+    @property
+    def committed(self) -> bool:
+        """Whether the value is pinned to its devices; known without computing it."""
+        return self._value.committed if self._node is None else self._node.placement.committed
+
+    @property
+    def device(self) -> Any:
+        """The device of the value, or its sharding where it lies on several."""
+        sharding = self.sharding
+        return next(iter(sharding.device_set)) if len(sharding.device_set) == 1 else sharding
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process can read all of the value."""
+        return self.sharding.is_fully_addressable
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device has all of the value."""
+        return self.sharding.is_fully_replicated
+
+    def devices(self) -> set[jax.Device]:
+        """Return the devices the value lies on."""
+        return self.sharding.device_set
+
     def __copy__(self) -> LazyArray:
         return self
 

@@ -1,4 +1,4 @@
-"""Why a graph was cut: the table of reads and of operations that must see values at once.
+"""Why a graph was cut: the table of reads.
 
 It knows names and counters, nothing of graphs.
 """
@@ -27,7 +27,6 @@ READ_METHODS: dict[str, str] = {
     "block_until_ready": "block_until_ready",
     "copy_to_host_async": "copy_to_host_async",
     "delete": "delete",
-    "devices": "devices",
     "is_deleted": "is_deleted",
     "item": "item",
     "on_device_size_in_bytes": "on_device_size_in_bytes",
@@ -39,14 +38,9 @@ READ_METHODS: dict[str, str] = {
 #: Properties of a lazy array that need its value.
 READ_PROPERTIES: dict[str, str] = {
     "addressable_shards": "addressable_shards",
-    "committed": "committed",
-    "device": "device",
     "format": "layout",
     "global_shards": "global_shards",
-    "is_fully_addressable": "sharding",
-    "is_fully_replicated": "sharding",
     "layout": "layout",
-    "sharding": "sharding",
     "traceback": "traceback",
 }
 
@@ -54,19 +48,6 @@ READ_PROPERTIES: dict[str, str] = {
 HOST_TRANSFERS = frozenset(
     "array bool complex float format hex index int item oct pickle repr tobytes tolist".split()
 )
-
-#: Operations that a graph cannot hold, and the cause that is counted when one comes.
-EAGER_PRIMITIVES: dict[str, str] = {
-    "addupdate": "ref",
-    "empty_ref": "ref",
-    "free_ref": "ref",
-    "freeze": "ref",
-    "get": "ref",
-    "infeed": "infeed",
-    "outfeed": "infeed",
-    "ref": "ref",
-    "swap": "ref",
-}
 
 
 def count_read(cause: str) -> None:

@@ -60,6 +60,12 @@ class Placement:
     default_device: Any
     x64: bool
 
+    def known_sharding(self) -> jax.sharding.Sharding | None:
+        """Return the sharding of the results, or ``None`` where only the compiler knows it."""
+        if not self.committed:
+            return jaxapi.single_device_sharding(self.default_device)
+        return jaxapi.single_device_sharding(self.devices[0]) if len(self.devices) == 1 else None
+
 
 class Node:
     """One recorded operation.

@@ -14,7 +14,6 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.lazy.array import LazyArray
-from snaprt.lazy.breaks import EAGER_PRIMITIVES
 from snaprt.lazy.graph import Edge, Graph, Literal, Node, Placement
 from snaprt.lazy.signature import signature
 
@@ -47,30 +46,29 @@ class LazyTrace(jaxapi.Trace):
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
         """Record one operation and return its results as lazy arrays."""
         started = time.perf_counter_ns()
-        cause = EAGER_PRIMITIVES.get(primitive.name)
-        if cause is None:
-            cause = _must_run_at_once(primitive, args, params)
-        if cause is not None:
-            return self._run_at_once(primitive, args, params, cause)
-        results = self._record(primitive, args, params)
-        if results is None:
-            return self._run_at_once(primitive, args, params, "devices")
+        results = _must_run_at_once(primitive, args, params) or self._record(
+            primitive, args, params
+        )
+        if isinstance(results, str):
+            return self._run_at_once(primitive, args, params, cause=results)
         self.recording_time += time.perf_counter_ns() - started
         return results if primitive.multiple_results else results[0]
 
     def _record(
         self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
-    ) -> list[LazyArray] | None:
-        """Record the operation; ``None`` if its operands are committed to different devices."""
+    ) -> list[LazyArray] | str:
+        """Record the operation and return its results, or why a graph cannot hold it."""
         operands = tuple([self._operand(arg) for arg in args])
         with jaxapi.evaluating():
             avals, effects = jaxapi.abstract_evaluate(
                 primitive, [jaxapi.typeof(arg) for arg in args], params
             )
         avals = tuple(avals) if primitive.multiple_results else (avals,)
+        if not all(map(jaxapi.is_array_aval, avals)):
+            return "ref"
         placement = _placement(operands, params)
         if placement is None:
-            return None
+            return "devices"
         context = jaxapi.operation_context()
         graph = self.graph
         with graph.lock:
