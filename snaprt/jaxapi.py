@@ -231,11 +231,12 @@ def lower(function: Callable[..., Any], arguments: Sequence[Any]) -> jax.stages.
 
 
 def stablehlo_without_locations(lowered: jax.stages.Lowered) -> bytes:
-    """Return the module as MLIR bytecode without source locations: the same for the same program.
+    """Return the module as MLIR bytecode without source locations."""
+    return bytecode_without_locations(lowered.compiler_ir("stablehlo"))
 
-    Source: the StableHLO that `Lowered.compiler_ir` gives, after MLIR's ``strip-debuginfo`` pass.
-    """
-    module: Any = lowered.compiler_ir("stablehlo")
+
+def bytecode_without_locations(module: Any) -> bytes:
+    """Return an MLIR module as bytecode after ``strip-debuginfo``: equal for equal programs."""
     with module.context:
         stripped = module.operation.clone()
         passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(stripped)

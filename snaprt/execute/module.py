@@ -1,0 +1,139 @@
+"""Compile and run a bare module, as replay does: StableHLO in, arrays in, arrays out.
+
+It goes through the same persistent cache as recorded programs, and knows nothing of snapshots.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from snaprt import jaxapi, metrics
+from snaprt.errors import CompileError, ExecutionError
+from snaprt.execute.compile import entry_metadata
+from snaprt.execute.key import module_key
+from snaprt.execute.store import persistent_cache
+
+_Type = tuple[tuple[int, ...], np.dtype]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModule:
+    """A compiled module, ready to run on one device.
+
+    Attributes:
+        parameters: (shape, dtype) of each parameter of ``main``.
+        results: (shape, dtype) of each result of ``main``.
+        device: Where it runs.
+        from_cache: Whether the executable came from the persistent cache.
+        compile_seconds: Seconds spent on compiling or loading it.
+        executable: XLA's loaded executable.
+    """
+
+    parameters: tuple[_Type, ...]
+    results: tuple[_Type, ...]
+    device: jax.Device
+    from_cache: bool
+    compile_seconds: float
+    executable: Any
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run once and return the results as numpy arrays.
+
+        Args:
+            inputs: One array for each parameter, of its shape and dtype.
+
+        Raises:
+            ExecutionError: If the device reports an error.
+        """
+        try:
+            arrays = [jax.device_put(array, self.device) for array in inputs]
+            results = jaxapi.run_module(self.executable, arrays)
+            return [np.asarray(result) for result in results]
+        except Exception as error:
+            raise ExecutionError(f"the module failed while it ran on {self.device}: {error}") from (
+                error
+            )
+
+
+def module_types(stablehlo: bytes | str) -> tuple[tuple[_Type, ...], tuple[_Type, ...]]:
+    """Return (shape, dtype) of each parameter and each result of a module, without compiling it.
+
+    Raises:
+        CompileError: If the module cannot be read.
+    """
+    try:
+        parameters, results = jaxapi.module_signature(jaxapi.parse_module(stablehlo))
+    except ValueError as error:
+        raise CompileError(f"the module cannot be read: {error}") from error
+    return tuple(parameters), tuple(results)
+
+
+def compile_module(
+    stablehlo: bytes | str,
+    *,
+    device: jax.Device,
+    name: str = "",
+    compiler_options: Mapping[str, str | bool | int | float] | None = None,
+) -> LoadedModule:
+    """Load a module's executable from the persistent cache, or compile it.
+
+    Args:
+        stablehlo: StableHLO as text, MLIR bytecode or a portable artifact, for one device.
+        device: Where it will run.
+        name: What the cache's index calls it.
+        compiler_options: Values of ``xla_*`` options by name, without dashes.
+
+    Raises:
+        CompileError: If the module cannot be read or XLA refuses it or its options.
+    """
+    started = time.perf_counter()
+    try:
+        module = jaxapi.parse_module(stablehlo)
+        parameters, results = jaxapi.module_signature(module)
+        options = jaxapi.compile_options([device], compiler_options)
+        executable, from_cache = _load_or_compile(module, device, name, compiler_options, options)
+    except Exception as error:
+        raise CompileError(f"the module cannot be compiled for {device}: {error}") from error
+    return LoadedModule(
+        parameters=tuple(parameters),
+        results=tuple(results),
+        device=device,
+        from_cache=from_cache,
+        compile_seconds=time.perf_counter() - started,
+        executable=executable,
+    )
+
+
+def _load_or_compile(
+    module: Any,
+    device: jax.Device,
+    name: str,
+    named_options: Mapping[str, Any] | None,
+    options: Any,
+) -> tuple[Any, bool]:
+    cache = persistent_cache()
+    key = None
+    if cache is not None:
+        stablehlo = jaxapi.bytecode_without_locations(module)
+        key = module_key(stablehlo, [device], kind="module", options=named_options, folder=cache.path)
+        entry = cache.get(key)
+        if entry is not None:
+            try:
+                with metrics.timed("LoadTime"):
+                    return jaxapi.load_module(entry.payload, device), True
+            except Exception as error:
+                cache.discard(key, f"cannot be loaded: {error}")
+    started = time.perf_counter()
+    with metrics.timed("CompileTime"):
+        executable = jaxapi.compile_module(module, device, options)
+    if cache is not None and key is not None:
+        seconds = time.perf_counter() - started
+        payload = jaxapi.serialize_module(executable)
+        cache.put(key, payload, entry_metadata(name, "module", seconds, device))
+    return executable, False
