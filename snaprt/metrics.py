@@ -323,7 +323,11 @@ _TIME_PARTS: Final = (
 
 
 def _show_time(nanoseconds: float) -> str:
-    """Show a duration such as ``02s112ms204.518us``: from its largest part down."""
+    """Show a duration such as ``02s112ms204.518us``: from its largest part down.
+
+    PyTorch/XLA rounds each part before it goes on with the rest, so that it shows 346.824 ms as
+    ``347ms824.000us``; here the parts add up.
+    """
     if not math.isfinite(nanoseconds):
         return f"{nanoseconds}us"
     sign = "-" if nanoseconds < 0 else ""
@@ -436,7 +440,10 @@ def load(path: str | Path) -> Metrics:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+        raise UsageError(
+            f"cannot read {path}: {error.strerror or error}",
+            hint="Name the file that SNAPRT_METRICS_FILE or `snaprt run --metrics` named.",
+        ) from error
     except ValueError:
         # Neither JSON nor, perhaps, text: from_json says what it should have been.
         content = None

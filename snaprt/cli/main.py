@@ -5,18 +5,18 @@ Commands are imported when they are asked for, so that ``snaprt --help`` loads n
 
 from __future__ import annotations
 
-import errno
 import importlib
-import importlib.metadata
 import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import click
+from snaprt_cache.errors import CacheError
 
+import snaprt
 from snaprt.cli import output
 from snaprt.errors import SnaprtError
 
@@ -41,8 +41,25 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
 }
 
 
+class _ReaderGone(Exception):
+    """Who read our output has closed it, as ``snaprt ... | head`` does."""
+
+
 class _LazyGroup(click.Group):
     """A group whose commands are imported from ``COMMANDS`` when they are needed."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # Here, because click and rich answer a closed pipe with status 1: a mismatch, for us.
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except SystemExit as leaving:
+            if isinstance(leaving.__context__, BrokenPipeError):
+                raise _ReaderGone from leaving
+            raise
+        except BrokenPipeError as error:
+            raise _ReaderGone from error
+        return result
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -63,7 +80,7 @@ class _LazyGroup(click.Group):
 
 def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked and not context.resilient_parsing:
-        click.echo(f"snaprt {importlib.metadata.version('snaprt')}")
+        click.echo(f"snaprt {snaprt.__version__}")
         context.exit()
 
 
@@ -95,15 +112,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         status = group.main(arguments, prog_name="snaprt", standalone_mode=False)
-        sys.stdout.flush()
         return status if isinstance(status, int) else output.EXIT_OK
-    except BrokenPipeError:
-        return _after_broken_pipe()
-    except SystemExit as leaving:
-        # click and rich answer a closed pipe with SystemExit(1), which means a mismatch here.
-        if isinstance(leaving.__context__, OSError) and leaving.__context__.errno == errno.EPIPE:
-            return _after_broken_pipe()
-        raise
+    except _ReaderGone:
+        # What is still buffered must not raise again when Python flushes it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return output.EXIT_BROKEN_PIPE
     except click.Abort as aborted:
         return _after_abort(aborted)
     except KeyboardInterrupt:
@@ -111,12 +124,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         _explain(error)
         return output.EXIT_FAILURE
-
-
-def _after_broken_pipe() -> int:
-    # What is still buffered must not raise again when Python flushes it at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return output.EXIT_BROKEN_PIPE
 
 
 def _after_abort(aborted: click.Abort) -> int:
@@ -132,11 +139,8 @@ def _explain(error: Exception) -> None:
         output.error(_sentence(error.format_message()), f"`{path} --help` shows how it is used.")
     elif isinstance(error, click.ClickException):
         output.error(_sentence(error.format_message()))
-    elif isinstance(error, SnaprtError):
+    elif isinstance(error, SnaprtError | CacheError):
         output.error(error.message, error.hint)
-    elif type(error).__name__ == "CacheError":
-        # Known by name: the cache's errors are not snaprt's, and need not be loaded to fail.
-        output.error(getattr(error, "message", str(error)), getattr(error, "hint", ""))
     else:
         traceback.print_exception(error)
         output.error(

@@ -1,0 +1,274 @@
+"""``snaprt run``: runs an unmodified program in this process, as ``python`` would run it.
+
+Knows nothing of graphs: laziness, cache and recorder are switched on from outside, through
+``snaprt.enable()`` and the environment variables that the program could have set itself.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import importlib.util
+import io
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, Final
+
+import click
+
+import snaprt
+from snaprt import settings
+from snaprt.cli import output
+from snaprt.errors import UsageError
+
+# What python leaves with after an exception that nothing caught.
+EXIT_UNCAUGHT: Final = 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that is ready to run.
+
+    Attributes:
+        code: Its compiled top level.
+        argument_zero: What it finds in ``sys.argv[0]``.
+        search_path: What it finds in ``sys.path[0]``.
+        file: What it finds in ``__file__``.
+        spec: Its ``__spec__``; None for a script, as under ``python``.
+    """
+
+    code: CodeType
+    argument_zero: str
+    search_path: str
+    file: str | None
+    spec: importlib.machinery.ModuleSpec | None
+
+
+class _RunCommand(click.Command):
+    """Ends snaprt's own options at ``-m``, as python does, so that the rest is the program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes_value = {
+            name
+            for parameter in self.params
+            if isinstance(parameter, click.Option) and not parameter.is_flag
+            for name in parameter.opts
+        }
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] != "--":
+            if args[position] == "-m":
+                args = [*args[:position], "--", *args[position:]]
+                break
+            position += 2 if args[position] in takes_value else 1
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    "run",
+    cls=_RunCommand,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.option("--lazy/--no-lazy", default=None, help="Record operations and run them as graphs.")
+@click.option(
+    "--cache", type=click.Path(path_type=Path), metavar="DIR", help="Keep compiled programs here."
+)
+@click.option(
+    "--dump", type=click.Path(path_type=Path), metavar="DIR", help="Record snapshots into DIR."
+)
+@click.option(
+    "--metrics", type=click.Path(path_type=Path), metavar="FILE", help="Save the metrics at exit."
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]...")
+@click.pass_context
+def command(
+    context: click.Context,
+    lazy: bool | None,
+    cache: Path | None,
+    dump: Path | None,
+    metrics: Path | None,
+    program: tuple[str, ...],
+) -> None:
+    """Run a Python program under snaprt, unmodified: a script, or a module with -m.
+
+    The program keeps its arguments, its exit status and its tracebacks. The options set
+    SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR and SNAPRT_METRICS_FILE for it and its child processes.
+
+    \b
+    Example:
+      snaprt run --lazy --cache ~/.cache/train -- train.py --epochs 3
+      snaprt run --lazy --dump dump -m my_package.train --epochs 3
+    """
+    if not program:
+        raise click.UsageError("there is no program to run", context)
+    is_lazy = settings.get("SNAPRT_LAZY") if lazy is None else lazy
+    for variable, path in (
+        ("SNAPRT_CACHE_DIR", cache),
+        ("SNAPRT_DUMP_DIR", dump),
+        ("SNAPRT_METRICS_FILE", metrics),
+    ):
+        if path is not None:
+            # Absolute: the program may change its directory.
+            os.environ[variable] = str(path.expanduser().absolute())
+    context.exit(run(program, lazy=is_lazy))
+
+
+def run(words: Sequence[str], *, lazy: bool) -> int:
+    """Run a program as ``__main__`` of this process and return its exit status.
+
+    Args:
+        words: Its file (or a directory or zip file with a ``__main__.py``) or ``-m`` and a
+            module's name, then its arguments.
+        lazy: Whether its JAX operations are recorded and run as graphs.
+
+    Raises:
+        UsageError: There is no such program.
+    """
+    if words[0] == "-m":
+        if len(words) == 1:
+            raise UsageError("-m needs the name of a module", hint="snaprt run -m my_package.train")
+        name, arguments = words[1], words[2:]
+        # While the module is looked for, its packages are imported: they see what python shows.
+        _enter("-m", os.getcwd(), arguments)
+        try:
+            program = _find_module(name)
+        except UsageError:
+            raise
+        except BaseException as error:
+            return _leave_with(error)
+    else:
+        name, arguments = words[0], words[1:]
+        try:
+            program = _find_script(name)
+        except SyntaxError as error:
+            return _leave_with(error)
+    _enter(program.argument_zero, program.search_path, arguments)
+    return _execute(program, lazy=lazy)
+
+
+def _enter(argument_zero: str, search_path: str, arguments: Sequence[str]) -> None:
+    sys.argv = [argument_zero, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = search_path
+
+
+def _find_script(name: str) -> Program:
+    path = os.path.abspath(name)
+    if not os.path.exists(path):
+        raise UsageError(
+            f"there is no program {name}",
+            hint="Name a Python file, or a module with -m; options of snaprt come before it.",
+        )
+    importer: Any = pkgutil.get_importer(path)
+    if importer is not None:  # A directory or a zip file.
+        spec = importer.find_spec("__main__")
+        if spec is None:
+            raise UsageError(
+                f"{name} has no __main__.py to run", hint="Name a Python file, or a module with -m."
+            )
+        return Program(spec.loader.get_code("__main__"), name, path, spec.origin, spec)
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
+    # Our own __future__ imports stay ours.
+    code = compile(source, path, "exec", dont_inherit=True)
+    return Program(code, name, os.path.dirname(os.path.realpath(path)), path, None)
+
+
+def _find_module(name: str) -> Program:
+    spec = _find_spec(name)
+    if spec.submodule_search_locations is not None:
+        spec = _find_spec(f"{name}.__main__")
+    loader: Any = spec.loader
+    code = loader.get_code(spec.name) if hasattr(loader, "get_code") else None
+    if code is None:
+        raise UsageError(f"the module {name} has no Python code to run")
+    return Program(code, spec.origin or spec.name, os.getcwd(), spec.origin, spec)
+
+
+def _find_spec(name: str) -> importlib.machinery.ModuleSpec:
+    spec = None
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        # A package on the way to it may be missing, or may itself fail to import something.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+    except ValueError:  # A module without a spec, such as __main__.
+        pass
+    if spec is None:
+        hint = "It is looked for as `import` would look, in the current directory first."
+        if name.endswith(".__main__"):
+            hint = "A package is run through its __main__.py; name a module inside it otherwise."
+        raise UsageError(f"there is no module {name}", hint=hint)
+    return spec
+
+
+def _execute(program: Program, *, lazy: bool) -> int:
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        __builtins__=builtins,
+        __file__=program.file,
+        __cached__=None,
+        __spec__=program.spec,
+        __package__=program.spec.parent if program.spec is not None else None,
+        __loader__=program.spec.loader if program.spec is not None else None,
+    )
+    # It stays there: threads, exit handlers, pickle and child processes look for it later.
+    sys.modules["__main__"] = module
+    ended_by: BaseException | None = None
+    try:
+        if lazy:
+            snaprt.enable()
+        exec(program.code, module.__dict__)
+    except BaseException as error:
+        ended_by = error
+    if lazy:
+        ended_by = _finish(ended_by)
+    return output.EXIT_OK if ended_by is None else _leave_with(ended_by)
+
+
+def _finish(ended_by: BaseException | None) -> BaseException | None:
+    """Run what is recorded and not yet run, as eager JAX would have done before the program ended.
+
+    Returns what ended the program: an error in that work only where there was none before it.
+    """
+    try:
+        if not isinstance(ended_by, KeyboardInterrupt):
+            snaprt.mark_step(wait=True)
+    except BaseException as error:
+        if ended_by is None or isinstance(ended_by, SystemExit):
+            return error
+    finally:
+        snaprt.disable()
+    return ended_by
+
+
+def _leave_with(error: BaseException) -> int:
+    """Say what python would say when ``error`` ends the program, and return its exit status."""
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return output.EXIT_OK
+        if isinstance(error.code, int):
+            return error.code
+        print(error.code, file=sys.stderr)
+        return EXIT_UNCAUGHT
+    # Our frames and the import system's come first; the program's own are what the user knows.
+    traceback = error.__traceback__
+    while traceback is not None and _is_machinery(traceback.tb_frame.f_code.co_filename):
+        traceback = traceback.tb_next
+    sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+    return output.EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_UNCAUGHT
+
+
+def _is_machinery(filename: str) -> bool:
+    return filename in (__file__, importlib.util.__file__) or filename.startswith(
+        "<frozen importlib"
+    )

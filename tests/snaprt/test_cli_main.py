@@ -1,0 +1,230 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from snaprt import metrics, settings
+from snaprt.cli import main as cli
+from snaprt.cli import output
+from snaprt.errors import SnaprtError
+
+SNAPRT = [sys.executable, "-c", "import sys; from snaprt.cli.main import main; sys.exit(main())"]
+
+
+def snaprt(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SNAPRT, *map(str, words)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def add_command(monkeypatch: pytest.MonkeyPatch, function) -> None:
+    """Give the command line one command more, ``extra``, that calls ``function``."""
+    module = type(sys)("a_module_with_a_command")
+    module.command = click.command("extra")(function)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    entry = cli._Entry(f"{module.__name__}:command", "For this test.")
+    monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "extra": entry})
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_with_an_example(name):
+    command = cli.group.get_command(click.Context(cli.group), name)
+    shown = CliRunner().invoke(command, ["--help"])
+    assert shown.exit_code == 0
+    assert "Example:" in shown.output
+    assert command.name == name
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_option_of_every_command_has_help(name):
+    command = cli.group.get_command(click.Context(cli.group), name)
+    commands = [command, *getattr(command, "commands", {}).values()]
+    for one in commands:
+        assert one.help
+        for parameter in one.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help, f"{one.name} {parameter.name}"
+
+
+def test_the_help_lists_every_command():
+    shown = snaprt("--help")
+    assert shown.returncode == output.EXIT_OK
+    for name in ("demo", "run", "replay", "inspect", "cache", "metrics", "doctor"):
+        assert f"\n  {name} " in shown.stdout
+
+
+def test_help_on_a_command_is_what_its_help_option_prints():
+    assert snaprt("help", "metrics").stdout == snaprt("metrics", "--help").stdout
+
+
+def test_help_environment_shows_every_setting():
+    shown = snaprt("help", "environment").stdout
+    for row in settings.SETTINGS:
+        assert row.name in shown
+        assert row.help in shown
+
+
+def test_help_environment_as_json_says_what_is_set():
+    shown = json.loads(snaprt("help", "environment", "--json", SNAPRT_CACHE="off").stdout)
+    assert (shown["schema"], shown["version"]) == ("snaprt.environment", 1)
+    assert {row["name"]: row["set_to"] for row in shown["variables"]}["SNAPRT_CACHE"] == "off"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("nonsense",), ("metrics",), ("metrics", "--nonsense"), ("help", "nonsense"), ("run",)],
+)
+def test_misuse_is_an_error_with_a_hint_and_status_2(words):
+    done = snaprt(*words)
+    assert done.returncode == output.EXIT_FAILURE
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "\n\nhint: `snaprt" in done.stderr
+
+
+def test_an_error_of_ours_is_printed_as_error_and_hint_without_traceback(monkeypatch, capsys):
+    def extra() -> None:
+        raise SnaprtError("the [file] is torn", hint="Make another.")
+
+    add_command(monkeypatch, extra)
+    assert cli.main(["extra"]) == output.EXIT_FAILURE
+    assert capsys.readouterr() == ("", "error: the [file] is torn\n\nhint: Make another.\n")
+
+
+def test_an_unexpected_exception_shows_its_traceback_and_that_it_is_our_bug(monkeypatch, capsys):
+    def extra() -> None:
+        raise ZeroDivisionError("by accident")
+
+    add_command(monkeypatch, extra)
+    assert cli.main(["extra"]) == output.EXIT_FAILURE
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "ZeroDivisionError: by accident" in shown
+    assert "bug in snaprt" in shown
+
+
+def test_a_command_leaves_with_the_status_it_gives(monkeypatch):
+    @click.pass_context
+    def extra(context: click.Context) -> None:
+        context.exit(output.EXIT_MISMATCH)
+
+    add_command(monkeypatch, extra)
+    assert cli.main(["extra"]) == output.EXIT_MISMATCH
+
+
+def test_an_interrupt_leaves_with_130_and_no_traceback(monkeypatch, capsys):
+    def extra() -> None:
+        raise KeyboardInterrupt
+
+    add_command(monkeypatch, extra)
+    assert cli.main(["extra"]) == output.EXIT_INTERRUPTED
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_question_answered_with_no_is_a_failure(monkeypatch, capsys):
+    def extra() -> None:
+        raise click.Abort
+
+    add_command(monkeypatch, extra)
+    assert cli.main(["extra"]) == output.EXIT_FAILURE
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_reader_that_goes_away_early_is_no_error(tmp_path: Path):
+    for number in range(20_000):
+        metrics.counter_add(f"Counter{number}")
+    try:
+        metrics.save(tmp_path / "run.json")
+    finally:
+        metrics.clear_all()
+    buffered = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [*SNAPRT, "metrics", str(tmp_path / "run.json")],
+        env=buffered,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == output.EXIT_BROKEN_PIPE
+
+
+def test_no_colour_and_no_cut_lines_off_a_terminal():
+    done = snaprt("help", "environment", FORCE_COLOR="", NO_COLOR="1")
+    assert "\x1b[" not in done.stdout
+
+
+def test_the_version_is_printed():
+    done = snaprt("--version")
+    assert done.stdout.startswith("snaprt 0.")
+
+
+def test_numbers_that_json_does_not_have_become_words(capsys):
+    output.emit_json(
+        "snaprt.test", 1, {"a": (float("nan"), float("inf"), -float("inf")), "b": Path("x")}
+    )
+    assert json.loads(capsys.readouterr().out) == {
+        "schema": "snaprt.test",
+        "version": 1,
+        "a": ["NaN", "Infinity", "-Infinity"],
+        "b": "x",
+    }
+
+
+def test_saved_metrics_are_shown_as_the_report_and_as_json(tmp_path: Path):
+    path = tmp_path / "run.json"
+    metrics.clear_all()
+    metrics.counter_add("MarkStep", 2)
+    metrics.counter_add("Rare")
+    metrics.metric_add("CompileTime", 1_500_000)
+    report = metrics.metrics_report()
+    metrics.save(path)
+    metrics.clear_all()
+    assert snaprt("metrics", path).stdout == report
+    assert "Rare" not in snaprt("metrics", "--short", path).stdout
+    shown = json.loads(snaprt("metrics", "--json", path).stdout)
+    assert (shown["schema"], shown["version"]) == ("snaprt.metrics", 1)
+    assert shown["counters"] == {"MarkStep": 2, "Rare": 1}
+
+
+def test_a_foreign_file_given_to_metrics_is_named(tmp_path: Path):
+    path = tmp_path / "notes.json"
+    path.write_text("{}")
+    done = snaprt("metrics", path)
+    assert done.returncode == output.EXIT_FAILURE
+    assert str(path) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_ctrl_c_reaches_the_program_as_under_python(tmp_path: Path):
+    script = tmp_path / "sleeps.py"
+    script.write_text("import time; print('ready', flush=True); time.sleep(30)")
+    with subprocess.Popen(
+        [*SNAPRT, "run", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        shown = process.stderr.read()
+    assert process.returncode == output.EXIT_INTERRUPTED
+    assert "KeyboardInterrupt" in shown
+    assert "click" not in shown

@@ -1,0 +1,232 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SNAPRT = [sys.executable, "-c", "import sys; from snaprt.cli.main import main; sys.exit(main())"]
+
+DESCRIBE = """
+import json, os, sys
+print(json.dumps({
+    "name": __name__,
+    "file": __file__,
+    "package": __package__,
+    "spec": __spec__.name if __spec__ else None,
+    "argv": sys.argv,
+    "path": sys.path[0],
+    "builtins": type(__builtins__).__name__,
+    "main": sys.modules["__main__"].__dict__ is globals(),
+}))
+"""
+
+
+def start(
+    command: list[str], *words: str, folder: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *words],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def run(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return start([*SNAPRT, "run"], *words, folder=folder, **environment)
+
+
+def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return start([sys.executable], *words, folder=folder)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "script.py").write_text(DESCRIBE)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "__main__.py").write_text(DESCRIBE)
+    (tmp_path / "package" / "module.py").write_text(DESCRIBE)
+    (tmp_path / "link.py").symlink_to(tmp_path / "inner" / "script.py")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inner/script.py",),
+        ("inner/script.py", "--lazy", "--cache", "x", "-m", "--"),
+        ("link.py", "a"),
+        ("package", "b"),
+        ("-m", "package"),
+        ("-m", "package.module", "-x", "--lazy", "--help"),
+    ],
+)
+def test_a_program_sees_what_python_would_show_it(programs: Path, words):
+    expected = python(*words, folder=programs)
+    shown = run(*words, folder=programs)
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout) == json.loads(expected.stdout)
+
+
+def test_the_program_may_follow_two_dashes(programs: Path):
+    expected = json.loads(run("inner/script.py", "-x", folder=programs).stdout)
+    assert json.loads(run("--", "inner/script.py", "-x", folder=programs).stdout) == expected
+    module = json.loads(run("--", "-m", "package", "-x", folder=programs).stdout)
+    assert module["spec"] == "package.__main__"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "pass",
+        "import sys; sys.exit()",
+        "import sys; sys.exit(0)",
+        "import sys; sys.exit(7)",
+        "import sys; sys.exit('some words')",
+        "raise SystemExit((1, 2))",
+        "import os; os._exit(9)",
+    ],
+)
+def test_the_exit_status_and_its_words_are_the_programs(tmp_path: Path, ending):
+    (tmp_path / "ends.py").write_text(f"print('out')\n{ending}\n")
+    expected = python("-u", "ends.py", folder=tmp_path)
+    shown = run("ends.py", folder=tmp_path, PYTHONUNBUFFERED="1")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (
+        expected.returncode,
+        expected.stdout,
+        expected.stderr,
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    raise ValueError('wrong')\nf()\n",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e\n",
+        "import no_such_module_at_all\n",
+        "x = (\n",
+        "raise BrokenPipeError('of the program')\n",
+        "import sys\nsys.excepthook = lambda *a: print('hook', a[0].__name__)\n1 / 0\n",
+    ],
+)
+def test_an_uncaught_exception_looks_as_under_python(tmp_path: Path, source):
+    (tmp_path / "fails.py").write_text(source)
+    expected = python("fails.py", folder=tmp_path)
+    shown = run("fails.py", folder=tmp_path)
+    assert (shown.returncode, shown.stdout, shown.stderr) == (
+        expected.returncode,
+        expected.stdout,
+        expected.stderr,
+    )
+
+
+def test_an_error_in_a_modules_package_is_shown_as_the_programs_own(tmp_path: Path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import no_such_module_at_all\n")
+    shown = run("-m", "package", folder=tmp_path)
+    assert shown.returncode == 1
+    assert "No module named 'no_such_module_at_all'" in shown.stderr
+    assert "snaprt" not in shown.stderr
+    assert "importlib" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("missing.py",), ("-m", "missing"), ("-m", "missing.module"), ("-m",), ("empty",)]
+)
+def test_a_program_that_is_not_there_is_an_error_with_status_2(tmp_path: Path, words):
+    (tmp_path / "empty").mkdir()
+    shown = run(*words, folder=tmp_path)
+    assert shown.returncode == 2
+    assert shown.stderr.startswith("error: ")
+    assert "\n\nhint: " in shown.stderr
+
+
+def test_a_program_does_not_inherit_our_future_imports(tmp_path: Path):
+    (tmp_path / "annotated.py").write_text("x: 1 + 1 = 0\nprint(__annotations__)\n")
+    assert run("annotated.py", folder=tmp_path).stdout == "{'x': 2}\n"
+
+
+def test_functions_of_the_program_work_in_spawned_processes(tmp_path: Path):
+    (tmp_path / "spawns.py").write_text(
+        "import multiprocessing\n"
+        "def double(x):\n"
+        "    return 2 * x\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(double, [1, 2, 3]))\n"
+    )
+    shown = run("spawns.py", folder=tmp_path)
+    assert (shown.stdout, shown.returncode) == ("[2, 4, 6]\n", 0), shown.stderr
+
+
+def test_the_program_is_still_there_for_threads_and_exit_handlers(tmp_path: Path):
+    (tmp_path / "late.py").write_text(
+        "import atexit, pickle, threading, time\n"
+        "class Thing:\n"
+        "    pass\n"
+        "def late():\n"
+        "    time.sleep(0.2)\n"
+        "    print(type(pickle.loads(pickle.dumps(Thing()))).__name__, flush=True)\n"
+        "threading.Thread(target=late).start()\n"
+        "atexit.register(late)\n"
+    )
+    shown = run("late.py", folder=tmp_path)
+    assert shown.stdout == "Thing\nThing\n", shown.stderr
+
+
+def test_the_options_become_absolute_paths_in_the_environment(tmp_path: Path):
+    (tmp_path / "prints.py").write_text(
+        "import os\n"
+        "for name in ('SNAPRT_CACHE_DIR', 'SNAPRT_DUMP_DIR', 'SNAPRT_METRICS_FILE'):\n"
+        "    print(os.environ[name])\n"
+        "os.chdir('/')\n"
+    )
+    shown = run("--cache", "c", "--dump", "d", "--metrics", "m.json", "prints.py", folder=tmp_path)
+    assert shown.stdout.splitlines() == [str(tmp_path / name) for name in ("c", "d", "m.json")]
+    assert json.loads((tmp_path / "m.json").read_text())["schema"] == "snaprt.metrics"
+
+
+LAZY_PROGRAM = """
+import jax, jax.numpy as jnp
+x = jnp.arange(4.0) * 2
+jax.debug.print("effect {}", x.sum())
+print(type(x).__name__)
+"""
+
+
+@pytest.mark.parametrize(("words", "environment"), [(("--lazy",), {}), ((), {"SNAPRT_LAZY": "on"})])
+def test_a_lazy_program_runs_what_is_pending_when_it_ends(tmp_path: Path, words, environment):
+    (tmp_path / "lazy.py").write_text(LAZY_PROGRAM)
+    shown = run(
+        *words,
+        *("--cache", "c", "--metrics", "m.json", "lazy.py"),
+        folder=tmp_path,
+        **environment,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "effect 12.0" in shown.stdout
+    assert "ArrayImpl" not in shown.stdout
+    counters = json.loads((tmp_path / "m.json").read_text())["counters"]
+    assert counters["MarkStep"] == 1
+
+
+def test_no_lazy_wins_over_the_environment(tmp_path: Path):
+    (tmp_path / "lazy.py").write_text(LAZY_PROGRAM)
+    shown = run("--no-lazy", "lazy.py", folder=tmp_path, SNAPRT_LAZY="1")
+    assert "ArrayImpl" in shown.stdout
+
+
+def test_what_was_pending_before_an_error_is_run_and_the_error_is_shown(tmp_path: Path):
+    (tmp_path / "lazy.py").write_text(LAZY_PROGRAM + "raise ValueError('wrong')\n")
+    shown = run("--lazy", "--cache", "c", "lazy.py", folder=tmp_path)
+    assert shown.returncode == 1
+    assert "effect 12.0" in shown.stdout
+    assert shown.stderr.endswith("ValueError: wrong\n")
+    assert "cli/run.py" not in shown.stderr

@@ -1,0 +1,85 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from snaprt import settings
+from snaprt.errors import UsageError
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "environment.md"
+
+
+@pytest.mark.parametrize("row", settings.SETTINGS, ids=lambda row: row.name)
+def test_a_variable_that_is_not_set_or_empty_has_its_default(monkeypatch, row):
+    monkeypatch.delenv(row.name, raising=False)
+    assert settings.get(row.name) == row.default
+    monkeypatch.setenv(row.name, " ")
+    assert settings.get(row.name) == row.default
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", True), ("ON", True), ("yes", True), ("true ", True), ("0", False), ("off", False)],
+)
+def test_a_switch_understands_the_usual_words(monkeypatch, text, value):
+    monkeypatch.setenv("SNAPRT_CACHE", text)
+    assert settings.get("SNAPRT_CACHE") is value
+
+
+def test_a_bad_value_is_an_error_that_names_variable_value_and_what_is_allowed(monkeypatch):
+    monkeypatch.setenv("SNAPRT_LAZY", "perhaps")
+    with pytest.raises(UsageError) as caught:
+        settings.get("SNAPRT_LAZY")
+    assert "SNAPRT_LAZY" in caught.value.message
+    assert "'perhaps'" in caught.value.message
+    assert "on, off" in caught.value.hint
+
+
+def test_a_path_may_begin_with_the_home_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SNAPRT_CACHE_DIR", "~/cache")
+    assert settings.get("SNAPRT_CACHE_DIR") == tmp_path / "cache"
+
+
+def test_a_setting_is_read_at_each_call(monkeypatch):
+    monkeypatch.setenv("SNAPRT_CACHE", "off")
+    assert settings.get("SNAPRT_CACHE") is False
+    monkeypatch.setenv("SNAPRT_CACHE", "on")
+    assert settings.get("SNAPRT_CACHE") is True
+
+
+def test_a_variable_without_a_row_cannot_be_read():
+    with pytest.raises(KeyError):
+        settings.get("SNAPRT_UNDECLARED")
+
+
+def test_the_document_has_the_rows_of_the_table_and_no_other():
+    rows = {}
+    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and re.fullmatch(r"`\w+`", cells[0]):
+            rows[cells[0].strip("`")] = tuple(cells[1:])
+    assert rows == {
+        row.name: (row.help, row.allowed, row.default_text, row.since) for row in settings.SETTINGS
+    }
+
+
+def test_every_variable_of_ours_that_the_sources_name_has_a_row():
+    root = Path(__file__).parents[2]
+    named = set()
+    for folder in ("snaprt", "cache", "replay"):
+        for path in (root / folder).rglob("*.py"):
+            named.update(re.findall(r"\bSNAPRT_[A-Z_]+\b", path.read_text(encoding="utf-8")))
+    assert named <= {row.name for row in settings.SETTINGS}
+
+
+@pytest.mark.parametrize("row", settings.SETTINGS, ids=lambda row: row.name)
+def test_every_row_is_read_by_something_beside_the_table(row):
+    root = Path(__file__).parents[2]
+    readers = [
+        path
+        for folder in ("snaprt", "cache", "replay")
+        for path in (root / folder).rglob("*.py")
+        if path.name != "settings.py" and row.name in path.read_text(encoding="utf-8")
+    ]
+    assert readers
