@@ -25,6 +25,7 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
+from jaxlib import _hlo
 from jaxlib import _jax as _jaxlib
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
@@ -402,3 +403,35 @@ def dump_options_of_xla() -> dict[str, bool | str]:
         for name in dir(flags)
         if name.startswith("xla_dump_") and isinstance(getattr(flags, name), (bool, str))
     }
+
+
+def stablehlo_text(module: Any) -> str:
+    """Return an MLIR module as text, without source locations."""
+    return module.operation.get_asm(enable_debug_info=False)
+
+
+def module_to_hlo_proto(module: Any) -> bytes:
+    """Convert a StableHLO module to a serialised, unoptimised ``xla.HloModuleProto``.
+
+    Raises:
+        ValueError: XLA has no HLO for something in it.
+    """
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(file=buffer)
+    try:
+        computation = _jaxlib.mlir.mlir_module_to_xla_computation(buffer.getvalue())
+    except Exception as error:  # of several types, by version and cause
+        raise ValueError(str(error)) from None
+    return computation.as_serialized_hlo_module_proto()
+
+
+def hlo_text(proto: bytes) -> str:
+    """Return a serialised ``xla.HloModuleProto`` as HLO text.
+
+    Raises:
+        ValueError: It is none, or XLA does not accept it.
+    """
+    try:
+        return _hlo.HloModule.from_serialized_hlo_module_proto(proto).to_string()
+    except Exception as error:
+        raise ValueError(str(error)) from None
