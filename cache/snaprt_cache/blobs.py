@@ -1,0 +1,266 @@
+"""The folder of blob files: one file an entry, found by the key's digest, whole or absent.
+
+Knows files and frames, not the index. A hit needs nothing but this folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from snaprt_cache import frame
+from snaprt_cache.folder import make_private_folders, sync_folder
+from snaprt_cache.frame import BlobDamaged, BlobHeader
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows: there, a file that is open cannot be removed anyway.
+    fcntl = None
+
+_BLOB_NAME: Final = re.compile(r"[0-9a-f]{64}\.blob")
+_FAN_NAME: Final = re.compile(r"[0-9a-f]{2}")
+_TEMPORARY_NAME: Final = re.compile(r"[0-9a-f]{12}-[0-9a-f]{16}\.tmp")
+_ANY_NAME: Final = re.compile(r".+", re.DOTALL)
+_SET_ASIDE_NAME: Final = re.compile(r"[0-9a-f]{64}-[0-9]+-[0-9]+\.bad")
+# A temporary file younger than this is left alone even if nobody seems to hold it: its writer may
+# stand between making it and locking it, or be on another machine of a network file system.
+_STALE_SECONDS: Final = 900.0
+# Damaged blobs are kept for whoever wants to look into them; more than a few tell nothing new.
+_KEPT_ASIDE: Final = 32
+
+
+@dataclass(frozen=True)
+class Found:
+    """A blob that was read and verified."""
+
+    header: BlobHeader
+    payload: bytes
+
+
+class BlobFolder:
+    """The blobs of one cache, and the temporary and damaged files beside them.
+
+    Args:
+        root: The cache directory.
+        folder: The folder in it that belongs to this format.
+    """
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root = root
+        self._folder = folder
+        self._blobs = folder / "blobs"
+        self._temporary = folder / "temporary"
+        self.quarantine = folder / "quarantine"
+        self._sweep_lock = threading.Lock()
+        self._swept = False
+
+    def path(self, digest: str) -> Path:
+        """Return where the blob of a key is, or would be."""
+        return self._blobs / digest[:2] / f"{digest}.blob"
+
+    def read(self, digest: str) -> Found | None:
+        """Read and verify the blob of a key; set it aside if it is damaged.
+
+        Returns:
+            None where there is no blob.
+
+        Raises:
+            BlobDamaged: It was damaged, and has been set aside if the folder can be written.
+            OSError: It cannot be read.
+        """
+        try:
+            file = _open(self.path(digest))
+        except FileNotFoundError:
+            return None
+        with file, self._setting_aside_if_damaged(digest, file):
+            header = _read_header_of(digest, file)
+            return Found(header, frame.read_payload(file, header))
+
+    def header(self, digest: str) -> BlobHeader | None:
+        """Read the header of a key's blob; set the blob aside if the header is damaged.
+
+        Returns:
+            None where there is no blob, or a damaged one, or it cannot be read.
+        """
+        try:
+            with _open(self.path(digest)) as file, self._setting_aside_if_damaged(digest, file):
+                return _read_header_of(digest, file)
+        except (OSError, BlobDamaged):
+            return None
+
+    def write(self, digest: str, head: bytes, stored: bytes) -> None:
+        """Put a blob in place of whatever was there: readers see the old one or the whole new one.
+
+        Raises:
+            OSError: It cannot be written; nothing is left behind.
+        """
+        try:
+            self._write(digest, head, stored)
+        except FileNotFoundError:
+            # Somebody removed the folders, or the whole cache, since they were made.
+            self._write(digest, head, stored)
+
+    def _write(self, digest: str, head: bytes, stored: bytes) -> None:
+        destination = self.path(digest)
+        make_private_folders(
+            self._root, self._folder, self._temporary, self._blobs, destination.parent
+        )
+        self._sweep_once()
+        temporary = self._temporary / f"{digest[:12]}-{secrets.token_hex(8)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(temporary, flags, 0o600)
+        try:
+            with open(descriptor, "wb", buffering=0) as file:
+                # The lock tells a sweep that the writer lives. It ends with the process.
+                _try_lock(descriptor)
+                for content in (head, stored):
+                    _write_all(file, content)
+                os.fsync(descriptor)
+                os.replace(temporary, destination)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        sync_folder(destination.parent)
+
+    def set_aside(self, digest: str) -> bool:
+        """Move a key's blob to the quarantine; return whether there was one and it was moved."""
+        name = f"{digest}-{time.time_ns()}-{os.getpid()}.bad"
+        try:
+            make_private_folders(self._root, self._folder, self.quarantine)
+            os.replace(self.path(digest), self.quarantine / name)
+        except OSError:
+            return False
+        self._forget_oldest_set_aside()
+        return True
+
+    @contextlib.contextmanager
+    def _setting_aside_if_damaged(self, digest: str, file: io.FileIO) -> Iterator[None]:
+        try:
+            yield
+        except BlobDamaged:
+            # Between our read and now, another process may have put a good blob there.
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(self.path(digest)), os.fstat(file.fileno())):
+                    self.set_aside(digest)
+            raise
+
+    def _forget_oldest_set_aside(self) -> None:
+        with contextlib.suppress(OSError):
+            names = [n for n in os.listdir(self.quarantine) if _SET_ASIDE_NAME.fullmatch(n)]
+            by_age = sorted(names, key=lambda name: int(name.split("-")[1]))
+            for name in by_age[:-_KEPT_ASIDE]:
+                os.unlink(self.quarantine / name)
+
+    def digests(self, prefix: str = "") -> Iterator[str]:
+        """Return the digests of the keys that have a blob and start with ``prefix``."""
+        for fan in sorted(_names(self._blobs, _FAN_NAME)):
+            if fan.startswith(prefix[:2]):
+                for name in sorted(_names(self._blobs / fan, _BLOB_NAME)):
+                    if name.startswith(prefix):
+                        yield name.removesuffix(".blob")
+
+    def headers(self) -> Iterator[BlobHeader]:
+        """Return the headers of all blobs; a blob whose header is damaged is set aside."""
+        headers = map(self.header, self.digests())
+        return (header for header in headers if header is not None)
+
+    def set_aside_files(self) -> list[Path]:
+        """Return the files in the quarantine."""
+        return [self.quarantine / name for name in sorted(_names(self.quarantine, _ANY_NAME))]
+
+    def clear(self) -> int:
+        """Remove every blob and every damaged one set aside; return how many blobs there were.
+
+        Files that are not the cache's stay, and so do the folders that hold them.
+
+        Raises:
+            OSError: A file cannot be removed.
+        """
+        removed = 0
+        for digest in list(self.digests()):
+            self.path(digest).unlink(missing_ok=True)
+            removed += 1
+        for name in _names(self.quarantine, _SET_ASIDE_NAME):
+            (self.quarantine / name).unlink(missing_ok=True)
+        for fan in _names(self._blobs, _FAN_NAME):
+            with contextlib.suppress(OSError):
+                (self._blobs / fan).rmdir()
+        return removed
+
+    def _sweep_once(self) -> None:
+        with self._sweep_lock:
+            if self._swept:
+                return
+            self._swept = True
+        self.sweep()
+
+    def sweep(self) -> int:
+        """Remove what killed writers left behind; return how many files that were.
+
+        A file is stale when it is old and no living process holds its lock. The clock may have
+        been set back: a file from far in the future counts as old, too.
+        """
+        removed = 0
+        for name in _names(self._temporary, _TEMPORARY_NAME):
+            path = self._temporary / name
+            # Open for writing: a network file system locks nothing exclusively otherwise.
+            with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as file:
+                age = abs(time.time() - os.fstat(file.fileno()).st_mtime)
+                if age > _STALE_SECONDS and _try_lock(file.fileno()):
+                    os.unlink(path)
+                    removed += 1
+        return removed
+
+    def after_fork_in_child(self) -> None:
+        """Replace the lock, which a thread of the parent may have held."""
+        self._sweep_lock = threading.Lock()
+
+
+def _names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if pattern.fullmatch(name)]
+    except OSError:
+        return []
+
+
+def _read_header_of(digest: str, file: io.FileIO) -> BlobHeader:
+    header = frame.read_header(file)
+    if header.key.digest != digest:
+        raise BlobDamaged("it belongs to another key")
+    return header
+
+
+def _open(path: Path) -> io.FileIO:
+    return io.FileIO(path, "rb")
+
+
+def _write_all(file: io.FileIO, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) or 0 :]
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Take the file's lock without waiting; True also where there are no such locks."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # A file system without locks: age alone decides.
+        return True
+    return True

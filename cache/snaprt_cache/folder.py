@@ -1,0 +1,82 @@
+"""Directories and files as the cache makes them: private, complete or absent, safe to execute from.
+
+Executables are code: whoever can write into the directory can run code as its user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from snaprt_cache.errors import CacheError
+
+_PRIVATE: Final = 0o700
+_OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_ROOT_USER: Final = 0
+
+
+def refuse_if_unsafe(folder: Path) -> bool:
+    """Check that nobody else can write executables into ``folder``.
+
+    Returns:
+        Whether the folder is there; one that is not there yet is safe.
+
+    Raises:
+        CacheError: It belongs to another user, or others may write into it.
+    """
+    try:
+        status = os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if not stat.S_ISDIR(status.st_mode) or not hasattr(os, "geteuid"):
+        return True
+    user = os.geteuid()
+    if status.st_uid not in (user, _ROOT_USER):
+        raise CacheError(
+            f"the cache directory {folder} belongs to user {status.st_uid}, not to you ({user}); "
+            "executables in it could be anyone's code",
+            hint=f"Set SNAPRT_CACHE_DIR to a directory of your own, or run: chown -R {user} "
+            f"'{folder}'",
+        )
+    if status.st_mode & _OTHERS_MAY_WRITE:
+        raise CacheError(
+            f"others may write into the cache directory {folder} "
+            f"(mode {stat.S_IMODE(status.st_mode):04o}); executables in it could be anyone's code",
+            hint=f"Run: chmod go-w '{folder}'   or set SNAPRT_CACHE_DIR to a directory of your "
+            "own.",
+        )
+    return True
+
+
+def make_private_folders(root: Path, *inner: Path) -> None:
+    """Make ``root`` and the folders inside it, each for this user alone; those there stay.
+
+    Raises:
+        OSError: One cannot be made.
+    """
+    root.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (root, *inner):
+        try:
+            os.mkdir(folder, _PRIVATE)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise NotADirectoryError(
+                    errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)
+                ) from None
+        else:
+            sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's list of names survive a power cut, where its file system can."""
+    # Not every file system lets a folder be opened or synced; the rename is whole all the same.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,189 @@
+"""The bytes of one blob file: how an entry is laid out, and how it is verified before it is used.
+
+Knows nothing of folders, the index or what the payload means. ``docs/cache.md`` has the layout.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import blake3
+import zstandard
+
+from snaprt_cache.errors import CacheError
+from snaprt_cache.key import Key, KeyPart
+
+#: The first byte is no text and the last is a line feed, so that no text file or transfer as text
+#: passes for a blob.
+MAGIC: Final = b"\x89SNAPRT\n"
+FORMAT_VERSION: Final = 1
+ZSTD_LEVEL: Final = 3
+#: What a header may ask us to allocate at most; a real one is far below.
+MAX_DESCRIPTION_BYTES: Final = 1 << 20
+MAX_PAYLOAD_BYTES: Final = 1 << 36
+
+# magic, version, description length, stored length, payload length, key digest, stored digest
+_FIXED: Final = struct.Struct("<8sIIQQ32s32s")
+_DIGEST_BYTES: Final = 32
+_PREFIX_BYTES: Final = _FIXED.size + _DIGEST_BYTES
+
+
+class BlobDamaged(Exception):  # noqa: N818 (a finding about a file, caught by the store)
+    """The bytes are not those of a whole blob; the message says which check failed."""
+
+
+@dataclass(frozen=True)
+class BlobHeader:
+    """What a blob says about itself; enough to rebuild the index's row.
+
+    Attributes:
+        key: The key with its parts.
+        metadata: What the caller said about the entry.
+        created: When it was made, Unix time in seconds.
+        payload_bytes: Length of the payload as the caller gave it.
+        stored_bytes: Length of the compressed payload.
+        stored_digest: BLAKE3 of the compressed payload, 32 bytes.
+        header_bytes: Length of all that stands before the compressed payload.
+    """
+
+    key: Key
+    metadata: Mapping[str, str | int | float]
+    created: float
+    payload_bytes: int
+    stored_bytes: int
+    stored_digest: bytes
+    header_bytes: int
+
+
+def encode_blob(
+    key: Key, payload: bytes, metadata: Mapping[str, str | int | float]
+) -> tuple[BlobHeader, bytes, bytes]:
+    """Return the header, its bytes, and the compressed payload that follows them in the file.
+
+    Raises:
+        CacheError: The key parts and the metadata, or the payload, are larger than a blob may hold.
+    """
+    created = time.time()
+    description = json.dumps(
+        {
+            "created": created,
+            "parts": [[part.name, part.value] for part in key.parts],
+            "metadata": dict(metadata),
+        },
+        separators=(",", ":"),
+    ).encode("ascii")
+    if len(description) > MAX_DESCRIPTION_BYTES or len(payload) > MAX_PAYLOAD_BYTES:
+        raise CacheError(
+            f"the entry {key.digest[:12]} is too large for the cache: "
+            f"{len(description)} bytes of key parts and metadata, {len(payload)} bytes of payload",
+            hint="Put long key parts in as digests.",
+        )
+    stored = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(payload)
+    stored_digest = blake3.blake3(stored).digest()
+    fixed = _FIXED.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        len(description),
+        len(stored),
+        len(payload),
+        bytes.fromhex(key.digest),
+        stored_digest,
+    )
+    head = fixed + blake3.blake3(fixed + description).digest() + description
+    header = BlobHeader(
+        key, dict(metadata), created, len(payload), len(stored), stored_digest, len(head)
+    )
+    return header, head, stored
+
+
+def read_header(file: io.RawIOBase) -> BlobHeader:
+    """Read and verify the header at the start of an open blob file.
+
+    Lengths are held against the file's own length before anything of that length is read.
+
+    Raises:
+        BlobDamaged: It is no whole blob of this format.
+        OSError: The file cannot be read.
+    """
+    file_bytes = os.fstat(file.fileno()).st_size
+    prefix = _read_exactly(file, _PREFIX_BYTES)
+    magic, version, description_bytes, stored_bytes, payload_bytes, key_digest, stored_digest = (
+        _FIXED.unpack_from(prefix)
+    )
+    if magic != MAGIC:
+        raise BlobDamaged("it does not start as a blob does")
+    if version != FORMAT_VERSION:
+        raise BlobDamaged(f"it has format version {version}, not {FORMAT_VERSION}")
+    if description_bytes > MAX_DESCRIPTION_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
+        raise BlobDamaged("its header gives a length that no blob has")
+    if file_bytes != _PREFIX_BYTES + description_bytes + stored_bytes:
+        raise BlobDamaged(f"it has {file_bytes} bytes, which is not what its header says")
+    description = _read_exactly(file, description_bytes)
+    if blake3.blake3(prefix[: _FIXED.size] + description).digest() != prefix[_FIXED.size :]:
+        raise BlobDamaged("its header does not match the header's digest")
+    key, metadata, created = _parse_description(description)
+    if bytes.fromhex(key.digest) != key_digest:
+        raise BlobDamaged("its key parts do not match its key")
+    return BlobHeader(
+        key,
+        metadata,
+        created,
+        payload_bytes,
+        stored_bytes,
+        stored_digest,
+        _PREFIX_BYTES + description_bytes,
+    )
+
+
+def read_payload(file: io.RawIOBase, header: BlobHeader) -> bytes:
+    """Read, verify and decompress the payload; ``file`` stands where ``read_header`` left it.
+
+    Raises:
+        BlobDamaged: The payload is not the one that the header describes.
+        OSError: The file cannot be read.
+    """
+    stored = _read_exactly(file, header.stored_bytes)
+    if blake3.blake3(stored).digest() != header.stored_digest:
+        raise BlobDamaged("its payload does not match the payload's digest")
+    try:
+        if zstandard.frame_content_size(stored) != header.payload_bytes:
+            raise BlobDamaged("its payload has another length than its header says")
+        return zstandard.ZstdDecompressor().decompress(stored)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise BlobDamaged(f"its payload cannot be decompressed: {error}") from error
+
+
+def _parse_description(description: bytes) -> tuple[Key, dict[str, str | int | float], float]:
+    try:
+        content: dict[str, Any] = json.loads(description)
+        parts = tuple(KeyPart(str(name), str(value)) for name, value in content["parts"])
+        metadata = {
+            str(name): value
+            for name, value in content["metadata"].items()
+            if isinstance(value, str | int | float)
+        }
+        return Key(parts), metadata, float(content["created"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BlobDamaged(f"its description cannot be read: {error!r}") from error
+
+
+def _read_exactly(file: io.RawIOBase, count: int) -> bytes:
+    content = file.read(count) or b""
+    if len(content) == count:
+        return content
+    # One read may give less than asked for: at most 2 GiB on Linux, or after a signal.
+    pieces = [content]
+    missing = count - len(content)
+    while missing and pieces[-1]:
+        pieces.append(file.read(missing) or b"")
+        missing -= len(pieces[-1])
+    if missing:
+        raise BlobDamaged(f"it ends {missing} bytes too early")
+    return b"".join(pieces)

@@ -1,0 +1,224 @@
+"""What identifies a compiled program: named parts, so that a miss can be explained part by part.
+
+Knows bytes and text only. Which parts a program has is the caller's business; what every caller
+needs to make them (CPU features, file digests, the XLA flags that matter) is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import blake3
+
+from snaprt_cache.folder import make_private_folders
+
+_KEY_DOMAIN: Final = b"snaprt key 1"
+
+
+@dataclass(frozen=True)
+class KeyPart:
+    """One named part of a key.
+
+    Attributes:
+        name: What it is, such as ``jaxlib version``.
+        value: Text that a person can read, or a digest where the text would be long.
+    """
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Key:
+    """The identity of one entry: its parts, in the caller's order."""
+
+    parts: tuple[KeyPart, ...]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The BLAKE3 digest of the parts, 64 hexadecimal digits.
+
+        Every text goes in behind its length (8 bytes, little endian), so that no two lists of
+        parts give the same bytes.
+        """
+        hasher = blake3.blake3(_KEY_DOMAIN)
+        hasher.update(len(self.parts).to_bytes(8, "little"))
+        for part in self.parts:
+            for text in (part.name, part.value):
+                content = text.encode("utf-8", "surrogatepass")
+                hasher.update(len(content).to_bytes(8, "little"))
+                hasher.update(content)
+        return hasher.hexdigest()
+
+
+# Flags of XLA that change where XLA writes or what it logs, not the executable it makes.
+# A row is the start of a flag's name, without the dashes. Device counts are part of the topology.
+_FLAGS_WITHOUT_EFFECT: Final = (
+    "alsologtostderr",
+    "log_",
+    "logtostderr",
+    "minloglevel",
+    "stderrthreshold",
+    "v",
+    "vmodule",
+    "xla_cpu_dump_",
+    "xla_dump_",
+    "xla_force_host_platform_device_count",
+    "xla_gpu_dump_",
+    "xla_gpu_experimental_autotune_cache_mode",
+    "xla_gpu_kernel_cache_file",
+    "xla_gpu_per_fusion_autotune_cache_dir",
+    "xla_hlo_profile",
+    "xla_log_",
+    "xla_tpu_dump_",
+    "xla_vlog_",
+)
+# Names this short would drop foreign flags if they were read as the start of a name.
+_WHOLE_NAMES: Final = frozenset({"v"})
+
+
+def relevant_xla_flags(flags: Iterable[str]) -> tuple[str, ...]:
+    """Return the flags that may change an executable, sorted by name.
+
+    Args:
+        flags: Flags as in ``XLA_FLAGS``, such as ``--xla_cpu_enable_fast_math=true``.
+
+    Returns:
+        The flags without those for dumps, logs and XLA's own caches. A flag that is given twice
+        stays twice, in the order given, for the last one may win or both may add up.
+    """
+    return tuple(sorted(filter(_has_effect, flags), key=_flag_name))
+
+
+def _flag_name(flag: str) -> str:
+    return flag.lstrip("-").partition("=")[0]
+
+
+def _has_effect(flag: str) -> bool:
+    name = _flag_name(flag)
+    return not any(
+        name == row if row in _WHOLE_NAMES else name.startswith(row)
+        for row in _FLAGS_WITHOUT_EFFECT
+    )
+
+
+# What Linux lists among a CPU's flags though it is no instruction a compiler could use: the
+# kernel's mitigations, clocks, power and virtualisation. It differs between kernels on one CPU.
+_CPU_FLAGS_OF_THE_KERNEL: Final = """
+    acpi amd_dcm aperfmperf arat arch_capabilities arch_lbr arch_perfmon art bts constant_tsc
+    cpuid cpuid_fault decodeassists dtherm dtes64 ds_cpl dts epb ept ept_ad extd_apicid fast_lbr
+    flexpriority flush_l1d flushbyasid hwp hwp_act_window hwp_epp hwp_notify hwp_pkg_req
+    hypervisor ibpb ibpb_exit_to_user ibrs ibrs_enhanced ida intel_ppin l1tf lbrv md_clear monitor
+    nonstop_tsc nopl nrip_save pausefilter pbe pdcm pebs pfthreshold pln pti pts rep_good
+    retpoline rrsba_ctrl rsb_ctxsw ssbd stibp svm_lock tpr_shadow tsc_adjust tsc_deadline_timer
+    tsc_known_freq tsc_reliable tsc_scale v_spec_ctrl v_vmsave_vmload vgif virt_ssbd vmcb_clean
+    vmmcall vnmi vpid xtopology
+"""
+_CPU_FLAG_LINES: Final = ("flags", "Features")
+_SYSCTL_NAMES: Final = ("machdep.cpu.features", "machdep.cpu.leaf7_features", "hw.optional")
+
+
+@functools.cache
+def cpu_features() -> str:
+    """Return the machine's architecture and a short digest of its CPUs' instruction sets.
+
+    An executable compiled for instructions that a CPU lacks loads and then may crash: entries made
+    on other CPUs must not match. The text is the same on every boot and kernel of one machine.
+    """
+    features = _linux_cpu_flags() or _sysctl_cpu_flags() or platform.processor().split()
+    listed = " ".join(sorted(set(features) - set(_CPU_FLAGS_OF_THE_KERNEL.split())))
+    return f"{platform.machine()}-{blake3.blake3(listed.encode()).hexdigest()[:16]}"
+
+
+def _linux_cpu_flags() -> list[str]:
+    flags: list[str] = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n"):
+            name, _, value = line.partition(":")
+            if name.strip() in _CPU_FLAG_LINES:
+                flags += value.split()
+    return flags
+
+
+def _sysctl_cpu_flags() -> list[str]:
+    if platform.system() != "Darwin":
+        return []
+    command = ["/usr/sbin/sysctl", *_SYSCTL_NAMES]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.split()
+
+
+_MEMO_NAME: Final = "file-digests.json"
+_MEMO_ROWS: Final = 64
+# A file that changed this recently may change again without a new time stamp.
+_MEMO_MIN_AGE_SECONDS: Final = 2.0
+_digests_of_this_process: dict[str, str] = {}
+
+
+def file_digest(path: str | Path, memo_folder: Path | None = None) -> str:
+    """Return the BLAKE3 digest of a file's content, 64 hexadecimal digits.
+
+    XLA's library has hundreds of megabytes, so the digest is remembered: in this process, and
+    across processes in a small file, by path, device, inode, size and time of change.
+
+    Args:
+        path: The file.
+        memo_folder: Where to remember; None for this process only. A folder that cannot be written
+            costs the time of reading the file again.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    status = os.stat(path)
+    row = (
+        f"{os.path.abspath(path)}:"
+        f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+    )
+    digest = _digests_of_this_process.get(row)
+    if digest is None and memo_folder is not None:
+        digest = _read_memo(memo_folder).get(row)
+    if digest is None:
+        digest = blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path).hexdigest()
+        if memo_folder is not None and abs(time.time() - status.st_mtime) > _MEMO_MIN_AGE_SECONDS:
+            _write_memo(memo_folder, {**_read_memo(memo_folder), row: digest})
+    if abs(time.time() - status.st_mtime) > _MEMO_MIN_AGE_SECONDS:
+        _digests_of_this_process[row] = digest
+    return digest
+
+
+def _read_memo(folder: Path) -> dict[str, str]:
+    try:
+        rows = json.loads((folder / _MEMO_NAME).read_text(encoding="utf-8"))["files"]
+        return {str(row): str(digest) for row, digest in rows.items() if len(str(digest)) == 64}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # Absent or damaged: the files are read again.
+        return {}
+
+
+def _write_memo(folder: Path, rows: dict[str, str]) -> None:
+    newest = dict(list(rows.items())[-_MEMO_ROWS:])
+    temporary = ""
+    try:
+        make_private_folders(folder.parent, folder)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{_MEMO_NAME}.", dir=folder)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump({"version": 1, "files": newest}, file, indent=1)
+        os.replace(temporary, folder / _MEMO_NAME)
+    except OSError:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
