@@ -1,0 +1,68 @@
+"""Describes what surrounds an execution: versions, devices, flags, settings; reads, never sets."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+
+import jax
+
+from snaprt.snapshot.layout import DeviceRecord
+
+_PACKAGES = ("snaprt", "jax", "jaxlib", "numpy", "ml_dtypes", "flax", "optax")
+
+_VARIABLES = (
+    *("JAX_", "XLA_", "TF_XLA_", "LIBTPU_", "TPU_", "PJRT_", "NEURON_", "SNAPRT_"),
+    *("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "NCCL_", "TF_CUDNN_", "TF_CPP_"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+)
+"""Beginnings of the environment variables that steer JAX and XLA; no others are recorded."""
+
+_JAX_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+    "jax_use_shardy_partitioner",
+    "jax_compiler_enable_remat_pass",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_optimization_level",
+    "jax_platforms",
+)
+
+
+@functools.cache
+def versions() -> Mapping[str, str]:
+    """Return package name to version, for what a program's results can depend on."""
+    found = {"python": platform.python_version(), "system": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def environment() -> Mapping[str, str]:
+    """Return the environment variables that steer JAX and XLA, as they are now."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
+
+
+def jax_config() -> Mapping[str, str]:
+    """Return this thread's values of the JAX settings that change what a program computes."""
+    return {name: str(getattr(jax.config, name, "")) for name in _JAX_SETTINGS}
+
+
+def describe_device(device: jax.Device) -> DeviceRecord:
+    """Return a device as the manifest holds it."""
+    return DeviceRecord(device.platform, device.device_kind, device.id, device.process_index)
+
+
+def platform_version(device: jax.Device) -> str:
+    """Return what the device's backend says of its own version."""
+    return str(getattr(device.client, "platform_version", ""))

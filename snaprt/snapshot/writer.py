@@ -1,0 +1,157 @@
+"""The thread that writes snapshots while the program goes on; must not know what is in them.
+
+The queue is bounded: a program that records faster than its disk can write waits, and the wait is
+counted. What is queued is written before the process ends; a forked child starts with an empty
+queue and a thread of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaprt import metrics
+from snaprt.snapshot.layout import Contents
+from snaprt.snapshot.write import remove_leftovers, write_snapshot
+
+QUEUE_BYTES = 2 << 30
+"""How many bytes of arrays may wait to be written; a larger single snapshot waits alone."""
+
+_log = logging.getLogger("snaprt.snapshot")
+
+
+@dataclass(frozen=True)
+class _Job:
+    path: Path
+    contents: Callable[[], Contents]
+    nbytes: int
+
+
+class SnapshotWriter:
+    """Writes snapshots one after the other in a thread of its own.
+
+    Args:
+        queue_bytes: How many bytes may wait before ``submit`` does.
+    """
+
+    def __init__(self, queue_bytes: int = QUEUE_BYTES) -> None:
+        self._queue_bytes = queue_bytes
+        self._logged: set[object] = set()
+        self._cleaned: set[Path] = set()
+        self._start_afresh()
+        this = weakref.ref(self)
+
+        def after_fork() -> None:
+            writer = this()
+            if writer is not None:
+                writer._start_afresh()
+
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=after_fork)
+
+    def _start_afresh(self) -> None:
+        self._changed = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        self._bytes = 0  # of what waits and what is being written
+        self._unfinished = 0
+        self._thread: threading.Thread | None = None
+
+    def submit(self, path: Path, contents: Callable[[], Contents], nbytes: int) -> None:
+        """Queue a snapshot to be written; wait only while the queue is full.
+
+        Args:
+            path: The file.
+            contents: Called in the writer's thread, once.
+            nbytes: About how many bytes of arrays it keeps alive.
+        """
+        job = _Job(path, contents, nbytes)
+        with self._changed:
+            if self._bytes and self._bytes + nbytes > self._queue_bytes:
+                started = time.perf_counter_ns()
+                while self._bytes and self._bytes + nbytes > self._queue_bytes:
+                    self._changed.wait()
+                metrics.metric_add("SnapshotQueueWait", time.perf_counter_ns() - started)
+            if self._has_thread():
+                self._jobs.append(job)
+                self._bytes += nbytes
+                self._unfinished += 1
+                self._changed.notify_all()
+                return
+        self._write(job)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything queued is written.
+
+        Args:
+            timeout: Seconds to wait at most.
+
+        Returns:
+            Whether it is.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._unfinished, timeout)
+
+    def complain(self, error: Exception) -> None:
+        """Count a snapshot that could not be made; log it if it is the first for its cause."""
+        metrics.counter_add("SnapshotWriteError")
+        system_error = error if isinstance(error, OSError) else error.__cause__
+        cause = (type(error), getattr(system_error, "errno", None))
+        if cause in self._logged:
+            return
+        self._logged.add(cause)
+        _log.error(
+            "a snapshot is lost, the program goes on: %s\nThis is said once for each cause; "
+            "the counter SnapshotWriteError counts all.",
+            error if str(error) else type(error).__name__,
+            # An error of ours says what to do; of any other, only the traceback helps.
+            exc_info=None if system_error or hasattr(error, "hint") else error,
+        )
+
+    def _has_thread(self) -> bool:
+        """Start the thread if there is none; while Python shuts down, none can be started."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name="snaprt-snapshot-writer", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+            # Now, not at import: what is registered later runs earlier, and JAX must be alive.
+            atexit.register(self.flush)
+        return True
+
+    def _work(self) -> None:
+        changed = self._changed
+        while True:
+            with changed:
+                changed.wait_for(lambda: bool(self._jobs))
+                job = self._jobs.popleft()
+            self._write(job)
+            nbytes = job.nbytes
+            del job  # and with it the arrays, before anybody is told that there is room
+            with changed:
+                self._bytes -= nbytes
+                self._unfinished -= 1
+                changed.notify_all()
+
+    def _write(self, job: _Job) -> None:
+        try:
+            folder = job.path.parent
+            if folder not in self._cleaned:
+                self._cleaned.add(folder)
+                remove_leftovers(folder)
+            started = time.perf_counter_ns()
+            write_snapshot(job.path, job.contents())
+            metrics.metric_add("SnapshotWriteTime", time.perf_counter_ns() - started)
+            metrics.metric_add("SnapshotBytes", job.path.stat().st_size)
+            metrics.counter_add("SnapshotsWritten")
+        except Exception as error:
+            self.complain(error)
