@@ -41,7 +41,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
 }
 
 
-class _ReaderGone(Exception):
+class _ReaderGoneError(Exception):
     """Who read our output has closed it, as ``snaprt ... | head`` does."""
 
 
@@ -55,10 +55,10 @@ class _LazyGroup(click.Group):
             sys.stdout.flush()
         except SystemExit as leaving:
             if isinstance(leaving.__context__, BrokenPipeError):
-                raise _ReaderGone from leaving
+                raise _ReaderGoneError from leaving
             raise
         except BrokenPipeError as error:
-            raise _ReaderGone from error
+            raise _ReaderGoneError from error
         return result
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = group.main(arguments, prog_name="snaprt", standalone_mode=False)
         return status if isinstance(status, int) else output.EXIT_OK
-    except _ReaderGone:
+    except _ReaderGoneError:
         # What is still buffered must not raise again when Python flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return output.EXIT_BROKEN_PIPE

@@ -1,0 +1,84 @@
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(
+    path for folder in ("snaprt", "cache", "replay") for path in (ROOT / folder).rglob("*.py")
+)
+
+#: Names of JAX that are not public API: what begins with one underscore, the modules of JAX that
+#: its stability promise leaves out, and everything in jaxlib but its version.
+NOT_PUBLIC = re.compile(
+    r"(jax|jaxlib)\.(\w+\.)*_(?!_)|jax\.interpreters\b|jax\.lib\.(?!__version__)|jaxlib\.(?!__version__)"
+)
+JAX_API = ROOT / "snaprt" / "jaxapi.py"
+
+
+def modules_named_in(tree: ast.AST) -> set[str]:
+    """Everything imported, and every dotted name that starts with jax or jaxlib."""
+    named = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            named.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            named.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            dotted = ast.unparse(node)
+            if dotted.startswith(("jax.", "jaxlib.")):
+                named.add(dotted)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            named.update(a.value for a in node.args if isinstance(a, ast.Constant))
+    return named
+
+
+def test_jaxapi_alone_uses_names_of_jax_that_are_not_public():
+    found = {}
+    for path in SOURCES:
+        if path == JAX_API:
+            continue
+        names = modules_named_in(ast.parse(path.read_text(encoding="utf-8")))
+        private = sorted(name for name in names if NOT_PUBLIC.match(name))
+        if private:
+            found[str(path.relative_to(ROOT))] = private
+    assert found == {}
+
+
+def test_errors_settings_and_metrics_use_the_standard_library_alone():
+    for name in ("errors", "settings", "metrics"):
+        tree = ast.parse((ROOT / "snaprt" / f"{name}.py").read_text(encoding="utf-8"))
+        tops = {module.split(".")[0] for module in modules_named_in(tree)}
+        assert tops - {"snaprt"} <= sys.stdlib_module_names, name
+
+
+@pytest.fixture(scope="module")
+def modules_after_import_snaprt() -> set[str]:
+    code = "import json, sys; import snaprt; print(json.dumps(sorted(sys.modules)))"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    return set(json.loads(shown.stdout))
+
+
+@pytest.mark.parametrize(
+    "unwanted",
+    ["click", "rich", "snaprt.cli", "snaprt_replay", "sqlite_utils", "google.protobuf", "flax"],
+)
+def test_import_snaprt_does_not_import(unwanted, modules_after_import_snaprt):
+    assert unwanted not in modules_after_import_snaprt
+
+
+def test_every_module_says_in_its_first_line_what_it_is_for():
+    for path in SOURCES:
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        assert docstring, path
+        assert docstring.splitlines()[0].endswith((".", ":", ";", ",")) or "\n" in docstring, path
+
+
+def test_no_module_of_ours_is_named_after_nothing():
+    assert not [path for path in SOURCES if path.stem in ("utils", "helpers", "manager", "common")]
