@@ -27,6 +27,7 @@ from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
 from jaxlib import _hlo
 from jaxlib import _jax as _jaxlib
+from jaxlib import lapack as _lapack
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
@@ -73,13 +74,37 @@ def asked_as_opaque_state() -> bool:
     return sys._getframe(2).f_code is _core.OpaqueTraceState.__eq__.__code__
 
 
-def value_is_demanded() -> bool:
-    """Say whether the caller was called by code that needs a value rather than by a mere probe.
+# Functions that only pass the question "is this concrete?" on.
+_ASKS_ON = frozenset({"is_concrete", "to_concrete_value"})
 
-    `Tracer.to_concrete_value` serves both `concrete_or_error` (needs it) and `is_concrete` (a
-    probe in `asarray`, indexing, `ad`); only the first may cut a graph.
+# Functions that fail, or behave differently from eager JAX, without the value: what they stand for.
+_DEMANDS = {
+    "__bool__": "bool",
+    "__hex__": "hex",
+    "__index__": "index",
+    "__int__": "int",
+    "__oct__": "oct",
+    "_is_slice_element_none_or_constant_or_symbolic": "slice",
+    "concrete_or_error": "",  # named after its caller: `nonzero`, `arange`, ...
+    "expand_bool_indices": "bool_mask",
+    "is_constant_dim": "shape",
+}
+
+
+def demanded_by() -> str | None:
+    """Return what needs the value that the caller was asked for, or ``None`` for a mere probe.
+
+    `Tracer.to_concrete_value` serves code that needs a value (`concrete_or_error`, a boolean
+    mask) and mere probes (in `asarray`, `ad`, `power`); only the first may cut a graph. The
+    question may come through the tracers of `grad` and `vmap`, hence the walk up the stack.
     """
-    return sys._getframe(2).f_code is _core.concrete_or_error.__code__
+    frame = sys._getframe(2)
+    while frame.f_code.co_name in _ASKS_ON and frame.f_back is not None:
+        frame = frame.f_back
+    cause = _DEMANDS.get(frame.f_code.co_name)
+    if cause == "" and frame.f_back is not None:
+        return frame.f_back.f_code.co_name.strip("_<>")
+    return cause
 
 
 def evaluate_call(name: str, *args: Any, **params: Any) -> Any:
@@ -303,6 +328,7 @@ def parse_module(module: bytes | str) -> Any:
     Raises:
         ValueError: If it is none of them.
     """
+    _prepare_custom_calls(module)
     context = _mlir.make_ir_context()
     if isinstance(module, bytes) and module.startswith(b"ML\xefR"):
         try:
@@ -433,5 +459,39 @@ def hlo_text(proto: bytes) -> str:
     """
     try:
         return _hlo.HloModule.from_serialized_hlo_module_proto(proto).to_string()
+    except Exception as error:
+        raise ValueError(str(error)) from None
+
+
+def _prepare_custom_calls(module: bytes | str) -> None:
+    """Give LAPACK's custom calls their functions, which JAX does when it lowers such a call itself.
+
+    A module from a file that calls LAPACK ends the process with a segmentation fault without this.
+    It costs 0.2 s, because it imports scipy. Source: jaxlib/lapack.py, 0.10 to 0.12.
+    """
+    if (b"lapack_" if isinstance(module, bytes) else "lapack_") in module:  # type: ignore[operator]
+        _lapack._lapack.initialize()
+
+
+def hlo_to_stablehlo(proto: bytes) -> bytes:
+    """Convert a serialised ``xla.HloModuleProto`` to StableHLO, as MLIR bytecode.
+
+    Raises:
+        ValueError: It is none, or something in it has no StableHLO.
+    """
+    try:
+        return _jaxlib.mlir.hlo_to_stablehlo(proto)
+    except Exception as error:  # of several types, by version and cause
+        raise ValueError(str(error)) from None
+
+
+def parse_hlo_text(text: str) -> bytes:
+    """Parse HLO text into a serialised ``xla.HloModuleProto``.
+
+    Raises:
+        ValueError: XLA's parser refuses it; the message names line and column.
+    """
+    try:
+        return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
     except Exception as error:
         raise ValueError(str(error)) from None

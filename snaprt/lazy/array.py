@@ -57,8 +57,9 @@ class LazyArray(jaxapi.Tracer):
 
     def to_concrete_value(self) -> jax.Array | None:
         """Return the value if it is there already or truly needed, else ``None``."""
-        if self._value is None and jaxapi.value_is_demanded():
-            return self.materialise("concrete")
+        if self._value is None:
+            cause = jaxapi.demanded_by()
+            return None if cause is None else self.materialise(cause)
         return self._value
 
     def settle(self, value: jax.Array) -> None:

@@ -25,7 +25,7 @@ READ_METHODS: dict[str, str] = {
     "__str__": "repr",
     "addressable_data": "addressable_data",
     "block_until_ready": "block_until_ready",
-    "copy_to_host_async": "copy_to_host_async",
+    "copy_to_host_async": "device_get",
     "delete": "delete",
     "is_deleted": "is_deleted",
     "item": "item",

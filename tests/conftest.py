@@ -1,0 +1,30 @@
+"""What every test shares: a cache of its own, and a thread that starts and ends eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep the tests, and the processes they start, away from the user's own cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("SNAPRT_CACHE_DIR", str(folder))
+    for name in ("XLA_FLAGS", "SNAPRT_DUMP_DIR", "SNAPRT_METRICS_FILE", "SNAPRT_CACHE"):
+        patch.delenv(name, raising=False)
+    yield folder
+    patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def eager_thread() -> Iterator[None]:
+    """Leave the thread eager, with nothing pending, and the counters at zero."""
+    import snaprt
+
+    snaprt.metrics.clear_all()
+    yield
+    snaprt.disable()
