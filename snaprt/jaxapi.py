@@ -469,7 +469,8 @@ def _prepare_custom_calls(module: bytes | str) -> None:
     A module from a file that calls LAPACK ends the process with a segmentation fault without this.
     It costs 0.2 s, because it imports scipy. Source: jaxlib/lapack.py, 0.10 to 0.12.
     """
-    if (b"lapack_" if isinstance(module, bytes) else "lapack_") in module:  # type: ignore[operator]
+    text = module if isinstance(module, bytes) else module.encode()
+    if b"lapack_" in text:
         _lapack._lapack.initialize()
 
 

@@ -1,0 +1,251 @@
+"""XLA's protobuf messages, as far as snaprt reads and edits them; it must know nothing of JAX.
+
+XLA's `xla/service/hlo.proto` and `xla/xla_data.proto` are not installed with jaxlib. The messages
+are built here from a table of the field numbers that snaprt uses. Every other field of a file is
+kept as protobuf's unknown fields are: it goes back out as it came in.
+
+A message that only passes through, or is only ever cleared, is declared ``Opaque``: no field of it
+is known, so all are kept. The packed numbers of a literal are declared ``bytes``, which looks the
+same on the wire: a Python object per element would make a large array cost a hundred times its
+size (see `xla_literals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from snaprt.errors import SnapshotError
+
+PROTOBUF_LIMIT = 2**31 - 1
+"""The most bytes a serialised protobuf message may have."""
+
+if TYPE_CHECKING:
+
+    class XlaMessage(Message):
+        """Any of the messages below; its fields are those of `FIELDS`."""
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+else:
+    XlaMessage = Message
+
+# Message -> field -> (number, type). Sources: openxla/xla, xla/service/hlo.proto and
+# xla/xla_data.proto. Enumerations are int32 here, which is the same on the wire.
+FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
+    "Opaque": {},
+    "LayoutProto": {"minor_to_major": (1, "repeated int64")},
+    "ShapeProto": {
+        "element_type": (2, "int32"),
+        "dimensions": (3, "repeated int64"),
+        "tuple_shapes": (4, "repeated ShapeProto"),
+        "layout": (5, "LayoutProto"),
+        "is_dynamic_dimension": (6, "repeated bool"),
+    },
+    "ProgramShapeProto": {
+        "parameters": (1, "repeated ShapeProto"),
+        "result": (2, "ShapeProto"),
+        "parameter_names": (3, "repeated string"),
+    },
+    "LiteralProto": {
+        "shape": (1, "ShapeProto"),
+        "tuple_literals": (10, "repeated LiteralProto"),
+        "preds": (2, "bytes"),
+        "u8s": (3, "bytes"),
+        "s32s": (4, "bytes"),
+        "s64s": (5, "bytes"),
+        "u32s": (6, "bytes"),
+        "u64s": (7, "bytes"),
+        "f32s": (8, "bytes"),
+        "f64s": (9, "bytes"),
+        "f16s": (11, "bytes"),
+        "c64s": (12, "bytes"),
+        "bf16s": (13, "bytes"),
+        "s8s": (15, "bytes"),
+        "u16s": (16, "bytes"),
+        "s16s": (17, "bytes"),
+        "c128s": (18, "bytes"),
+        "f8e5m2s": (19, "bytes"),
+        "f8e4m3fns": (20, "bytes"),
+        "s4s": (21, "bytes"),
+        "u4s": (22, "bytes"),
+        "f8e4m3b11fnuzs": (23, "bytes"),
+        "f8e5m2fnuzs": (24, "bytes"),
+        "f8e4m3fnuzs": (25, "bytes"),
+        "s2s": (26, "bytes"),
+        "u2s": (27, "bytes"),
+        "f8e4m3s": (28, "bytes"),
+        "f8e3m4s": (29, "bytes"),
+        "s1s": (30, "bytes"),
+        "u1s": (31, "bytes"),
+        "f4e2m1fns": (32, "bytes"),
+        "f8e8m0fnus": (33, "bytes"),
+    },
+    "OpMetadata": {
+        "op_type": (1, "string"),
+        "op_name": (2, "string"),
+        "source_file": (3, "string"),
+        "source_line": (4, "int32"),
+        "stack_frame_id": (15, "int32"),
+    },
+    "HloInstructionProto": {
+        "name": (1, "string"),
+        "opcode": (2, "string"),
+        "shape": (3, "ShapeProto"),
+        "metadata": (7, "OpMetadata"),
+        "literal": (8, "LiteralProto"),
+        "parameter_number": (9, "int64"),
+        "fusion_kind": (11, "string"),
+        "tuple_index": (13, "int64"),
+        "dimensions": (14, "repeated int64"),
+        "custom_call_target": (28, "string"),
+        "id": (35, "int64"),
+        "operand_ids": (36, "repeated int64"),
+        "control_predecessor_ids": (37, "repeated int64"),
+        "called_computation_ids": (38, "repeated int64"),
+        "sharding": (40, "Opaque"),
+        "backend_config": (43, "bytes"),
+        "constrain_layout": (56, "bool"),
+        "operand_shapes_with_layout": (57, "repeated ShapeProto"),
+        "custom_call_has_side_effect": (65, "bool"),
+        "output_operand_aliasing": (74, "repeated Opaque"),
+        "async_execution_thread": (79, "string"),
+        "original_value": (88, "Opaque"),
+    },
+    "HloComputationProto": {
+        "name": (1, "string"),
+        "instructions": (2, "repeated HloInstructionProto"),
+        "program_shape": (4, "ProgramShapeProto"),
+        "id": (5, "int64"),
+        "root_id": (6, "int64"),
+        "is_fusion_computation": (7, "bool"),
+        "execution_thread": (8, "string"),
+    },
+    "HloModuleProto": {
+        "name": (1, "string"),
+        "entry_computation_name": (2, "string"),
+        "computations": (3, "repeated HloComputationProto"),
+        "host_program_shape": (4, "ProgramShapeProto"),
+        "id": (5, "int64"),
+        "entry_computation_id": (6, "int64"),
+        "schedule": (7, "Opaque"),
+        "input_output_alias": (8, "Opaque"),
+        "cross_program_prefetches": (10, "repeated Opaque"),
+        "device_assignment": (15, "Opaque"),
+        "buffer_donor": (18, "Opaque"),
+    },
+    "HloProto": {
+        "hlo_module": (1, "HloModuleProto"),
+        "buffer_assignment": (3, "Opaque"),
+    },
+    "HloSnapshot": {
+        "hlo": (1, "HloProto"),
+        "arguments": (2, "repeated LiteralProto"),
+        "result": (3, "LiteralProto"),
+        "execution_platform": (4, "string"),
+    },
+    "HloInputs": {"arguments": (1, "repeated LiteralProto")},
+    "HloUnoptimizedSnapshot": {
+        "hlo_module": (1, "HloModuleProto"),
+        "partitions": (2, "repeated HloInputs"),
+    },
+}
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_SCALAR_TYPES = {
+    "bool": _FIELD.TYPE_BOOL,
+    "bytes": _FIELD.TYPE_BYTES,
+    "int32": _FIELD.TYPE_INT32,
+    "int64": _FIELD.TYPE_INT64,
+    "string": _FIELD.TYPE_STRING,
+}
+
+
+def _build_messages() -> Mapping[str, type[XlaMessage]]:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="snaprt/xla.proto", package="xla", syntax="proto3"
+    )
+    for message_name, fields in FIELDS.items():
+        message = file.message_type.add(name=message_name)
+        for field_name, (number, declared) in fields.items():
+            repeated, _, type_name = declared.rpartition(" ")
+            field = message.field.add(name=field_name, number=number)
+            field.label = _FIELD.LABEL_REPEATED if repeated else _FIELD.LABEL_OPTIONAL
+            if type_name in _SCALAR_TYPES:
+                field.type = _SCALAR_TYPES[type_name]
+            else:
+                field.type = _FIELD.TYPE_MESSAGE
+                field.type_name = f".xla.{type_name}"
+    # A pool of our own: another library in the process may have the full xla protos in the
+    # default one.
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: cast(
+            "type[XlaMessage]",
+            message_factory.GetMessageClass(pool.FindMessageTypeByName(f"xla.{name}")),
+        )
+        for name in FIELDS
+    }
+
+
+_MESSAGES = _build_messages()
+LayoutProto = _MESSAGES["LayoutProto"]
+ShapeProto = _MESSAGES["ShapeProto"]
+ProgramShapeProto = _MESSAGES["ProgramShapeProto"]
+LiteralProto = _MESSAGES["LiteralProto"]
+HloInstructionProto = _MESSAGES["HloInstructionProto"]
+HloComputationProto = _MESSAGES["HloComputationProto"]
+HloModuleProto = _MESSAGES["HloModuleProto"]
+HloProto = _MESSAGES["HloProto"]
+HloSnapshot = _MESSAGES["HloSnapshot"]
+HloInputs = _MESSAGES["HloInputs"]
+HloUnoptimizedSnapshot = _MESSAGES["HloUnoptimizedSnapshot"]
+
+
+def parse(message_type: type[XlaMessage], content: bytes, source: str | Path) -> XlaMessage:
+    """Parse a serialised message.
+
+    Args:
+        message_type: One of this module's classes.
+        content: The serialised message.
+        source: The file it came from, for the error.
+
+    Raises:
+        SnapshotError: The bytes are not such a message, are cut short, or are more than protobuf
+            can hold.
+    """
+    if len(content) > PROTOBUF_LIMIT:
+        raise SnapshotError(
+            f"{source}: {len(content):,} bytes is more than a protobuf message can hold (2 GiB).",
+            hint="Record the program with snaprt: its snapshots have no such limit.",
+        )
+    message = message_type()
+    try:
+        message.ParseFromString(content)
+    except (DecodeError, RuntimeError) as error:
+        raise SnapshotError(
+            f"{source}: not a whole xla.{message.DESCRIPTOR.name} message ({error}).",
+            hint="The file is cut short, damaged, or of another kind; dump it again.",
+        ) from error
+    return message
+
+
+def serialise(message: XlaMessage) -> bytes:
+    """Serialise a message, its unknown fields included.
+
+    Raises:
+        SnapshotError: It would be more than protobuf can hold.
+    """
+    try:
+        return message.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise SnapshotError(
+            f"An xla.{message.DESCRIPTOR.name} message cannot be serialised ({error}).",
+            hint="A module with more than 2 GiB of constants cannot be replayed from XLA's protos.",
+        ) from error
