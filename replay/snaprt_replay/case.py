@@ -51,7 +51,7 @@ class Case:
 
     Args:
         path: The file it was read from.
-        format: The name of that file's format, one of `snaprt_replay.load.FORMATS`.
+        format: The name of that file's format, one of those in `snaprt_replay.sniff`.
         name: The module's name.
         stablehlo: The module in any form that XLA's StableHLO parser takes: text, MLIR bytecode or
             a portable artifact.
@@ -60,6 +60,7 @@ class Case:
         parameters: What the module expects, in order.
         environment: What was recorded of where it ran: versions, platform, device, flags. Text.
         compiler_options: XLA options it was compiled with beyond the defaults.
+        devices: How many devices one execution of the module runs on.
         trusted: True if snaprt wrote the module itself; anything else may end a process in one of
             XLA's CHECKs when it is compiled.
         notes: What the reader of a comparison should know: a restored module, a missing file.
@@ -74,6 +75,7 @@ class Case:
     parameters: tuple[Signature, ...] = ()
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     compiler_options: Mapping[str, CompilerOption] = dataclasses.field(default_factory=dict)
+    devices: int = 1
     trusted: bool = False
     notes: tuple[str, ...] = ()
 

@@ -112,3 +112,13 @@ def smallest_normal(dtype: np.dtype) -> float:
 def epsilon(dtype: np.dtype) -> float:
     """Return the distance from 1.0 to the next larger number."""
     return float(ml_dtypes.finfo(dtype).eps)
+
+
+def largest_integer(dtype: np.dtype) -> int:
+    """Return the largest value of an integer dtype, NumPy's or ml_dtypes'."""
+    return int(ml_dtypes.iinfo(dtype).max)
+
+
+def dtype_named(name: str) -> np.dtype:
+    """Return the dtype of that name, from ml_dtypes or from NumPy."""
+    return np.dtype(getattr(ml_dtypes, name, name))

@@ -151,7 +151,9 @@ class Comparison:
         count = len(self.outputs)
         noun = "output" if count == 1 else "outputs"
         if self.verdict == IDENTICAL:
-            return f"all {count} {noun} identical, bit for bit" if count else "no outputs"
+            if count == 1:
+                return "the output is identical, bit for bit"
+            return f"all {count} outputs are identical, bit for bit" if count else "no outputs"
         bad = [output for output in self.outputs if output.verdict == MISMATCH]
         if not bad:
             inexact = sum(output.verdict == WITHIN_TOLERANCE for output in self.outputs)

@@ -136,4 +136,4 @@ def resolve(request: ToleranceRequest, dtype: np.dtype, rms: float) -> Tolerance
     row = default_for(dtype)
     rtol = row.epsilons * floatbits.epsilon(dtype)
     atol = max(rtol * rms, min(floatbits.smallest_normal(dtype), _FLUSHED_BELOW))
-    return Tolerance(rtol, atol, row.max_ulp, f"default for {dtype.name}")
+    return Tolerance(rtol, atol, row.max_ulp, f"default for {dtype.name}, atol is rtol x rms")

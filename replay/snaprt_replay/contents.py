@@ -1,0 +1,201 @@
+"""What is in one file that can be replayed, for people who look into it; nothing is executed.
+
+Unlike `load`, which gathers all that a replay needs, this shows one file alone and as it is.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.errors import SnapshotError
+from snaprt.snapshot.layout import Role
+from snaprt.snapshot.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.xla import (
+    HloModuleProto,
+    HloProto,
+    HloSnapshot,
+    HloUnoptimizedSnapshot,
+    XlaMessage,
+    parse,
+    serialise,
+)
+from snaprt_replay import floatbits, sniff
+from snaprt_replay.case import Case, NamedArray, Signature
+from snaprt_replay.load import load
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What is in a file.
+
+    Args:
+        path: The file.
+        format: One of `sniff.FORMATS`.
+        name: The module's name.
+        facts: What was recorded of the execution: label to text, in the order to show it.
+        parameters: What the module takes.
+        notes: What else a reader should know.
+        stablehlo: Returns the module in a form that StableHLO's parser takes.
+        hlo: Returns the module as HLO text as the file has it; None where it has no HLO.
+        arrays: Yields the arrays one by one, each as an input or an output.
+    """
+
+    path: Path
+    format: str
+    name: str
+    facts: Mapping[str, str]
+    parameters: tuple[Signature, ...]
+    notes: tuple[str, ...]
+    stablehlo: Callable[[], bytes]
+    hlo: Callable[[], str] | None
+    arrays: Callable[[], Iterator[tuple[Role, NamedArray]]]
+
+    def array(self, name: str) -> NamedArray:
+        """Return the array called ``name``.
+
+        Raises:
+            SnapshotError: There is none of that name.
+        """
+        names = []
+        for _, array in self.arrays():
+            if array.name == name:
+                return array
+            names.append(array.name)
+        raise SnapshotError(
+            f"{self.path} holds no array called {name}",
+            hint=f"it holds: {', '.join(names) or 'no arrays'}",
+        )
+
+    def stablehlo_text(self) -> str:
+        """Return the module as StableHLO text."""
+        try:
+            return jaxapi.stablehlo_text(jaxapi.parse_module(self.stablehlo()))
+        except ValueError as error:
+            raise self._unreadable(error) from error
+
+    def hlo_text(self) -> str:
+        """Return the module as HLO text."""
+        try:
+            if self.hlo is not None:
+                return self.hlo()
+            module = jaxapi.parse_module(self.stablehlo())
+            return jaxapi.hlo_text(jaxapi.module_to_hlo_proto(module))
+        except ValueError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: ValueError) -> SnapshotError:
+        return SnapshotError(f"the module in {self.path} cannot be printed: {error}")
+
+
+def read(path: str | Path) -> Contents:
+    """Open a file to look into it.
+
+    Raises:
+        SnapshotError: It cannot be read, is damaged, or is of no known format.
+    """
+    path = Path(path)
+    if sniff.sniff(path) == sniff.SNAPSHOT:
+        return _of_snapshot(open_snapshot(path))
+    return _of_case(load(path))
+
+
+def _of_snapshot(file: SnapshotFile) -> Contents:
+    execution = file.manifest.execution
+    when = datetime.datetime.fromtimestamp(execution.time).astimezone()
+    facts = {
+        "holds": execution.role,
+        "graph": execution.graph_id,
+        "execution": f"{execution.execution_count} of executable {execution.executable}, "
+        f"process {execution.process}, step {execution.step}",
+        "recorded": when.isoformat(" ", "seconds"),
+        "device": f"{execution.device.platform} {execution.device.id} ({execution.device.kind}), "
+        f"{execution.device_index + 1} of {len(execution.devices)}",
+        "platform": execution.platform_version.replace("\n", " "),
+        "versions": _pairs(execution.versions),
+        "XLA_FLAGS": execution.xla_flags,
+        "environment": _pairs(execution.environment),
+        "jax config": _pairs(execution.jax_config),
+        "donated": ", ".join(map(str, execution.donated)),
+        "source": "; ".join(execution.source_locations[:5]),
+    }
+
+    def arrays() -> Iterator[tuple[Role, NamedArray]]:
+        for name in file.array_names:
+            yield execution.role, NamedArray(name, file.array(name))
+
+    return Contents(
+        path=file.path,
+        format=sniff.SNAPSHOT,
+        name=execution.name,
+        facts={label: text for label, text in facts.items() if text},
+        parameters=(),
+        notes=(),
+        stablehlo=lambda: file.module.stablehlo,
+        hlo=lambda: jaxapi.hlo_text(file.module.hlo),
+        arrays=arrays,
+    )
+
+
+def _pairs(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _of_case(case: Case) -> Contents:
+    print_hlo = _ORIGINAL_HLO.get(case.format)
+
+    def arrays() -> Iterator[tuple[Role, NamedArray]]:
+        for array in case.inputs or ():
+            yield "inputs", array
+        for array in case.outputs or ():
+            yield "outputs", array
+
+    return Contents(
+        path=case.path,
+        format=case.format,
+        name=case.name,
+        facts={name: text for name, text in case.environment.items() if text},
+        parameters=case.parameters,
+        notes=case.notes,
+        stablehlo=lambda: case.stablehlo,
+        hlo=functools.partial(print_hlo, case.path) if print_hlo else None,
+        arrays=arrays,
+    )
+
+
+def _proto_text(path: Path, message_type: type[XlaMessage], *fields: str) -> str:
+    """Return the HLO module that a file of XLA's has in ``fields``, one inside the other."""
+    message: Any = parse(message_type, path.read_bytes(), path)
+    for field in fields:
+        message = getattr(message, field)
+    return jaxapi.hlo_text(serialise(message))
+
+
+def _bare_module_text(path: Path) -> str:
+    try:
+        return _proto_text(path, HloProto, "hlo_module")
+    except (ValueError, SnapshotError):
+        return _proto_text(path, HloModuleProto)
+
+
+# As XLA wrote it, not as it was restored for replay.
+_ORIGINAL_HLO: Mapping[str, Callable[[Path], str]] = {
+    sniff.HLO_TEXT: lambda path: path.read_text(),
+    sniff.HLO_MODULE: _bare_module_text,
+    sniff.HLO_SNAPSHOT: lambda path: _proto_text(path, HloSnapshot, "hlo", "hlo_module"),
+    sniff.HLO_UNOPTIMIZED_SNAPSHOT: lambda path: _proto_text(
+        path, HloUnoptimizedSnapshot, "hlo_module"
+    ),
+}
+
+
+def storable(value: np.ndarray) -> np.ndarray:
+    """Return an array as ``.npy`` can name it: bfloat16 and the like as unsigned integers."""
+    return value if value.dtype.kind in "biufc" else floatbits.bit_view(value)

@@ -1,0 +1,143 @@
+"""Find the device the user names, and say where we are; it must not know what will run there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Final
+
+import jax
+
+from snaprt.errors import DeviceError, UsageError
+
+_NAME = re.compile(r"([a-z][a-z0-9_]*)(?::(\d+))?")
+_KINDS: Final = ("cpu", "gpu", "tpu")
+_PACKAGES: Final = ("snaprt", "jax", "jaxlib", "numpy", "ml_dtypes")
+
+# What people should know of when a result differs: key of the environment -> words for it.
+_TELLING: Final = {
+    "platform": "platform",
+    "device_kind": "device",
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+    "snaprt": "snaprt",
+    "xla_flags": "XLA_FLAGS",
+}
+# Flags that change no result, and those that jaxlib sets itself, which XLA's dumps list as well.
+_QUIET_FLAGS: Final = (
+    "--xla_dump",
+    "--xla_detailed_logging",
+    "--xla_cpu_enable_fast_min_max=false",
+)
+
+
+def check_device_name(name: str) -> str:
+    """Return ``name`` if it has the form of a device's name, such as ``cpu`` or ``gpu:1``.
+
+    Raises:
+        UsageError: It has another form.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} names no device", hint="write cpu, gpu, tpu, or gpu:1")
+    return name
+
+
+def find_device(name: str | None) -> jax.Device:
+    """Return the device called ``name``: a platform, and after a colon its number there.
+
+    Args:
+        name: ``cpu``, ``gpu:1``, ``tpu``, ...; None for JAX's own default device.
+
+    Raises:
+        DeviceError: There is no such device; the hint lists those present.
+        UsageError: It is not the name of a device.
+    """
+    if name is None:
+        return jax.local_devices()[0]
+    found = _NAME.fullmatch(check_device_name(name))
+    assert found is not None
+    kind, number = found[1], int(found[2] or 0)
+    try:
+        devices = jax.local_devices(backend=kind)
+    except RuntimeError as error:
+        raise DeviceError(f"there is no {kind} device here", hint=_present()) from error
+    if number >= len(devices):
+        raise DeviceError(f"there is no device {name} here", hint=_present())
+    return devices[number]
+
+
+def device_name(device: jax.Device) -> str:
+    """Return the name by which `find_device` finds ``device``."""
+    local = jax.local_devices(backend=device.platform)
+    return f"{device.platform}:{local.index(device)}"
+
+
+def _present() -> str:
+    names = ", ".join(f"{device_name(device)} ({device.device_kind})" for device in _devices())
+    limit = os.environ.get("JAX_PLATFORMS")
+    limited = f"; JAX_PLATFORMS={limit} hides others" if limit else ""
+    return f"present: {names}{limited}"
+
+
+def _devices() -> Iterator[jax.Device]:
+    seen = set()
+    for kind in (jax.default_backend(), *_KINDS):
+        try:
+            devices = jax.local_devices(backend=kind)
+        except RuntimeError:  # JAX's way to say that there are none
+            continue
+        for device in devices:
+            if device not in seen:
+                seen.add(device)
+                yield device
+
+
+def environment(device: jax.Device) -> Mapping[str, str]:
+    """Return what a snapshot records of where it ran, for ``device`` in this process."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {
+        **{name: version for name, version in versions.items() if version},
+        "python": platform.python_version(),
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "platform_version": device.client.platform_version,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return ""
+
+
+def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a sentence for each thing that was otherwise when the file was recorded.
+
+    What was not recorded is not compared.
+    """
+    return tuple(
+        f"recorded with {words} {_shown(recorded[key])}, replayed with {_shown(here.get(key, ''))}"
+        for key, words in _TELLING.items()
+        if _is_recorded(key, recorded) and _compared(key, recorded) != _compared(key, here)
+    )
+
+
+def _is_recorded(key: str, recorded: Mapping[str, str]) -> bool:
+    return key in recorded if key == "xla_flags" else bool(recorded.get(key))
+
+
+def _compared(key: str, environment: Mapping[str, str]) -> str:
+    """Return an environment's value without what does not matter to results."""
+    value = environment.get(key, "")
+    if key == "xla_flags":
+        return " ".join(flag for flag in value.split() if not flag.startswith(_QUIET_FLAGS))
+    return value
+
+
+def _shown(value: str) -> str:
+    return repr(value) if " " in value or not value else value

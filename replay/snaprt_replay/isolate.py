@@ -1,0 +1,177 @@
+"""Run a case in a process of its own, so that a failed CHECK in XLA is an error like any other.
+
+It must not know what running means: `player` does that, in the child. The two exchange a folder:
+``job.json`` with the module and the inputs, then ``result.json`` with the outputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from snaprt import errors
+from snaprt.errors import ExecutionError, SnaprtError
+from snaprt_replay import floatbits, player
+from snaprt_replay.case import Case, NamedArray, Signature
+from snaprt_replay.player import PlayResult
+from snaprt_replay.results import comparison_from_json, to_json
+
+_JOB, _MODULE, _RESULT = "job.json", "module", "result.json"
+_LOUD = re.compile(r"Check fail|^F\d{4} |Fatal|LLVM ERROR|terminate called", re.IGNORECASE)
+_PREFIX = re.compile(r"^[A-Z]\d{4} [\d:.]+\s+\d+\s+|^F\d{4} \S+ \S+\s+\d+ ")
+
+
+def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
+    """Do what `player.play` does, in a process of its own.
+
+    Raises:
+        ExecutionError: The process ended without a result; the message says by which signal and
+            what XLA said last.
+        SnaprtError: What `player.play` raised there.
+    """
+    player.check_playable(case, repeat)
+    with tempfile.TemporaryDirectory(prefix="snaprt-replay-") as name:
+        folder = Path(name)
+        _write_job(folder, case, device, repeat)
+        child = subprocess.run(
+            [sys.executable, "-m", "snaprt_replay.child", str(folder)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            check=False,
+        )
+        if child.returncode or not (folder / _RESULT).exists():
+            raise _how_it_ended(case, child.returncode, child.stderr.decode(errors="replace"))
+        return _read_result(folder)
+
+
+def serve(folder: Path) -> None:
+    """Play the job in ``folder`` and write the result there; this is the child's whole work."""
+    case, device, repeat = _read_job(folder)
+    try:
+        result = player.play(case, device, repeat)
+    except SnaprtError as error:
+        kind = type(error).__name__
+        told = {"kind": kind, "message": error.message, "hint": error.hint}
+        (folder / _RESULT).write_text(json.dumps({"error": told}))
+        return
+    data = {
+        **{
+            field.name: getattr(result, field.name)
+            for field in dataclasses.fields(result)
+            if field.name not in ("outputs", "repeats", "environment")
+        },
+        "environment": dict(result.environment),
+        "repeats": None if result.repeats is None else to_json(result.repeats),
+        "outputs": _write_arrays(folder, "out", result.outputs),
+    }
+    (folder / _RESULT).write_text(json.dumps(data))
+
+
+def _write_job(folder: Path, case: Case, device: str | None, repeat: int) -> None:
+    (folder / _MODULE).write_bytes(case.stablehlo)
+    job = {
+        "path": str(case.path),
+        "format": case.format,
+        "name": case.name,
+        "compiler_options": dict(case.compiler_options),
+        "output_names": [array.name for array in case.outputs or ()],
+        "inputs": _write_arrays(folder, "in", case.inputs or ()),
+        "device": device,
+        "repeat": repeat,
+    }
+    (folder / _JOB).write_text(json.dumps(job))
+
+
+def _read_job(folder: Path) -> tuple[Case, str | None, int]:
+    job = json.loads((folder / _JOB).read_text())
+    inputs = _read_arrays(folder, "in", job["inputs"])
+    names = job["output_names"]
+    case = Case(
+        path=Path(job["path"]),
+        format=job["format"],
+        name=job["name"],
+        stablehlo=(folder / _MODULE).read_bytes(),
+        inputs=inputs,
+        # The names are all that the player takes from recorded outputs.
+        outputs=tuple(NamedArray(name, np.empty(0)) for name in names) if names else None,
+        parameters=tuple(Signature(array.shape, array.dtype) for array in inputs),
+        compiler_options=job["compiler_options"],
+    )
+    return case, job["device"], job["repeat"]
+
+
+def _read_result(folder: Path) -> PlayResult:
+    data = json.loads((folder / _RESULT).read_text())
+    if "error" in data:
+        told = data["error"]
+        raise getattr(errors, told["kind"], SnaprtError)(told["message"], hint=told["hint"])
+    repeats = data["repeats"]
+    return PlayResult(
+        **{
+            **data,
+            "outputs": _read_arrays(folder, "out", data["outputs"]),
+            "execute_seconds": tuple(data["execute_seconds"]),
+            "repeats": None if repeats is None else comparison_from_json(repeats),
+            "isolated": True,
+        }
+    )
+
+
+def _write_arrays(
+    folder: Path, prefix: str, arrays: Sequence[NamedArray]
+) -> list[Mapping[str, str]]:
+    """Write arrays as ``.npy`` of their bits, and return name and dtype of each."""
+    for number, array in enumerate(arrays):
+        value = np.ascontiguousarray(array.value).reshape(array.shape)
+        np.save(folder / f"{prefix}{number}.npy", _plain(value), allow_pickle=False)
+    return [{"name": array.name, "dtype": array.dtype.name} for array in arrays]
+
+
+def _plain(value: np.ndarray) -> np.ndarray:
+    """View the types that ``.npy`` has no name for as unsigned integers."""
+    named = value.dtype.kind in "biufc" and not hasattr(ml_dtypes, value.dtype.name)
+    return value if named else value.view(np.dtype(f"u{value.itemsize}"))
+
+
+def _read_arrays(
+    folder: Path, prefix: str, told: Sequence[Mapping[str, Any]]
+) -> tuple[NamedArray, ...]:
+    return tuple(
+        NamedArray(
+            array["name"],
+            np.load(folder / f"{prefix}{number}.npy", allow_pickle=False).view(
+                floatbits.dtype_named(array["dtype"])
+            ),
+        )
+        for number, array in enumerate(told)
+    )
+
+
+def _how_it_ended(case: Case, status: int, text: str) -> ExecutionError:
+    """Return the error that says why the child left no result."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    loud = [line for line in lines if _LOUD.search(line)]
+    said = _PREFIX.sub("", (loud or lines or ["it said nothing"])[-1]).strip()
+    if status < 0:
+        how = signal.Signals(-status).name
+        if -status == signal.SIGKILL:
+            said = "no message: the system may have been out of memory"
+        return ExecutionError(
+            f"XLA ended the process ({how}) on {case.path}: {said}",
+            hint="this is a bug of XLA's or a module it does not accept; "
+            f"`snaprt inspect --hlo {case.path}` shows the module",
+        )
+    return ExecutionError(f"the process that ran {case.path} failed (status {status}): {said}")

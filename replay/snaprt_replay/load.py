@@ -1,0 +1,213 @@
+"""Load any file that can be replayed into a `Case`; it must not know devices or comparisons.
+
+`sniff` tells the format from the content, the table `_LOADERS` has the loader for each. A format
+that brings no inputs takes them from an ``.npz`` file or from a seeded random generator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.errors import SnapshotError, UsageError
+from snaprt.snapshot import layout
+from snaprt.snapshot.read import SnapshotFile, open_snapshot, sibling_inputs, sibling_outputs
+from snaprt_replay import inputs as given_inputs
+from snaprt_replay import sniff, xla_files
+from snaprt_replay.case import Case, NamedArray, Signature, name_arrays
+
+
+def load(
+    path: str | Path, inputs: str | Path | None = None, random_seed: int | None = None
+) -> Case:
+    """Load a file for replay.
+
+    Args:
+        path: A snapshot of snaprt's or XLA's, or a bare module in any form.
+        inputs: An ``.npz`` file to take the inputs from instead of the recorded ones.
+        random_seed: Draw the inputs instead, from this seed.
+
+    Returns:
+        The case. Its inputs are None where the file has none and none were asked for. Recorded
+        outputs are dropped where the inputs are not the recorded ones.
+
+    Raises:
+        SnapshotError: The file cannot be read, is damaged, or is of no known format.
+        UsageError: The given inputs do not fit the module.
+    """
+    if inputs is not None and random_seed is not None:
+        raise UsageError("inputs can come from a file or from a seed, not from both")
+    path = Path(path)
+    case = _LOADERS[sniff.sniff(path)](path)
+    if inputs is None and random_seed is None:
+        return case
+    parameters = module_parameters(case.stablehlo, path)
+    if inputs is not None:
+        arrays = given_inputs.read_inputs(Path(inputs), parameters)
+        source = f"the inputs are those of {inputs}"
+    else:
+        assert random_seed is not None
+        arrays = given_inputs.random_inputs(random_seed, parameters)
+        source = f"the inputs are random, from seed {random_seed}"
+    dropped = ", not the recorded ones: there is nothing to compare with" if case.outputs else ""
+    return dataclasses.replace(
+        case,
+        inputs=arrays,
+        outputs=None,
+        parameters=parameters,
+        notes=(*case.notes, source + dropped),
+    )
+
+
+def module_parameters(stablehlo: bytes, path: Path) -> tuple[Signature, ...]:
+    """Return what a module's ``main`` expects.
+
+    Raises:
+        SnapshotError: The module cannot be parsed, or takes what no array can be.
+    """
+    try:
+        module = jaxapi.parse_module(stablehlo)
+        parameters, _ = jaxapi.module_signature(module)
+    except ValueError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        why = next((line for line in lines if "error:" in line), (lines or ["no reason given"])[0])
+        raise SnapshotError(
+            f"the module in {path} cannot be read: {why.strip()}",
+            hint="the file is damaged, or holds dialects that this jaxlib does not know",
+        ) from error
+    return tuple(Signature(tuple(shape), np.dtype(dtype)) for shape, dtype in parameters)
+
+
+# --- snaprt's own snapshots ---
+
+
+def _load_snapshot(path: Path) -> Case:
+    file = open_snapshot(path)
+    notes: list[str] = []
+    inputs_path: Path | None = path
+    outputs_path = sibling_outputs(path)
+    if file.role == "outputs":
+        inputs_path, outputs_path = sibling_inputs(path), path
+        if inputs_path is None:
+            notes.append(f"{path.name} holds outputs, and there is no .inputs.snap beside it")
+    elif outputs_path is None:
+        notes.append(f"there is no {_outputs_name(path)} beside it: nothing to compare with")
+    execution = file.manifest.execution
+    inputs = _arrays(open_snapshot(inputs_path), "inputs") if inputs_path else None
+    outputs = None
+    if outputs_path is not None:
+        outputs_file = open_snapshot(outputs_path)
+        _check_same_execution(file, outputs_file)
+        outputs = _arrays(outputs_file, "outputs")
+    module = file.module.stablehlo
+    parameters = (
+        tuple(Signature(array.shape, array.dtype) for array in inputs)
+        if inputs is not None
+        else module_parameters(module, path)
+    )
+    return Case(
+        path=path,
+        format=sniff.SNAPSHOT,
+        name=execution.name,
+        stablehlo=module,
+        inputs=inputs,
+        outputs=outputs,
+        parameters=parameters,
+        environment=_recorded_environment(execution),
+        devices=len(execution.devices),
+        trusted=True,
+        notes=tuple(notes),
+    )
+
+
+def _outputs_name(path: Path) -> str:
+    return path.name.removesuffix(layout.SUFFIXES["inputs"]) + layout.SUFFIXES["outputs"]
+
+
+def _arrays(file: SnapshotFile, role: layout.Role) -> tuple[NamedArray, ...]:
+    if file.role != role:
+        raise SnapshotError(
+            f"{file.path} is called as if it held {role}, but it holds {file.role}",
+            hint="the file was renamed; give it its name back",
+        )
+    return tuple(NamedArray(name, file.array(name)) for name in file.array_names)
+
+
+def _check_same_execution(one: SnapshotFile, other: SnapshotFile) -> None:
+    first, second = one.manifest.execution, other.manifest.execution
+    if (first.graph_id, first.execution_count) != (second.graph_id, second.execution_count):
+        raise SnapshotError(
+            f"{one.path} and {other.path.name} are of different executions: graph "
+            f"{first.graph_id} execution {first.execution_count}, graph {second.graph_id} "
+            f"execution {second.execution_count}",
+            hint="one of them was renamed or overwritten; record again",
+        )
+
+
+def _recorded_environment(execution: layout.Execution) -> Mapping[str, str]:
+    return {
+        **execution.versions,
+        "platform": execution.device.platform,
+        "device_kind": execution.device.kind,
+        "platform_version": execution.platform_version,
+        "xla_flags": execution.xla_flags,
+    }
+
+
+# --- bare modules ---
+
+
+def _load_module_file(path: Path, form: str) -> Case:
+    module = path.read_bytes()
+    return Case(
+        path=path,
+        format=form,
+        name=path.name.partition(".")[0],
+        stablehlo=module,
+        inputs=None,
+        outputs=None,
+        parameters=module_parameters(module, path),
+    )
+
+
+# --- XLA's files ---
+
+
+def _load_xla(path: Path, form: str, read: Callable[[Path], xla_files.LoadedHlo]) -> Case:
+    loaded = read(path)
+    inputs = _named(loaded.inputs, "arg")
+    return Case(
+        path=path,
+        format=form,
+        name=loaded.name,
+        stablehlo=loaded.stablehlo,
+        inputs=inputs,
+        outputs=_named(loaded.outputs, "out"),
+        parameters=tuple(Signature(shape, dtype) for shape, dtype in loaded.parameters),
+        environment=loaded.environment,
+        notes=loaded.notes,
+    )
+
+
+def _named(values: Sequence[np.ndarray] | None, prefix: str) -> tuple[NamedArray, ...] | None:
+    return None if values is None else name_arrays(values, prefix)
+
+
+_LOADERS: Final[Mapping[str, Callable[[Path], Case]]] = {
+    sniff.SNAPSHOT: _load_snapshot,
+    sniff.MLIR_TEXT: lambda path: _load_module_file(path, sniff.MLIR_TEXT),
+    sniff.MLIR_BYTECODE: lambda path: _load_module_file(path, sniff.MLIR_BYTECODE),
+    sniff.HLO_TEXT: lambda path: _load_xla(path, sniff.HLO_TEXT, xla_files.load_hlo_text),
+    sniff.HLO_MODULE: lambda path: _load_xla(path, sniff.HLO_MODULE, xla_files.load_hlo_module),
+    sniff.HLO_SNAPSHOT: lambda path: _load_xla(
+        path, sniff.HLO_SNAPSHOT, xla_files.load_hlo_snapshot
+    ),
+    sniff.HLO_UNOPTIMIZED_SNAPSHOT: lambda path: _load_xla(
+        path, sniff.HLO_UNOPTIMIZED_SNAPSHOT, xla_files.load_unoptimized_snapshot
+    ),
+}

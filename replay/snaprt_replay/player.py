@@ -1,0 +1,146 @@
+"""Run a case in this process; it must not know files, or what is made of the results.
+
+`isolate.play` does the same in a process of its own, for modules that may end a process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.errors import CompileError, ExecutionError, UsageError
+from snaprt.execute.module import LoadedModule, compile_module
+from snaprt_replay import devices
+from snaprt_replay.case import Case, NamedArray, Signature
+from snaprt_replay.compare import compare
+from snaprt_replay.results import IDENTICAL, Comparison
+from snaprt_replay.tolerance import ToleranceRequest
+
+_EXACTLY = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlayResult:
+    """What running a case gave.
+
+    Args:
+        outputs: The results of the first run, in order, under the recorded names where known.
+        device: The device's name, as in ``cpu:0``.
+        environment: Versions, platform, device, flags: as in `Case.environment`.
+        compile_seconds: Time to compile the module, or to load it from the cache.
+        execute_seconds: Time of each run, copies to and from the device included.
+        from_cache: Whether the executable came from the persistent cache.
+        repeats: The first run that differs from the first one in any bit, compared with it; if
+            none does, the last one; None where it ran once only.
+        isolated: Whether it ran in a process of its own.
+    """
+
+    outputs: tuple[NamedArray, ...]
+    device: str
+    environment: Mapping[str, str]
+    compile_seconds: float
+    execute_seconds: tuple[float, ...]
+    from_cache: bool
+    repeats: Comparison | None = None
+    isolated: bool = False
+
+    @property
+    def agrees_with_itself(self) -> bool | None:
+        """Return whether all runs gave the same bits; None where it ran once only."""
+        return None if self.repeats is None else self.repeats.verdict == IDENTICAL
+
+
+def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
+    """Compile a case through the persistent cache and run it.
+
+    Args:
+        case: With inputs.
+        device: See `devices.find_device`.
+        repeat: How often to run it, at least once, to see whether it agrees with itself.
+
+    Raises:
+        UsageError: The case has no inputs.
+        DeviceError: There is no such device.
+        CompileError: XLA cannot compile the module.
+        ExecutionError: It cannot be run with these inputs.
+    """
+    check_playable(case, repeat)
+    assert case.inputs is not None
+    there = devices.find_device(device)
+    try:
+        module = compile_module(
+            case.stablehlo, device=there, name=case.name, compiler_options=case.compiler_options
+        )
+    except CompileError as error:
+        raise CompileError(f"{case.path}: {error.message}", hint=error.hint) from error
+    _check_inputs(case, module)
+    inputs = [array.value for array in case.inputs]
+    seconds: list[float] = []
+    outputs = _run(module, inputs, case, seconds)
+    repeats = None
+    for number in range(2, repeat + 1):
+        again = _run(module, inputs, case, seconds)
+        if repeats is None or repeats.verdict == IDENTICAL:
+            repeats = compare(
+                outputs, again, _EXACTLY, expected_name="run 1", actual_name=f"run {number}"
+            )
+    return PlayResult(
+        outputs=outputs,
+        device=devices.device_name(there),
+        environment=devices.environment(there),
+        compile_seconds=module.compile_seconds,
+        execute_seconds=tuple(seconds),
+        from_cache=module.from_cache,
+        repeats=repeats,
+    )
+
+
+def check_playable(case: Case, repeat: int) -> None:
+    """Raise UsageError or ExecutionError if it is clear beforehand that a case cannot be run."""
+    if repeat < 1:
+        raise UsageError(f"it cannot be run {repeat} times", hint="--repeat takes 1 or more")
+    if case.inputs is None:
+        raise UsageError(
+            f"{case.path} holds no inputs",
+            hint="give them with --inputs FILE.npz, or draw them with --random SEED",
+        )
+    if case.devices > 1:
+        raise ExecutionError(
+            f"{case.path} is one device's part of a program that ran on {case.devices} devices, "
+            "which cannot be replayed on one",
+            hint=f"`snaprt inspect {case.path}` shows what it holds",
+        )
+
+
+def _check_inputs(case: Case, module: LoadedModule) -> None:
+    """Raise ExecutionError unless the inputs are what the module takes: XLA would not ask."""
+    given = [Signature(array.shape, array.dtype) for array in case.inputs or ()]
+    taken = [Signature(shape, dtype) for shape, dtype in module.parameters]
+    if given != taken:
+        raise ExecutionError(
+            f"{case.path}: its inputs ({', '.join(map(str, given))}) are not what its module takes "
+            f"({', '.join(map(str, taken))})",
+            hint="the file is damaged, or was put together by hand",
+        )
+
+
+def _run(
+    module: LoadedModule, inputs: list[np.ndarray], case: Case, seconds: list[float]
+) -> tuple[NamedArray, ...]:
+    started = time.perf_counter()
+    try:
+        with jaxapi.x64(True):  # or JAX would make 32-bit arrays of 64-bit inputs
+            values = module.run(inputs)
+    except ExecutionError as error:
+        raise ExecutionError(f"{case.path}: {error.message}", hint=error.hint) from error
+    seconds.append(time.perf_counter() - started)
+    names = [array.name for array in case.outputs or ()]
+    if len(names) != len(values):
+        names = [f"out{index}" for index in range(len(values))]
+    return tuple(
+        NamedArray(name, np.asarray(value)) for name, value in zip(names, values, strict=True)
+    )

@@ -1,0 +1,80 @@
+"""Replay one file from end to end: load, play, compare. The order of things, on one page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from snaprt_replay import devices, isolate, player
+from snaprt_replay.case import Case, CompilerOption
+from snaprt_replay.compare import compare
+from snaprt_replay.load import load
+from snaprt_replay.player import PlayResult
+from snaprt_replay.results import MISMATCH, Comparison
+from snaprt_replay.tolerance import ToleranceRequest
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replay:
+    """A file, replayed.
+
+    Args:
+        case: What was replayed.
+        played: What running it gave.
+        comparison: Of the recorded with the replayed outputs; None where none are recorded.
+        warnings: What was otherwise when the file was recorded, in sentences.
+    """
+
+    case: Case
+    played: PlayResult
+    comparison: Comparison | None
+    warnings: tuple[str, ...]
+
+    @property
+    def mismatch(self) -> bool:
+        """Return whether the outputs differ, or the runs among themselves."""
+        differs = self.comparison is not None and self.comparison.verdict == MISMATCH
+        return differs or self.played.agrees_with_itself is False
+
+
+def replay(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    repeat: int = 1,
+    tolerance: ToleranceRequest | None = None,
+    inputs: str | Path | None = None,
+    random_seed: int | None = None,
+    compiler_options: Mapping[str, CompilerOption] | None = None,
+    isolated: bool | None = None,
+) -> Replay:
+    """Run a recorded execution again and compare its outputs with the recorded ones.
+
+    Args:
+        path: Any file that `load` takes.
+        device: Where to run: ``cpu``, ``gpu:1``, ...; None for JAX's default device.
+        repeat: How often to run it, to see whether it agrees with itself.
+        tolerance: What to allow; None for the defaults, see docs/comparison.md.
+        inputs: An ``.npz`` file with other inputs.
+        random_seed: Draw other inputs, from this seed.
+        compiler_options: XLA options for this replay, by name without dashes.
+        isolated: Run in a process of its own? None for "if snaprt did not write the module".
+
+    Raises:
+        SnaprtError: The file cannot be read, compiled or run.
+    """
+    case = load(path, inputs, random_seed)
+    if compiler_options:
+        options = {**case.compiler_options, **compiler_options}
+        case = dataclasses.replace(case, compiler_options=options)
+    in_child = not case.trusted if isolated is None else isolated
+    played = (isolate.play if in_child else player.play)(case, device, repeat)
+    comparison = None
+    if case.outputs is not None:
+        comparison = compare(case.outputs, played.outputs, tolerance)
+    warnings = list(devices.differences(case.environment, played.environment))
+    if case.compiler_options:
+        told = ", ".join(f"{name}={value}" for name, value in case.compiler_options.items())
+        warnings.append(f"replayed with the compiler options {told}")
+    return Replay(case, played, comparison, tuple(warnings))
