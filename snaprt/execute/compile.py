@@ -10,8 +10,9 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -91,12 +92,15 @@ def _artifacts(executable: Executable) -> ModuleArtifacts:
     )
 
 
-def compile_program(program: Program, promoted: frozenset[int]) -> Executable:
+def compile_program(
+    program: Program, promoted: frozenset[int], overrides: Mapping[str, Any]
+) -> Executable:
     """Lower ``program``, and load its executable from the persistent cache or compile it.
 
     Args:
         program: What to compile, with the arrays it will first be called with.
         promoted: Which of its literals become arguments, after the inputs.
+        overrides: Compiler options by name that do not change what the program computes.
 
     Raises:
         CompileError: If JAX cannot lower it or XLA cannot compile it.
@@ -108,7 +112,7 @@ def compile_program(program: Program, promoted: frozenset[int]) -> Executable:
         stablehlo = jaxapi.stablehlo_without_locations(lowered)
         graph_id = module_digest(stablehlo)[:16]
         with placed(program.placement):
-            compiled = _load_or_compile(lowered, stablehlo, arguments, results)
+            compiled = _load_or_compile(lowered, stablehlo, arguments, results, overrides)
     except Exception as error:
         raise CompileError(
             f"the graph of {len(program.nodes)} operations that was cut here could not be "
@@ -129,13 +133,17 @@ def compile_program(program: Program, promoted: frozenset[int]) -> Executable:
 
 
 def _load_or_compile(
-    lowered: jax.stages.Lowered, stablehlo: bytes, arguments: int, results: int
+    lowered: jax.stages.Lowered,
+    stablehlo: bytes,
+    arguments: int,
+    results: int,
+    overrides: Mapping[str, Any],
 ) -> jax.stages.Compiled:
     cache = persistent_cache()
     if cache is None or _CALLBACK.search(stablehlo):
         if cache is not None:
             metrics.counter_add("PersistentCacheUncacheable")
-        return _compile(lowered)
+        return _compile(lowered, overrides)
     devices = jaxapi.devices_of_lowered(lowered)
     key = module_key(stablehlo, devices, kind="compiled", folder=cache.path)
     entry = cache.get(key)
@@ -147,7 +155,7 @@ def _load_or_compile(
             _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
             cache.discard(key, f"cannot be loaded: {error}")
     started = time.perf_counter()
-    compiled = _compile(lowered)
+    compiled = _compile(lowered, overrides)
     seconds = time.perf_counter() - started
     try:
         payload = jaxapi.serialize_compiled(compiled)
@@ -159,9 +167,9 @@ def _load_or_compile(
     return compiled
 
 
-def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+def _compile(lowered: jax.stages.Lowered, overrides: Mapping[str, Any]) -> jax.stages.Compiled:
     with metrics.timed("CompileTime"):
-        return lowered.compile()
+        return lowered.compile(compiler_options=dict(overrides) or None)
 
 
 def entry_metadata(

@@ -6,6 +6,7 @@ It knows its node and how to ask for its value; how values are computed is hande
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi, metrics
+from snaprt.errors import ExecutionError
 from snaprt.lazy.breaks import HOST_TRANSFERS, READ_METHODS, READ_PROPERTIES, count_read
 from snaprt.lazy.graph import Node
 
@@ -25,7 +27,7 @@ class LazyArray(jaxapi.Tracer):
     what it needs, and no more; afterwards reading is free.
     """
 
-    __slots__ = ("_index", "_node", "_value")
+    __slots__ = ("_index", "_node", "_origin", "_value")
 
     def __init__(self, trace: Any, aval: Any, node: Node, index: int) -> None:
         self._value: jax.Array | None = None
@@ -33,6 +35,7 @@ class LazyArray(jaxapi.Tracer):
         self.aval = aval
         self._node: Node | None = node
         self._index = index
+        self._origin: Any = None
 
     def materialise(self, cause: str) -> jax.Array:
         """Return the value, computing it first if need be.
@@ -62,9 +65,10 @@ class LazyArray(jaxapi.Tracer):
             return None if cause is None else self.materialise(cause)
         return self._value
 
-    def settle(self, value: jax.Array) -> None:
-        """Take the computed value and let go of the graph."""
+    def settle(self, value: jax.Array, origin: Any) -> None:
+        """Take the value that the executable ``origin`` computes, and let go of the graph."""
         self._value = value
+        self._origin = origin
         self._node = None
         metrics.counter_add("CreateDataHandles")
 
@@ -126,18 +130,29 @@ def read_to_host(array: LazyArray) -> np.ndarray:
 def _reading_method(name: str, cause: str) -> Callable[..., Any]:
     def read(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
         value = self.materialise(cause)
-        with jaxapi.evaluating():
-            if cause not in HOST_TRANSFERS:
+        started = time.perf_counter_ns()
+        try:
+            with jaxapi.evaluating():
                 result = getattr(value, name)(*args, **kwargs)
-            else:
-                with metrics.timed("TransferFromDeviceTime"):
-                    result = getattr(value, name)(*args, **kwargs)
-                metrics.metric_add("InboundData", self.nbytes)
+        except jax.errors.JaxRuntimeError as error:  # the device found out after the call returned
+            raise _failure(self, error) from error
+        if cause in HOST_TRANSFERS:
+            metrics.metric_add("TransferFromDeviceTime", time.perf_counter_ns() - started)
+            metrics.metric_add("InboundData", self.nbytes)
         return self if result is value else result
 
     read.__name__ = name
     read.__doc__ = f"Compute the value and return its ``{name}``."
     return read
+
+
+def _failure(array: LazyArray, error: Exception) -> ExecutionError:
+    origin = array._origin
+    graph = "a graph" if origin is None else f"graph {origin.name}.{origin.graph_id}"
+    return ExecutionError(
+        f"{graph} failed while it ran: {error}",
+        hint="the arrays it was to compute cannot be used any more",
+    )
 
 
 def _reading_property(name: str, cause: str) -> property:

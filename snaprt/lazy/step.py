@@ -21,6 +21,7 @@ from snaprt.execute.run import run
 from snaprt.lazy.array import LazyArray, read_to_host
 from snaprt.lazy.graph import Node, Program, ancestors, build_program
 from snaprt.lazy.trace import LazyTrace
+from snaprt.snapshot import flags
 from snaprt.snapshot.record import Recorder
 
 #: How many programs stay loaded in a process; the least recently used one goes first.
@@ -39,13 +40,21 @@ class _Family:
 _families: OrderedDict[tuple[Any, ...], _Family] = OrderedDict()
 _families_lock = threading.Lock()
 _of_thread = threading.local()
-_recorder = Recorder()
+
+
+def steps_ended() -> int:
+    """Return how many steps this thread has marked."""
+    return getattr(_of_thread, "steps", 0)
+
+
+_recorder = Recorder(step=steps_ended)
 
 
 def thread_trace() -> LazyTrace:
     """Return this thread's lazy trace, made at its first use."""
     trace = getattr(_of_thread, "trace", None)
     if trace is None:
+        flags.take_over()
         jaxapi.teach_device_get(LazyArray, read_to_host)
         trace = _of_thread.trace = LazyTrace(_read)
     return trace
@@ -71,6 +80,7 @@ def mark_step(wait: bool = False) -> None:
         arrays = trace.graph.live_arrays()
         wanted = {array._node.number: array._node for array in arrays if array._node is not None}
         _run(trace, list(wanted.values()), cause="mark_step")
+    _of_thread.steps = steps_ended() + 1
     if wait:
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
@@ -89,7 +99,7 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
             _run(trace, [node], cause=cause)
         if array._value is None:
             assert node.values is not None
-            array.settle(node.values[array._index])
+            array.settle(node.values[array._index], None)
 
 
 def _run(trace: LazyTrace, roots: Sequence[Node], *, cause: str) -> None:
@@ -195,7 +205,7 @@ def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) ->
         for index, reference in enumerate(node.arrays):
             array = reference()
             if array is not None and index in values[node.number]:
-                array.settle(values[node.number][index])
+                array.settle(values[node.number][index], executable)
 
 
 def _placement_of(nodes: Sequence[Node]) -> Any:
@@ -227,7 +237,8 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
             family.executables.clear()
     if executable is None:
         metrics.counter_add("UncachedCompile")
-        executable = compile_program(program, promoted)
+        flags.take_over()  # the script may have set XLA_FLAGS since
+        executable = compile_program(program, promoted, flags.compiler_overrides())
         with _families_lock:
             if family.promoted == promoted:
                 family.executables[_constants(literals, promoted)] = executable

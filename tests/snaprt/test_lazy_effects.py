@@ -1,0 +1,179 @@
+"""Effects happen once and in order; errors name the line or the graph, and lose nothing."""
+
+import threading
+import traceback
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from counting import counting
+from jax.experimental import io_callback
+
+import snaprt
+
+
+def test_debug_print_happens_once(capfd):
+    with snaprt.lazy():
+        x = jnp.ones(2) * 3
+        jax.debug.print("value {}", x[0])
+        snaprt.mark_step(wait=True)
+        snaprt.mark_step(wait=True)
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("value 3.0") == 1
+
+
+def test_ordered_callbacks_run_in_order_and_before_a_later_read():
+    log = []
+    with snaprt.lazy():
+        x = jnp.ones(2)
+        for number in range(5):
+            io_callback(lambda v, n=number: log.append((n, float(v[0]))), None, x * number, ordered=True)
+        assert float((x + 5).sum()) == 12.0
+        jax.effects_barrier()
+        assert log == [(n, float(n)) for n in range(5)]
+        snaprt.mark_step(wait=True)
+    jax.effects_barrier()
+    assert len(log) == 5
+
+
+def test_an_effect_whose_arrays_are_gone_still_happens():
+    log = []
+    with snaprt.lazy():
+        io_callback(lambda: log.append("ran"), None, ordered=True)
+        snaprt.mark_step(wait=True)
+    jax.effects_barrier()
+    assert log == ["ran"]
+
+
+def test_references_hold_their_value_across_reads_and_writes():
+    with snaprt.lazy():
+        ref = jax.new_ref(jnp.zeros(3))
+        ref[...] = jnp.ones(3) * 2
+        ref[0] = 9.0
+        total = jax.jit(lambda r: r[...].sum())(ref)
+        assert float(total) == 13.0
+        np.testing.assert_array_equal(ref[...], [9, 2, 2])
+
+
+def test_an_error_while_recording_is_that_of_eager_jax_and_shows_the_users_line():
+    def wrong():
+        return jnp.ones((2, 3)) @ jnp.ones((2, 3))  # the line to show
+
+    with pytest.raises(TypeError) as eager:
+        wrong()
+    with snaprt.lazy(), pytest.raises(TypeError) as lazy:
+        wrong()
+    assert str(lazy.value) == str(eager.value)
+    assert any("the line to show" in (frame.line or "") for frame in traceback.extract_tb(lazy.tb))
+
+
+def test_an_error_while_recording_leaves_earlier_work_usable():
+    with snaprt.lazy():
+        x = jnp.ones((2, 3)) * 2
+        with pytest.raises(TypeError):
+            x @ x
+        snaprt.mark_step()
+    np.testing.assert_array_equal(x, np.full((2, 3), 2))
+
+
+def _boom(value):
+    raise ValueError("boom")
+
+
+def test_an_error_at_execution_names_the_graph_and_marks_its_arrays():
+    with snaprt.lazy():
+        x = jnp.ones(3)
+        before = x * 2
+        snaprt.mark_step()
+        failing = io_callback(_boom, jax.ShapeDtypeStruct((3,), x.dtype), x, ordered=True) + 1
+        with pytest.raises(snaprt.ExecutionError, match=r"graph lazy_graph\.[0-9a-f]{16} failed"):
+            snaprt.mark_step(wait=True)
+            np.asarray(failing)
+        with pytest.raises(snaprt.ExecutionError, match="lazy_graph"):
+            np.asarray(failing)
+        np.testing.assert_array_equal(before, [2, 2, 2])
+        after = before + 1
+        snaprt.mark_step()
+        np.testing.assert_array_equal(after, [3, 3, 3])
+
+
+def test_work_that_uses_a_failed_array_fails_with_the_same_error():
+    with snaprt.lazy():
+        failing = io_callback(_boom, jax.ShapeDtypeStruct((3,), jnp.float32), jnp.ones(3), ordered=True)
+        with pytest.raises(snaprt.ExecutionError):
+            np.asarray(failing)
+        later = failing * 2
+        with pytest.raises(snaprt.ExecutionError):
+            np.asarray(later)
+
+
+def test_an_array_made_in_one_thread_is_read_in_another():
+    with snaprt.lazy():
+        x = jnp.arange(4.0) * 2
+    results = []
+
+    def work():
+        results.append(np.asarray(x).tolist())
+        with snaprt.lazy():
+            results.append(np.asarray(x + 1).tolist())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert results == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+def test_a_pending_array_of_one_thread_is_an_operand_in_another():
+    made = []
+
+    def produce():
+        with snaprt.lazy():
+            made.append(jnp.ones(3) * 5)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    thread.join()
+    with snaprt.lazy():
+        result = made[0] + 1
+        snaprt.mark_step()
+    np.testing.assert_array_equal(result, [6, 6, 6])
+
+
+def test_threads_record_on_their_own_at_the_same_time():
+    failures = []
+
+    def work(seed):
+        try:
+            with snaprt.lazy():
+                x = jnp.full(4, float(seed))
+                for step in range(20):
+                    x = x + step
+                    if step % 5 == 0:
+                        snaprt.mark_step()
+                np.testing.assert_array_equal(x, seed + 190)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_many_threads_may_read_one_pending_array():
+    with snaprt.lazy():
+        x = jnp.arange(3.0) + 1
+    results = []
+    with counting() as counts:
+        threads = [
+            threading.Thread(target=lambda: results.append(np.asarray(x).sum())) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == [6.0] * 8
+    assert counts.graphs == 1
