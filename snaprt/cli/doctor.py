@@ -1,0 +1,270 @@
+"""``snaprt doctor``: tries every part of the pipeline here, and says what to do where one fails.
+
+The checks are rows of a table, in the order the data takes; each uses the real part.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.text import Text
+from snaprt_cache.errors import CacheError
+
+import snaprt
+from snaprt import settings
+from snaprt.cli import output
+from snaprt.errors import SnaprtError
+
+SCHEMA: Final = "snaprt.doctor"
+VERSION: Final = 1
+
+OK: Final = "ok"
+FAILED: Final = "failed"
+NOT_TRIED: Final = "not tried"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing to try.
+
+    Attributes:
+        name: What it is, in a word or two.
+        run: Tries it in the folder given, and returns what it found; raises where it fails.
+        hint: What to do where it fails and the error itself does not say.
+        needs: The checks without which it makes no sense.
+    """
+
+    name: str
+    run: Callable[[Path], str]
+    hint: str
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a check: its state (ok, failed, not tried), what was found, what to do."""
+
+    name: str
+    state: str
+    detail: str
+    hint: str
+
+
+def _versions(_: Path) -> str:
+    packages = ("jax", "jaxlib", "numpy", "blake3", "zstandard", "sqlite-utils")
+    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    return f"snaprt {snaprt.__version__}, Python {platform.python_version()}, {found}"
+
+
+def _settings(_: Path) -> str:
+    for row in settings.SETTINGS:
+        settings.get(row.name)
+    names = [row.name for row in settings.SETTINGS if os.environ.get(row.name, "").strip()]
+    return f"set: {', '.join(names)}" if names else "none is set"
+
+
+def _devices(_: Path) -> str:
+    import jax
+
+    kinds: dict[str, int] = {}
+    for device in jax.devices():
+        kind = f"{device.platform} ({device.device_kind})"
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+
+
+def _cache_directory(_: Path) -> str:
+    from snaprt_cache.store import Cache
+
+    if not settings.get("SNAPRT_CACHE"):
+        return "switched off by SNAPRT_CACHE"
+    path = Cache.open(settings.get("SNAPRT_CACHE_DIR")).path
+    path.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path) as file:
+        file.write(b"snaprt")
+    return f"{path}, writable"
+
+
+def _sqlite(_: Path) -> str:
+    from snaprt_cache.journal import journal_mode
+    from snaprt_cache.store import Cache
+
+    path = Cache.open(settings.get("SNAPRT_CACHE_DIR")).path
+    return f"SQLite {sqlite3.sqlite_version}, journal mode {journal_mode(path)}"
+
+
+# Doubles four numbers.
+_MODULE: Final = """
+module @doctor {
+  func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+    %y = stablehlo.add %x, %x : tensor<4xf32>
+    return %y : tensor<4xf32>
+  }
+}
+"""
+
+
+def _compile(_: Path) -> str:
+    import jax
+
+    from snaprt.execute.module import compile_module
+
+    module = compile_module(_MODULE, device=jax.local_devices()[0], name="doctor")
+    how = "loaded from the cache" if module.from_cache else "compiled"
+    return f"a small module, {how} in {1000 * module.compile_seconds:.0f} ms"
+
+
+def _execution(_: Path) -> str:
+    import jax
+    import numpy as np
+
+    from snaprt.execute.module import compile_module
+
+    device = jax.local_devices()[0]
+    numbers = np.arange(4, dtype=np.float32)
+    (result,) = compile_module(_MODULE, device=device, name="doctor").run([numbers])
+    if not np.array_equal(result, 2 * numbers):
+        raise SnaprtError(f"the module that doubles {numbers} gave {result} on {device}")
+    return f"that module on {device}, right result"
+
+
+_PROGRAM: Final = """
+import jax.numpy as jnp
+import snaprt
+x = jnp.arange(12.0).reshape(3, 4)
+with snaprt.lazy():
+    y = jnp.tanh(x @ x.T) * 2
+    snaprt.mark_step(wait=True)
+"""
+
+
+def _snapshot(folder: Path) -> str:
+    program = folder / "program.py"
+    program.write_text(_PROGRAM, encoding="utf-8")
+    # A process of its own: recording is switched on at its start, and its flags stay its own.
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env={**os.environ, "SNAPRT_DUMP_DIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = _snapshots(folder)
+    if done.returncode != 0 or not found:
+        words = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+        raise SnaprtError(
+            f"a program that should have recorded a snapshot ended with status {done.returncode} "
+            f"and {len(found)} files: {words[0]}"
+        )
+    size = sum(path.stat().st_size for path in found)
+    return f"{len(found)} files, {size:,} bytes, recorded from a lazy step"
+
+
+def _replay(folder: Path) -> str:
+    from snaprt import replay
+
+    path = next(path for path in _snapshots(folder) if path.name.endswith(".inputs.snap"))
+    result = replay.replay(path)
+    if result.comparison is None:
+        raise SnaprtError(f"{path.name} has no recorded outputs to compare with")
+    if result.mismatch:
+        raise SnaprtError(f"the replay differs from the recording: {result.comparison.summary}")
+    return f"of that step on {result.played.device}: {result.comparison.summary}"
+
+
+def _snapshots(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.snap"))
+
+
+_REPORT: Final = "This should work wherever JAX does: please report it with the lines above."
+_CACHE_HINT: Final = "Set SNAPRT_CACHE_DIR to a directory of your own on a local disk."
+
+CHECKS: Final[tuple[Check, ...]] = (
+    Check("versions", _versions, hint="Install snaprt with pip, so that its packages come along."),
+    Check("settings", _settings, hint="See `snaprt help environment`."),
+    Check(
+        "devices",
+        _devices,
+        hint="See what JAX_PLATFORMS asks for, and that jaxlib has a plugin for your accelerator.",
+    ),
+    Check("cache directory", _cache_directory, hint=_CACHE_HINT, needs=("settings",)),
+    Check("sqlite", _sqlite, hint=_CACHE_HINT, needs=("cache directory",)),
+    Check("compile", _compile, hint=_REPORT, needs=("devices", "settings")),
+    Check("execution", _execution, hint=_REPORT, needs=("compile",)),
+    Check("snapshot", _snapshot, hint=_REPORT, needs=("execution",)),
+    Check("replay", _replay, hint=_REPORT, needs=("snapshot",)),
+)
+
+
+def examine(folder: Path) -> list[Finding]:
+    """Run all checks, in ``folder`` where they need one, and return what came of each."""
+    findings: dict[str, Finding] = {}
+    for check in CHECKS:
+        missing = [name for name in check.needs if findings[name].state != OK]
+        if missing:
+            finding = Finding(check.name, NOT_TRIED, f"needs: {', '.join(missing)}", "")
+        else:
+            finding = _try(check, folder)
+        findings[check.name] = finding
+    return list(findings.values())
+
+
+def _try(check: Check, folder: Path) -> Finding:
+    try:
+        return Finding(check.name, OK, check.run(folder), "")
+    except (SnaprtError, CacheError) as error:
+        return Finding(check.name, FAILED, error.message, error.hint or check.hint)
+    except Exception as error:  # Whatever is wrong here, the other checks are still worth trying.
+        return Finding(check.name, FAILED, f"{type(error).__name__}: {error}", check.hint)
+
+
+@click.command("doctor")
+@output.json_option
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> None:
+    """Check that everything works here, from the versions to a replay.
+
+    Tries each part once: versions, settings, devices, the cache directory and its index, a
+    compile, an execution, a snapshot and its replay. Leaves with 0 where all is well, else 1.
+
+    \b
+    Example:
+      snaprt doctor
+      snaprt doctor --json
+    """
+    with tempfile.TemporaryDirectory(prefix="snaprt-doctor-") as folder:
+        findings = examine(Path(folder))
+    is_well = all(finding.state == OK for finding in findings)
+    if as_json:
+        output.emit_json(SCHEMA, VERSION, {"ok": is_well, "checks": findings})
+    else:
+        _print(findings)
+    context.exit(output.EXIT_OK if is_well else output.EXIT_MISMATCH)
+
+
+_STYLES: Final = {OK: "green", FAILED: "bold red", NOT_TRIED: "yellow"}
+
+
+def _print(findings: list[Finding]) -> None:
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        line = Text.assemble(
+            (f"{finding.state:<9}", _STYLES[finding.state]),
+            f"  {finding.name:<{width}}  {finding.detail}",
+        )
+        output.console.print(line)
+        if finding.hint:
+            output.console.print(
+                Text.assemble(" " * 11, ("hint:", "bold cyan"), f" {finding.hint}")
+            )

@@ -1,0 +1,66 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from snaprt.cli import doctor
+
+SNAPRT = [sys.executable, "-c", "import sys; from snaprt.cli.main import main; sys.exit(main())"]
+
+
+def examine(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SNAPRT, "doctor", *words],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def states(shown: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    return {row["name"]: row["state"] for row in json.loads(shown.stdout)["checks"]}
+
+
+def test_a_sound_installation_passes_every_check(tmp_path: Path):
+    shown = examine("--json", SNAPRT_CACHE_DIR=str(tmp_path))
+    assert states(shown) == {check.name: doctor.OK for check in doctor.CHECKS}, shown.stdout
+    assert json.loads(shown.stdout)["ok"] is True
+    assert shown.returncode == 0
+
+
+def test_a_cache_directory_that_cannot_be_used_is_said_and_the_rest_still_tried(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    shown = examine(SNAPRT_CACHE_DIR=str(tmp_path / "file" / "cache"))
+    assert shown.returncode == 1
+    lines = shown.stdout.splitlines()
+    (failed,) = (number for number, line in enumerate(lines) if line.startswith("failed"))
+    assert "cache directory" in lines[failed]
+    assert "hint: Set SNAPRT_CACHE_DIR" in lines[failed + 1]
+    assert any(line.startswith("ok") and "execution" in line for line in lines)
+    assert "Traceback" not in shown.stderr
+
+
+def test_a_setting_that_is_not_allowed_is_named_with_what_is():
+    shown = examine(SNAPRT_LAZY="perhaps")
+    assert shown.returncode == 1
+    assert "SNAPRT_LAZY is 'perhaps'" in shown.stdout
+    assert "hint: Allowed: on, off" in shown.stdout
+
+
+def test_no_device_leaves_what_needs_one_untried(tmp_path: Path):
+    shown = examine("--json", SNAPRT_CACHE_DIR=str(tmp_path), JAX_PLATFORMS="nonsense")
+    assert shown.returncode == 1
+    found = states(shown)
+    assert found["devices"] == doctor.FAILED
+    assert found["cache directory"] == doctor.OK
+    assert found["compile"] == found["replay"] == doctor.NOT_TRIED
+
+
+def test_every_check_comes_after_those_it_needs():
+    seen: set[str] = set()
+    for check in doctor.CHECKS:
+        assert seen.issuperset(check.needs)
+        seen.add(check.name)
