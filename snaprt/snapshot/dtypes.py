@@ -1,7 +1,8 @@
 """How each array dtype lies in a snapshot file; it must not know files or JAX.
 
-NumPy's ``.npy`` format has no name for the dtypes that ml_dtypes adds. Their bits are stored under
-an integer dtype of the same width, and the manifest keeps the true name.
+NumPy's ``.npy`` format has no name for the dtypes that ml_dtypes adds. Narrow integers are stored as
+8-bit ones of the same value; of the floats, the bits are stored under an integer dtype of the same
+width. The manifest keeps the true name.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ _STORED_AS = {
     "float8_e5m2": "uint8",
     "float8_e5m2fnuz": "uint8",
     "float8_e8m0fnu": "uint8",
-    # Narrower than a byte: one element takes one byte, in files as in ml_dtypes.
+    # Narrower than a byte: one element takes one byte, as in ml_dtypes.
     "float4_e2m1fn": "uint8",
     "float6_e2m3fn": "uint8",
     "float6_e3m2fn": "uint8",
+}
+"""True dtype name to the dtype whose ``.npy`` holds its bits."""
+
+_WIDENED_TO = {
     "int1": "int8",
     "int2": "int8",
     "int4": "int8",
@@ -38,9 +43,10 @@ _STORED_AS = {
     "uint2": "uint8",
     "uint4": "uint8",
 }
-"""True dtype name to the dtype whose ``.npy`` holds its bits."""
+"""True dtype name to the dtype whose ``.npy`` holds its values; ml_dtypes leaves the upper half of
+each byte undefined, so the bits would not do."""
 
-DTYPE_NAMES = (*_NATIVE, *_STORED_AS)
+DTYPE_NAMES = (*_NATIVE, *_STORED_AS, *_WIDENED_TO)
 """Every dtype name that a manifest may hold, PRNG keys aside."""
 
 
@@ -50,7 +56,7 @@ def storage_dtype(name: str) -> np.dtype:
     Raises:
         SnapshotError: No snapshot can hold an array of that dtype.
     """
-    stored = name if name in _NATIVE else _STORED_AS.get(name)
+    stored = name if name in _NATIVE else (_STORED_AS | _WIDENED_TO).get(name)
     if stored is None:
         raise SnapshotError(
             f"a snapshot cannot hold arrays of dtype {name}",
@@ -67,7 +73,7 @@ def true_dtype(name: str) -> np.dtype:
     """
     if name in _NATIVE:
         return np.dtype(name)
-    scalar = getattr(ml_dtypes, name, None) if name in _STORED_AS else None
+    scalar = getattr(ml_dtypes, name, None) if name in DTYPE_NAMES else None
     if scalar is None:
         raise SnapshotError(
             f"no dtype is called {name} here",
@@ -79,7 +85,7 @@ def true_dtype(name: str) -> np.dtype:
 def to_storage(array: np.ndarray) -> np.ndarray:
     """View ``array`` as it is stored: C order, little-endian, a dtype that ``.npy`` can name.
 
-    Copies only an array that is not already so.
+    Copies only narrow integers, and an array that is not contiguous.
 
     Raises:
         SnapshotError: No snapshot can hold an array of that dtype.
@@ -100,6 +106,6 @@ def from_storage(stored: np.ndarray, name: str) -> np.ndarray:
     """
     native = stored.astype(stored.dtype.newbyteorder("="), copy=False)
     dtype = true_dtype(name)
-    if native.dtype == dtype:
-        return native
+    if name in _NATIVE or name in _WIDENED_TO:
+        return native.astype(dtype, copy=False)
     return native.reshape(-1).view(dtype).reshape(stored.shape)

@@ -177,12 +177,12 @@ def _ask_xla(variable: str) -> str:
 
 
 def _names_in_xla() -> set[str]:
-    """Return what looks like a flag's name in XLA's binary; takes a second, for an error only."""
+    """Return what looks like a flag's name in XLA's binary; for suggestions alone."""
     names: set[bytes] = set()
     for library in jaxapi.xla_binaries():
         with open(library, "rb") as file:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            names.update(re.findall(rb"(?<![A-Za-z0-9_])xla_[a-z0-9_]{3,80}(?=[\0=])", content))
+            names.update(re.findall(rb"xla_[a-z0-9_]{3,80}", content))
     return {name.decode() for name in names}
 
 
