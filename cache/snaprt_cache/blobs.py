@@ -31,8 +31,10 @@ except ImportError:  # Windows: there, a file that is open cannot be removed any
 _BLOB_NAME: Final = re.compile(r"[0-9a-f]{64}\.blob")
 _FAN_NAME: Final = re.compile(r"[0-9a-f]{2}")
 _TEMPORARY_NAME: Final = re.compile(r"[0-9a-f]{12}-[0-9a-f]{16}\.tmp")
-_ANY_NAME: Final = re.compile(r".+", re.DOTALL)
-_SET_ASIDE_NAME: Final = re.compile(r"[0-9a-f]{64}-[0-9]+-[0-9]+\.bad")
+# A damaged blob, or a garbled index with its journal; the first number is when, in nanoseconds.
+_SET_ASIDE_NAME: Final = re.compile(
+    r"(?:[0-9a-f]{64}|index)-([0-9]+)-[0-9]+\.(?:bad|sqlite)(?:-[a-z]+)?"
+)
 # A temporary file younger than this is left alone even if nobody seems to hold it: its writer may
 # stand between making it and locking it, or be on another machine of a network file system.
 _STALE_SECONDS: Final = 900.0
@@ -158,10 +160,10 @@ class BlobFolder:
 
     def _forget_oldest_set_aside(self) -> None:
         with contextlib.suppress(OSError):
-            names = [n for n in os.listdir(self.quarantine) if _SET_ASIDE_NAME.fullmatch(n)]
-            by_age = sorted(names, key=lambda name: int(name.split("-")[1]))
-            for name in by_age[:-_KEPT_ASIDE]:
-                os.unlink(self.quarantine / name)
+            matches = filter(None, map(_SET_ASIDE_NAME.fullmatch, os.listdir(self.quarantine)))
+            by_age = sorted(matches, key=lambda match: int(match[1]))
+            for match in by_age[:-_KEPT_ASIDE]:
+                os.unlink(self.quarantine / match[0])
 
     def digests(self, prefix: str = "") -> Iterator[str]:
         """Return the digests of the keys that have a blob and start with ``prefix``."""
@@ -177,11 +179,12 @@ class BlobFolder:
         return (header for header in headers if header is not None)
 
     def set_aside_files(self) -> list[Path]:
-        """Return the files in the quarantine."""
-        return [self.quarantine / name for name in sorted(_names(self.quarantine, _ANY_NAME))]
+        """Return the files in the quarantine, but for journals, in no particular order."""
+        names = _names(self.quarantine, _SET_ASIDE_NAME)
+        return [self.quarantine / name for name in names if name.endswith((".bad", ".sqlite"))]
 
     def clear(self) -> int:
-        """Remove every blob and every damaged one set aside; return how many blobs there were.
+        """Remove every blob and all that was set aside; return how many blobs there were.
 
         Files that are not the cache's stay, and so do the folders that hold them.
 

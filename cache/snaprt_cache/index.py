@@ -208,12 +208,20 @@ class Index:
         with self._lock:
             self._disconnect()
 
+    def before_fork(self) -> None:
+        """Wait for the operation in progress: a child would inherit SQLite's own locks, held."""
+        self._lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        self._lock.release()
+
     def after_fork_in_child(self) -> None:
         """Leave the parent's connection alone, which SQLite forbids a child even to close."""
-        self._lock = threading.Lock()
         if self._connection is not None:
             _connections_of_parents.append(self._connection)
             self._connection = None
+        self._lock.release()
 
     # How it stays usable.
 

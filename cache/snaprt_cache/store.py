@@ -380,6 +380,14 @@ class Cache:
             self._index_pause_ends = time.monotonic() + _INDEX_PAUSE_SECONDS
             LOGGER.info("the cache's index cannot be used: %s", error)
 
+    def before_fork(self) -> None:
+        """Let no other thread be inside SQLite while the process forks."""
+        self._index.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on after a fork."""
+        self._index.after_fork_in_parent()
+
     def after_fork_in_child(self) -> None:
         """Take nothing over from the parent that belongs to it: connections, locks, counts."""
         self._index.after_fork_in_child()
@@ -389,12 +397,29 @@ class Cache:
 
 
 _open_caches: weakref.WeakSet[Cache] = weakref.WeakSet()
+# Held between the two halves of a fork, so that none is collected or added in between.
+_caches_in_fork: list[Cache] = []
+
+
+def _before_fork() -> None:
+    _caches_in_fork.extend(_open_caches)
+    for cache in _caches_in_fork:
+        cache.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    while _caches_in_fork:
+        _caches_in_fork.pop().after_fork_in_parent()
 
 
 def _after_fork_in_child() -> None:
-    for cache in list(_open_caches):
-        cache.after_fork_in_child()
+    while _caches_in_fork:
+        _caches_in_fork.pop().after_fork_in_child()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

@@ -29,7 +29,7 @@ from snaprt_replay.player import PlayResult
 from snaprt_replay.results import comparison_from_json, to_json
 
 _JOB, _MODULE, _RESULT = "job.json", "module", "result.json"
-_LOUD = re.compile(r"Check fail|^F\d{4} |Fatal|LLVM ERROR|terminate called", re.IGNORECASE)
+_LOUD = re.compile(r"Check failed|^F\d{4} |Fatal|LLVM ERROR|terminate called", re.IGNORECASE)
 _PREFIX = re.compile(r"^[A-Z]\d{4} [\d:.]+\s+\d+\s+|^F\d{4} \S+ \S+\s+\d+ ")
 
 

@@ -63,7 +63,7 @@ class LoadedHlo:
     inputs: tuple[np.ndarray, ...] | None
     outputs: tuple[np.ndarray, ...] | None
     parameters: tuple[tuple[tuple[int, ...], np.dtype], ...]
-    environment: Mapping[str, str] = MappingProxyType({})
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -80,7 +80,8 @@ def load_hlo_snapshot(path: Path) -> LoadedHlo:
     inputs = _arrays(snapshot.arguments, path)
     outputs, notes = _recorded_results(snapshot, path)
     module, source = _module_of_snapshot(path, snapshot, inputs)
-    environment = {"platform": snapshot.execution_platform, **_environment(path)}
+    platform = snapshot.execution_platform
+    environment = {**({"platform": platform} if platform else {}), **_environment(path)}
     return _load(path, module, inputs, outputs, environment, (*source, *notes))
 
 

@@ -122,7 +122,7 @@ def _print_summary(found: Contents, as_json: bool) -> None:
     for role in ("inputs", "outputs"):
         chosen = [one for its_role, one in statistics if its_role == role]
         if chosen:
-            output.console.print(f"\n{len(chosen)} {role}")
+            output.console.print(f"\n{role}: {len(chosen)}")
             output.console.print(tables.statistics_table(chosen))
     if not statistics:
         taken = ", ".join(map(str, found.parameters)) or "none"

@@ -129,6 +129,14 @@ class Node:
         self.error = error
         self.settle({})
 
+    def inherit_failure(self) -> bool:
+        """Fail if an operand's node has failed, with its error; say whether that is so."""
+        for operand in self.operands:
+            if type(operand) is Edge and operand.node.error is not None:
+                self.fail(operand.node.error)
+                return True
+        return False
+
     def producers(self) -> Iterable[Node]:
         """Yield the pending nodes whose results this node uses."""
         for operand in self.operands:
@@ -311,8 +319,5 @@ def build_program(
 
 
 def _value_of(edge: Edge) -> jax.Array:
-    node = edge.node
-    if node.error is not None:
-        raise node.error
-    assert node.values is not None
-    return node.values[edge.index]
+    assert edge.node.values is not None
+    return edge.node.values[edge.index]

@@ -93,10 +93,10 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
             return
         node = array._node
         assert node is not None
-        if node.error is not None:
-            raise node.error
         if node.values is None:
             _run(trace, [node], cause=cause)
+        if node.error is not None:
+            raise node.error
         if array._value is None:
             assert node.values is not None
             array.settle(node.values[array._index], None)
@@ -105,7 +105,7 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
 def _run(trace: LazyTrace, roots: Sequence[Node], *, cause: str) -> None:
     """Run ``roots``, what they need, and every pending effect."""
     graph = trace.graph
-    nodes = ancestors([*roots, *graph.effectful])
+    nodes = [n for n in ancestors([*roots, *graph.effectful]) if not n.inherit_failure()]
     if not nodes:
         return
     metrics.metric_add("LazyTracing", trace.recording_time)

@@ -104,6 +104,9 @@ def test_work_that_uses_a_failed_array_fails_with_the_same_error():
         with pytest.raises(snaprt.ExecutionError):
             np.asarray(failing)
         later = failing * 2
+        sound = jnp.ones(3) * 2
+        snaprt.mark_step()
+        np.testing.assert_array_equal(sound, [2, 2, 2])
         with pytest.raises(snaprt.ExecutionError):
             np.asarray(later)
 
