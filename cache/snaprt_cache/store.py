@@ -17,7 +17,7 @@ from typing import Final
 
 import platformdirs
 
-from snaprt_cache import frame
+from snaprt_cache import forks, frame
 from snaprt_cache.blobs import BlobFolder
 from snaprt_cache.errors import CacheError
 from snaprt_cache.folder import refuse_if_unsafe
@@ -117,7 +117,7 @@ class Cache:
         self._checked = False
         self._index_pause_ends = 0.0
         weakref.finalize(self, self._usage.write_at_exit)
-        _open_caches.add(self)
+        forks.watch(self)
 
     @classmethod
     def open(cls, path: str | Path | None = None, *, on_event: OnEvent | None = None) -> Cache:
@@ -394,32 +394,3 @@ class Cache:
         self._blobs.after_fork_in_child()
         self._warnings.after_fork_in_child()
         self._usage.after_fork_in_child()
-
-
-_open_caches: weakref.WeakSet[Cache] = weakref.WeakSet()
-# Held between the two halves of a fork, so that none is collected or added in between.
-_caches_in_fork: list[Cache] = []
-
-
-def _before_fork() -> None:
-    _caches_in_fork.extend(_open_caches)
-    for cache in _caches_in_fork:
-        cache.before_fork()
-
-
-def _after_fork_in_parent() -> None:
-    while _caches_in_fork:
-        _caches_in_fork.pop().after_fork_in_parent()
-
-
-def _after_fork_in_child() -> None:
-    while _caches_in_fork:
-        _caches_in_fork.pop().after_fork_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )

@@ -1,0 +1,207 @@
+"""Full disks, limits, read-only and vanished directories: one warning, and the program goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from snaprt_cache import Cache, CacheError, Key, KeyPart
+from snaprt_cache.journal import is_local, journal_mode, wal_is_fixed
+
+KEY = Key((KeyPart("module", "m"),))
+
+_PUT_MANY = """
+import os, sys
+from snaprt_cache import Cache, Key, KeyPart
+events = []
+cache = Cache.open(sys.argv[1], on_event=lambda name, _: events.append(name))
+def key_of(number):
+    return Key((KeyPart("module", str(number)),))
+small = [cache.put(key_of(n), b"small", {}) for n in range(2)]
+assert small == [True, True], small
+# No compression makes these smaller.
+large = [cache.put(key_of(n), os.urandom(600_000), {}) for n in range(10, 15)]
+assert large == [False] * 5, large
+assert cache.get(key_of(0)).payload == b"small"
+assert cache.get(key_of(10)) is None
+assert events.count("PersistentCacheError") == 5
+assert not os.listdir(cache.folder / "temporary")
+assert len(cache.entries()) == 2
+"""
+
+
+def _one_warning(errors: str) -> str:
+    (line,) = errors.splitlines()
+    return line
+
+
+def test_a_full_disk_costs_the_entry_and_one_warning(tmp_path: Path) -> None:
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mounting = f"mount -t tmpfs -o size=400k none {mount}"
+    if shutil.which("unshare") is None or subprocess.run([*unshare, mounting]).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    command = f'{mounting} && "{sys.executable}" -c "$SCRIPT" {mount}/cache'
+    environment = {**os.environ, "SCRIPT": _PUT_MANY}
+    done = subprocess.run(
+        [*unshare, command], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "No space left" in _one_warning(done.stderr)
+    assert "Free space there" in done.stderr
+
+
+def test_a_limit_on_the_size_of_files_costs_the_entry_and_one_warning(tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", limit + _PUT_MANY, str(tmp_path / "cache")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ulimit -f" in _one_warning(done.stderr)
+
+
+def test_a_file_in_the_place_of_the_directory_costs_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").write_text("in the way")
+    with caplog.at_level(logging.WARNING, "snaprt.cache"):
+        cache = Cache.open(tmp_path / "cache")
+        for _ in range(3):
+            assert cache.get(KEY) is None
+            assert not cache.put(KEY, b"payload", {})
+        assert cache.entries() == []
+        cache.close()
+    assert len(caplog.records) == 1
+    assert "SNAPRT_CACHE_DIR" in caplog.text
+    assert (tmp_path / "cache").read_text() == "in the way"
+
+
+def test_a_file_in_the_place_of_a_parent_directory_costs_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    cache = Cache.open(tmp_path / "file" / "a" / "cache")
+    with caplog.at_level(logging.WARNING, "snaprt.cache"):
+        assert cache.get(KEY) is None
+        assert not cache.put(KEY, b"payload", {})
+    assert len(caplog.records) == 1
+
+
+_READ_ONLY = """
+import sys
+from snaprt_cache import Cache, Key, KeyPart
+cache = Cache.open(sys.argv[1])
+key = Key((KeyPart("module", "m"),))
+for _ in range(3):
+    assert cache.get(key).payload == b"payload"
+    assert not cache.put(Key(()), b"other", {})
+cache.discard(key, "cannot be set aside here")
+assert [row.key for row in cache.entries()] == [key.digest]
+assert cache.stats().entries == 1
+cache.close()
+"""
+
+
+def test_a_read_only_directory_is_read_and_costs_one_warning(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    Cache.open(path).put(KEY, b"payload", {})
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mounting = f"mount --bind {path} {path} && mount -o remount,bind,ro {path}"
+    if shutil.which("unshare") is None or subprocess.run([*unshare, mounting]).returncode:
+        pytest.skip("a read-only directory that holds for root cannot be mounted here")
+    command = f'{mounting} && "{sys.executable}" -c "$SCRIPT" {path}'
+    environment = {**os.environ, "SCRIPT": _READ_ONLY}
+    done = subprocess.run(
+        [*unshare, command], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Read-only file system" in _one_warning(done.stderr)
+    assert "SNAPRT_CACHE_DIR" in done.stderr
+
+
+def test_a_directory_removed_while_in_use_is_made_again(tmp_path: Path) -> None:
+    cache = Cache.open(tmp_path / "cache")
+    assert cache.put(KEY, b"payload", {})
+    shutil.rmtree(cache.path)
+    assert cache.get(KEY) is None
+    assert cache.put(KEY, b"payload", {})
+    assert len(cache.entries()) == 1
+    assert cache.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_cache_that_cannot_be_cleared_says_so(tmp_path: Path) -> None:
+    cache = Cache.open(tmp_path / "cache")
+    cache.put(KEY, b"payload", {})
+    path = cache.blob_path(KEY.digest)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CacheError, match="cannot clear") as caught:
+        cache.clear()
+    assert caught.value.hint
+
+
+# The journal.
+
+
+@pytest.mark.parametrize(
+    ("version", "fixed"),
+    [
+        ((3, 40, 1), False),
+        ((3, 44, 5), False),
+        ((3, 44, 6), True),
+        ((3, 45, 0), False),
+        ((3, 50, 6), False),
+        ((3, 50, 7), True),
+        ((3, 51, 2), False),
+        ((3, 51, 3), True),
+        ((3, 53, 0), True),
+        ((4, 0, 0), True),
+    ],
+)
+def test_wal_is_used_on_versions_of_sqlite_that_have_the_fix(
+    tmp_path: Path, version: tuple[int, int, int], fixed: bool
+) -> None:
+    assert wal_is_fixed(version) is fixed
+    if not fixed:
+        assert journal_mode(tmp_path, version) == "truncate"
+
+
+@pytest.mark.parametrize(
+    ("kind", "local"),
+    [("ext4", True), ("tmpfs", True), ("nfs4", False), ("cifs", False), ("fuse.sshfs", False)],
+)
+def test_wal_is_used_on_local_file_systems_only(tmp_path: Path, kind: str, local: bool) -> None:
+    device = os.stat(tmp_path).st_dev
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "22 1 0:999999 / /proc rw - proc proc rw\n"
+        f"36 22 {os.major(device)}:{os.minor(device)} / {tmp_path} rw,noatime master:1 - "
+        f"{kind} server:/export rw\n"
+    )
+    assert is_local(tmp_path, table) is local
+
+
+def test_a_file_system_that_nothing_is_known_of_is_not_taken_for_local(tmp_path: Path) -> None:
+    assert not is_local(tmp_path, tmp_path / "no-such-table")
+
+
+def test_an_index_left_in_wal_mode_goes_on_in_the_mode_that_is_safe_here(tmp_path: Path) -> None:
+    import sqlite3
+
+    cache = Cache.open(tmp_path / "cache")
+    cache.put(KEY, b"payload", {})
+    cache.close()
+    connection = sqlite3.connect(cache.index_path)
+    connection.execute("PRAGMA journal_mode = wal")
+    connection.close()
+    assert cache.stats().journal_mode == journal_mode(cache.folder)
+    assert len(cache.entries()) == 1
