@@ -123,9 +123,7 @@ def test_narrow_integers_are_stored_as_plain_integers_of_the_same_value(tmp_path
 
 def test_a_dtype_that_no_snapshot_can_hold_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="dtype datetime64"):
-        write_snapshot(
-            tmp_path / "a.inputs.snap", contents({"a": np.array([0], "datetime64[s]")})
-        )
+        write_snapshot(tmp_path / "a.inputs.snap", contents({"a": np.array([0], "datetime64[s]")}))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -302,7 +300,9 @@ def test_a_missing_file_and_a_directory_are_errors(tmp_path: Path) -> None:
         open_snapshot(tmp_path)
 
 
-def test_a_newer_format_is_refused_and_says_so(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_format_is_refused_and_says_so(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(layout, "FORMAT_MAJOR", 7)
     write_snapshot(whole, contents({}))
     monkeypatch.undo()
