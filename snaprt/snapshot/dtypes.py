@@ -1,7 +1,7 @@
 """How each array dtype lies in a snapshot file; it must not know files or JAX.
 
-NumPy's ``.npy`` format has no name for the dtypes that ml_dtypes adds. Narrow integers are stored as
-8-bit ones of the same value; of the floats, the bits are stored under an integer dtype of the same
+NumPy's ``.npy`` format has no name for the dtypes that ml_dtypes adds. Narrow integers are stored
+as 8-bit ones of the same value; of floats, the bits are stored under an integer dtype of the same
 width. The manifest keeps the true name.
 """
 

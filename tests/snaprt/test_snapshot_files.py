@@ -238,11 +238,13 @@ def test_every_flipped_bit_is_found_or_changes_nothing(whole: Path) -> None:
         flipped = bytearray(content)
         flipped[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
         broken.write_bytes(flipped)
+        message = ""
         try:
             assert read_all(broken) == good
         except SnapshotError as error:
-            found += 1
-            assert str(broken) in error.message
+            message = error.message
+        assert not message or str(broken) in message
+        found += bool(message)
     assert found > 400
 
 
@@ -252,7 +254,7 @@ def test_every_truncation_is_an_error_that_names_the_file(whole: Path) -> None:
     generator = random.Random(2)
     for length in [0, 1, 4, 50, 80, len(content) - 1, *generator.sample(range(len(content)), 100)]:
         broken.write_bytes(content[:length])
-        with pytest.raises(SnapshotError, match="cut short|is empty|is not a snaprt|damaged") as e:
+        with pytest.raises(SnapshotError, match=r"cut short|is empty|is not a|damaged") as e:
             read_all(broken)
         assert str(broken) in e.value.message
 
