@@ -1,5 +1,8 @@
 """snaprt: run eager JAX code lazily, cache what XLA compiles, record executions and replay them."""
 
+import importlib
+from types import ModuleType
+
 from snaprt import metrics
 from snaprt.errors import (
     CompileError,
@@ -11,6 +14,7 @@ from snaprt.errors import (
 )
 from snaprt.lazy.scope import disable, enable, lazy
 from snaprt.lazy.step import mark_step
+from snaprt.snapshot.policy import register_hlo_snapshot_callback
 
 __version__ = "0.1.0"
 
@@ -27,4 +31,14 @@ __all__ = [
     "lazy",
     "mark_step",
     "metrics",
+    "register_hlo_snapshot_callback",
 ]
+
+# Facades that are imported at their first use: most programs need neither.
+_FACADES = ("cache", "replay")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _FACADES:
+        return importlib.import_module(f"snaprt.{name}")
+    raise AttributeError(f"module 'snaprt' has no attribute {name!r}")
