@@ -1,6 +1,7 @@
 """The bytes of one blob file: how an entry is laid out, and how it is verified before it is used.
 
-Knows nothing of folders, the index or what the payload means. ``docs/cache.md`` has the layout.
+Knows nothing of folders, the index or what the payload means. The layout is described in
+``docs/cache-format.md``.
 """
 
 from __future__ import annotations

@@ -64,11 +64,12 @@ for number in range(8):
 stats = cache.stats()
 assert stats.corrupt == 0, stats
 assert stats.set_aside == 0, stats
-assert stats.entries == sum(cache.get(key_of(number)) is not None for number in range(8))
+numbers = [*range(8), 99]
+assert {row.key for row in rows} == {
+    key_of(number).digest for number in numbers if cache.get(key_of(number)) is not None
+}
 assert cache.put(key_of(99), b"still usable", {})
 assert cache.get(key_of(99)).payload == b"still usable"
-cache.discard(key_of(99), "test")
-cache.clear() if "clear" in sys.argv else None
 """
 )
 
@@ -145,19 +146,6 @@ def test_writers_killed_at_random_moments_leave_a_usable_cache(tmp_path: Path) -
             assert process.wait() == -signal.SIGKILL
             process.communicate()
         _finish(_start(_CHECK, tmp_path / "cache"))
-        # _CHECK discards an entry of its own, which is then no sign of damage.
-        for path in (tmp_path / "cache").glob("v1/quarantine/*"):
-            path.unlink()
-        _forget_figures(tmp_path / "cache")
-
-
-def _forget_figures(path: Path) -> None:
-    import sqlite3
-
-    connection = sqlite3.connect(Cache.open(path).index_path)
-    connection.execute("DELETE FROM totals")
-    connection.commit()
-    connection.close()
 
 
 def test_what_killed_writers_left_is_removed_when_it_is_old(tmp_path: Path) -> None:

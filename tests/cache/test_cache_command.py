@@ -1,0 +1,162 @@
+"""``snaprt cache``: what it prints, as text and as JSON, and how it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from snaprt_cache import Cache, CacheError, Key, KeyPart
+
+import snaprt.cache
+from snaprt import metrics
+from snaprt.cli import main
+from snaprt.cli.cache import command
+
+PROGRAM = "import sys; from snaprt.cli.main import main; sys.exit(main())"
+
+
+def _key(name: str) -> Key:
+    return Key((KeyPart("module", name), KeyPart("flags", "--xla_a=1")))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    cache = Cache.open(tmp_path / "cache")
+    for number, name in enumerate(["forward", "backward", "update"]):
+        cache.put(
+            _key(name),
+            bytes(1000 * (number + 1)),
+            {"name": name, "kind": "compiled", "platform": "cpu", "compile_seconds": 90.0},
+        )
+    for _ in range(3):
+        cache.get(_key("backward"))
+    cache.get(_key("absent"))
+    return cache
+
+
+def _invoke(cache: Cache, *words: str, answer: str | None = None) -> Result:
+    cache.close()
+    return CliRunner().invoke(command, [*words, "--dir", str(cache.path)], input=answer)
+
+
+def _json(cache: Cache, *words: str) -> dict:
+    result = _invoke(cache, *words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_stats_count_entries_hits_and_seconds(cache: Cache) -> None:
+    numbers = _json(cache, "stats")
+    assert (numbers["schema"], numbers["version"]) == ("snaprt.cache.stats", 1)
+    assert numbers["entries"] == 3
+    assert numbers["payload_bytes"] == 6000
+    assert (numbers["hits"], numbers["misses"], numbers["puts"]) == (3, 1, 3)
+    assert numbers["saved_seconds"] == pytest.approx(270, abs=1)
+
+
+def test_stats_of_a_directory_that_is_not_there_are_zero_and_make_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "absent"
+    result = CliRunner().invoke(command, ["stats", "--dir", str(path), "--json"])
+    assert json.loads(result.stdout)["entries"] == 0
+    assert not path.exists()
+
+
+def test_ls_lists_the_newest_first_or_in_the_order_asked_for(cache: Cache) -> None:
+    assert [row["name"] for row in _json(cache, "ls")["entries"]] == [
+        "update",
+        "backward",
+        "forward",
+    ]
+    assert _json(cache, "ls", "--sort", "hits")["entries"][0]["name"] == "backward"
+    assert _json(cache, "ls", "--sort", "name")["entries"][0]["name"] == "backward"
+
+
+def test_ls_prints_a_row_for_each_entry_and_the_count_beside_it(cache: Cache) -> None:
+    result = _invoke(cache, "ls")
+    assert result.exit_code == 0
+    for name in ("forward", "backward", "update"):
+        assert name in result.output
+    assert "4.5 min" in result.output
+
+
+def test_show_finds_an_entry_by_the_start_of_its_key_and_prints_the_parts(cache: Cache) -> None:
+    digest = _key("forward").digest
+    shown = _json(cache, "show", digest[:20])
+    assert shown["entry"]["key"] == digest
+    assert shown["key_parts"] == [
+        {"name": "module", "value": "forward"},
+        {"name": "flags", "value": "--xla_a=1"},
+    ]
+    assert shown["metadata"]["compile_seconds"] == 90.0
+    assert Path(shown["path"]).is_file()
+    assert "--xla_a=1" in _invoke(cache, "show", digest[:20]).output
+
+
+@pytest.mark.parametrize(("prefix", "message"), [("", "3 entries"), ("xyz", "no entry")])
+def test_show_refuses_a_key_that_names_no_entry_or_several(
+    cache: Cache, prefix: str, message: str
+) -> None:
+    result = _invoke(cache, "show", prefix)
+    assert isinstance(result.exception, CacheError)
+    assert message in result.exception.message
+    assert result.exception.hint
+
+
+def test_clear_asks_first_and_does_nothing_without_a_yes(cache: Cache) -> None:
+    assert _invoke(cache, "clear", answer="n\n").exit_code != 0
+    assert len(cache.entries()) == 3
+    assert _invoke(cache, "clear", answer="y\n").exit_code == 0
+    assert cache.entries() == []
+
+
+def test_clear_does_not_ask_when_told_so(cache: Cache) -> None:
+    assert _json(cache, "clear", "--yes")["removed"] == 3
+    assert cache.stats().hits == 0
+
+
+def test_path_prints_the_directory_and_nothing_else(cache: Cache) -> None:
+    assert _invoke(cache, "path").stdout == f"{cache.path}\n"
+
+
+def test_a_directory_that_others_may_write_to_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "cache", "ls", "--dir", str(tmp_path / "cache")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "error: others may write" in done.stderr
+    assert "hint: Run: chmod go-w" in done.stderr
+
+
+def test_every_cache_command_is_reached_from_the_main_command() -> None:
+    assert "cache" in main.COMMANDS
+    for name, one in command.commands.items():
+        assert one.help is not None, name
+        assert "Example:" in one.help, name
+
+
+def test_snaprt_cache_open_counts_in_the_metrics_and_is_then_used_by_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPRT_CACHE_DIR", "elsewhere")
+    cache = snaprt.cache.open(tmp_path / "cache")
+    assert os.environ["SNAPRT_CACHE_DIR"] == str(tmp_path / "cache")
+    cache.get(_key("a"))
+    cache.put(_key("a"), b"payload", {"compile_seconds": 5})
+    cache.get(_key("a"))
+    assert metrics.counter_value("PersistentCacheMiss") == 1
+    assert metrics.counter_value("PersistentCacheHit") == 1
+    saved = metrics.metric_data("PersistentCacheSavedSeconds")
+    assert saved is not None
+    assert saved[1] == pytest.approx(5, abs=0.5)
