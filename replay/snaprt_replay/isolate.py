@@ -29,8 +29,9 @@ from snaprt_replay.player import PlayResult
 from snaprt_replay.results import comparison_from_json, to_json
 
 _JOB, _MODULE, _RESULT = "job.json", "module", "result.json"
-_LOUD = re.compile(r"Check failed|^F\d{4} |Fatal|LLVM ERROR|terminate called", re.IGNORECASE)
-_PREFIX = re.compile(r"^[A-Z]\d{4} [\d:.]+\s+\d+\s+|^F\d{4} \S+ \S+\s+\d+ ")
+# The line that says why a process ended itself: Abseil's fatal log, LLVM's, the C++ library's.
+_LOUD = re.compile(r"Check failed|^F\d{4} |LLVM ERROR|terminate called")
+_LOG_PREFIX = re.compile(r"^[A-Z]\d{4} [\d:.]+\s+\d+ ")
 
 
 def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
@@ -164,7 +165,7 @@ def _how_it_ended(case: Case, status: int, text: str) -> ExecutionError:
     """Return the error that says why the child left no result."""
     lines = [line for line in text.splitlines() if line.strip()]
     loud = [line for line in lines if _LOUD.search(line)]
-    said = _PREFIX.sub("", (loud or lines or ["it said nothing"])[-1]).strip()
+    said = _LOG_PREFIX.sub("", (loud[:1] or lines[-1:] or ["it said nothing"])[0]).strip()
     if status < 0:
         how = signal.Signals(-status).name
         if -status == signal.SIGKILL:

@@ -1,0 +1,119 @@
+"""Real files to replay, each kind made once: by the recorder, by XLA, and by lowering."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+LAZY_PROGRAM = """
+import jax, jax.numpy as jnp, snaprt
+with snaprt.lazy():
+    x = jnp.asarray([[0.5, -1.0, 2.0], [1.5, 0.25, -3.0]])
+    w = jnp.linspace(-1.0, 1.0, 6).reshape(3, 2).astype(jnp.bfloat16)
+    snaprt.mark_step(wait=True)
+    y = jnp.tanh(x @ w.astype(jnp.float32))
+    z = (x @ w.astype(jnp.float32)).astype(jnp.bfloat16)
+    positive = y > 0
+    snaprt.mark_step(wait=True)
+"""
+
+PLAIN_PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np
+def step(x, w):
+    y = jnp.tanh(x @ w)
+    return jax.nn.softmax(y), y.sum(), y > 0
+jax.jit(step)(np.ones((4, 3), np.float32), np.ones((3, 2), np.float32))[1].block_until_ready()
+"""
+
+
+def run_python(program: str, flags: str) -> None:
+    """Run a program in a process of its own with these XLA_FLAGS."""
+    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the ``.inputs.snap`` of a recorded step; its ``.outputs.snap`` lies beside it."""
+    folder = tmp_path_factory.mktemp("recorded")
+    run_python(LAZY_PROGRAM, f"--xla_dump_to={folder} --xla_dump_hlo_snapshots")
+    found = sorted(folder.glob("*.inputs.snap"), key=lambda path: path.stat().st_size)
+    assert found, list(folder.iterdir())
+    return found[-1]
+
+
+@pytest.fixture(scope="session")
+def xla_snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an HloSnapshot that XLA itself wrote."""
+    folder = tmp_path_factory.mktemp("xla")
+    run_python(PLAIN_PROGRAM, f"--xla_dump_to={folder} --xla_dump_hlo_snapshots")
+    return next(folder.glob("*jit_step*.snapshot.*.pb"))
+
+
+@pytest.fixture(scope="session")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Return one module in each form that brings no inputs, by the name of its format."""
+    import jax
+    import jax.numpy as jnp
+    from snaprt_replay import sniff
+
+    from snaprt import jaxapi
+
+    def function(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.tanh(x @ w), x.sum() > 0
+
+    lowered = jax.jit(function).lower(jnp.ones((4, 3)), jnp.ones((3, 2)))
+    folder = tmp_path_factory.mktemp("modules")
+    contents = {
+        sniff.MLIR_TEXT: ("module.mlir", lowered.as_text().encode()),
+        sniff.MLIR_BYTECODE: ("module.stablehlo", jaxapi.portable_stablehlo(lowered)),
+        sniff.HLO_TEXT: ("module.hlo.txt", lowered.as_text("hlo").encode()),
+        sniff.HLO_MODULE: ("module.hlo.pb", jaxapi.hlo_proto(lowered)),
+    }
+    paths = {}
+    for form, (name, content) in contents.items():
+        paths[form] = folder / name
+        paths[form].write_bytes(content)
+    return paths
+
+
+@pytest.fixture
+def rewritten(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that copies the recorded pair with other outputs.
+
+    Its argument gets each output's name and value and returns the value to store.
+    """
+    from snaprt.snapshot import layout
+    from snaprt.snapshot.read import open_snapshot, sibling_outputs
+    from snaprt.snapshot.write import write_snapshot
+
+    def rewrite(change: Callable[[str, np.ndarray], np.ndarray]) -> Path:
+        outputs = sibling_outputs(recorded)
+        assert outputs is not None
+        file = open_snapshot(outputs)
+        arrays = []
+        for name in file.array_names:
+            value = change(name, file.array(name))
+            arrays.append(layout.ArrayContent(name, lambda value=value: value, value.nbytes))
+        write_snapshot(
+            tmp_path / outputs.name,
+            layout.Contents(file.manifest.execution, file.module, arrays),
+        )
+        copy = tmp_path / recorded.name
+        copy.write_bytes(recorded.read_bytes())
+        return copy
+
+    return rewrite

@@ -1,0 +1,193 @@
+"""``snaprt replay``: what it prints, and the status it leaves with."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from snaprt_replay import sniff
+from snaprt_replay.results import comparison_from_json
+
+from snaprt.cli.main import main
+
+
+@pytest.fixture
+def snaprt(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs the command line and gives status, stdout and stderr."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        status = main([str(word) for word in words])
+        return status, *capfd.readouterr()
+
+    return run
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def spoil(name: str, value: np.ndarray) -> np.ndarray:
+    if value.dtype == np.float32:
+        value.reshape(-1)[2] *= 1.5
+    return value
+
+
+def test_a_match_leaves_with_status_0_and_says_so(snaprt: Run, recorded: Path) -> None:
+    status, out, err = snaprt("replay", recorded, "--repeat", "2")
+    assert status == 0
+    assert "MATCH: all 3 outputs are identical, bit for bit" in out
+    assert "2 runs gave the same bits" in out
+    assert "default for float32" in out
+    assert "error" not in err
+    assert "\x1b" not in out
+
+
+def test_a_mismatch_leaves_with_status_1_and_says_where(
+    snaprt: Run, rewritten: Callable[..., Path]
+) -> None:
+    status, out, _ = snaprt("replay", rewritten(spoil))
+    assert status == 1
+    assert re.search(r"MISMATCH: 1 of 3 outputs differ; first: \S+, 1 of 4 elements beyond", out)
+    assert "[1,0]" in out
+
+
+@pytest.mark.parametrize("options", [["--rtol", "0.6"], ["--atol", "9"], ["--max-ulp", "99999999"]])
+def test_a_wider_tolerance_accepts_it(
+    options: list[str], snaprt: Run, rewritten: Callable[..., Path]
+) -> None:
+    status, out, _ = snaprt("replay", rewritten(spoil), *options)
+    assert status == 0
+    assert "asked for" in out
+    assert "within tolerance" in out
+
+
+def test_several_files_are_summed_up_and_the_worst_gives_the_status(
+    snaprt: Run, recorded: Path, rewritten: Callable[..., Path], tmp_path: Path
+) -> None:
+    bad = rewritten(spoil)
+    (tmp_path / "broken.snap").write_bytes(recorded.read_bytes()[:500])
+    status, out, err = snaprt("replay", recorded, bad, tmp_path / "broken.snap")
+    assert status == 2
+    assert "3 files replayed, 2 of them with a mismatch or failure" in out
+    assert "error:" in err
+    status, out, _ = snaprt("replay", recorded, bad)
+    assert status == 1
+
+
+def test_a_glob_over_a_dump_folder_replays_each_execution_once(snaprt: Run, recorded: Path) -> None:
+    outputs = recorded.with_name(recorded.name.replace(".inputs.", ".outputs."))
+    status, out, _ = snaprt("replay", recorded, outputs)
+    assert status == 0
+    assert out.count("MATCH") == 1
+    assert "files replayed" not in out
+
+
+def test_json_holds_the_comparison_and_reads_back(
+    snaprt: Run, rewritten: Callable[..., Path]
+) -> None:
+    status, out, _ = snaprt("replay", rewritten(spoil), "--json", "--repeat", "2")
+    data = json.loads(out)
+    assert (data["schema"], data["version"], data["status"]) == ("snaprt.replay", 1, status)
+    (file,) = data["files"]
+    assert file["verdict"] == "mismatch"
+    assert comparison_from_json(file["comparison"]).verdict == "mismatch"
+    assert comparison_from_json(file["repeats"]).verdict == "identical"
+
+
+def test_json_holds_an_error_too(snaprt: Run, tmp_path: Path) -> None:
+    status, out, err = snaprt("replay", tmp_path / "absent.snap", "--json")
+    assert status == 2
+    assert "there is no file" in json.loads(out)["files"][0]["error"]
+    assert "error: there is no file" in err
+
+
+@pytest.mark.parametrize("isolated", ["--isolate", "--no-isolate"])
+def test_a_bare_module_runs_on_random_inputs_and_shows_statistics(
+    isolated: str, snaprt: Run, modules: Mapping[str, Path]
+) -> None:
+    status, out, _ = snaprt("replay", modules[sniff.MLIR_TEXT], "--random", "3", isolated)
+    assert status == 0
+    assert "the inputs are random, from seed 3" in out
+    assert "nothing to compare with" in out
+    assert "float32[4,2]" in out
+    assert ("in a process of its own" in out) == (isolated == "--isolate")
+
+
+def test_a_bare_module_takes_inputs_from_a_file_and_saves_its_outputs(
+    snaprt: Run, modules: Mapping[str, Path], tmp_path: Path
+) -> None:
+    x, w = np.ones((4, 3), np.float32), np.ones((3, 2), np.float32)
+    np.savez(tmp_path / "in.npz", arg0=x, arg1=w)
+    words = ("--inputs", tmp_path / "in.npz", "--save", tmp_path / "out.npz")
+    status, _, err = snaprt("replay", modules[sniff.HLO_TEXT], *words)
+    assert status == 0
+    assert "saved 2 outputs" in err
+    with np.load(tmp_path / "out.npz") as saved:
+        np.testing.assert_allclose(saved["out0"], np.tanh(x @ w), rtol=1e-5)
+        assert saved["out1"] == np.True_
+
+
+def test_saved_bfloat16_outputs_can_be_read_back(
+    snaprt: Run, recorded: Path, tmp_path: Path
+) -> None:
+    assert snaprt("replay", recorded, "--save", tmp_path / "out.npz")[0] == 0
+    with np.load(tmp_path / "out.npz") as saved:
+        raw = [saved[name] for name in saved.files if saved[name].dtype.kind == "V"]
+    assert raw[0].view(ml_dtypes.bfloat16).shape == (2, 2)
+
+
+def test_another_flag_set_is_a_warning(snaprt: Run, recorded: Path) -> None:
+    status, out, _ = snaprt("replay", recorded, "--xla-flag", "--xla_cpu_enable_fast_math=true")
+    assert status == 0
+    assert "warning: replayed with the compiler options xla_cpu_enable_fast_math=True" in out
+
+
+def test_xlas_own_snapshot_replays(snaprt: Run, xla_snapshot: Path) -> None:
+    status, out, _ = snaprt("replay", xla_snapshot)
+    assert status == 0
+    assert "XLA HloSnapshot" in out
+    assert "MATCH" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--device", "tpu"], "there is no tpu device here"),
+        (["--device", "my gpu"], "names no device"),
+        (["--rtol", "-1"], "rtol must be"),
+        (["--repeat", "0"], "0 is not in the range"),
+        (["--xla-flag", "nonsense"], "is not NAME=VALUE"),
+        (["--xla-flag", "xla_no_such_option=1"], "xla_no_such_option"),
+        (["--random", "1", "--inputs", "x.npz"], "not from both"),
+        (["--inputs", "absent.npz"], "there is no file"),
+        (["--save", "out.txt"], "are saved as .npz"),
+    ],
+)
+def test_misuse_is_an_error_with_status_2_and_no_traceback(
+    words: list[str], said: str, snaprt: Run, recorded: Path
+) -> None:
+    status, _, err = snaprt("replay", recorded, *words)
+    assert status == 2
+    assert said in err
+    assert "Traceback" not in err
+    assert err.startswith("error: ")
+
+
+def test_outputs_that_cannot_be_saved_are_an_error(
+    snaprt: Run, recorded: Path, tmp_path: Path
+) -> None:
+    status, _, err = snaprt("replay", recorded, "--save", tmp_path / "absent" / "out.npz")
+    assert status == 2
+    assert "cannot save outputs" in err
+
+
+def test_help_has_an_example(snaprt: Run) -> None:
+    status, out, _ = snaprt("replay", "--help")
+    assert status == 0
+    assert "Example:" in out
+
+
+def test_no_files_is_misuse(snaprt: Run) -> None:
+    assert snaprt("replay")[0] == 2
