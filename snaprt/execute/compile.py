@@ -185,4 +185,3 @@ def entry_metadata(
         "jax_version": jax.__version__,
         "jaxlib_version": jax.lib.__version__,
     }
-

@@ -1,4 +1,4 @@
-"""What identifies a compiled module: the parts of its key, by name, so that a miss can be explained.
+"""What identifies a compiled module: its key in named parts, so that a miss can be explained.
 
 The parts that take knowledge of JAX are gathered here; how they become a key is the cache's.
 """

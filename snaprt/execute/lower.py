@@ -1,4 +1,4 @@
-"""Lower a recorded program to StableHLO; it knows programs and JAX's lowering, nothing of caches."""
+"""Lower a recorded program to StableHLO; it knows nothing of caches."""
 
 from __future__ import annotations
 

@@ -121,7 +121,9 @@ def _load_or_compile(
     key = None
     if cache is not None:
         stablehlo = jaxapi.bytecode_without_locations(module)
-        key = module_key(stablehlo, [device], kind="module", options=named_options, folder=cache.path)
+        key = module_key(
+            stablehlo, [device], kind="module", options=named_options, folder=cache.path
+        )
         entry = cache.get(key)
         if entry is not None:
             try:

@@ -90,7 +90,11 @@ class LazyArray(jaxapi.Tracer):
     @property
     def committed(self) -> bool:
         """Whether the value is pinned to its devices; known without computing it."""
-        return self._value.committed if self._node is None else self._node.placement.committed
+        return (
+            self.materialise("committed").committed
+            if self._node is None
+            else self._node.placement.committed
+        )
 
     @property
     def device(self) -> Any:
@@ -117,9 +121,6 @@ class LazyArray(jaxapi.Tracer):
 
     def __deepcopy__(self, memo: Any) -> LazyArray:
         return self
-
-    def __iter__(self) -> Any:
-        return iter(self.aval._iter(self)) if self._value is None else iter(self._value)
 
 
 def read_to_host(array: LazyArray) -> np.ndarray:

@@ -46,7 +46,8 @@ READ_PROPERTIES: dict[str, str] = {
 
 #: The causes above that copy the value to the host.
 HOST_TRANSFERS = frozenset(
-    "array bool complex float format hex index int item oct pickle repr tobytes tolist".split()
+    {"array", "bool", "complex", "float", "format", "hex", "index", "int", "item", "oct"}
+    | {"pickle", "repr", "tobytes", "tolist"}
 )
 
 

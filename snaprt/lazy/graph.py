@@ -137,11 +137,9 @@ class Node:
                 return True
         return False
 
-    def producers(self) -> Iterable[Node]:
-        """Yield the pending nodes whose results this node uses."""
-        for operand in self.operands:
-            if type(operand) is Edge and operand.node.values is None:
-                yield operand.node
+    def pending_edges(self) -> list[Edge]:
+        """Return the uses that this node makes of nodes that are still pending."""
+        return [o for o in self.operands if type(o) is Edge and o.node.values is None]
 
 
 class Graph:
@@ -189,7 +187,7 @@ def ancestors(roots: Iterable[Node]) -> list[Node]:
         if node.number in seen:
             continue
         seen[node.number] = node
-        stack.extend(node.producers())
+        stack.extend([edge.node for edge in node.pending_edges()])
     return [seen[number] for number in sorted(seen)]
 
 
@@ -272,11 +270,12 @@ class _Recipe:
 def build_program(
     nodes: Sequence[Node], outputs: Sequence[tuple[Node, int]], placement: Placement
 ) -> Program:
-    """Cut ``nodes`` (in recorded order) out of the graph as a program that runs at ``placement``.
+    """Cut ``nodes``, given in recorded order, out of the graph as a program.
 
     Args:
         nodes: The operations; what they use of other nodes must have a value already.
         outputs: The results to return, as (node, index of the result).
+        placement: Where it runs.
     """
     positions = {node.number: position for position, node in enumerate(nodes)}
     inputs: list[jax.Array] = []

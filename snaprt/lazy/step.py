@@ -135,10 +135,9 @@ def _wanted_results(trace: LazyTrace, nodes: Sequence[Node]) -> dict[int, set[in
     for node in ancestors([a._node for a in arrays if a._node is not None]):
         if node.number in inside:
             continue
-        for operand in node.operands:
-            producer = getattr(operand, "node", None)
-            if producer is not None and producer.number in inside:
-                wanted[producer.number].add(operand.index)
+        for edge in node.pending_edges():
+            if edge.node.number in inside:
+                wanted[edge.node.number].add(edge.index)
     return wanted
 
 
@@ -161,23 +160,22 @@ def _split_by_placement(
             (only,) = uses
             if only.x64 == placement[number].x64:
                 placement[number] = only
-        for producer in node.producers():
-            users[producer.number].add(placement[number])
+        for edge in node.pending_edges():
+            users[edge.node.number].add(placement[number])
     levels: dict[int, int] = {}
     parts: dict[tuple[int, int], list[Node]] = {}
     for node in nodes:
         own = placement[node.number]
         level = 0
-        for producer in node.producers():
-            step = 0 if placement[producer.number] is own else 1
-            level = max(level, levels[producer.number] + step)
+        for edge in node.pending_edges():
+            producer = edge.node.number
+            if placement[producer] is own:
+                level = max(level, levels[producer])
+            else:
+                level = max(level, levels[producer] + 1)
+                wanted[producer].add(edge.index)
         levels[node.number] = level
         parts.setdefault((level, id(own)), []).append(node)
-        for producer in node.producers():
-            if placement[producer.number] is not own:
-                wanted[producer.number].update(
-                    o.index for o in node.operands if getattr(o, "node", None) is producer
-                )
     return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
 
 
@@ -232,7 +230,8 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
         promoted = family.promoted
         executable = family.executables.get(_constants(literals, promoted))
         if executable is None and family.executables:
-            varied = [i for i, (a, b) in enumerate(zip(literals, family.literals)) if a != b]
+            pairs = zip(literals, family.literals, strict=True)
+            varied = [i for i, (a, b) in enumerate(pairs) if a != b]
             promoted = family.promoted = promoted | frozenset(varied)
             family.executables.clear()
     if executable is None:
@@ -254,4 +253,3 @@ def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[b
     if not promoted:
         return literals
     return tuple([key for i, key in enumerate(literals) if i not in promoted])
-

@@ -64,7 +64,9 @@ PROGRAMS = {
     "jit inside": lambda x: jax.jit(lambda y: jnp.cumsum(y) * 2)(x),
     "jit closure": lambda x: jax.jit(lambda y: y + x)(jnp.ones(4)),
     "scan": lambda x: jax.lax.scan(lambda c, r: (c + r, c * r), jnp.zeros(4), x),
-    "while": lambda x: jax.lax.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, c[1] * 2), (0, x)),
+    "while": lambda x: jax.lax.while_loop(
+        lambda c: c[0] < 4, lambda c: (c[0] + 1, c[1] * 2), (0, x)
+    ),
     "fori": lambda x: jax.lax.fori_loop(0, 3, lambda i, c: c + i, x),
     "cond": lambda x: jax.lax.cond(x[0, 0] > 0, lambda: x, lambda: -x),
     "switch": lambda x: jax.lax.switch(1, [lambda y: y, lambda y: y * 2], x),

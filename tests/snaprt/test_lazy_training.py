@@ -83,8 +83,12 @@ def _check(train):
 
     def mark(loss):
         snaprt.mark_step()
-        per_step.append((snaprt.metrics.counter_value("UncachedCompile") or 0,
-                         snaprt.metrics.counter_value("CachedCompile") or 0))
+        per_step.append(
+            (
+                snaprt.metrics.counter_value("UncachedCompile") or 0,
+                snaprt.metrics.counter_value("CachedCompile") or 0,
+            )
+        )
         return loss
 
     with snaprt.lazy(), counting() as counts:
