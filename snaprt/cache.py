@@ -1,6 +1,6 @@
 """The compile cache as a library, ``snaprt.cache``: open one and look into it.
 
-It only joins ``snaprt_cache`` to snaprt's metrics and settings; it knows no graphs.
+It only chooses the cache that the runtime uses; it knows no graphs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from snaprt_cache import (
     default_path,
 )
 
-from snaprt import metrics
+from snaprt.execute.store import persistent_cache
 
 __all__ = [
     "Cache",
@@ -33,9 +33,6 @@ __all__ = [
     "open",
 ]
 
-# The events of the cache that are amounts, each a sample of a metric; the others are counted.
-_AMOUNTS = frozenset({"PersistentCacheSavedSeconds"})
-
 
 def open(path: str | Path | None = None) -> Cache:  # noqa: A001 (read as `snaprt.cache.open`)
     """Open a compile cache, and have this process and those it starts compile through it.
@@ -45,18 +42,12 @@ def open(path: str | Path | None = None) -> Cache:  # noqa: A001 (read as `snapr
             else snaprt's in the user's cache directory.
 
     Returns:
-        The cache. What happens in it is counted in ``snaprt.metrics``.
+        The cache that compiled programs go through. What happens in it is counted in
+        ``snaprt.metrics``; with ``SNAPRT_CACHE=off`` nothing but the caller uses it.
 
     Raises:
         CacheError: The directory belongs to another user, or others may write into it.
     """
-    cache = Cache.open(path, on_event=_count)
+    cache = Cache.open(path)
     os.environ["SNAPRT_CACHE_DIR"] = str(cache.path)
-    return cache
-
-
-def _count(event: str, value: float) -> None:
-    if event in _AMOUNTS:
-        metrics.metric_add(event, value)
-    else:
-        metrics.counter_add(event, int(value))
+    return persistent_cache() or cache

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 FILE_NAME: Final = f"index-{SCHEMA_VERSION}.sqlite"
 #: How long a listing or a put waits for another process's transaction.
-PATIENT_SECONDS: Final = 5.0
+PATIENT_SECONDS: Final = 2.0
 #: How long usage figures, which can be written later, wait for it.
 HASTY_SECONDS: Final = 0.1
 

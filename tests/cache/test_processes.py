@@ -41,7 +41,7 @@ import random
 chosen = random.Random(int(sys.argv[2]))
 end = time.monotonic() + float(sys.argv[3])
 rounds = 0
-while time.monotonic() < end:
+while time.monotonic() < end or rounds < 5:
     number = chosen.randrange(8)
     entry = cache.get(key_of(number))
     if entry is not None:
@@ -94,7 +94,7 @@ def test_processes_that_get_and_put_the_same_keys_never_see_a_wrong_or_torn_entr
     tmp_path: Path,
 ) -> None:
     workers = [_start(_WORK, tmp_path / "cache", seed, 2.0) for seed in range(6)]
-    assert all(int(_finish(worker)) > 3 for worker in workers)
+    assert all(int(_finish(worker)) >= 5 for worker in workers)
     _finish(_start(_CHECK, tmp_path / "cache"))
 
 
