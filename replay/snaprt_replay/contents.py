@@ -114,7 +114,8 @@ def _of_snapshot(file: SnapshotFile) -> Contents:
         "holds": execution.role,
         "graph": execution.graph_id,
         "execution": f"{execution.execution_count} of executable {execution.executable}, "
-        f"process {execution.process}" + (f", step {execution.step}" if execution.step >= 0 else ""),
+        f"process {execution.process}"
+        + (f", step {execution.step}" if execution.step >= 0 else ""),
         "recorded": when.isoformat(" ", "seconds"),
         "device": f"{execution.device.platform} {execution.device.id} ({execution.device.kind}), "
         f"{execution.device_index + 1} of {len(execution.devices)}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from snaprt.errors import UsageError
@@ -162,9 +162,9 @@ class Comparison:
         return f"{len(bad)} of {count} {noun} differ; first: {first.name}, {first.reason}"
 
 
-def worst_verdict(verdicts: Any) -> Verdict:
+def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst of an iterable of verdicts."""
-    return max(verdicts, key=_SEVERITY.__getitem__, default=IDENTICAL)
+    return max(verdicts, key=lambda verdict: _SEVERITY[verdict], default=IDENTICAL)
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:

@@ -242,8 +242,8 @@ def _show(outcome: _Outcome, *, is_first: bool) -> None:
     for note in case.notes:
         output.console.print(f"note: {tables.printable(note)}")
     for warning in result.warnings:
-        line = Text.assemble(("warning:", "yellow"), f" {tables.printable(warning)}")
-        output.console.print(line)
+        told = tables.printable(warning)
+        output.console.print(Text.assemble(("warning:", "yellow"), f" {told}"))
     output.console.print()
     if comparison is None:
         output.console.print(tables.statistics_table([describe(one) for one in played.outputs]))
