@@ -25,7 +25,7 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
-from jaxlib import _hlo
+from jaxlib import _hlo  # type: ignore[attr-defined]
 from jaxlib import _jax as _jaxlib
 from jaxlib import lapack as _lapack
 from jaxlib.mlir import ir, passmanager
