@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from snaprt_cache import Cache, Key, KeyPart
 
 # A payload that says which key it belongs to, so that a mix-up shows; its length varies.
@@ -131,6 +132,7 @@ def test_threads_share_one_cache(tmp_path: Path) -> None:
     assert (stats.entries, stats.puts, stats.hits) == (5, 100, 100)
 
 
+@pytest.mark.slow
 def test_writers_killed_at_random_moments_leave_a_usable_cache(tmp_path: Path) -> None:
     chosen = random.Random(4)
     endless = _WORK.replace("cache = Cache", 'print("ready", flush=True)\ncache = Cache')
