@@ -38,6 +38,7 @@ _NOTES = {
     "layout": "layouts were dropped",
     "schedule": "the schedule was dropped",
     "donation": "the donation of inputs was dropped",
+    "generator": "beware: it draws from the device's own generator, other numbers at each run",
 }
 
 
@@ -67,7 +68,7 @@ def restore(module: XlaMessage) -> tuple[str, ...]:
             operation that cannot be said without the layouts it was compiled for.
     """
     verify(module)
-    _refuse_callbacks(module)
+    _refuse_exchanges(module)
     restoration = _Restoration(Editor(module), is_optimised(module))
     # Inside out: a bitcast reads the layouts, which go last.
     for computation in module.computations:
@@ -90,8 +91,14 @@ def is_optimised(module: XlaMessage) -> bool:
     )
 
 
-def _refuse_callbacks(module: XlaMessage) -> None:
+def _refuse_exchanges(module: XlaMessage) -> None:
+    """Refuse a module that takes part of its values from outside while it runs."""
     for instruction in instructions(module):
+        if instruction.opcode in _EXCHANGES:
+            raise SnapshotError(
+                f"Module {module.name!r} exchanges data with the host or another device while it "
+                f"runs ({instruction.opcode} {instruction.name!r}): it cannot be replayed alone."
+            )
         if _is_callback(instruction) and not _gives_nothing(instruction.shape):
             raise SnapshotError(
                 f"Module {module.name!r} calls back into Python ({instruction.name}, "
@@ -116,6 +123,8 @@ def _restore_one(instruction: XlaMessage, restoration: _Restoration) -> Sequence
         # The order it ran in, decided with the schedule.
         instruction.ClearField("control_predecessor_ids")
     instruction.ClearField("original_value")
+    if instruction.opcode in _STATEFUL:
+        restoration.done.add("generator")
     rewrite = _REWRITES.get(instruction.opcode)
     if rewrite is not None:
         return rewrite(instruction, restoration)
@@ -140,7 +149,7 @@ def _restore_bitcast(bitcast: XlaMessage, restoration: _Restoration) -> Sequence
     The same bytes read under another shape: bring the operand into the order of its bytes, read
     them as the new type, cut them into the new dimensions, and undo the order of the result.
     """
-    operand = restoration.known[bitcast.operand_ids[0]]
+    operand = restoration.known[_only_operand(bitcast)]
     made: list[XlaMessage] = []
 
     def step(opcode: str, shape: XlaMessage, dimensions: Sequence[int] = ()) -> None:
@@ -268,12 +277,28 @@ def _start(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMe
 
 
 def _update(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
-    restoration.started[instruction.id] = restoration.started[instruction.operand_ids[0]]
+    restoration.started[instruction.id] = _started_by(instruction, restoration)
     return []
 
 
+def _started_by(instruction: XlaMessage, restoration: _Restoration) -> XlaMessage:
+    start = restoration.started.get(_only_operand(instruction))
+    if start is None:
+        raise SnapshotError(f"{instruction.opcode} {instruction.name!r} finishes what never began.")
+    return start
+
+
+def _only_operand(instruction: XlaMessage) -> int:
+    if len(instruction.operand_ids) != 1:
+        raise SnapshotError(
+            f"{instruction.opcode} {instruction.name!r} reads {len(instruction.operand_ids)} values.",
+            hint="The file is damaged; dump it again.",
+        )
+    return instruction.operand_ids[0]
+
+
 def _finish(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
-    start = restoration.started[instruction.operand_ids[0]]
+    start = _started_by(instruction, restoration)
     instruction.opcode = {"copy-start": "copy", "async-start": "call"}[start.opcode]
     instruction.async_execution_thread = ""
     for field in ("operand_ids", "called_computation_ids"):
@@ -283,6 +308,8 @@ def _finish(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaM
 
 
 _ONLY_OPTIMISED = frozenset({"async-start", "bitcast", "copy-start", "fusion"})
+_STATEFUL = frozenset({"rng", "rng-get-and-update-state"})
+_EXCHANGES = frozenset({"infeed", "outfeed", "recv", "recv-done", "send", "send-done"})
 _Rewrite = Callable[[XlaMessage, _Restoration], Sequence[XlaMessage]]
 _REWRITES: Mapping[str, _Rewrite] = {
     "async-done": _finish,

@@ -193,7 +193,7 @@ def _recorded_results(
         return outputs, ()
     return None, [
         f"XLA recorded {len(outputs)} of {len(expected)} results, as it does when an input is "
-        "donated: nothing to compare with"
+        "donated, or the file is cut short: nothing to compare with"
     ]
 
 

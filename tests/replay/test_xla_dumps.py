@@ -1,0 +1,193 @@
+"""Files that jaxlib dumps from plain `jax.jit` programs are replayed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from snaprt_replay.xla_files import (
+    LoadedHlo,
+    load_hlo_module,
+    load_hlo_snapshot,
+    load_hlo_text,
+    load_unoptimized_snapshot,
+)
+
+from snaprt.errors import SnapshotError
+from snaprt.execute.module import compile_module
+
+PROGRAMS = Path(__file__).parent.parent / "support" / "xla_programs.py"
+REPLAYED = (
+    *("mlp_gradient", "transformer_block", "transformer_scan", "scan_rnn", "while_loop"),
+    *("convolution_gradient", "strided_convolution", "depthwise_convolution", "pooling"),
+    *("sorting", "fourier", "random_bits", "gather_scatter", "linear_algebra", "branches"),
+    *("half_precision", "tiny_floats", "tiny_integers", "complex_numbers", "int8_product"),
+    *("reinterpreted", "transposes", "scalar_and_unused", "zero_size", "no_arguments"),
+    *("passed_through", "printing"),
+)
+# Compiled from the optimised module the fusions may fall otherwise, which moves last bits.
+ROUNDED = {"transformer_scan"}
+
+
+def dump(folder: Path, flags: str, *programs: str) -> Path:
+    environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={folder} {flags}"}
+    environment["JAX_PLATFORMS"] = "cpu"
+    command = [sys.executable, str(PROGRAMS), *programs]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    flags = "--xla_dump_hlo_snapshots --xla_dump_hlo_as_proto"
+    return dump(tmp_path_factory.mktemp("snapshots"), flags)
+
+
+@pytest.fixture(scope="module")
+def unoptimised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    flags = "--xla_dump_hlo_unoptimized_snapshots"
+    names = ("mlp_gradient", "linear_algebra", "donating", "calling_back", "tiny_integers")
+    return dump(tmp_path_factory.mktemp("unoptimised"), flags, *names)
+
+
+def file_of(folder: Path, program: str, ending: str) -> Path:
+    (found,) = folder.glob(f"module_*.jit_{program}.{ending}")
+    return found
+
+
+def run(loaded: LoadedHlo) -> list[np.ndarray]:
+    assert loaded.inputs is not None
+    module = compile_module(loaded.stablehlo, device=jax.devices("cpu")[0])
+    assert [(tuple(shape), np.dtype(dtype)) for shape, dtype in module.parameters] == list(
+        loaded.parameters
+    )
+    return module.run(loaded.inputs)
+
+
+def assert_same_bits(replayed: list[np.ndarray], recorded: tuple[np.ndarray, ...] | None) -> None:
+    assert recorded is not None
+    assert [(one.shape, one.dtype) for one in replayed] == [
+        (one.shape, one.dtype) for one in recorded
+    ]
+    for one, other in zip(replayed, recorded, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def assert_close(replayed: list[np.ndarray], recorded: tuple[np.ndarray, ...] | None) -> None:
+    assert recorded is not None
+    for one, other in zip(replayed, recorded, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("program", REPLAYED)
+def test_a_snapshot_replays_to_its_recorded_results(snapshots: Path, program: str) -> None:
+    loaded = load_hlo_snapshot(file_of(snapshots, program, "snapshot.*.pb"))
+    assert loaded.name == f"jit_{program}"
+    check = assert_close if program in ROUNDED else assert_same_bits
+    check(run(loaded), loaded.outputs)
+
+
+def test_what_was_changed_in_an_optimised_module_is_noted(snapshots: Path) -> None:
+    loaded = load_hlo_snapshot(file_of(snapshots, "transposes", "snapshot.*.pb"))
+    (note,) = loaded.notes
+    assert "fusions became calls" in note
+    assert "bitcasts became transposes and reshapes" in note
+    assert "xla_dump" not in loaded.environment["xla_flags"]
+
+
+def test_a_donating_program_runs_though_xla_recorded_no_results(snapshots: Path) -> None:
+    loaded = load_hlo_snapshot(file_of(snapshots, "donating", "snapshot.*.pb"))
+    assert loaded.inputs is not None
+    assert loaded.outputs is None
+    assert any("0 of 2 results" in note for note in loaded.notes)
+    x, y = loaded.inputs
+    assert_same_bits(run(loaded), (x + y, y * 2))
+    assert_same_bits(run(loaded), (x + y, y * 2))
+
+
+def test_a_print_is_left_out_of_the_replay_and_noted(snapshots: Path) -> None:
+    loaded = load_hlo_snapshot(file_of(snapshots, "printing", "snapshot.*.pb"))
+    assert "host callbacks without a result were left out" in loaded.notes[-1]
+
+
+def test_a_callback_that_gives_a_value_is_refused(snapshots: Path, unoptimised: Path) -> None:
+    with pytest.raises(SnapshotError, match="host callback cannot be replayed"):
+        load_hlo_snapshot(file_of(snapshots, "calling_back", "snapshot.*.pb"))
+    with pytest.raises(SnapshotError, match="host callback cannot be replayed"):
+        load_unoptimized_snapshot(file_of(unoptimised, "calling_back", "execution_*.pb"))
+
+
+@pytest.mark.parametrize("program", ["mlp_gradient", "linear_algebra", "tiny_integers"])
+def test_an_unoptimised_snapshot_has_inputs_and_no_results(unoptimised: Path, program: str) -> None:
+    loaded = load_unoptimized_snapshot(file_of(unoptimised, program, "execution_*.pb"))
+    assert loaded.outputs is None
+    assert run(loaded)
+
+
+@pytest.mark.parametrize(
+    ("load", "ending"),
+    [
+        (load_hlo_snapshot, "snapshot.*.pb"),
+        (load_unoptimized_snapshot, "execution_*.hlo_unoptimized_snapshot.pb"),
+    ],
+)
+def test_two_files_of_one_execution_give_one_module_and_one_result(
+    snapshots: Path,
+    unoptimised: Path,
+    tmp_path: Path,
+    load: Callable[[Path], LoadedHlo],
+    ending: str,
+) -> None:
+    snapshot = file_of(snapshots, "mlp_gradient", "snapshot.*.pb")
+    other = file_of(unoptimised, "mlp_gradient", "execution_*.pb")
+    prefix = "module_0007.jit_mlp_gradient"
+    shutil.copy(snapshot, tmp_path / f"{prefix}.snapshot.-12.pb")
+    shutil.copy(other, tmp_path / f"{prefix}.execution_0000.hlo_unoptimized_snapshot.pb")
+    loaded = load(file_of(tmp_path, "mlp_gradient", ending))
+    assert not any("fusions" in note for note in loaded.notes)
+    assert_close(run(loaded), loaded.outputs)
+
+
+def test_results_of_other_inputs_are_not_taken(
+    snapshots: Path, unoptimised: Path, tmp_path: Path
+) -> None:
+    snapshot = file_of(snapshots, "transposes", "snapshot.*.pb")
+    other = file_of(unoptimised, "mlp_gradient", "execution_*.pb")
+    shutil.copy(snapshot, tmp_path / "module_0007.jit_mlp_gradient.snapshot.5.pb")
+    path = tmp_path / "module_0007.jit_mlp_gradient.execution_0000.hlo_unoptimized_snapshot.pb"
+    shutil.copy(other, path)
+    assert load_unoptimized_snapshot(path).outputs is None
+
+
+@pytest.mark.parametrize("stage", ["before_optimizations", "cpu_after_optimizations"])
+def test_a_bare_module_proto_runs_on_given_inputs(snapshots: Path, stage: str) -> None:
+    loaded = load_hlo_module(file_of(snapshots, "convolution_gradient", f"{stage}.hlo.pb"))
+    assert loaded.inputs is None
+    snapshot = load_hlo_snapshot(file_of(snapshots, "convolution_gradient", "snapshot.*.pb"))
+    module = compile_module(loaded.stablehlo, device=jax.devices("cpu")[0])
+    assert snapshot.inputs is not None
+    assert_close(module.run(snapshot.inputs), snapshot.outputs)
+
+
+def test_hlo_text_as_xla_dumps_it_runs(tmp_path: Path) -> None:
+    dump(tmp_path, "--xla_dump_hlo_as_text", "mlp_gradient", "transposes")
+    for program in ("mlp_gradient", "transposes"):
+        before, after = (
+            load_hlo_text(file_of(tmp_path, program, f"{stage}_optimizations.txt"))
+            for stage in ("before", "cpu_after")
+        )
+        assert before.parameters == after.parameters
+        device = jax.devices("cpu")[0]
+        inputs = [np.full(shape, 0.5, dtype) for shape, dtype in before.parameters]
+        one, other = (
+            compile_module(loaded.stablehlo, device=device).run(inputs)
+            for loaded in (before, after)
+        )
+        assert_close(one, tuple(other))
