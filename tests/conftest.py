@@ -20,6 +20,12 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch.undo()
 
 
+@pytest.fixture
+def no_persistent_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile in this test whatever an earlier test has compiled, so that counts are exact."""
+    monkeypatch.setenv("SNAPRT_CACHE", "0")
+
+
 @pytest.fixture(autouse=True)
 def eager_thread() -> Iterator[None]:
     """Leave the thread eager, with nothing pending, and the counters at zero."""

@@ -166,8 +166,8 @@ def _show(reports: dict[str, dict[str, Any]]) -> None:
         "graphs executed": lambda r: str(
             r["counters"]["CachedCompile"] + r["counters"]["UncachedCompile"]
         ),
-        "distinct programs": lambda r: str(r["counters"]["UncachedCompile"]),
-        "of those, from the cache on disk": lambda r: str(r["counters"]["PersistentCacheHit"]),
+        "programs compiled": lambda r: str(r["counters"]["UncachedCompile"]),
+        "programs from the cache on disk": lambda r: str(r["counters"]["PersistentCacheHit"]),
     }
     for name, text in rows.items():
         table.add_row(name, *[text(reports[start]) for start in _STARTS])

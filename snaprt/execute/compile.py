@@ -62,6 +62,7 @@ class Executable:
         input_names: A name for each argument.
         output_names: A name for each result.
         donated: The arguments whose memory it takes.
+        from_cache: Whether it came from the persistent cache rather than from the compiler.
         call: Runs it: arrays in, list of arrays out.
         lowered: Lowers the program again (or returns what compiling left), for recording.
     """
@@ -73,6 +74,7 @@ class Executable:
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     donated: tuple[int, ...]
+    from_cache: bool
     call: Callable[..., Sequence[jax.Array]]
     lowered: Callable[[], jax.stages.Lowered]
 
@@ -112,7 +114,7 @@ def compile_program(
         stablehlo = jaxapi.stablehlo_without_locations(lowered)
         graph_id = module_digest(stablehlo)[:16]
         with placed(program.placement):
-            compiled = _load_or_compile(lowered, stablehlo, arguments, results, overrides)
+            compiled, from_cache = _load_or_compile(lowered, stablehlo, arguments, results, overrides)
     except Exception as error:
         raise CompileError(
             f"the graph of {len(program.nodes)} operations that was cut here could not be "
@@ -127,6 +129,7 @@ def compile_program(
         input_names=tuple(f"arg{i}" for i in range(arguments)),
         output_names=tuple(f"out{i}" for i in range(results)),
         donated=(),
+        from_cache=from_cache,
         call=compiled,
         lowered=lambda: lowered,
     )
@@ -138,19 +141,21 @@ def _load_or_compile(
     arguments: int,
     results: int,
     overrides: Mapping[str, Any],
-) -> jax.stages.Compiled:
+) -> tuple[jax.stages.Compiled, bool]:
+    """Return the executable, and whether it came from the persistent cache."""
     cache = persistent_cache()
     if cache is None or _CALLBACK.search(stablehlo):
         if cache is not None:
             metrics.counter_add("PersistentCacheUncacheable")
-        return _compile(lowered, overrides)
+        return _compile(lowered, overrides), False
     devices = jaxapi.devices_of_lowered(lowered)
-    key = module_key(stablehlo, devices, kind="compiled", folder=cache.path)
+    key = module_key(stablehlo, devices, kind="compiled", folder=cache.folder)
     entry = cache.get(key)
     if entry is not None:
         try:
             with metrics.timed("LoadTime"):
-                return jaxapi.load_compiled(entry.payload, arguments, results, devices)
+                loaded = jaxapi.load_compiled(entry.payload, arguments, results, devices)
+            return loaded, True
         except Exception as error:
             _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
             cache.discard(key, f"cannot be loaded: {error}")
@@ -162,9 +167,9 @@ def _load_or_compile(
     except Exception as error:
         metrics.counter_add("PersistentCacheUncacheable")
         _log.info("an executable cannot be stored: %s", error)
-        return compiled
+        return compiled, False
     cache.put(key, payload, entry_metadata(GRAPH_NAME, "compiled", seconds, devices[0]))
-    return compiled
+    return compiled, False
 
 
 def _compile(lowered: jax.stages.Lowered, overrides: Mapping[str, Any]) -> jax.stages.Compiled:

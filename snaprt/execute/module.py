@@ -122,7 +122,7 @@ def _load_or_compile(
     if cache is not None:
         stablehlo = jaxapi.bytecode_without_locations(module)
         key = module_key(
-            stablehlo, [device], kind="module", options=named_options, folder=cache.path
+            stablehlo, [device], kind="module", options=named_options, folder=cache.folder
         )
         entry = cache.get(key)
         if entry is not None:

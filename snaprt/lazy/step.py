@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +24,10 @@ from snaprt.lazy.graph import Node, Program, ancestors, build_program
 from snaprt.lazy.trace import LazyTrace
 from snaprt.snapshot import flags
 from snaprt.snapshot.record import Recorder
+
+# What a recorded operation shows as its source is the user's line, not ours.
+for _part in ("lazy", "execute", "jaxapi.py"):
+    jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
 
 #: How many programs stay loaded in a process; the least recently used one goes first.
 MAX_PROGRAMS = 2048
@@ -235,9 +240,9 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
             promoted = family.promoted = promoted | frozenset(varied)
             family.executables.clear()
     if executable is None:
-        metrics.counter_add("UncachedCompile")
         flags.take_over()  # the script may have set XLA_FLAGS since
         executable = compile_program(program, promoted, flags.compiler_overrides())
+        metrics.counter_add("CachedCompile" if executable.from_cache else "UncachedCompile")
         with _families_lock:
             if family.promoted == promoted:
                 family.executables[_constants(literals, promoted)] = executable

@@ -12,6 +12,8 @@ from jax.experimental import io_callback
 
 import snaprt
 
+pytestmark = pytest.mark.usefixtures("no_persistent_cache")
+
 
 def test_debug_print_happens_once(capfd):
     with snaprt.lazy():

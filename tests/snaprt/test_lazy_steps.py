@@ -10,6 +10,8 @@ from counting import counting
 
 import snaprt
 
+pytestmark = pytest.mark.usefixtures("no_persistent_cache")
+
 
 def test_a_step_runs_everything_pending_as_one_program():
     with snaprt.lazy(), counting() as counts:

@@ -5,10 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from counting import counting
 from flax import nnx
 
 import snaprt
+
+pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 
 STEPS = 4
 

@@ -1,0 +1,60 @@
+"""Every command in every example's README runs, leaves with the status it names, and prints what
+the README shows: the lines below a command are parts of lines that must appear, in any order."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/README.md"))
+BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+STATUS = re.compile(r"#\s*exits with (\d+)\s*$")
+
+
+def commands(readme):
+    """Yield (command, status, expected lines) of a README, in order."""
+    for block in BLOCK.findall(readme):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *expected = part.splitlines()
+            status = STATUS.search(command)
+            yield command, int(status[1]) if status else 0, [line for line in expected if line]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_commands_of_the_readme_do_what_it_says(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "example")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "SNAPRT_CACHE_DIR": str(tmp_path / "cache"),
+        "NO_COLOR": "1",
+    }
+    ran = 0
+    for command, status, expected in commands((folder / "README.md").read_text()):
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path / "example",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == status, f"{command}\n{done.stdout}"
+        for line in expected:
+            assert line.strip() in done.stdout, f"{command}\n{done.stdout}"
+        ran += 1
+    assert ran
+
+
+def test_every_example_is_listed_and_has_commands():
+    listed = (EXAMPLES / "README.md").read_text()
+    for folder in FOLDERS:
+        assert f"[{folder.name}]({folder.name}/)" in listed
