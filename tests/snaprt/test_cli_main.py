@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -18,15 +20,22 @@ from snaprt.errors import SnaprtError
 SNAPRT = [sys.executable, "-c", "import sys; from snaprt.cli.main import main; sys.exit(main())"]
 
 
-def snaprt(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*SNAPRT, *map(str, words)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+@dataclass(frozen=True)
+class Shown:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def snaprt(capsys: pytest.CaptureFixture[str]) -> Callable[..., Shown]:
+    """The command line, run in this process."""
+
+    def run(*words: str | Path) -> Shown:
+        status = cli.main([str(word) for word in words])
+        return Shown(status, *capsys.readouterr())
+
+    return run
 
 
 def add_command(monkeypatch: pytest.MonkeyPatch, function) -> None:
@@ -58,26 +67,27 @@ def test_every_option_of_every_command_has_help(name):
                 assert parameter.help, f"{one.name} {parameter.name}"
 
 
-def test_the_help_lists_every_command():
+def test_the_help_lists_every_command(snaprt):
     shown = snaprt("--help")
     assert shown.returncode == output.EXIT_OK
     for name in ("demo", "run", "replay", "inspect", "cache", "metrics", "doctor"):
         assert f"\n  {name} " in shown.stdout
 
 
-def test_help_on_a_command_is_what_its_help_option_prints():
+def test_help_on_a_command_is_what_its_help_option_prints(snaprt):
     assert snaprt("help", "metrics").stdout == snaprt("metrics", "--help").stdout
 
 
-def test_help_environment_shows_every_setting():
+def test_help_environment_shows_every_setting(snaprt):
     shown = snaprt("help", "environment").stdout
     for row in settings.SETTINGS:
         assert row.name in shown
         assert row.help in shown
 
 
-def test_help_environment_as_json_says_what_is_set():
-    shown = json.loads(snaprt("help", "environment", "--json", SNAPRT_CACHE="off").stdout)
+def test_help_environment_as_json_says_what_is_set(snaprt, monkeypatch):
+    monkeypatch.setenv("SNAPRT_CACHE", "off")
+    shown = json.loads(snaprt("help", "environment", "--json").stdout)
     assert (shown["schema"], shown["version"]) == ("snaprt.environment", 1)
     assert {row["name"]: row["set_to"] for row in shown["variables"]}["SNAPRT_CACHE"] == "off"
 
@@ -86,7 +96,7 @@ def test_help_environment_as_json_says_what_is_set():
     "words",
     [("nonsense",), ("metrics",), ("metrics", "--nonsense"), ("help", "nonsense"), ("run",)],
 )
-def test_misuse_is_an_error_with_a_hint_and_status_2(words):
+def test_misuse_is_an_error_with_a_hint_and_status_2(snaprt, words):
     done = snaprt(*words)
     assert done.returncode == output.EXIT_FAILURE
     assert done.stdout == ""
@@ -165,12 +175,25 @@ def test_a_reader_that_goes_away_early_is_no_error(tmp_path: Path):
     assert process.returncode == output.EXIT_BROKEN_PIPE
 
 
-def test_no_colour_and_no_cut_lines_off_a_terminal():
-    done = snaprt("help", "environment", FORCE_COLOR="", NO_COLOR="1")
-    assert "\x1b[" not in done.stdout
+def test_colours_are_off_where_no_color_is_set():
+    code = (
+        "from snaprt.cli import output; output.error('what'); "
+        "output.console.print('x', style='red')"
+    )
+    colours = {}
+    for no_color in ("", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": no_color},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        colours[no_color] = "\x1b[31m" in done.stdout, "31m" in done.stderr
+    assert colours == {"": (True, True), "1": (False, False)}
 
 
-def test_the_version_is_printed():
+def test_the_version_is_printed(snaprt):
     done = snaprt("--version")
     assert done.stdout.startswith("snaprt 0.")
 
@@ -187,7 +210,7 @@ def test_numbers_that_json_does_not_have_become_words(capsys):
     }
 
 
-def test_saved_metrics_are_shown_as_the_report_and_as_json(tmp_path: Path):
+def test_saved_metrics_are_shown_as_the_report_and_as_json(snaprt, tmp_path: Path):
     path = tmp_path / "run.json"
     metrics.clear_all()
     metrics.counter_add("MarkStep", 2)
@@ -203,7 +226,7 @@ def test_saved_metrics_are_shown_as_the_report_and_as_json(tmp_path: Path):
     assert shown["counters"] == {"MarkStep": 2, "Rare": 1}
 
 
-def test_a_foreign_file_given_to_metrics_is_named(tmp_path: Path):
+def test_a_foreign_file_given_to_metrics_is_named(snaprt, tmp_path: Path):
     path = tmp_path / "notes.json"
     path.write_text("{}")
     done = snaprt("metrics", path)
