@@ -291,7 +291,7 @@ def _started_by(instruction: XlaMessage, restoration: _Restoration) -> XlaMessag
 def _only_operand(instruction: XlaMessage) -> int:
     if len(instruction.operand_ids) != 1:
         raise SnapshotError(
-            f"{instruction.opcode} {instruction.name!r} reads {len(instruction.operand_ids)} values.",
+            f"{instruction.opcode} {instruction.name!r} does not read exactly one value.",
             hint="The file is damaged; dump it again.",
         )
     return instruction.operand_ids[0]
