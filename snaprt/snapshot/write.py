@@ -1,7 +1,7 @@
 """Writes snapshot files, each whole or not at all; it must not know JAX or when to record.
 
 A file grows under a temporary name beside its own, is forced to disk and renamed. Large arrays
-pass through in pieces: no second copy of one is made, and the disk begins with each piece at once.
+pass through in pieces: no second copy of one is made, and the disk works while checksums are made.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import shutil
 import time
 import zipfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,7 @@ from snaprt.snapshot import layout
 from snaprt.snapshot.dtypes import to_storage
 
 _PIECE = 8 << 20  # bytes: large enough for the disk, small enough to stay in the processor's cache
+_BEHIND = 4 << 20  # bytes: a piece of this size is worth handing to another thread
 _LARGE = 64 << 20  # bytes: from here on a good disk takes an array faster than zstd shrinks it
 _SMALL = 4 << 10  # bytes: below, compression saves nothing and ordinary tools have it easier
 _SAMPLE_BLOCK = 32 << 10
@@ -119,26 +121,61 @@ def _refused(path: Path, contents: layout.Contents, error: OSError) -> SnapshotE
 class _WholeWrites(io.FileIO):
     """A new file without a buffer, whose ``write`` writes everything or raises.
 
+    A large piece is written by another thread while the caller computes the checksums of the next,
+    so the memory of the last one must stay as it is; what goes wrong is raised by a later call.
+
     Without a buffer, and deaf in other processes: in a forked child, Python may close what the
     parent's writer thread had open, and nothing of that may reach the parent's file.
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, "w")
+        self._pending: Future[None] | None = None
+        self._behind = ThreadPoolExecutor(1, "snaprt-snapshot-disk")
         self._process = os.getpid()
+        super().__init__(path, "w")
 
     def write(self, data: Any, /) -> int:
         view = memoryview(data).cast("B")
+        self._finish_pending()
+        if len(view) >= _BEHIND:
+            try:
+                self._pending = self._behind.submit(self._write_all, view)
+                return len(view)
+            except RuntimeError:  # Python is shutting down and gives out no more threads
+                pass
+        self._write_all(view)
+        return len(view)
+
+    def _write_all(self, view: memoryview) -> None:
         done = 0
         while done < len(view) and os.getpid() == self._process:
             done += super().write(view[done:]) or 0
-        return len(view)
-
-    def start_writeback(self, offset: int, length: int) -> None:
-        """Let the disk begin with a range now, so that ``fsync`` has less left to wait for."""
-        if hasattr(os, "posix_fadvise"):
+        if len(view) >= _BEHIND and hasattr(os, "posix_fadvise"):
+            # Lets the disk begin with it now, so that `fsync` has less left to wait for.
             with contextlib.suppress(OSError):
-                os.posix_fadvise(self.fileno(), offset, length, os.POSIX_FADV_DONTNEED)
+                end = super().tell()
+                os.posix_fadvise(self.fileno(), end - done, done, os.POSIX_FADV_DONTNEED)
+
+    def _finish_pending(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None and os.getpid() == self._process:
+            pending.result()
+
+    def tell(self) -> int:
+        self._finish_pending()
+        return super().tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._finish_pending()
+        return super().seek(offset, whence)
+
+    def close(self) -> None:
+        try:
+            self._finish_pending()
+        finally:
+            super().close()
+            if os.getpid() == self._process:
+                self._behind.shutdown(wait=False)
 
 
 def _write_container(file: _WholeWrites, contents: layout.Contents) -> layout.Manifest:
@@ -247,15 +284,11 @@ class _Container:
 
     def _put(self, sink: Any, header: bytes, values: memoryview) -> str:
         sink.write(header)
-        large = len(values) >= _LARGE
-        digest = blake3.blake3(max_threads=_DIGEST_THREADS if large else 1)
+        digest = blake3.blake3(max_threads=_DIGEST_THREADS if len(values) >= _LARGE else 1)
         for offset in range(0, len(values), _PIECE):
             piece = values[offset : offset + _PIECE]
             digest.update(piece)
-            start = self._file.tell()
             sink.write(piece)
-            if large:
-                self._file.start_writeback(start, len(piece))
         return digest.hexdigest()
 
     def _put_compressed(self, sink: Any, header: bytes, values: memoryview) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import os
@@ -43,6 +44,7 @@ def compiled(function: Callable[..., object], *arguments: object) -> Executable:
         input_names=tuple(f"arg{i}" for i in range(len(arguments))),
         output_names=tuple(f"out{i}" for i in range(results)),
         donated=(),
+        from_cache=False,
         call=lambda *inputs: jax.tree.leaves(call(*inputs)),
         lowered=lambda: lowered,
     )
@@ -281,15 +283,14 @@ def test_donated_inputs_are_copied_before_they_are_gone(folder: Path, recorder: 
     x = jnp.arange(1000.0)
     lowered = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x)
     call = lowered.compile()
-    executable = Executable(
-        "donating", "0" * 16, next(numbers), jaxapi.devices_of_lowered(lowered),
-        ("x",), ("y",), (0,), lambda x: [call(x)], lambda: lowered,
-    )  # fmt: skip
+    executable = dataclasses.replace(
+        compiled(lambda x: x + 1, x), donated=(0,), call=lambda x: [call(x)]
+    )
     run(executable, [x], recorder)
     assert x.is_deleted()
     assert recorder.flush(30)
     snapshot = open_snapshot(folder / next(n for n in names(folder) if "inputs" in n))
-    assert np.array_equal(snapshot.array("x"), np.arange(1000.0))
+    assert np.array_equal(snapshot.array("arg0"), np.arange(1000.0))
     assert snapshot.manifest.execution.donated == (0,)
 
 
@@ -331,8 +332,11 @@ from snaprt.snapshot.record import Recorder
 def compiled(function, *arguments):
     lowered = jax.jit(function).lower(*arguments)
     call = lowered.compile()
-    return Executable("step", "0" * 16, 3, jaxapi.devices_of_lowered(lowered), ("x",), ("y",), (),
-                      lambda x: [call(x)], lambda: lowered)
+    return Executable(
+        name="step", graph_id="0" * 16, number=3, devices=jaxapi.devices_of_lowered(lowered),
+        input_names=("x",), output_names=("y",), donated=(), from_cache=False,
+        call=lambda x: [call(x)], lowered=lambda: lowered,
+    )
 recorder = Recorder()
 """
 
