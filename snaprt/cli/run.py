@@ -98,6 +98,8 @@ def command(
 
     The program keeps its arguments, its exit status and its tracebacks. The options set
     SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR and SNAPRT_METRICS_FILE for it and its child processes.
+    JAX is imported before the program begins: JAX_... variables that it sets itself come too late,
+    set them outside; XLA_FLAGS may be set in the program, before its first operation.
 
     \b
     Example:
