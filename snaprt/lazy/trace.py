@@ -105,6 +105,10 @@ class LazyTrace(jaxapi.Trace):
 
     def _run_at_once(self, primitive: Any, args: Sequence[Any], params: Any, cause: str) -> Any:
         """Run an operation that no graph can hold, after the operands it needs."""
+        if cause == "device_put" and not any(isinstance(a, jax.Array) for a in args):
+            return _counted_transfer(
+                lambda: jaxapi.evaluate_call("process_primitive", primitive, args, params)
+            )
         concrete = [a.materialise(cause) if isinstance(a, LazyArray) else a for a in args]
         metrics.counter_add(f"eager::{primitive.name}")
         return jaxapi.evaluate_call("process_primitive", primitive, concrete, params)
@@ -143,10 +147,14 @@ class LazyTrace(jaxapi.Trace):
 
 
 def _transfer(value: Any) -> jax.Array:
+    return _counted_transfer(lambda: [jaxapi.to_device(value)])[0]
+
+
+def _counted_transfer(send: Callable[[], list[jax.Array]]) -> list[jax.Array]:
     with metrics.timed("TransferToDeviceTime"):
-        array = jaxapi.to_device(value)
-    metrics.metric_add("OutboundData", array.nbytes)
-    return array
+        arrays = send()
+    metrics.metric_add("OutboundData", sum(array.nbytes for array in arrays))
+    return arrays
 
 
 def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> str | None:
