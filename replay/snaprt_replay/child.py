@@ -1,4 +1,4 @@
-"""The process in which `isolate` runs a case: ``python -m snaprt_replay.child FOLDER``."""
+"""The process in which `isolate` works: ``python -m snaprt_replay.child TASK PATH``."""
 
 from __future__ import annotations
 
@@ -7,5 +7,7 @@ from pathlib import Path
 
 from snaprt_replay import isolate
 
+_TASKS = {"parse": isolate.serve_parse, "play": isolate.serve_play}
+
 if __name__ == "__main__":
-    isolate.serve(Path(sys.argv[1]))
+    _TASKS[sys.argv[1]](Path(sys.argv[2]))

@@ -21,14 +21,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from snaprt import errors
-from snaprt.errors import ExecutionError, SnaprtError
+from snaprt import errors, jaxapi
+from snaprt.errors import ExecutionError, SnaprtError, SnapshotError
 from snaprt_replay import floatbits, player
 from snaprt_replay.case import Case, NamedArray, Signature
 from snaprt_replay.player import PlayResult
 from snaprt_replay.results import comparison_from_json, to_json
 
 _JOB, _MODULE, _RESULT = "job.json", "module", "result.json"
+# A sound module of any size is read in seconds; damaged bytecode can send MLIR round in circles.
+_PARSE_SECONDS = 60
 # The line that says why a process ended itself: Abseil's fatal log, LLVM's, the C++ library's.
 _LOUD = re.compile(r"Check failed|^F\d{4} |LLVM ERROR|terminate called")
 _LOG_PREFIX = re.compile(r"^[A-Z]\d{4} [\d:.]+\s+\d+ ")
@@ -46,20 +48,49 @@ def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
     with tempfile.TemporaryDirectory(prefix="snaprt-replay-") as name:
         folder = Path(name)
         _write_job(folder, case, device, repeat)
-        child = subprocess.run(
-            [sys.executable, "-m", "snaprt_replay.child", str(folder)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            check=False,
-        )
+        child = _run_child("play", folder)
         if child.returncode or not (folder / _RESULT).exists():
             raise _how_it_ended(case, child.returncode, child.stderr.decode(errors="replace"))
         return _read_result(folder)
 
 
-def serve(folder: Path) -> None:
-    """Play the job in ``folder`` and write the result there; this is the child's whole work."""
+def check_parses(path: Path) -> None:
+    """Raise SnapshotError if reading the module in a file ends the process that does it, or hangs.
+
+    MLIR answers some damaged bytecode so; what it answers with an error is not looked at here.
+    """
+    hint = "get the file again from where it was made"
+    try:
+        child = _run_child("parse", path, _PARSE_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise SnapshotError(
+            f"{path} seems damaged: it could not be read in {_PARSE_SECONDS} seconds", hint=hint
+        ) from error
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        raise SnapshotError(f"{path} is damaged: reading it ended the process ({name})", hint=hint)
+
+
+def _run_child(
+    task: str, path: Path, seconds: float | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "snaprt_replay.child", task, str(path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+        timeout=seconds,
+    )
+
+
+def serve_parse(path: Path) -> None:
+    """Read the module in a file; this is the child's part of `check_parses`."""
+    jaxapi.parse_module(path.read_bytes())
+
+
+def serve_play(folder: Path) -> None:
+    """Play the job in ``folder`` and write the result there; this is the child's part of `play`."""
     case, device, repeat = _read_job(folder)
     try:
         result = player.play(case, device, repeat)

@@ -18,7 +18,7 @@ from snaprt.errors import SnapshotError, UsageError
 from snaprt.snapshot import layout
 from snaprt.snapshot.read import SnapshotFile, open_snapshot, sibling_inputs, sibling_outputs
 from snaprt_replay import inputs as given_inputs
-from snaprt_replay import sniff, xla_files
+from snaprt_replay import isolate, sniff, xla_files
 from snaprt_replay.case import Case, NamedArray, Signature, name_arrays
 
 
@@ -175,6 +175,11 @@ def _load_module_file(path: Path, form: str) -> Case:
     )
 
 
+def _load_bytecode(path: Path) -> Case:
+    isolate.check_parses(path)
+    return _load_module_file(path, sniff.MLIR_BYTECODE)
+
+
 # --- XLA's files ---
 
 
@@ -201,7 +206,7 @@ def _named(values: Sequence[np.ndarray] | None, prefix: str) -> tuple[NamedArray
 _LOADERS: Final[Mapping[str, Callable[[Path], Case]]] = {
     sniff.SNAPSHOT: _load_snapshot,
     sniff.MLIR_TEXT: lambda path: _load_module_file(path, sniff.MLIR_TEXT),
-    sniff.MLIR_BYTECODE: lambda path: _load_module_file(path, sniff.MLIR_BYTECODE),
+    sniff.MLIR_BYTECODE: _load_bytecode,
     sniff.HLO_TEXT: lambda path: _load_xla(path, sniff.HLO_TEXT, xla_files.load_hlo_text),
     sniff.HLO_MODULE: lambda path: _load_xla(path, sniff.HLO_MODULE, xla_files.load_hlo_module),
     sniff.HLO_SNAPSHOT: lambda path: _load_xla(

@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from snaprt_replay import sniff
+from snaprt_replay import isolate, sniff
 from snaprt_replay.case import Signature
 from snaprt_replay.inputs import random_inputs, read_inputs
 from snaprt_replay.load import load
@@ -193,16 +193,24 @@ def test_a_truncated_file_is_an_error_wherever_it_is_cut(
             load(path)
 
 
-def test_flipped_bits_in_a_bytecode_never_raise_anything_but_our_errors(
+def test_flipped_bits_in_a_bytecode_neither_end_this_process_nor_raise_foreign_errors(
     modules: Mapping[str, Path], tmp_path: Path
 ) -> None:
     content = modules[sniff.MLIR_BYTECODE].read_bytes()
     path = tmp_path / "flipped.stablehlo"
-    for position in range(5, len(content), 97):
+    for position in range(5, len(content), len(content) // 12):
         path.write_bytes(
-            content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :]
+            content[:position] + bytes([content[position] ^ 0x80]) + content[position + 1 :]
         )
         try:
             load(path)
         except SnapshotError:
             continue
+
+
+def test_a_bytecode_that_hangs_its_reader_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Path]
+) -> None:
+    monkeypatch.setattr(isolate, "_PARSE_SECONDS", 0.01)
+    with pytest.raises(SnapshotError, match=r"could not be read in 0\.01 seconds"):
+        load(modules[sniff.MLIR_BYTECODE])
