@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ from jax._src.interpreters import mlir as _mlir
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
 from jaxlib import _hlo  # type: ignore[attr-defined]
-from jaxlib import _jax as _jaxlib
+from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib import lapack as _lapack
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
@@ -35,11 +35,35 @@ ClosedJaxpr = jex_core.ClosedJaxpr
 Jaxpr = jex_core.Jaxpr
 JaxprLiteral = jex_core.Literal
 Primitive = jex_core.Primitive
-Tracer = _core.Tracer
-Trace = _core.Trace
+# Any: our subclasses answer where the base classes are typed to raise.
+Tracer: Any = _core.Tracer
+Trace: Any = _core.Trace
 ShapedArray = _core.ShapedArray
 set_current_trace = jex_core.set_current_trace
 typeof = jax.typeof
+
+
+class Device(Protocol):
+    """A device of JAX's, for type checkers: some of them cannot see through `jax.Device`.
+
+    Attributes:
+        id: Its number within its platform and all processes.
+        platform: ``cpu``, ``gpu`` or ``tpu``.
+        device_kind: The vendor's name of it.
+        process_index: The process it belongs to.
+        client: XLA's client that owns it.
+    """
+
+    id: int
+    platform: str
+    device_kind: str
+    process_index: int
+    client: Any
+
+    def __hash__(self) -> int:
+        """Hash by identity."""
+        ...
+
 
 # --- traces ------------------------------------------------------------------------------------
 
@@ -126,7 +150,7 @@ def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
     def device_get_leaf(x: Any) -> Any:
         return read(x) if isinstance(x, kind) else original(x)
 
-    _api._device_get = device_get_leaf  # type: ignore[assignment]
+    _api._device_get = device_get_leaf
     _device_get_patched = True
 
 
@@ -136,6 +160,11 @@ def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
 def source_info() -> Any:
     """Return the Python traceback and the name stack of the operation being bound."""
     return _source_info.current()
+
+
+def hide_frames_below(folder: Path) -> None:
+    """Leave code below ``folder`` out of what JAX takes for the user's frames."""
+    _source_info.register_exclusion(str(folder))
 
 
 def source_frames(info: Any) -> Iterator[tuple[str, int, str]]:
@@ -243,7 +272,7 @@ def describe_input(array: jax.Array) -> tuple[Any, ...]:
     return typeof(array), array.sharding, array.committed
 
 
-def devices_of_sharding(sharding: Any) -> tuple[jax.Device, ...]:
+def devices_of_sharding(sharding: Any) -> tuple[Device, ...]:
     """Return the devices of a sharding in its own order."""
     return tuple(sharding._device_assignment)
 
@@ -252,7 +281,7 @@ def devices_of_sharding(sharding: Any) -> tuple[jax.Device, ...]:
 
 
 def lower(function: Callable[..., Any], arguments: Sequence[Any]) -> jax.stages.Lowered:
-    """Lower ``function`` for the shapes, dtypes and shardings of ``arguments``, keeping them all."""
+    """Lower ``function`` for the shapes, dtypes and shardings of ``arguments``; keep unused ones."""
     return jax.jit(function, keep_unused=True).lower(*arguments)
 
 
@@ -286,9 +315,7 @@ def hlo_proto(lowered: jax.stages.Lowered) -> bytes:
     return computation.as_serialized_hlo_module_proto()
 
 
-def compile_options(
-    devices: Sequence[jax.Device], overrides: Mapping[str, Any] | None = None
-) -> Any:
+def compile_options(devices: Sequence[Device], overrides: Mapping[str, Any] | None = None) -> Any:
     """Return XLA's compile options for one program over ``devices``.
 
     Args:
@@ -305,7 +332,7 @@ def compile_options(
 
 
 def load_compiled(
-    payload: bytes, arguments: int, results: int, devices: Sequence[jax.Device]
+    payload: bytes, arguments: int, results: int, devices: Sequence[Device]
 ) -> jax.stages.Compiled:
     """Load what `serialize_compiled` returned, for calls with flat arguments and results."""
     return serialize_executable.deserialize_and_load(
@@ -376,12 +403,12 @@ def _element_types() -> dict[str, np.dtype]:
 _NOT_ELEMENTS = ("float0", "int1", "uint1")
 
 
-def compile_module(module: Any, device: jax.Device, options: Any) -> Any:
+def compile_module(module: Any, device: Device, options: Any) -> Any:
     """Compile an MLIR module for ``device`` and load it."""
     return device.client.compile_and_load(module, _device_list([device]), options)
 
 
-def load_module(payload: bytes, device: jax.Device) -> Any:
+def load_module(payload: bytes, device: Device) -> Any:
     """Load an executable that `serialize_module` stored."""
     return device.client.deserialize_executable(payload, _device_list([device]))
 
@@ -397,7 +424,7 @@ def run_module(executable: Any, inputs: Sequence[jax.Array]) -> list[jax.Array]:
     return [shards[0] for shards in results.disassemble_into_single_device_arrays()]
 
 
-def _device_list(devices: Sequence[jax.Device]) -> Any:
+def _device_list(devices: Sequence[Device]) -> Any:
     return _jaxlib.DeviceList(tuple(devices))
 
 
@@ -406,7 +433,7 @@ def xla_binaries() -> list[Path]:
     return sorted(Path(_jaxlib.__file__).parent.glob("libjax*.so")) or [Path(_jaxlib.__file__)]
 
 
-def devices_of_lowered(lowered: jax.stages.Lowered) -> tuple[jax.Device, ...]:
+def devices_of_lowered(lowered: jax.stages.Lowered) -> tuple[Device, ...]:
     """Return the devices a lowered program will run on, in the order of its partitions."""
     return tuple(lowered._lowering._device_list)  # type: ignore[attr-defined]
 
@@ -471,7 +498,7 @@ def _prepare_custom_calls(module: bytes | str) -> None:
     """
     text = module if isinstance(module, bytes) else module.encode()
     if b"lapack_" in text:
-        _lapack._lapack.initialize()
+        _lapack._lapack.initialize()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def hlo_to_stablehlo(proto: bytes) -> bytes:

@@ -11,6 +11,7 @@ from typing import Final
 
 import jax
 
+from snaprt import jaxapi
 from snaprt.errors import DeviceError, UsageError
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*)(?::(\d+))?")
@@ -45,7 +46,7 @@ def check_device_name(name: str) -> str:
     return name
 
 
-def find_device(name: str | None) -> jax.Device:
+def find_device(name: str | None) -> jaxapi.Device:
     """Return the device called ``name``: a platform, and after a colon its number there.
 
     Args:
@@ -69,7 +70,7 @@ def find_device(name: str | None) -> jax.Device:
     return devices[number]
 
 
-def device_name(device: jax.Device) -> str:
+def device_name(device: jaxapi.Device) -> str:
     """Return the name by which `find_device` finds ``device``."""
     local = jax.local_devices(backend=device.platform)
     return f"{device.platform}:{local.index(device)}"
@@ -82,7 +83,7 @@ def _present() -> str:
     return f"present: {names}{limited}"
 
 
-def _devices() -> Iterator[jax.Device]:
+def _devices() -> Iterator[jaxapi.Device]:
     seen = set()
     for kind in (jax.default_backend(), *_KINDS):
         try:
@@ -95,7 +96,7 @@ def _devices() -> Iterator[jax.Device]:
                 yield device
 
 
-def environment(device: jax.Device) -> Mapping[str, str]:
+def environment(device: jaxapi.Device) -> Mapping[str, str]:
     """Return what a snapshot records of where it ran, for ``device`` in this process."""
     versions = {name: _version(name) for name in _PACKAGES}
     return {

@@ -164,7 +164,8 @@ class Comparison:
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst of an iterable of verdicts."""
-    return max(verdicts, key=lambda verdict: _SEVERITY[verdict], default=IDENTICAL)
+    candidates: list[Verdict] = [IDENTICAL, *verdicts]
+    return max(candidates, key=lambda verdict: _SEVERITY[verdict])
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:

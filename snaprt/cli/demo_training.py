@@ -40,9 +40,9 @@ class Network(nnx.Module):
 
 def main() -> None:
     """Train, and print what happened as JSON."""
-    digits = load_digits()
-    pixels = (digits.data / 16.0).astype(np.float32)
-    labels = digits.target.astype(np.int32)
+    images, digits = load_digits(return_X_y=True)
+    pixels = np.asarray(images / 16.0, np.float32)
+    labels = np.asarray(digits, np.int32)
     shuffled = np.random.default_rng(0).permutation(len(pixels))
     train, test = shuffled[:1500], shuffled[1500:]
 
@@ -53,6 +53,7 @@ def main() -> None:
 
     snaprt.register_hlo_snapshot_callback(only_one_step)
     started = time.perf_counter()
+    first_step = 0.0
     losses = []
     with snaprt.lazy():
         network = Network(nnx.Rngs(0))

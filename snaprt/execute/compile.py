@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jaxlib.version
 
 from snaprt import jaxapi, metrics
 from snaprt.errors import CompileError
@@ -70,7 +71,7 @@ class Executable:
     name: str
     graph_id: str
     number: int
-    devices: tuple[jax.Device, ...]
+    devices: tuple[jaxapi.Device, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     donated: tuple[int, ...]
@@ -114,7 +115,9 @@ def compile_program(
         stablehlo = jaxapi.stablehlo_without_locations(lowered)
         graph_id = module_digest(stablehlo)[:16]
         with placed(program.placement):
-            compiled, from_cache = _load_or_compile(lowered, stablehlo, arguments, results, overrides)
+            compiled, from_cache = _load_or_compile(
+                lowered, stablehlo, arguments, results, overrides
+            )
     except Exception as error:
         raise CompileError(
             f"the graph of {len(program.nodes)} operations that was cut here could not be "
@@ -178,7 +181,7 @@ def _compile(lowered: jax.stages.Lowered, overrides: Mapping[str, Any]) -> jax.s
 
 
 def entry_metadata(
-    name: str, kind: str, seconds: float, device: jax.Device
+    name: str, kind: str, seconds: float, device: jaxapi.Device
 ) -> dict[str, str | int | float]:
     """Return what the cache's index tells about an entry."""
     return {
@@ -188,5 +191,5 @@ def entry_metadata(
         "platform": device.platform,
         "device_kind": device.device_kind,
         "jax_version": jax.__version__,
-        "jaxlib_version": jax.lib.__version__,
+        "jaxlib_version": jaxlib.version.__version__,
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
 from blake3 import blake3
 from snaprt_cache.key import Key, KeyPart, cpu_features, file_digest, relevant_xla_flags
 
@@ -35,7 +35,7 @@ COMPILER_SETTINGS = (
 
 def module_key(
     stablehlo: bytes,
-    devices: Sequence[jax.Device],
+    devices: Sequence[jaxapi.Device],
     *,
     kind: str,
     options: Mapping[str, Any] | None = None,
@@ -84,17 +84,17 @@ def _settings() -> str:
     return " ".join(f"{name}={value}" for name, value in values)
 
 
-def _topology(devices: Sequence[jax.Device]) -> str:
+def _topology(devices: Sequence[jaxapi.Device]) -> str:
     ids = ",".join(str(device.id) for device in devices)
     return f"devices={ids} of {devices[0].client.device_count()} process={jax.process_count()}"
 
 
 @functools.lru_cache(maxsize=64)
-def _environment(device: jax.Device, folder: Path) -> tuple[KeyPart, ...]:
+def _environment(device: jaxapi.Device, folder: Path) -> tuple[KeyPart, ...]:
     """Return the parts that stay the same while the process lives."""
     parts = [
         KeyPart("jax", jax.__version__),
-        KeyPart("jaxlib", jaxlib.__version__),
+        KeyPart("jaxlib", jaxlib.version.__version__),
         KeyPart("platform", device.platform),
         KeyPart("platform_version", device.client.platform_version),
         KeyPart("device_kind", device.device_kind),

@@ -37,7 +37,7 @@ class LoadedModule:
 
     parameters: tuple[_Type, ...]
     results: tuple[_Type, ...]
-    device: jax.Device
+    device: jaxapi.Device
     from_cache: bool
     compile_seconds: float
     executable: Any
@@ -77,7 +77,7 @@ def module_types(stablehlo: bytes | str) -> tuple[tuple[_Type, ...], tuple[_Type
 def compile_module(
     stablehlo: bytes | str,
     *,
-    device: jax.Device,
+    device: jaxapi.Device,
     name: str = "",
     compiler_options: Mapping[str, str | bool | int | float] | None = None,
 ) -> LoadedModule:
@@ -112,7 +112,7 @@ def compile_module(
 
 def _load_or_compile(
     module: Any,
-    device: jax.Device,
+    device: jaxapi.Device,
     name: str,
     named_options: Mapping[str, Any] | None,
     options: Any,

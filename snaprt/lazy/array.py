@@ -31,8 +31,8 @@ class LazyArray(jaxapi.Tracer):
 
     def __init__(self, trace: Any, aval: Any, node: Node, index: int) -> None:
         self._value: jax.Array | None = None
-        self._trace = trace
-        self.aval = aval
+        self._trace = trace  # type: ignore[misc]  # a slot of the base
+        self.aval = aval  # type: ignore[misc]
         self._node: Node | None = node
         self._index = index
         self._origin: Any = None
@@ -112,7 +112,7 @@ class LazyArray(jaxapi.Tracer):
         """Whether every device has all of the value."""
         return self.sharding.is_fully_replicated
 
-    def devices(self) -> set[jax.Device]:
+    def devices(self) -> set[jaxapi.Device]:
         """Return the devices the value lies on."""
         return self.sharding.device_set
 

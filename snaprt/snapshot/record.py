@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from snaprt import metrics
+from snaprt import jaxapi, metrics
 from snaprt.snapshot import layout, policy, surroundings
 from snaprt.snapshot.sources import source_locations
 from snaprt.snapshot.writer import SnapshotWriter
@@ -50,7 +50,7 @@ class _Executable(Protocol):
     @property
     def number(self) -> int: ...
     @property
-    def devices(self) -> tuple[jax.Device, ...]: ...
+    def devices(self) -> tuple[jaxapi.Device, ...]: ...
     @property
     def input_names(self) -> tuple[str, ...]: ...
     @property
@@ -79,7 +79,7 @@ class _Recording:
 
     executable: _Executable
     surroundings: _Surroundings
-    devices: tuple[tuple[int, jax.Device], ...]
+    devices: tuple[tuple[int, jaxapi.Device], ...]
 
 
 class Recorder:
@@ -170,7 +170,7 @@ class Recorder:
         executable: _Executable,
         role: layout.Role,
         index: int,
-        device: jax.Device,
+        device: jaxapi.Device,
         arrays: Sequence[Any],
         surrounding: _Surroundings,
     ) -> None:
@@ -237,7 +237,7 @@ def _contents(
     executable: _Executable,
     names: Sequence[str],
     arrays: Sequence[Any],
-    device: jax.Device,
+    device: jaxapi.Device,
 ) -> layout.Contents:
     """Gather what goes into the file; in the writer's thread, so that it may take its time."""
     artifacts = executable.artifacts()
@@ -250,7 +250,7 @@ def _contents(
     )
 
 
-def array_content(name: str, array: Any, device: jax.Device) -> layout.ArrayContent:
+def array_content(name: str, array: Any, device: jaxapi.Device) -> layout.ArrayContent:
     """Describe one array, or the part of it that lies on ``device``, for a snapshot.
 
     Args:

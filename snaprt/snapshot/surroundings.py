@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import jax
 
+from snaprt import jaxapi
 from snaprt.snapshot.layout import DeviceRecord
 
 _PACKAGES = ("snaprt", "jax", "jaxlib", "numpy", "ml_dtypes", "flax", "optax")
@@ -58,11 +59,11 @@ def jax_config() -> Mapping[str, str]:
     return {name: str(getattr(jax.config, name, "")) for name in _JAX_SETTINGS}
 
 
-def describe_device(device: jax.Device) -> DeviceRecord:
+def describe_device(device: jaxapi.Device) -> DeviceRecord:
     """Return a device as the manifest holds it."""
     return DeviceRecord(device.platform, device.device_kind, device.id, device.process_index)
 
 
-def platform_version(device: jax.Device) -> str:
+def platform_version(device: jaxapi.Device) -> str:
     """Return what the device's backend says of its own version."""
     return str(getattr(device.client, "platform_version", ""))
