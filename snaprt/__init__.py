@@ -1,20 +1,31 @@
-"""snaprt: run eager JAX code lazily, cache what XLA compiles, record executions and replay them."""
+"""snaprt: run eager JAX code lazily, cache what XLA compiles, record executions and replay them.
+
+``import snaprt`` does not import JAX: a program may still set what JAX reads when it is imported.
+Each name here is loaded at its first use.
+"""
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING
 
+# At once, for it is small and writes what SNAPRT_METRICS_FILE asks for when the process ends.
 from snaprt import metrics
-from snaprt.errors import (
-    CompileError,
-    DeviceError,
-    ExecutionError,
-    SnaprtError,
-    SnapshotError,
-    UsageError,
-)
-from snaprt.lazy.scope import disable, enable, lazy
-from snaprt.lazy.step import mark_step
-from snaprt.snapshot.policy import register_hlo_snapshot_callback
+
+if TYPE_CHECKING:
+    from snaprt import cache as cache
+    from snaprt import replay as replay
+    from snaprt.errors import CompileError as CompileError
+    from snaprt.errors import DeviceError as DeviceError
+    from snaprt.errors import ExecutionError as ExecutionError
+    from snaprt.errors import SnaprtError as SnaprtError
+    from snaprt.errors import SnapshotError as SnapshotError
+    from snaprt.errors import UsageError as UsageError
+    from snaprt.lazy.scope import disable as disable
+    from snaprt.lazy.scope import enable as enable
+    from snaprt.lazy.scope import lazy as lazy
+    from snaprt.lazy.step import mark_step as mark_step
+    from snaprt.snapshot.policy import (
+        register_hlo_snapshot_callback as register_hlo_snapshot_callback,
+    )
 
 __version__ = "0.1.0"
 
@@ -34,11 +45,35 @@ __all__ = [
     "register_hlo_snapshot_callback",
 ]
 
-# Facades that are imported at their first use: most programs need neither.
-_FACADES = ("cache", "replay")
+# Public name -> "module:attribute", or the module that it is. `lazy` is the package, which can be
+# called (see there): importing any part of it would put it in the place of whatever stood here.
+_WHERE = {
+    "CompileError": "snaprt.errors:CompileError",
+    "DeviceError": "snaprt.errors:DeviceError",
+    "ExecutionError": "snaprt.errors:ExecutionError",
+    "SnaprtError": "snaprt.errors:SnaprtError",
+    "SnapshotError": "snaprt.errors:SnapshotError",
+    "UsageError": "snaprt.errors:UsageError",
+    "cache": "snaprt.cache",
+    "disable": "snaprt.lazy.scope:disable",
+    "enable": "snaprt.lazy.scope:enable",
+    "lazy": "snaprt.lazy",
+    "mark_step": "snaprt.lazy.step:mark_step",
+    "register_hlo_snapshot_callback": "snaprt.snapshot.policy:register_hlo_snapshot_callback",
+    "replay": "snaprt.replay",
+}
+
+if not TYPE_CHECKING:  # Type checkers would take every name for one that is here.
+
+    def __getattr__(name: str) -> object:
+        where = _WHERE.get(name)
+        if where is None:
+            raise AttributeError(f"module 'snaprt' has no attribute {name!r}")
+        module_name, _, attribute = where.partition(":")
+        module = importlib.import_module(module_name)
+        value = globals()[name] = getattr(module, attribute) if attribute else module
+        return value
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name in _FACADES:
-        return importlib.import_module(f"snaprt.{name}")
-    raise AttributeError(f"module 'snaprt' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

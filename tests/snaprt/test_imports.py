@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
+import snaprt
+
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
     path for folder in ("snaprt", "cache", "replay") for path in (ROOT / folder).rglob("*.py")
 )
 
 #: Names of JAX that are not public API: what begins with one underscore, the modules of JAX that
-#: its stability promise leaves out, and everything in jaxlib but its version.
+#: its stability promise leaves out, and everything in jaxlib but its version (`jaxlib.version`).
 NOT_PUBLIC = re.compile(
-    r"(jax|jaxlib)\.(\w+\.)*_(?!_)|jax\.interpreters\b|jax\.lib\.(?!__version__)|jaxlib\.(?!__version__)"
+    r"(jax|jaxlib)\.(\w+\.)*_(?!_)|jax\.interpreters\b|jax\.lib\.(?!__version__)|jaxlib\.(?!(version\.)?__version__|version$)"
 )
 JAX_API = ROOT / "snaprt" / "jaxapi.py"
 
@@ -67,10 +69,82 @@ def modules_after_import_snaprt() -> set[str]:
 
 @pytest.mark.parametrize(
     "unwanted",
-    ["click", "rich", "snaprt.cli", "snaprt_replay", "sqlite_utils", "google.protobuf", "flax"],
+    ["jax", "jaxlib", "numpy", "click", "rich", "snaprt.cli", "snaprt_replay", "sqlite_utils"],
 )
 def test_import_snaprt_does_not_import(unwanted, modules_after_import_snaprt):
     assert unwanted not in modules_after_import_snaprt
+
+
+def test_the_public_names_are_these():
+    assert snaprt.__all__ == [
+        "CompileError",
+        "DeviceError",
+        "ExecutionError",
+        "SnaprtError",
+        "SnapshotError",
+        "UsageError",
+        "__version__",
+        "disable",
+        "enable",
+        "lazy",
+        "mark_step",
+        "metrics",
+        "register_hlo_snapshot_callback",
+    ]
+
+
+def test_every_public_name_is_there_and_listed_and_an_unknown_one_is_not():
+    for name in [*snaprt.__all__, "cache", "replay"]:
+        assert getattr(snaprt, name) is getattr(snaprt, name)
+        assert name in dir(snaprt)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = snaprt.nonsense
+
+
+def test_type_checkers_see_the_names_that_are_loaded_at_first_use():
+    tree = ast.parse((ROOT / "snaprt" / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    seen = {
+        alias.name: f"{node.module}:{alias.name}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    loaded = {
+        name: where if ":" in where else f"snaprt:{name}" for name, where in snaprt._WHERE.items()
+    }
+    assert seen == {**loaded, "lazy": "snaprt.lazy.scope:lazy"}
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import snaprt",
+        "from snaprt import lazy",
+        "from snaprt.lazy.step import mark_step",
+        "import snaprt.lazy.array",
+        "from snaprt.lazy.scope import lazy",
+        "import snaprt; snaprt.enable(); snaprt.disable()",
+    ],
+)
+def test_lazy_is_a_scope_and_a_decorator_whatever_was_imported_first(first):
+    code = f"""{first}
+import snaprt, jax.numpy as jnp
+@snaprt.lazy()
+def double(x):
+    return x + x
+with snaprt.lazy():
+    x = jnp.ones(2)
+print(type(x).__name__, type(double(x)).__name__, type(x + x).__name__)
+"""
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert shown.stdout.split() == ["LazyArray", "LazyArray", "ArrayImpl"], shown.stderr
 
 
 def test_every_module_says_in_its_first_line_what_it_is_for():
