@@ -8,13 +8,42 @@ answers some malformed modules with a failed CHECK, which ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.xla import HloInstructionProto, XlaMessage
+from snaprt.snapshot.xla_literals import leaf_shapes
 
 _CUSTOM_CALL = "custom-call"
 _LOW_BITS = 2**32 - 1
+
+
+# How many values an operation reads. XLA's converters do not look before they read them.
+_EXACT_OPERANDS = {
+    0: "constant iota parameter partition-id replica-id",
+    1: "abs bitcast bitcast-convert broadcast cbrt ceil cholesky convert copy cosine "
+    "count-leading-zeros erf exponential exponential-minus-one fft floor get-dimension-size "
+    "get-tuple-element imag is-finite log log-plus-one logistic negate not optimization-barrier "
+    "popcnt real reduce-precision reshape reverse round-nearest-afz round-nearest-even rsqrt sign "
+    "sine slice sqrt tan tanh transpose while",
+    2: "add and atan2 compare complex convolution divide gather maximum minimum multiply or pad "
+    "power remainder set-dimension-size shift-left shift-right-arithmetic shift-right-logical "
+    "subtract triangular-solve xor",
+    3: "clamp select select-and-scatter",
+}
+_LEAST_OPERANDS = {
+    1: "all-reduce concatenate dynamic-slice sort",
+    2: "conditional dot dynamic-update-slice reduce reduce-window",
+    3: "scatter",
+}
+
+
+def _by_opcode(table: Mapping[int, str]) -> Mapping[str, int]:
+    return {opcode: count for count, opcodes in table.items() for opcode in opcodes.split()}
+
+
+_EXACT = _by_opcode(_EXACT_OPERANDS)
+_LEAST = _by_opcode(_LEAST_OPERANDS)
 
 
 def entry_computation(module: XlaMessage) -> XlaMessage:
@@ -121,19 +150,30 @@ def verify(module: XlaMessage) -> None:
 
     Raises:
         SnapshotError: It has no entry or root, a value is used before it is defined, an id or a
-            parameter number is used twice, or a call leads nowhere. The message names the place.
+            parameter number is used twice, an operation reads too many or too few values, or a
+            call leads nowhere. The message names the place.
     """
     entry_computation(module)
-    defined_computations: set[int] = set()
+    parameter_counts: dict[int, int] = {}
     for computation in module.computations:
-        _verify_computation(computation, defined_computations)
-        if computation.id in defined_computations:
+        _verify_computation(computation, parameter_counts)
+        if computation.id in parameter_counts:
             raise _malformed(computation, "has the id of another computation")
-        defined_computations.add(computation.id)
+        parameter_counts[computation.id] = len(parameters(computation))
+    entry = entry_computation(module)
+    shape = module.host_program_shape
+    declared = [*shape.parameters, shape.result]
+    actual = [one.shape for one in (*parameters(entry), root_instruction(entry))]
+    if list(map(_kinds, declared)) != list(map(_kinds, actual)):
+        raise _malformed(entry, "has not the parameters and result that the module declares")
 
 
-def _verify_computation(computation: XlaMessage, callable_ids: set[int]) -> None:
-    defined: set[int] = set()
+def _kinds(shape: XlaMessage) -> list[tuple[int, ...]]:
+    return [(leaf.element_type, *leaf.dimensions) for leaf in leaf_shapes(shape)]
+
+
+def _verify_computation(computation: XlaMessage, parameter_counts: Mapping[int, int]) -> None:
+    defined: dict[int, XlaMessage] = {}
     low_ids: set[int] = set()
     names: set[str] = set()
     for instruction in computation.instructions:
@@ -141,16 +181,27 @@ def _verify_computation(computation: XlaMessage, callable_ids: set[int]) -> None
         missing = [one for one in instruction.operand_ids if one not in defined]
         if missing:
             raise _malformed(computation, f"{place} reads {missing[0]}, which is not defined yet")
-        uncallable = [one for one in instruction.called_computation_ids if one not in callable_ids]
+        called = list(instruction.called_computation_ids)
+        uncallable = [one for one in called if one not in parameter_counts]
         if uncallable:
             raise _malformed(computation, f"{place} calls {uncallable[0]}, which is not there")
+        count = len(instruction.operand_ids)
+        exact = _EXACT.get(instruction.opcode, count)
+        if instruction.opcode in ("call", "fusion"):
+            exact = parameter_counts[called[0]] if called else -1
+        if count != exact or count < _LEAST.get(instruction.opcode, 0):
+            raise _malformed(
+                computation, f"{place} reads {count} values ({instruction.opcode} does not)"
+            )
         if instruction.id & _LOW_BITS in low_ids:
             raise _malformed(computation, f"{place} shares its id with another")
         if instruction.name in names:
             raise _malformed(computation, f"{place} shares its name with another")
         if not instruction.opcode:
             raise _malformed(computation, f"{place} has no operation")
-        defined.add(instruction.id)
+        if not _tuples_agree(instruction, defined):
+            raise _malformed(computation, f"{place} is a tuple of another length than its parts")
+        defined[instruction.id] = instruction
         low_ids.add(instruction.id & _LOW_BITS)
         names.add(instruction.name)
     if computation.root_id not in defined:
@@ -158,6 +209,19 @@ def _verify_computation(computation: XlaMessage, callable_ids: set[int]) -> None
     numbers = [one.parameter_number for one in parameters(computation)]
     if numbers != list(range(len(numbers))):
         raise _malformed(computation, f"numbers its parameters {numbers}")
+
+
+def _tuples_agree(instruction: XlaMessage, defined: Mapping[int, XlaMessage]) -> bool:
+    """Tell whether the number of a tuple's elements is that of what it is made of, or cut from."""
+    length = len(instruction.shape.tuple_shapes)
+    if instruction.opcode == "tuple":
+        return length == len(instruction.operand_ids)
+    if instruction.opcode in ("while", "get-tuple-element"):
+        source = len(defined[instruction.operand_ids[0]].shape.tuple_shapes)
+        if instruction.opcode == "while":
+            return length == source
+        return 0 <= instruction.tuple_index < source
+    return True
 
 
 def _malformed(computation: XlaMessage, what: str) -> SnapshotError:

@@ -168,6 +168,10 @@ def _drop_operand(module: xla.XlaMessage) -> None:
     module.computations[0].instructions[-1].operand_ids[0] = 12345
 
 
+def _forget_an_operand(module: xla.XlaMessage) -> None:
+    module.computations[0].instructions[-1].operand_ids.pop()
+
+
 def _drop_root(module: xla.XlaMessage) -> None:
     module.computations[0].root_id = 12345
 
@@ -185,6 +189,7 @@ def _drop_entry(module: xla.XlaMessage) -> None:
     ("damage", "message"),
     [
         (_drop_operand, "not defined yet"),
+        (_forget_an_operand, "reads 1 values"),
         (_drop_root, "no root"),
         (_share_an_id, "shares its id"),
         (_drop_entry, "no entry"),
