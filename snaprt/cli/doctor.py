@@ -77,6 +77,9 @@ def _settings(_: Path) -> str:
 def _devices(_: Path) -> str:
     import jax
 
+    from snaprt.snapshot import flags
+
+    flags.take_over()  # XLA would end the process over a flag that it does not know.
     kinds: dict[str, int] = {}
     for device in jax.devices():
         kind = f"{device.platform} ({device.device_kind})"

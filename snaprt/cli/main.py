@@ -1,10 +1,13 @@
 """The entry point ``snaprt``: finds the command, and turns every error into words and a status.
 
-Commands are imported when they are asked for, so that ``snaprt --help`` loads none of them.
+Commands are imported when they are asked for: ``snaprt --help`` loads none of them, and JAX is
+imported by those alone that need it.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import os
 import sys
@@ -23,17 +26,31 @@ from snaprt.errors import SnaprtError
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where a command lives ("module:attribute") and its line in ``snaprt --help``."""
+    """One command.
+
+    Attributes:
+        where: Where it lives, "module:attribute".
+        summary: Its line in ``snaprt --help``.
+        uses_xla: Whether XLA_FLAGS are settled before it runs; XLA would end the process over a
+            flag that it does not know. ``run`` leaves them to the program, ``doctor`` to a check.
+    """
 
     where: str
     summary: str
+    uses_xla: bool = False
 
 
 COMMANDS: Final[Mapping[str, _Entry]] = {
-    "demo": _Entry("snaprt.cli.demo:command", "Show everything on a small real training run."),
+    "demo": _Entry(
+        "snaprt.cli.demo:command", "Show everything on a small real training run.", uses_xla=True
+    ),
     "run": _Entry("snaprt.cli.run:command", "Run a Python program under snaprt."),
-    "replay": _Entry("snaprt.cli.replay:command", "Run recorded executions again and compare."),
-    "inspect": _Entry("snaprt.cli.inspect:command", "Print what is in a file without running it."),
+    "replay": _Entry(
+        "snaprt.cli.replay:command", "Run recorded executions again and compare.", uses_xla=True
+    ),
+    "inspect": _Entry(
+        "snaprt.cli.inspect:command", "Print what is in a file without running it.", uses_xla=True
+    ),
     "cache": _Entry("snaprt.cli.cache:command", "Look at the compile cache, or clear it."),
     "metrics": _Entry("snaprt.cli.metrics:command", "Print saved metrics."),
     "doctor": _Entry("snaprt.cli.doctor:command", "Check that everything works here."),
@@ -71,11 +88,28 @@ class _LazyGroup(click.Group):
         module, attribute = entry.where.split(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
-        return command
+        return _with_flags_settled(command) if entry.uses_xla else command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+def _with_flags_settled(command: click.Command) -> click.Command:
+    """Return ``command``, except that before it runs XLA_FLAGS are checked and taken over."""
+    run = command.callback
+    assert run is not None
+
+    @functools.wraps(run)
+    def settle_and_run(*words: Any, **options: Any) -> Any:
+        from snaprt.snapshot import flags
+
+        flags.take_over()
+        return run(*words, **options)
+
+    settled = copy.copy(command)
+    settled.callback = settle_and_run
+    return settled
 
 
 def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:

@@ -1,7 +1,8 @@
 """``snaprt run``: runs an unmodified program in this process, as ``python`` would run it.
 
 Knows nothing of graphs: laziness, cache and recorder are switched on from outside, through
-``snaprt.enable()`` and the environment variables that the program could have set itself.
+``snaprt.enable()`` and the environment variables that the program could have set itself. Does not
+import JAX: the program does, when it has set what JAX is to find.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ import builtins
 import importlib.machinery
 import importlib.util
 import io
+import itertools
 import os
 import pkgutil
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final
 
 import click
 
 import snaprt
 from snaprt import settings
-from snaprt.cli import output
-from snaprt.errors import UsageError
+from snaprt.cli import after_import, output
+from snaprt.errors import SnaprtError, UsageError
 
 # What python leaves with after an exception that nothing caught.
 EXIT_UNCAUGHT: Final = 1
@@ -98,8 +101,8 @@ def command(
 
     The program keeps its arguments, its exit status and its tracebacks. The options set
     SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR and SNAPRT_METRICS_FILE for it and its child processes.
-    JAX is imported before the program begins: JAX_... variables that it sets itself come too late,
-    set them outside; XLA_FLAGS may be set in the program, before its first operation.
+    With --lazy, its main thread runs lazily from its own `import jax` on; JAX_... variables and
+    XLA_FLAGS that it sets count as under python.
 
     \b
     Example:
@@ -129,7 +132,8 @@ def run(words: Sequence[str], *, lazy: bool) -> int:
         lazy: Whether its JAX operations are recorded and run as graphs.
 
     Raises:
-        UsageError: There is no such program.
+        UsageError: There is no such program, or nothing can run lazily under its XLA_FLAGS.
+        SnaprtError: It had ended, and what it had recorded and not yet run failed.
     """
     if words[0] == "-m":
         if len(words) == 1:
@@ -225,32 +229,59 @@ def _execute(program: Program, *, lazy: bool) -> int:
     )
     # It stays there: threads, exit handlers, pickle and child processes look for it later.
     sys.modules["__main__"] = module
+    laziness = _Laziness()
     ended_by: BaseException | None = None
     try:
         if lazy:
-            snaprt.enable()
+            after_import.call_after_import("jax", laziness.begin)
         exec(program.code, module.__dict__)
     except BaseException as error:
         ended_by = error
-    if lazy:
-        ended_by = _finish(ended_by)
+    if isinstance(ended_by, SnaprtError) and ended_by is laziness.refused_with:
+        raise ended_by
+    try:
+        laziness.end(run_pending=not isinstance(ended_by, KeyboardInterrupt))
+    except BaseException as error:
+        # Where the program has an error of its own, that is what it ends with.
+        if ended_by is None or isinstance(ended_by, SystemExit):
+            if isinstance(error, SnaprtError):
+                raise
+            ended_by = error
     return output.EXIT_OK if ended_by is None else _leave_with(ended_by)
 
 
-def _finish(ended_by: BaseException | None) -> BaseException | None:
-    """Run what is recorded and not yet run, as eager JAX would have done before the program ended.
+class _Laziness:
+    """Whether the thread that made this runs lazily, and the error if it could not begin to."""
 
-    Returns what ended the program: an error in that work only where there was none before it.
-    """
-    try:
-        if not isinstance(ended_by, KeyboardInterrupt):
-            snaprt.mark_step(wait=True)
-    except BaseException as error:
-        if ended_by is None or isinstance(ended_by, SystemExit):
-            return error
-    finally:
-        snaprt.disable()
-    return ended_by
+    def __init__(self) -> None:
+        self.refused_with: SnaprtError | None = None
+        self._has_begun = False
+        self._thread = threading.get_ident()
+
+    def begin(self) -> None:
+        """Make the thread lazy; to be called when JAX is there."""
+        if threading.get_ident() != self._thread:
+            output.log.print(
+                "snaprt: the program runs eagerly, for another thread was the first to import jax; "
+                "import it in the main thread before"
+            )
+            return
+        try:
+            snaprt.enable()
+        except SnaprtError as error:
+            self.refused_with = error
+            raise
+        self._has_begun = True
+
+    def end(self, *, run_pending: bool) -> None:
+        """Make the thread eager again, and run what eager JAX would have run by now."""
+        if not self._has_begun:
+            return
+        try:
+            if run_pending:
+                snaprt.mark_step(wait=True)
+        finally:
+            snaprt.disable()
 
 
 def _leave_with(error: BaseException) -> int:
@@ -262,15 +293,34 @@ def _leave_with(error: BaseException) -> int:
             return error.code
         print(error.code, file=sys.stderr)
         return EXIT_UNCAUGHT
-    # Our frames and the import system's come first; the program's own are what the user knows.
-    traceback = error.__traceback__
-    while traceback is not None and _is_machinery(traceback.tb_frame.f_code.co_filename):
-        traceback = traceback.tb_next
+    traceback = _of_program(error.__traceback__)
     sys.excepthook(type(error), error.with_traceback(traceback), traceback)
     return output.EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_UNCAUGHT
 
 
-def _is_machinery(filename: str) -> bool:
-    return filename in (__file__, importlib.util.__file__) or filename.startswith(
-        "<frozen importlib"
-    )
+_OURS: Final = (__file__, after_import.__file__)
+
+
+def _of_program(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without our frames and those of the import system around them."""
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    kept: list[TracebackType] = []
+    for is_machinery, group in itertools.groupby(entries, key=_is_machinery):
+        frames = list(group)
+        if not is_machinery or not any(_filename(entry) in _OURS for entry in frames):
+            kept += frames
+    for entry, following in itertools.zip_longest(kept, kept[1:]):
+        entry.tb_next = following
+    return kept[0] if kept else None
+
+
+def _is_machinery(entry: TracebackType) -> bool:
+    name = _filename(entry)
+    return name in (*_OURS, importlib.util.__file__) or name.startswith("<frozen importlib")
+
+
+def _filename(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename

@@ -50,6 +50,16 @@ def test_a_setting_that_is_not_allowed_is_named_with_what_is():
     assert "hint: Allowed: on, off" in shown.stdout
 
 
+def test_a_flag_that_xla_does_not_know_is_said_and_the_rest_still_tried(tmp_path: Path):
+    shown = examine("--json", SNAPRT_CACHE_DIR=str(tmp_path), XLA_FLAGS="--xla_nope=1")
+    assert shown.returncode == 1, shown.stderr
+    found = states(shown)
+    assert found["devices"] == doctor.FAILED
+    assert "XLA does not know --xla_nope" in shown.stdout
+    assert found["cache directory"] == doctor.OK
+    assert found["replay"] == doctor.NOT_TRIED
+
+
 def test_no_device_leaves_what_needs_one_untried(tmp_path: Path):
     shown = examine("--json", SNAPRT_CACHE_DIR=str(tmp_path), JAX_PLATFORMS="nonsense")
     assert shown.returncode == 1

@@ -193,6 +193,42 @@ def test_colours_are_off_where_no_color_is_set():
     assert colours == {"": (True, True), "1": (False, False)}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("--help",), ("metrics", "nope.json"), ("cache", "stats"), ("run", "x.py"), ("help", "run")],
+)
+def test_what_needs_no_jax_does_not_import_it(tmp_path: Path, words):
+    (tmp_path / "x.py").write_text("")
+    code = (
+        "import sys; from snaprt.cli.main import main; main(sys.argv[1:]); "
+        "print({'jax', 'jaxlib', 'numpy'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=tmp_path,
+        env={**os.environ, "SNAPRT_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.endswith("set()\n")
+
+
+@pytest.mark.parametrize("words", [("replay", "m.mlir"), ("inspect", "--hlo", "m.mlir")])
+def test_a_flag_that_xla_does_not_know_is_said_before_xla_ends_the_process(tmp_path: Path, words):
+    (tmp_path / "m.mlir").write_text("module { func.func public @main() { return } }")
+    done = subprocess.run(
+        [*SNAPRT, *words],
+        cwd=tmp_path,
+        env={**os.environ, "XLA_FLAGS": "--xla_nope=1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == output.EXIT_FAILURE
+    assert done.stderr.startswith("error: XLA does not know --xla_nope in XLA_FLAGS\n\nhint: ")
+
+
 def test_the_version_is_printed(snaprt):
     done = snaprt("--version")
     assert done.stdout.startswith("snaprt 0.")

@@ -1,0 +1,74 @@
+"""Calls a function as soon as a module has been imported; does not know what the function does.
+
+What an import sees is as without it: the module has its own loader and spec when its code runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+def call_after_import(name: str, action: Callable[[], None]) -> None:
+    """Call ``action`` once, when the module ``name`` has been imported: now, if it has been.
+
+    It is called in the thread that imports the module, before that import returns; what it raises
+    comes out of the import. An import that fails does not count.
+    """
+    if name in sys.modules:
+        action()
+    else:
+        sys.meta_path.insert(0, _Finder(name, action))
+
+
+class _Finder(MetaPathFinder):
+    """Finds one module as the finders after it do, and has its loader call ``action``."""
+
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name = name
+        self._action = action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        # Others may have put finders before this one since; those have had their turn.
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                # The specs of namespace packages have no loader, and nothing to execute.
+                if spec.loader is not None:
+                    wrapped: Any = _Loader(spec.loader, self._loaded)
+                    spec.loader = wrapped
+                return spec
+        return None
+
+    def _loaded(self) -> None:
+        # Twice if two threads imported it at once, or an action raised and the import is tried
+        # again: the first has taken the finder away.
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._action()
+
+
+class _Loader:
+    """The module's own loader in all but that ``loaded`` is called after the module's code."""
+
+    def __init__(self, own: Any, loaded: Callable[[], None]) -> None:
+        self._own = own
+        self._loaded = loaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._own
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._own
+        self._own.exec_module(module)
+        self._loaded()
