@@ -30,11 +30,13 @@ from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue
 from jaxlib import lapack as _lapack
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
+from jaxlib.version import __version__ as _jaxlib_version
 
 ClosedJaxpr = jex_core.ClosedJaxpr
 Jaxpr = jex_core.Jaxpr
 JaxprLiteral = jex_core.Literal
 Primitive = jex_core.Primitive
+JAXLIB_VERSION: str = _jaxlib_version
 # Any: our subclasses answer where the base classes are typed to raise.
 Tracer: Any = _core.Tracer
 Trace: Any = _core.Trace

@@ -14,7 +14,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     patch = pytest.MonkeyPatch()
     patch.setenv("SNAPRT_CACHE_DIR", str(folder))
-    for name in ("XLA_FLAGS", "SNAPRT_DUMP_DIR", "SNAPRT_METRICS_FILE", "SNAPRT_CACHE"):
+    for name in ("XLA_FLAGS", "SNAPRT_DUMP_DIR", "SNAPRT_METRICS_FILE", "SNAPRT_CACHE", "COLUMNS"):
         patch.delenv(name, raising=False)
     yield folder
     patch.undo()

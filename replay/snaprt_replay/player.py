@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from snaprt import jaxapi
 from snaprt.errors import CompileError, ExecutionError, UsageError
 from snaprt.execute.module import LoadedModule, compile_module
 from snaprt_replay import devices
@@ -133,8 +132,7 @@ def _run(
 ) -> tuple[NamedArray, ...]:
     started = time.perf_counter()
     try:
-        with jaxapi.x64(True):  # or JAX would make 32-bit arrays of 64-bit inputs
-            values = module.run(inputs)
+        values = module.run(inputs)
     except ExecutionError as error:
         raise ExecutionError(f"{case.path}: {error.message}", hint=error.hint) from error
     seconds.append(time.perf_counter() - started)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich import box
 from rich.filesize import decimal
 from rich.table import Table
 from snaprt_cache import Cache, CacheError, EntryRow
 
 from snaprt.cli import output
+from snaprt.cli.fitted_table import Column, FittedTable
 
 SCHEMA_VERSION: Final = 1
 #: So many digits of a key are unique in any cache that fits a disk, and fit a terminal.
@@ -94,14 +94,10 @@ def ls(folder: Path | None, sort: str, as_json: bool) -> None:
     if as_json:
         output.emit_json("snaprt.cache.ls", SCHEMA_VERSION, {"entries": rows})
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title, justify in _LIST_COLUMNS:
-        table.add_column(title, justify=justify, no_wrap=True)
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             row.key[:SHORT_KEY],
             row.name,
-            row.kind,
             row.platform,
             decimal(row.stored_bytes),
             _seconds(row.compile_seconds),
@@ -109,20 +105,21 @@ def ls(folder: Path | None, sort: str, as_json: bool) -> None:
             _seconds(row.saved_seconds),
             _moment(row.last_used or row.created),
         )
-    output.console.print(table)
+        for row in rows
+    ]
+    output.console.print(FittedTable(_LIST_COLUMNS, cells))
     output.log.print(f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'}")
 
 
-_LIST_COLUMNS: Final[tuple[tuple[str, Any], ...]] = (
-    ("key", "left"),
-    ("name", "left"),
-    ("kind", "left"),
-    ("platform", "left"),
-    ("on disk", "right"),
-    ("compile", "right"),
-    ("hits", "right"),
-    ("saved", "right"),
-    ("last used", "left"),
+_LIST_COLUMNS: Final = (
+    Column("key"),
+    Column("name"),
+    Column("platform", rank=2),
+    Column("on disk", right=True),
+    Column("compile", right=True, rank=1),
+    Column("hits", right=True),
+    Column("saved", right=True),
+    Column("last used", rank=3),
 )
 _ORDERS: Final[dict[str, Callable[[EntryRow], Any]]] = {
     "newest": lambda row: -row.created,

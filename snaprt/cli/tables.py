@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from rich.table import Table
 from rich.text import Text
 from snaprt_replay.array_statistics import ArrayStatistics
 from snaprt_replay.results import (
@@ -17,6 +16,8 @@ from snaprt_replay.results import (
     Verdict,
 )
 from snaprt_replay.tolerance import EXACT
+
+from snaprt.cli.fitted_table import Column, FittedTable
 
 _STYLES: dict[Verdict, str] = {IDENTICAL: "green", WITHIN_TOLERANCE: "yellow", MISMATCH: "bold red"}
 _NOTHING = "-"
@@ -68,27 +69,24 @@ def verdict_text(verdict: Verdict) -> Text:
     return Text(verdict, style=_STYLES[verdict])
 
 
-def _new_table(columns: Iterable[str], right: frozenset[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
-    return table
-
-
 _COMPARISON_COLUMNS = (
-    *("output", "type", "verdict", "differing", "max ulp", "p99 ulp", "max abs error", "at"),
-    *("max rel error", "nan/inf", "cosine"),
+    Column("output"),
+    Column("type"),
+    Column("verdict"),
+    Column("differing", right=True),
+    Column("max ulp", right=True, rank=1),
+    Column("p99 ulp", right=True, rank=5),
+    Column("max abs error", right=True, rank=2),
+    Column("at", rank=7),
+    Column("max rel error", right=True, rank=3),
+    Column("nan/inf", right=True, rank=4),
+    Column("cosine", right=True, rank=6),
 )
-_LEFT_ALIGNED = frozenset({"output", "type", "verdict", "at", "dtype"})
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: Comparison) -> FittedTable:
     """Return a table with one row for each output."""
-    right = frozenset(_COMPARISON_COLUMNS) - _LEFT_ALIGNED
-    table = _new_table(_COMPARISON_COLUMNS, right)
-    for output in comparison.outputs:
-        table.add_row(*_comparison_row(output))
-    return table
+    return FittedTable(_COMPARISON_COLUMNS, [_comparison_row(one) for one in comparison.outputs])
 
 
 def _comparison_row(output: OutputComparison) -> list[str | Text]:
@@ -141,22 +139,33 @@ def _few(names: Sequence[str], most: int = 4) -> str:
     return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
 
 
-_ARRAY_COLUMNS = ("name", "type", "size", "min", "max", "mean", "nan", "inf", "zero")
+_ARRAY_COLUMNS = (
+    Column("name"),
+    Column("type"),
+    Column("size", right=True, rank=5),
+    Column("min", right=True, rank=2),
+    Column("max", right=True, rank=2),
+    Column("mean", right=True, rank=3),
+    Column("nan", right=True, rank=1),
+    Column("inf", right=True, rank=1),
+    Column("zero", right=True, rank=4),
+)
 
 
-def statistics_table(statistics: Sequence[ArrayStatistics]) -> Table:
+def statistics_table(statistics: Sequence[ArrayStatistics]) -> FittedTable:
     """Return a table with one row for each array."""
-    table = _new_table(_ARRAY_COLUMNS, frozenset(_ARRAY_COLUMNS) - {"name", "type"})
-    for array in statistics:
-        table.add_row(
-            printable(array.name),
-            type_text(array.dtype, array.shape),
-            bytes_text(array.nbytes),
-            number_text(array.minimum),
-            number_text(array.maximum),
-            number_text(array.mean),
-            str(array.nan_count),
-            str(array.inf_count),
-            str(array.zero_count),
-        )
-    return table
+    return FittedTable(_ARRAY_COLUMNS, [_statistics_row(array) for array in statistics])
+
+
+def _statistics_row(array: ArrayStatistics) -> list[str]:
+    return [
+        printable(array.name),
+        type_text(array.dtype, array.shape),
+        bytes_text(array.nbytes),
+        number_text(array.minimum),
+        number_text(array.maximum),
+        number_text(array.mean),
+        str(array.nan_count),
+        str(array.inf_count),
+        str(array.zero_count),
+    ]

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jaxlib.version
 
 from snaprt import jaxapi, metrics
 from snaprt.errors import CompileError
@@ -191,5 +190,5 @@ def entry_metadata(
         "platform": device.platform,
         "device_kind": device.device_kind,
         "jax_version": jax.__version__,
-        "jaxlib_version": jaxlib.version.__version__,
+        "jaxlib_version": jaxapi.JAXLIB_VERSION,
     }

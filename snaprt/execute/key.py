@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib.version
 from blake3 import blake3
 from snaprt_cache.key import Key, KeyPart, cpu_features, file_digest, relevant_xla_flags
 
@@ -94,7 +93,7 @@ def _environment(device: jaxapi.Device, folder: Path) -> tuple[KeyPart, ...]:
     """Return the parts that stay the same while the process lives."""
     parts = [
         KeyPart("jax", jax.__version__),
-        KeyPart("jaxlib", jaxlib.version.__version__),
+        KeyPart("jaxlib", jaxapi.JAXLIB_VERSION),
         KeyPart("platform", device.platform),
         KeyPart("platform_version", device.client.platform_version),
         KeyPart("device_kind", device.device_kind),

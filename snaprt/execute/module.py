@@ -52,9 +52,10 @@ class LoadedModule:
             ExecutionError: If the device reports an error.
         """
         try:
-            arrays = [jax.device_put(array, self.device) for array in inputs]
-            results = jaxapi.run_module(self.executable, arrays)
-            return [np.asarray(result) for result in results]
+            with jaxapi.x64(True):  # or JAX would make 32-bit arrays of 64-bit inputs
+                arrays = [jax.device_put(array, self.device) for array in inputs]
+                results = jaxapi.run_module(self.executable, arrays)
+                return [np.asarray(result) for result in results]
         except Exception as error:
             raise ExecutionError(f"the module failed while it ran on {self.device}: {error}") from (
                 error

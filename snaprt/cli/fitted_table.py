@@ -1,0 +1,67 @@
+"""A table that fits the terminal: where it is too narrow, the least important columns go.
+
+It knows cells and widths, not what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+_GAP = 2
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: What stands above it.
+        right: Whether its cells are aligned to the right, as numbers are.
+        rank: When it goes, the highest first; a column of rank 0 stays.
+    """
+
+    title: str
+    right: bool = False
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """Rows of cells under columns, to be printed on a rich console of any width."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str | Text]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the columns that fit, and name those that do not."""
+        kept = list(range(len(self.columns)))
+        widths = [self._width(index) for index in kept]
+        while sum(widths[i] + _GAP for i in kept) - _GAP > options.max_width:
+            first_to_go = max(kept, key=lambda index: (self.columns[index].rank, index))
+            if self.columns[first_to_go].rank == 0:
+                break
+            kept.remove(first_to_go)
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for index in kept:
+            column = self.columns[index]
+            # What is still too wide is folded: nothing is cut off.
+            table.add_column(
+                column.title, justify="right" if column.right else "left", overflow="fold"
+            )
+        for row in self.rows:
+            table.add_row(*[row[index] for index in kept])
+        yield table
+        gone = [column.title for index, column in enumerate(self.columns) if index not in kept]
+        if gone:
+            yield Text(f"(no room for: {', '.join(gone)}; --json has them)", style="dim")
+
+    def _width(self, index: int) -> int:
+        cells = (row[index] for row in self.rows)
+        widest = max((cell_len(str(cell)) for cell in cells), default=0)
+        return max(cell_len(self.columns[index].title), widest)
