@@ -132,7 +132,7 @@ def main() -> None:
     rounds = QUICK if parser.parse_args().quick else ROUNDS
     print(measuring.machine())
     print(
-        "Microseconds an op, min/median. record: lazily, without running. step: record and "
+        "Microseconds an operation, min/median. record: lazily, without running. step: record and "
         "mark_step.\nready: until the result is there, which eager's figure includes as well."
     )
     per_op, steps = [], []

@@ -55,12 +55,19 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def clear(folder: Path) -> None:
-    """Leave nothing that the disk still has to do while the next is measured."""
+def clear(folder: Path, content: int) -> int:
+    """Empty the folder and return how many bytes were in it: at least ``content``, or it fails.
+
+    Nothing is left that the disk would have to do while the next is measured.
+    """
+    written = size_of(folder)
+    if written < content:
+        raise SystemExit(f"{written:,} bytes were written of {content:,}")
     for path in folder.rglob("*"):
         if path.is_file():
             path.unlink()
     os.sync()
+    return written
 
 
 def measure_ours(folder: Path, megabytes: int) -> dict[str, Any]:
@@ -89,8 +96,7 @@ def measure_ours(folder: Path, megabytes: int) -> dict[str, Any]:
         ended = step()
         wait_for_files(folder, "*.snap", 2)  # they get these names when they are whole and synced
         takes.append((ended, time.perf_counter() - started))
-        written = size_of(folder)
-        clear(folder)
+        written = clear(folder, x.nbytes)
     return {"without": without, "takes": takes, "bytes": written}
 
 
@@ -118,10 +124,7 @@ def measure_xla(folder: Path, megabytes: int) -> dict[str, Any]:
         ended = step(dumping)
         wait_for_files(folder, "*.snapshot.*", 1)
         takes.append((ended, time.perf_counter() - started))
-        written = size_of(folder)
-        if written < x.nbytes:
-            raise SystemExit(f"XLA's snapshot of {x.nbytes:,} bytes has {written:,} bytes")
-        clear(folder)
+        written = clear(folder, x.nbytes)
     return {"without": without, "takes": takes, "bytes": written}
 
 
@@ -138,8 +141,7 @@ def measure_plain(folder: Path, megabytes: int) -> dict[str, Any]:
             ended = time.perf_counter() - started
             os.fsync(file.fileno())
         takes.append((ended, time.perf_counter() - started))
-        written = size_of(folder)
-        clear(folder)
+        written = clear(folder, len(content))
     return {"without": 0.0, "takes": takes, "bytes": written}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 # Left over from the shell, any of these would let one of two peers do other work.
 _STEERING = (
-    *("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE"),
+    *("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"),
     *("SNAPRT_CACHE", "SNAPRT_CACHE_DIR", "SNAPRT_DUMP_DIR", "SNAPRT_LAZY", "SNAPRT_METRICS_FILE"),
 )
 
@@ -36,6 +36,7 @@ def clean_environment(bytecode: Path | None = None) -> dict[str, str]:
     """
     environment = {name: value for name, value in os.environ.items() if name not in _STEERING}
     if bytecode is not None:
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment["PYTHONPYCACHEPREFIX"] = str(bytecode)
     return environment
 
