@@ -1,8 +1,9 @@
-"""Counts and timings of what snaprt does, in PyTorch/XLA's report format; knows nothing of JAX.
+"""Counts and times what snaprt does, and saves it when the process ends; knows nothing of JAX.
 
 A *counter* is a number that only grows. A *metric* keeps the count and the sum of all its samples,
 and the latest samples with their times, from which the report takes rates and percentiles.
-``SNAPRT_METRICS_FILE`` names a file that receives everything when the process ends.
+``SNAPRT_METRICS_FILE`` names a file that receives everything when the process ends. How it all
+looks is `snaprt.metrics_report`'s.
 """
 
 from __future__ import annotations
@@ -10,40 +11,69 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import math
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from snaprt import metrics_report as _report
 from snaprt import settings
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.metrics_report import (
+    BYTES,
+    PLAIN,
+    SECONDS,
+    SHORT_COUNTERS,
+    SHORT_METRICS,
+    TIME,
+    Metric,
+    Metrics,
+    from_json,
+    short,
+)
 
-SCHEMA: Final = "snaprt.metrics"
-VERSION: Final = 1
+__all__ = [
+    "KEPT_SAMPLES",
+    "KINDS",
+    "SHORT_COUNTERS",
+    "SHORT_METRICS",
+    "Metric",
+    "Metrics",
+    "clear_all",
+    "counter_add",
+    "counter_names",
+    "counter_value",
+    "current",
+    "from_json",
+    "load",
+    "metric_add",
+    "metric_data",
+    "metric_names",
+    "metrics_report",
+    "save",
+    "short",
+    "short_metrics_report",
+    "timed",
+    "to_json",
+]
+
 # As PyTorch/XLA keeps by default.
 KEPT_SAMPLES: Final = 1024
-PERCENTILES: Final = (1, 5, 10, 20, 50, 80, 90, 95, 99)
-
-PLAIN: Final = "plain"
-TIME: Final = "time"
-SECONDS: Final = "seconds"
-BYTES: Final = "bytes"
 
 # What the samples of a metric are; a metric without a row is plain.
-# time: nanoseconds, seconds: seconds (both shown as a duration), bytes: bytes.
 KINDS: Final[Mapping[str, str]] = {
     "CompileTime": TIME,
     "ExecuteTime": TIME,
     "LazyTracing": TIME,
     "LowerTime": TIME,
     "LoadTime": TIME,
+    "SnapshotQueueWait": TIME,
     "SnapshotWriteTime": TIME,
     "TransferToDeviceTime": TIME,
     "TransferFromDeviceTime": TIME,
@@ -52,49 +82,6 @@ KINDS: Final[Mapping[str, str]] = {
     "OutboundData": BYTES,
     "SnapshotBytes": BYTES,
 }
-
-# What the short report shows by default, and the host reads that cut graphs: they take the
-# place that ATen fallbacks ("aten::") have in PyTorch/XLA's short report.
-SHORT_COUNTERS: Final = (
-    "CachedCompile",
-    "UncachedCompile",
-    "MarkStep",
-    "PersistentCacheHit",
-    "PersistentCacheMiss",
-    "PersistentCacheCorrupt",
-)
-SHORT_METRICS: Final = (
-    "CompileTime",
-    "ExecuteTime",
-    "TransferToDeviceTime",
-    "TransferFromDeviceTime",
-)
-HOST_READ_PREFIX: Final = "host::"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One metric as it stood at one moment.
-
-    Attributes:
-        kind: What the samples are: ``plain``, ``time`` (ns), ``seconds`` or ``bytes``.
-        total_samples: How many samples were added since the start or the last clearing.
-        accumulator: Their sum, in the kind's unit.
-        samples: The latest ``KEPT_SAMPLES`` of them, oldest first: (Unix time in ns, value).
-    """
-
-    kind: str
-    total_samples: int
-    accumulator: float
-    samples: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """All metrics and counters of one process at one moment, by name."""
-
-    metrics: Mapping[str, Metric]
-    counters: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -246,8 +233,7 @@ def metrics_report(metrics: Metrics | None = None) -> str:
     Args:
         metrics: What to report; by default this process as it stands now.
     """
-    shown = current() if metrics is None else metrics
-    return "".join(_report_lines(shown))
+    return _report.to_text(current() if metrics is None else metrics)
 
 
 def short_metrics_report(
@@ -259,97 +245,7 @@ def short_metrics_report(
         counter_names: By default ``SHORT_COUNTERS``.
         metric_names: By default ``SHORT_METRICS``.
     """
-    return metrics_report(short(current(), counter_names, metric_names))
-
-
-def short(
-    metrics: Metrics,
-    counter_names: Iterable[str] | None = None,
-    metric_names: Iterable[str] | None = None,
-) -> Metrics:
-    """Return what ``short_metrics_report`` shows of ``metrics``."""
-    counters = set(counter_names or SHORT_COUNTERS)
-    names = set(metric_names or SHORT_METRICS)
-    return Metrics(
-        {name: metric for name, metric in metrics.metrics.items() if name in names},
-        {
-            name: value
-            for name, value in metrics.counters.items()
-            if name in counters or name.startswith(HOST_READ_PREFIX)
-        },
-    )
-
-
-def _report_lines(metrics: Metrics) -> Iterator[str]:
-    for name, metric in metrics.metrics.items():
-        show = _SHOW[metric.kind]
-        yield f"Metric: {name}\n"
-        yield f"  TotalSamples: {metric.total_samples}\n"
-        yield f"  Accumulator: {show(metric.accumulator)}\n"
-        if not metric.samples:
-            continue
-        values = sorted(value for _, value in metric.samples)
-        seconds = (metric.samples[-1][0] - metric.samples[0][0]) / 1e9
-        if seconds > 0:
-            yield f"  ValueRate: {show(sum(values) / seconds)} / second\n"
-            yield f"  Rate: {len(values) / seconds:g} / second\n"
-        shares = (f"{p}%={show(values[p * len(values) // 100])}" for p in PERCENTILES)
-        yield f"  Percentiles: {'; '.join(shares)}\n"
-    for name, value in metrics.counters.items():
-        yield f"Counter: {name}\n"
-        yield f"  Value: {value}\n"
-
-
-def _show_plain(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def _show_bytes(value: float) -> str:
-    suffixes = ("B", "KB", "MB", "GB", "TB", "PB")
-    power = 0
-    while abs(value) >= 1024 and power + 1 < len(suffixes):
-        value /= 1024
-        power += 1
-    return f"{value:.2f}{suffixes[power]}"
-
-
-_TIME_PARTS: Final = (
-    ("d", 86_400_000_000_000, 2),
-    ("h", 3_600_000_000_000, 2),
-    ("m", 60_000_000_000, 2),
-    ("s", 1_000_000_000, 2),
-    ("ms", 1_000_000, 3),
-)
-
-
-def _show_time(nanoseconds: float) -> str:
-    """Show a duration such as ``02s112ms204.518us``: from its largest part down.
-
-    PyTorch/XLA rounds each part before it goes on with the rest, so that it shows 346.824 ms as
-    ``347ms824.000us``; here the parts add up.
-    """
-    if not math.isfinite(nanoseconds):
-        return f"{nanoseconds}us"
-    sign = "-" if nanoseconds < 0 else ""
-    rest = round(abs(nanoseconds))
-    text = ""
-    for suffix, size, width in _TIME_PARTS:
-        part, rest = divmod(rest, size)
-        if part or text:
-            text += f"{part:0{width}d}{suffix}"
-    return f"{sign}{text}{rest // 1000:03d}.{rest % 1000:03d}us"
-
-
-def _show_seconds(seconds: float) -> str:
-    return _show_time(seconds * 1e9)
-
-
-_SHOW: Final[Mapping[str, Callable[[float], str]]] = {
-    PLAIN: _show_plain,
-    TIME: _show_time,
-    SECONDS: _show_seconds,
-    BYTES: _show_bytes,
-}
+    return _report.to_text(short(current(), counter_names, metric_names))
 
 
 def to_json(metrics: Metrics | None = None) -> dict[str, Any]:
@@ -358,54 +254,7 @@ def to_json(metrics: Metrics | None = None) -> dict[str, Any]:
     Args:
         metrics: What to convert; by default this process as it stands now.
     """
-    shown = current() if metrics is None else metrics
-    return {
-        "schema": SCHEMA,
-        "version": VERSION,
-        "metrics": {
-            name: {
-                "kind": metric.kind,
-                "total_samples": metric.total_samples,
-                "accumulator": metric.accumulator,
-                "samples": [list(sample) for sample in metric.samples],
-            }
-            for name, metric in shown.metrics.items()
-        },
-        "counters": dict(shown.counters),
-    }
-
-
-def from_json(content: object) -> Metrics:
-    """Return the metrics that ``to_json`` made ``content`` from.
-
-    Raises:
-        UsageError: ``content`` is something else, or was written by a newer snaprt.
-    """
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise UsageError(
-            "this is not a file of snaprt's metrics",
-            hint="SNAPRT_METRICS_FILE=FILE makes a program write one when it ends.",
-        )
-    if content.get("version") != VERSION:
-        raise UsageError(
-            f"these metrics have format version {content.get('version')!r}; "
-            f"this snaprt reads version {VERSION}",
-            hint="Read them with the snaprt that wrote them, or a newer one.",
-        )
-    try:
-        metrics = {str(name): _metric_from(row) for name, row in content["metrics"].items()}
-        counters = {str(name): int(value) for name, value in content["counters"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"these metrics are damaged: {error!r}") from error
-    return Metrics(metrics, counters)
-
-
-def _metric_from(row: Mapping[str, Any]) -> Metric:
-    kind = row["kind"]
-    if kind not in _SHOW:
-        raise ValueError(f"unknown kind {kind!r}")
-    samples = tuple((int(when), float(value)) for when, value in row["samples"])
-    return Metric(kind, int(row["total_samples"]), float(row["accumulator"]), samples)
+    return _report.to_json(current() if metrics is None else metrics)
 
 
 def save(path: str | Path) -> None:
