@@ -2,8 +2,8 @@
 
 A *counter* is a number that only grows. A *metric* keeps the count and the sum of all its samples,
 and the latest samples with their times, from which the report takes rates and percentiles.
-``SNAPRT_METRICS_FILE`` names a file that receives everything when the process ends. How it all
-looks is `snaprt.metrics_report`'s.
+``SNAPRT_METRICS_FILE`` names a file that receives everything when the process ends; a process that
+counted nothing leaves a file that is there alone. How it all looks is `snaprt.metrics_report`'s.
 """
 
 from __future__ import annotations
@@ -305,7 +305,8 @@ def load(path: str | Path) -> Metrics:
 def _save_at_exit() -> None:
     try:
         path = settings.get("SNAPRT_METRICS_FILE")
-        if path is not None:
+        # A process that only looks on, as `snaprt metrics` does, must not empty the file.
+        if path is not None and (_samples or _counters() or not path.exists()):
             save(path)
     except SnaprtError as error:
         # The program's own work is done and its exit status stays.

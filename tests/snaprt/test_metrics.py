@@ -248,6 +248,16 @@ def test_the_metrics_file_is_written_when_the_process_ends(tmp_path: Path):
     assert json.loads(path.read_text())["counters"] == {"MarkStep": 3}
 
 
+def test_a_process_that_counted_nothing_leaves_the_metrics_file_of_another(tmp_path: Path):
+    path = tmp_path / "run.json"
+    run_python("import snaprt", SNAPRT_METRICS_FILE=str(path))
+    assert json.loads(path.read_text())["counters"] == {}
+    counting = "from snaprt import metrics; metrics.counter_add('MarkStep', 3)"
+    run_python(counting, SNAPRT_METRICS_FILE=str(path))
+    run_python("import snaprt", SNAPRT_METRICS_FILE=str(path))
+    assert json.loads(path.read_text())["counters"] == {"MarkStep": 3}
+
+
 def test_a_metrics_file_that_cannot_be_written_leaves_the_exit_status(tmp_path: Path):
     done = run_python("import snaprt.metrics", SNAPRT_METRICS_FILE=str(tmp_path / "no" / "run"))
     assert done.returncode == 0
