@@ -19,11 +19,30 @@ _signatures: dict[Any, int] = {}
 _jaxpr_tokens: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _jaxpr_structures: dict[Any, int] = {}
 
+# Operations that carry a jaxpr, by the identity of their parameters, which JAX hands over unchanged
+# at every call of a jitted function. The parameters are held, so that no address is used again.
+_by_identity: dict[Any, tuple[Any, int]] = {}
+_MAX_BY_IDENTITY = 8192
+
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def signature(primitive: Any, params: dict[str, Any], context: Any) -> int:
     """Return the integer that stands for an operation, whatever its operands."""
+    jaxpr = params.get("jaxpr")
+    if jaxpr is None or getattr(jaxpr, "consts", None):  # constants may be large: not held here
+        return _signature(primitive, params, context)
+    key = (primitive, context, tuple(params), tuple(map(id, params.values())))
+    known = _by_identity.get(key)
+    if known is None:
+        if len(_by_identity) >= _MAX_BY_IDENTITY:
+            _by_identity.clear()
+        known = (tuple(params.values()), _signature(primitive, params, context))
+        _by_identity[key] = known
+    return known[1]
+
+
+def _signature(primitive: Any, params: dict[str, Any], context: Any) -> int:
     key = (primitive, context, tuple([(name, _parameter_key(v)) for name, v in params.items()]))
     number = _signatures.get(key)
     if number is None:
@@ -50,18 +69,25 @@ def _parameter_key(value: Any) -> Any:
 
 
 class _Identity:
-    """Equal to itself alone; holds the object, so that its address is not given to another."""
+    """Equal to what stands for the same living object; does not keep an array alive."""
 
-    __slots__ = ("value",)
+    __slots__ = ("address", "referent")
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.address = id(value)
+        try:
+            self.referent: Callable[[], Any] = weakref.ref(value)
+        except TypeError:
+            self.referent = lambda: value
 
     def __hash__(self) -> int:
-        return id(self.value)
+        return self.address
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.value is self.value
+        if not isinstance(other, _Identity):
+            return False
+        referent = self.referent()
+        return referent is not None and referent is other.referent()
 
 
 def _sequence_key(value: Any) -> Any:
