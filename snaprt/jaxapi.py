@@ -283,7 +283,7 @@ def devices_of_sharding(sharding: Any) -> tuple[Device, ...]:
 
 
 def lower(function: Callable[..., Any], arguments: Sequence[Any]) -> jax.stages.Lowered:
-    """Lower ``function`` for the shapes, dtypes and shardings of ``arguments``; keep unused ones."""
+    """Lower ``function`` for the shapes, dtypes and shardings of ``arguments``; drop none."""
     return jax.jit(function, keep_unused=True).lower(*arguments)
 
 

@@ -22,7 +22,7 @@ def loss_of(weights, x):
 with snaprt.lazy():
     weights = jax.random.normal(jax.random.key(0), (32, 32))
     x = jax.random.normal(jax.random.key(1), (8, 32))
-    for step in range(10):
+    for step in range(10):  # noqa: B007 - the callback reads it
         loss, gradient = jax.value_and_grad(loss_of)(weights, x)
         weights = weights - 0.5 * gradient
         snaprt.mark_step()

@@ -13,6 +13,7 @@ import jax
 
 from snaprt import jaxapi
 from snaprt.errors import DeviceError, UsageError
+from snaprt.snapshot.flags import take_over
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*)(?::(\d+))?")
 _KINDS: Final = ("cpu", "gpu", "tpu")
@@ -54,8 +55,9 @@ def find_device(name: str | None) -> jaxapi.Device:
 
     Raises:
         DeviceError: There is no such device; the hint lists those present.
-        UsageError: It is not the name of a device.
+        UsageError: It is not the name of a device, or XLA would end the process over ``XLA_FLAGS``.
     """
+    take_over()
     if name is None:
         return jax.local_devices()[0]
     found = _NAME.fullmatch(check_device_name(name))

@@ -147,7 +147,7 @@ def check_flags(variable: str) -> None:
     if not unknown:
         return
     names = [word.lstrip("-").partition("=")[0] for word in unknown[1].split()]
-    close = difflib.get_close_matches(names[0], _names_in_xla(), n=1, cutoff=0.8)
+    close = difflib.get_close_matches(names[0], _names_in_xla(), n=1, cutoff=0.85)
     raise UsageError(
         f"XLA does not know --{', --'.join(names)} in XLA_FLAGS",
         hint=(f"did you mean --{close[0]}? " if close else "")
