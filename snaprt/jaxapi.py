@@ -196,11 +196,6 @@ def abstract_evaluate(
     return primitive.abstract_eval(*avals, **params)
 
 
-def is_call_with_compiler_options(primitive: Any, params: dict[str, Any]) -> bool:
-    """Say whether this is a nested ``jit`` with compiler options of its own."""
-    return bool(params.get("compiler_options_kvs"))
-
-
 def sharding_of_call(params: dict[str, Any]) -> Any:
     """Return the first concrete sharding that a call or constraint names, or ``None``."""
     candidates = [

@@ -83,8 +83,7 @@ def mark_step(wait: bool = False) -> None:
     trace = thread_trace()
     with trace.graph.lock:
         arrays = trace.graph.live_arrays()
-        wanted = {array._node.number: array._node for array in arrays if array._node is not None}
-        _run(trace, list(wanted.values()), cause="mark_step")
+        _run(trace, _nodes_of(arrays), [], cause="mark_step")
     _of_thread.steps = steps_ended() + 1
     if wait:
         with jaxapi.evaluating():
@@ -99,7 +98,7 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
         node = array._node
         assert node is not None
         if node.values is None:
-            _run(trace, [node], cause=cause)
+            _run(trace, [node], _nodes_of(trace.graph.live_arrays()), cause=cause)
         if node.error is not None:
             raise node.error
         if array._value is None:
@@ -107,15 +106,20 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
             array.settle(node.values[array._index], None)
 
 
-def _run(trace: LazyTrace, roots: Sequence[Node], *, cause: str) -> None:
-    """Run ``roots``, what they need, and every pending effect."""
+def _nodes_of(arrays: Iterable[LazyArray]) -> list[Node]:
+    nodes = {array._node.number: array._node for array in arrays if array._node is not None}
+    return list(nodes.values())
+
+
+def _run(trace: LazyTrace, roots: Sequence[Node], later: Sequence[Node], *, cause: str) -> None:
+    """Run ``roots``, what they need, and every pending effect; keep what ``later`` will need."""
     graph = trace.graph
     nodes = [n for n in ancestors([*roots, *graph.effectful]) if not n.inherit_failure()]
     if not nodes:
         return
     metrics.metric_add("LazyTracing", trace.recording_time)
     trace.recording_time = 0
-    wanted = _wanted_results(trace, nodes)
+    wanted = _wanted_results(nodes, later)
     try:
         with jaxapi.evaluating():
             for part in _split_by_placement(nodes, wanted):
@@ -124,11 +128,11 @@ def _run(trace: LazyTrace, roots: Sequence[Node], *, cause: str) -> None:
         graph.effectful = [node for node in graph.effectful if node.values is None]
 
 
-def _wanted_results(trace: LazyTrace, nodes: Sequence[Node]) -> dict[int, set[int]]:
+def _wanted_results(nodes: Sequence[Node], later: Sequence[Node]) -> dict[int, set[int]]:
     """Return node number -> results that somebody still needs after ``nodes`` have run.
 
-    That is what the user holds, and what pending work outside of ``nodes`` will use: without the
-    latter, reading the loss in the middle of a step would compute the forward pass twice.
+    That is what the user holds, and what ``later`` will use of them: without the latter, reading
+    the loss in the middle of a step would compute the forward pass twice.
     """
     inside = {node.number for node in nodes}
     wanted: dict[int, set[int]] = {number: set() for number in inside}
@@ -136,8 +140,7 @@ def _wanted_results(trace: LazyTrace, nodes: Sequence[Node]) -> dict[int, set[in
         for index, reference in enumerate(node.arrays):
             if reference() is not None:
                 wanted[node.number].add(index)
-    arrays = trace.graph.live_arrays()
-    for node in ancestors([a._node for a in arrays if a._node is not None]):
+    for node in ancestors(later):
         if node.number in inside:
             continue
         for edge in node.pending_edges():

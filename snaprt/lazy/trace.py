@@ -15,7 +15,7 @@ import jax
 from snaprt import jaxapi, metrics
 from snaprt.lazy.array import LazyArray
 from snaprt.lazy.graph import Edge, Graph, Literal, Node, Placement
-from snaprt.lazy.signature import signature
+from snaprt.lazy.operation import operation
 
 
 class LazyTrace(jaxapi.Trace):
@@ -46,9 +46,7 @@ class LazyTrace(jaxapi.Trace):
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
         """Record one operation and return its results as lazy arrays."""
         started = time.perf_counter_ns()
-        results = _must_run_at_once(primitive, args, params) or self._record(
-            primitive, args, params
-        )
+        results = self._record(primitive, args, params)
         if isinstance(results, str):
             return self._run_at_once(primitive, args, params, cause=results)
         self.recording_time += time.perf_counter_ns() - started
@@ -58,18 +56,22 @@ class LazyTrace(jaxapi.Trace):
         self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
     ) -> list[LazyArray] | str:
         """Record the operation and return its results, or why a graph cannot hold it."""
-        operands = tuple([self._operand(arg) for arg in args])
-        with jaxapi.evaluating():
-            avals, effects = jaxapi.abstract_evaluate(
-                primitive, [jaxapi.typeof(arg) for arg in args], params
-            )
-        avals = tuple(avals) if primitive.multiple_results else (avals,)
+        cause = _must_run_at_once(primitive, args, params)
+        if cause is not None:
+            return cause
+        avals = [a.aval if type(a) is LazyArray else jaxapi.typeof(a) for a in args]
         if not all(map(jaxapi.is_array_aval, avals)):
             return "ref"
-        placement = _placement(operands, params)
+        context = jaxapi.operation_context()
+        what = operation(primitive, params, context)
+        x64 = jaxapi.x64_enabled()
+        results, effects = what.evaluate(primitive, avals, params, x64)
+        if not all(map(jaxapi.is_array_aval, results)):
+            return "ref"
+        operands = tuple([self._operand(arg) for arg in args])
+        placement = _placement(operands, what.devices, x64)
         if placement is None:
             return "devices"
-        context = jaxapi.operation_context()
         graph = self.graph
         with graph.lock:
             node = Node(
@@ -77,14 +79,14 @@ class LazyTrace(jaxapi.Trace):
                 primitive=primitive,
                 params=params,
                 operands=operands,
-                avals=avals,
+                avals=results,
                 effects=effects,
                 placement=placement,
-                signature=signature(primitive, params, context),
+                signature=what.signature,
                 source=jaxapi.source_info(),
                 context=context,
             )
-            arrays = [LazyArray(self, aval, node, index) for index, aval in enumerate(avals)]
+            arrays = [LazyArray(self, aval, node, index) for index, aval in enumerate(results)]
             graph.add(node, arrays)
         return arrays
 
@@ -164,22 +166,22 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
         or not any(isinstance(arg, LazyArray) for arg in args)
     ):
         return "device_put"
-    if jaxapi.is_call_with_compiler_options(primitive, params):
+    if params.get("compiler_options_kvs"):  # XLA takes them for a whole program alone
         return "compiler_options"
-    for arg in args:
-        if not isinstance(arg, LazyArray) and not jaxapi.is_array_aval(jaxapi.typeof(arg)):
-            return "ref"
     return None
 
 
 def _placement(
-    operands: Sequence[Edge | Literal | jax.Array], params: dict[str, Any]
+    operands: Sequence[Edge | Literal | jax.Array], named: tuple[Any, ...] | None, x64: bool
 ) -> Placement | None:
-    """Return where an operation runs, or ``None`` where its operands contradict each other."""
-    pinned: tuple[Any, ...] | None = None
-    named = jaxapi.sharding_of_call(params)
-    if named is not None:
-        pinned = jaxapi.devices_of_sharding(named)
+    """Return where an operation runs, or ``None`` where its operands contradict each other.
+
+    Args:
+        operands: What it works on.
+        named: The devices that its own parameters name, if they do.
+        x64: Whether 64-bit types are enabled.
+    """
+    pinned = named
     for operand in operands:
         devices: tuple[Any, ...] | None = None
         if type(operand) is Edge:
@@ -192,7 +194,7 @@ def _placement(
             if pinned is not None and pinned != devices:
                 return None
             pinned = devices
-    return _interned(pinned, jaxapi.default_device(), jaxapi.x64_enabled())
+    return _interned(pinned, jaxapi.default_device(), x64)
 
 
 _placements: dict[Any, Placement] = {}

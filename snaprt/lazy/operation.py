@@ -1,53 +1,89 @@
-"""Signatures: a small integer for each distinct (operation, parameters, context) of this process.
+"""What recording knows of an operation apart from its operands, found once and then looked up.
 
-Two operations with equal signatures and equal operands compute the same. Jaxprs that JAX traces
-anew at every step (the body of a `scan` written as a lambda) are compared by structure, so that
-a step that repeats is recognised although none of its objects is the same.
+Above all its signature: two operations with equal signatures and equal operands compute the same.
+Jaxprs that JAX traces anew at every step (the body of a `scan` written as a lambda) are compared by
+structure, so that a step that repeats is recognised although none of its objects is the same.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from snaprt import jaxapi
 
+
+class Operation:
+    """A primitive with its parameters and the context that lowering needs.
+
+    Attributes:
+        signature: Stands for it within this process.
+        devices: The devices that a sharding among its parameters names, or ``None``.
+    """
+
+    __slots__ = ("_results", "devices", "signature")
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.signature = next(_numbers)
+        sharding = jaxapi.sharding_of_call(params)
+        self.devices = None if sharding is None else jaxapi.devices_of_sharding(sharding)
+        self._results: dict[Any, tuple[tuple[Any, ...], Any]] = {}
+
+    def evaluate(
+        self, primitive: Any, avals: Sequence[Any], params: dict[str, Any], x64: bool
+    ) -> tuple[tuple[Any, ...], Any]:
+        """Return the abstract results and the effects for operands of these abstract values.
+
+        Raises:
+            Exception: Whatever JAX raises for operands that do not fit.
+        """
+        key = (x64, *avals)
+        found = self._results.get(key)
+        if found is None:
+            with jaxapi.evaluating():
+                results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
+            results = tuple(results) if primitive.multiple_results else (results,)
+            found = self._results[key] = (results, effects)
+        return found
+
+
 _numbers = itertools.count()
-_signatures: dict[Any, int] = {}
+_operations: dict[Any, Operation] = {}
 _jaxpr_tokens: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _jaxpr_structures: dict[Any, int] = {}
 
 # Operations that carry a jaxpr, by the identity of their parameters, which JAX hands over unchanged
 # at every call of a jitted function. The parameters are held, so that no address is used again.
-_by_identity: dict[Any, tuple[Any, int]] = {}
+_by_identity: dict[Any, tuple[Any, Operation]] = {}
 _MAX_BY_IDENTITY = 8192
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
-
-def signature(primitive: Any, params: dict[str, Any], context: Any) -> int:
-    """Return the integer that stands for an operation, whatever its operands."""
+def operation(primitive: Any, params: dict[str, Any], context: Any) -> Operation:
+    """Return what is known of an operation, whatever its operands."""
     jaxpr = params.get("jaxpr")
     if jaxpr is None or getattr(jaxpr, "consts", None):  # constants may be large: not held here
-        return _signature(primitive, params, context)
+        return _by_value(primitive, params, context)
     key = (primitive, context, tuple(params), tuple(map(id, params.values())))
     known = _by_identity.get(key)
     if known is None:
         if len(_by_identity) >= _MAX_BY_IDENTITY:
             _by_identity.clear()
-        known = (tuple(params.values()), _signature(primitive, params, context))
+        known = (tuple(params.values()), _by_value(primitive, params, context))
         _by_identity[key] = known
     return known[1]
 
 
-def _signature(primitive: Any, params: dict[str, Any], context: Any) -> int:
+def _by_value(primitive: Any, params: dict[str, Any], context: Any) -> Operation:
     key = (primitive, context, tuple([(name, _parameter_key(v)) for name, v in params.items()]))
-    number = _signatures.get(key)
-    if number is None:
-        number = _signatures[key] = next(_numbers)
-    return number
+    known = _operations.get(key)
+    if known is None:
+        known = _operations[key] = Operation(params)
+    return known
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def _parameter_key(value: Any) -> Any:
