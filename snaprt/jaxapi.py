@@ -6,6 +6,7 @@ older says so. When a new JAX breaks snaprt, this is the file to read and to cha
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import sys
@@ -20,6 +21,7 @@ from jax._src import api as _api
 from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import layout as _layout
 from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
@@ -326,6 +328,12 @@ def compile_options(devices: Sequence[Device], overrides: Mapping[str, Any] | No
         env_options_overrides=dict(overrides) if overrides else None,
         backend=devices[0].client,
     )
+
+
+# JAX 0.12 pickles the sentinel `AutoLayout` as a new object, which equals nothing: the abstract
+# values of a loaded executable's outputs then equal no others, and whatever uses them is traced anew.
+if hasattr(_layout, "AutoLayoutSingleton"):
+    copyreg.pickle(_layout.AutoLayoutSingleton, lambda _: "AutoLayout")
 
 
 def load_compiled(
