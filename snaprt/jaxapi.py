@@ -331,7 +331,7 @@ def compile_options(devices: Sequence[Device], overrides: Mapping[str, Any] | No
 
 
 # JAX 0.12 pickles the sentinel `AutoLayout` as a new object, which equals nothing: the abstract
-# values of a loaded executable's outputs then equal no others, and whatever uses them is traced anew.
+# values of a loaded executable's outputs then equal no others, and what uses them is traced anew.
 if hasattr(_layout, "AutoLayoutSingleton"):
     copyreg.pickle(_layout.AutoLayoutSingleton, lambda _: "AutoLayout")
 
