@@ -528,3 +528,48 @@ def parse_hlo_text(text: str) -> bytes:
         return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
     except Exception as error:
         raise ValueError(str(error)) from None
+
+
+def shapes_of(arrays: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
+    """Return what lowering needs of ``arrays``, without the arrays."""
+    return [
+        jax.ShapeDtypeStruct(
+            array.shape,
+            array.dtype,
+            sharding=array.sharding if array.committed else None,
+            weak_type=getattr(typeof(array), "weak_type", False),
+        )
+        for array in arrays
+    ]
+
+
+def lowering_module(primitive: Any) -> str:
+    """Return the Python module that defines how ``primitive`` is lowered, "" where none does."""
+    tables = [_mlir._lowerings, *_mlir._platform_specific_lowerings.values()]
+    modules = {_module_of(table[primitive].rule) for table in tables if primitive in table}
+    foreign = [module for module in modules if not module.startswith(("jax.", "jaxlib."))]
+    return foreign[0] if foreign else min(modules, default="")
+
+
+def _module_of(rule: Any) -> str:
+    while isinstance(rule, functools.partial):
+        rule = rule.func
+    return getattr(rule, "__module__", None) or ""
+
+
+# Settings of JAX that take no part in what an operation is lowered to: by the start of their name.
+_UNRELATED_SETTINGS = (
+    *("check_vma", "jax_check", "jax_compilation_cache", "jax_cpu_get", "jax_cross_host"),
+    *("jax_debug_log", "jax_default_device", "jax_dump", "jax_enable_compilation_cache"),
+    *("jax_explain", "jax_log", "jax_persistent_cache", "jax_platform", "jax_pprint"),
+    *("jax_raise", "jax_traceback", "jax_tracer", "jax_transfer_guard"),
+)
+
+
+def configuration() -> list[tuple[str, str]]:
+    """Return JAX's settings as this thread has them, but for those that lowering ignores."""
+    return [
+        (name, repr(getattr(jax.config, name, value)))
+        for name, value in sorted(jax.config.values.items())
+        if not name.startswith(_UNRELATED_SETTINGS)
+    ]

@@ -73,6 +73,7 @@ KINDS: Final[Mapping[str, str]] = {
     "LazyTracing": TIME,
     "LowerTime": TIME,
     "LoadTime": TIME,
+    "PrefetchWait": TIME,
     "SnapshotQueueWait": TIME,
     "SnapshotWriteTime": TIME,
     "TransferToDeviceTime": TIME,

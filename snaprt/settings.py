@@ -103,6 +103,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="Write the metrics to this file when the process ends.",
     ),
     Setting(
+        "SNAPRT_PREFETCH",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=True,
+        default_text="on",
+        help="Load what the program used last time while Python still imports and traces.",
+    ),
+    Setting(
         "XLA_FLAGS",
         _text,
         allowed="flags of XLA, separated by spaces",

@@ -140,10 +140,15 @@ class Cache:
             cache._check_owner()
         return cache
 
-    def get(self, key: Key) -> Entry | None:
+    def get(self, key: Key, *, counted: bool = True) -> Entry | None:
         """Return the entry of a key, verified; None where there is none that is whole.
 
         A damaged entry is set aside and counted, and the next ``put`` replaces it.
+
+        Args:
+            key: Its key.
+            counted: Whether a hit or a miss counts. It does for programs; not for what only leads
+                to them, such as the runtime's notes of which module a graph becomes.
         """
         start = time.perf_counter()
         entry: Entry | None = None
@@ -153,19 +158,27 @@ class Cache:
             if found is not None:
                 seconds = time.perf_counter() - start
                 entry = Entry(found.payload, found.header.metadata, seconds)
-                self._count_hit(found.header, seconds)
+                if counted:
+                    self._count_hit(found.header, seconds)
         except BlobDamaged as damage:
             self._count_corrupt(key.digest, str(damage))
         except CacheError as error:
             self._refused(error)
         except OSError as error:
             self._failed("read a compiled program", error)
-        if entry is None:
+        if entry is None and counted:
             self._event(MISS)
         self._write_usage_if_due()
         return entry
 
-    def put(self, key: Key, payload: bytes, metadata: Mapping[str, str | int | float]) -> bool:
+    def put(
+        self,
+        key: Key,
+        payload: bytes,
+        metadata: Mapping[str, str | int | float],
+        *,
+        counted: bool = True,
+    ) -> bool:
         """Store an entry in place of what may be there.
 
         Args:
@@ -174,6 +187,7 @@ class Cache:
             metadata: What to say about it. The index has columns for ``name``, ``kind``,
                 ``compile_seconds``, ``platform``, ``device_kind``, ``jax_version`` and
                 ``jaxlib_version``.
+            counted: As for ``get``.
 
         Returns:
             Whether it was stored. If not, the user was told why and what to do.
@@ -188,9 +202,18 @@ class Cache:
         except OSError as error:
             self._failed("store a compiled program", error)
             return False
-        self._event(PUT)
+        if counted:
+            self._event(PUT)
         self._with_index(lambda: self._index.put([indexed_entry(header)]), self._write_usage)
         return True
+
+    def count_hit(self, key: Key, entry: Entry) -> None:
+        """Count a hit for an entry that was got uncounted, now that it is used."""
+        saved = max(0.0, float(entry.metadata.get("compile_seconds", 0)) - entry.read_seconds)
+        self._usage.add_hit(key.digest, saved)
+        self._event(HIT)
+        if saved:
+            self._event(SAVED_SECONDS, saved)
 
     def discard(self, key: Key, reason: str) -> None:
         """Set an entry aside that was whole and yet of no use to the caller, such as to XLA.

@@ -15,11 +15,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from snaprt_cache.errors import CacheError
+from snaprt_cache.key import Key
+from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, metrics
 from snaprt.errors import CompileError
+from snaprt.execute import prefetch
 from snaprt.execute.key import module_digest, module_key
-from snaprt.execute.lower import lower_program, placed
+from snaprt.execute.lower import lowering, placed
+from snaprt.execute.notes import (
+    Note,
+    devices_by_id,
+    devices_of_placement,
+    note_key,
+    read_note,
+    write_note,
+)
 from snaprt.execute.store import persistent_cache
 from snaprt.lazy.graph import Program
 
@@ -110,13 +122,9 @@ def compile_program(
     arguments = len(program.inputs) + len(promoted)
     results = len(program.outputs)
     try:
-        lowered = lower_program(program, promoted, program.promoted_values(promoted))
-        stablehlo = jaxapi.stablehlo_without_locations(lowered)
-        graph_id = module_digest(stablehlo)[:16]
-        with placed(program.placement):
-            compiled, from_cache = _load_or_compile(
-                lowered, stablehlo, arguments, results, overrides
-            )
+        found = _obtain(program, promoted, arguments, results, overrides)
+    except CacheError:
+        raise
     except Exception as error:
         raise CompileError(
             f"the graph of {len(program.nodes)} operations that was cut here could not be "
@@ -125,16 +133,80 @@ def compile_program(
         ) from error
     return Executable(
         name=GRAPH_NAME,
-        graph_id=graph_id,
+        graph_id=found.graph_id,
         number=next(_numbers),
-        devices=jaxapi.devices_of_lowered(lowered),
+        devices=found.devices,
         input_names=tuple(f"arg{i}" for i in range(arguments)),
         output_names=tuple(f"out{i}" for i in range(results)),
         donated=(),
-        from_cache=from_cache,
-        call=compiled,
-        lowered=lambda: lowered,
+        from_cache=found.from_cache,
+        call=found.compiled,
+        lowered=found.lowered,
     )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An executable, with what is known of it."""
+
+    compiled: jax.stages.Compiled
+    graph_id: str
+    devices: tuple[jaxapi.Device, ...]
+    from_cache: bool
+    lowered: Callable[[], jax.stages.Lowered]
+
+
+def _obtain(
+    program: Program,
+    promoted: frozenset[int],
+    arguments: int,
+    results: int,
+    overrides: Mapping[str, Any],
+) -> _Found:
+    """Find the executable by the program's digest, else by its module, else compile it."""
+    lower = lowering(program, promoted, program.promoted_values(promoted))
+    cache = persistent_cache()
+    key_of_note = None if cache is None else note_key(program, promoted, cache)
+    with placed(program.placement):
+        if cache is not None and key_of_note is not None:
+            noted = _load_noted(cache, key_of_note, program, lower)
+            if noted is not None:
+                return noted
+        lowered = lower()
+        stablehlo = jaxapi.stablehlo_without_locations(lowered)
+        graph_id = module_digest(stablehlo)[:16]
+        devices = jaxapi.devices_of_lowered(lowered)
+        compiled, from_cache, key = _load_or_compile(
+            lowered, stablehlo, arguments, results, overrides
+        )
+    if cache is not None and key_of_note is not None and key is not None:
+        ids = tuple(device.id for device in devices)
+        note = Note(key, graph_id, arguments, results, ids)
+        write_note(cache, key_of_note, note, GRAPH_NAME)
+    return _Found(compiled, graph_id, devices, from_cache, lambda: lowered)
+
+
+def _load_noted(
+    cache: Cache, key: Key, program: Program, lower: Callable[[], jax.stages.Lowered]
+) -> _Found | None:
+    ready = prefetch.take(key)
+    if ready is not None:
+        metrics.counter_add("LoweringSkipped")
+        return _Found(ready.compiled, ready.note.graph_id, ready.devices, True, lower)
+    note = read_note(cache, key)
+    entry = None if note is None else cache.get(note.executable)
+    if note is None or entry is None:
+        return None
+    try:
+        devices = devices_by_id(note.device_ids, devices_of_placement(program.placement)[0])
+        with metrics.timed("LoadTime"):
+            compiled = jaxapi.load_compiled(entry.payload, note.arguments, note.results, devices)
+    except Exception as error:
+        _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
+        cache.discard(note.executable, f"cannot be loaded: {error}")
+        return None
+    metrics.counter_add("LoweringSkipped")
+    return _Found(compiled, note.graph_id, devices, True, lower)
 
 
 def _load_or_compile(
@@ -143,13 +215,13 @@ def _load_or_compile(
     arguments: int,
     results: int,
     overrides: Mapping[str, Any],
-) -> tuple[jax.stages.Compiled, bool]:
-    """Return the executable, and whether it came from the persistent cache."""
+) -> tuple[jax.stages.Compiled, bool, Key | None]:
+    """Return the executable, whether it came from the cache, and its key if it is there now."""
     cache = persistent_cache()
     if cache is None or _CALLBACK.search(stablehlo):
         if cache is not None:
             metrics.counter_add("PersistentCacheUncacheable")
-        return _compile(lowered, overrides), False
+        return _compile(lowered, overrides), False, None
     devices = jaxapi.devices_of_lowered(lowered)
     key = module_key(stablehlo, devices, kind="compiled", folder=cache.folder)
     entry = cache.get(key)
@@ -157,7 +229,7 @@ def _load_or_compile(
         try:
             with metrics.timed("LoadTime"):
                 loaded = jaxapi.load_compiled(entry.payload, arguments, results, devices)
-            return loaded, True
+            return loaded, True, key
         except Exception as error:
             _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
             cache.discard(key, f"cannot be loaded: {error}")
@@ -169,9 +241,9 @@ def _load_or_compile(
     except Exception as error:
         metrics.counter_add("PersistentCacheUncacheable")
         _log.info("an executable cannot be stored: %s", error)
-        return compiled, False
-    cache.put(key, payload, entry_metadata(GRAPH_NAME, "compiled", seconds, devices[0]))
-    return compiled, False
+        return compiled, False, None
+    stored = cache.put(key, payload, entry_metadata(GRAPH_NAME, "compiled", seconds, devices[0]))
+    return compiled, False, key if stored else None
 
 
 def _compile(lowered: jax.stages.Lowered, overrides: Mapping[str, Any]) -> jax.stages.Compiled:

@@ -49,11 +49,32 @@ def module_key(
         options: Compile options by name, beside XLA's defaults and ``XLA_FLAGS``.
         folder: The cache's folder, where digests of large files are remembered.
     """
+    return _key(KeyPart("module", module_digest(stablehlo)), devices, kind, options or {}, folder)
+
+
+def program_key(digest: str, devices: Sequence[jaxapi.Device], folder: Path) -> Key:
+    """Return the key of the note that says which module a recorded program becomes.
+
+    Args:
+        digest: Of the program, from `snaprt.lazy.digest`.
+        devices: Where it will run.
+        folder: The cache's folder.
+    """
+    return _key(KeyPart("program", digest), devices, "note", {}, folder)
+
+
+def _key(
+    what: KeyPart,
+    devices: Sequence[jaxapi.Device],
+    kind: str,
+    options: Mapping[str, Any],
+    folder: Path,
+) -> Key:
     return Key(
         (
-            KeyPart("module", module_digest(stablehlo)),
+            what,
             KeyPart("kind", kind),
-            KeyPart("options", repr(sorted((options or {}).items()))),
+            KeyPart("options", repr(sorted(options.items()))),
             KeyPart("flags", " ".join(relevant_xla_flags(environment_flags()))),
             KeyPart("settings", _settings()),
             KeyPart("topology", _topology(devices)),

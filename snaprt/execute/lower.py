@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import jax
@@ -22,10 +22,22 @@ def placed(placement: Placement) -> Iterator[None]:
                 yield
 
 
-def lower_program(
-    program: Program, promoted: frozenset[int], promoted_values: list[jax.Array]
-) -> jax.stages.Lowered:
-    """Trace and lower ``program``, with the ``promoted`` literals as trailing arguments."""
-    with placed(program.placement), metrics.timed("LowerTime"):
-        function = program.as_function(promoted)
-        return jaxapi.lower(function, [*program.inputs, *promoted_values])
+def lowering(
+    program: Program, promoted: frozenset[int], promoted_values: Sequence[jax.Array]
+) -> Callable[[], jax.stages.Lowered]:
+    """Return what traces and lowers ``program``, now or later; it does not hold its arrays.
+
+    Args:
+        program: The program, with its inputs.
+        promoted: Its literals that become trailing arguments.
+        promoted_values: Those literals as arrays.
+    """
+    function = program.as_function(promoted)
+    shapes = jaxapi.shapes_of([*program.inputs, *promoted_values])
+    placement = program.placement
+
+    def lower() -> jax.stages.Lowered:
+        with placed(placement), metrics.timed("LowerTime"):
+            return jaxapi.lower(function, shapes)
+
+    return lower

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from snaprt import jaxapi
+from snaprt.lazy.operation import Operation
 
 
 class Literal:
@@ -83,10 +84,10 @@ class Node:
         "error",
         "number",
         "operands",
+        "operation",
         "params",
         "placement",
         "primitive",
-        "signature",
         "source",
         "values",
     )
@@ -100,7 +101,7 @@ class Node:
         avals: tuple[Any, ...],
         effects: Any,
         placement: Placement,
-        signature: int,
+        operation: Operation,
         source: Any,
         context: Any,
     ) -> None:
@@ -111,7 +112,7 @@ class Node:
         self.avals = avals
         self.effects = effects
         self.placement = placement
-        self.signature = signature
+        self.operation = operation
         self.source = source
         self.context = context
         self.arrays: tuple[weakref.ref[Any], ...] = ()
@@ -303,7 +304,7 @@ def build_program(
                 inputs.append(operand)  # type: ignore[arg-type]
             wires.append((INPUT, index))
         wiring.append(tuple(wires))
-        key.append(node.signature)
+        key.append(node.operation.signature)
     output_wires = tuple((positions[node.number], index) for node, index in outputs)
     described = tuple(map(jaxapi.describe_input, inputs))
     return Program(

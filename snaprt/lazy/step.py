@@ -17,6 +17,7 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.errors import ExecutionError
+from snaprt.execute import prefetch
 from snaprt.execute.compile import Executable, compile_program
 from snaprt.execute.run import run
 from snaprt.lazy.array import LazyArray, read_to_host
@@ -61,6 +62,7 @@ def thread_trace() -> LazyTrace:
     if trace is None:
         flags.take_over()
         jaxapi.teach_device_get(LazyArray, read_to_host)
+        prefetch.start()
         trace = _of_thread.trace = LazyTrace(_read)
     return trace
 

@@ -82,7 +82,7 @@ class LazyTrace(jaxapi.Trace):
                 avals=results,
                 effects=effects,
                 placement=placement,
-                signature=what.signature,
+                operation=what,
                 source=jaxapi.source_info(),
                 context=context,
             )
