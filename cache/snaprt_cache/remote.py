@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -51,6 +52,8 @@ _CLIENT_OPTIONS: Final = (
 _CHUNK_BYTES: Final = 1 << 20
 _RETRIES: Final = 2
 _REASON_CHARACTERS: Final = 300
+# In a URL: the user and password before the host, and the query, which may be a signature.
+_SECRETS: Final = re.compile(r"(?<=://)[^/@\s]*@|\?\S+")
 _UPLOAD_TRIES: Final = 3
 _UPLOAD_SECONDS: Final = 60.0
 _FIRST_PAUSE_SECONDS: Final = 5.0
@@ -213,10 +216,11 @@ class RemoteTier:
         replacing = name in self._handed_out
         self._handed_out.discard(name)
         for _ in range(_UPLOAD_TRIES):
-            self._uploads.closing.wait(self._write_pause.remaining())
-            # Still paused: the process ends, and the remote has just failed.
-            if self._read_only or self._write_pause.remaining():
+            if self._read_only:
                 break
+            self._uploads.closing.wait(self._write_pause.remaining())
+            if self._write_pause.remaining():
+                break  # still: the process ends, and the remote has just failed
             try:
                 stored = self._write(name, content, "overwrite" if replacing else "create")
             except BaseException as error:  # also a panic in obstore, which is no Exception
@@ -264,7 +268,8 @@ class RemoteTier:
 
     def _failed(self, what: str, error: BaseException) -> None:
         self._event(ERROR)
-        reason = (str(error) or type(error).__name__).splitlines()[0][:_REASON_CHARACTERS]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = _SECRETS.sub("", reason)[:_REASON_CHARACTERS]
         LOGGER.info("the remote compile cache %s %s: %s", self._shown, what, reason)
         if what in self._warned:
             return
@@ -358,6 +363,5 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def _without_secrets(url: str) -> str:
-    """Return a URL for people to read: passwords and signed queries left out."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    """Return a URL for people to read."""
+    return _SECRETS.sub("", url)
