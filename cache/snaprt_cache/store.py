@@ -126,7 +126,7 @@ class Cache(Contents):
             cache._check_owner()
         return cache
 
-    def get(self, key: Key, *, name: str = "") -> Entry | None:
+    def get(self, key: Key, *, name: str = "", counted: bool = True) -> Entry | None:
         """Return the entry of a key, verified; None where there is none that is whole.
 
         A damaged entry is set aside and counted, and the next ``put`` replaces it.
@@ -134,9 +134,11 @@ class Cache(Contents):
         Args:
             key: The entry's key.
             name: The program, as the metadata of its entry would call it, to speak of it.
+            counted: Whether it is a program. What only helps to find one is neither counted as a
+                hit or a miss nor missed in any mode.
 
         Raises:
-            CacheError: There is none, and the mode is ``fail-on-miss``.
+            CacheError: There is none, the mode is ``fail-on-miss``, and it is counted.
         """
         if self.mode is OFF:
             return None
@@ -148,15 +150,22 @@ class Cache(Contents):
         if found is not None:
             seconds = time.perf_counter() - start
             entry = Entry(found.payload, found.header.metadata, seconds)
-            self._count_hit(found.header, seconds)
-        else:
+            self._count_hit(found.header, seconds, counted)
+        elif counted:
             self._count(reports.MISS)
         self._write_usage_if_due()
-        if entry is None and not self.mode.misses:
+        if entry is None and counted and not self.mode.misses:
             raise missing(self.path, self._blobs.headers(set_aside=False), key, name)
         return entry
 
-    def put(self, key: Key, payload: bytes, metadata: Mapping[str, str | int | float]) -> bool:
+    def put(
+        self,
+        key: Key,
+        payload: bytes,
+        metadata: Mapping[str, str | int | float],
+        *,
+        counted: bool = True,
+    ) -> bool:
         """Store an entry in place of what may be there.
 
         Args:
@@ -165,6 +174,7 @@ class Cache(Contents):
             metadata: What to say about it. The index has columns for ``name``, ``kind``,
                 ``compile_seconds``, ``platform``, ``device_kind``, ``jax_version`` and
                 ``jaxlib_version``.
+            counted: Whether it is a program, as for ``get``.
 
         Returns:
             Whether it was stored. If not, the user was told why and what to do, or the mode does
@@ -184,7 +194,8 @@ class Cache(Contents):
             self._failed("store a compiled program", error)
             return False
         self._refreshed.add(key.digest)
-        self._count(reports.PUT)
+        if counted:
+            self._count(reports.PUT)
         self._note(header)
         if self._tier is not None:
             self._tier.send(key.digest, head + stored)
@@ -208,6 +219,30 @@ class Cache(Contents):
                 f"the entry {key.digest[:12]} of the cache in {self.path} is of no use: {reason}",
                 hint="Fill the cache again on a machine that may write to it.",
             )
+
+    def adopt(self, digest: str, content: bytes) -> bool:
+        """Store a blob file that another cache made, as it is, in place of what may be there.
+
+        Args:
+            digest: The digest of the entry's key.
+            content: The whole file.
+
+        Returns:
+            Whether it was stored. If not, the user was told why and what to do.
+
+        Raises:
+            CacheError: It is damaged, or not signed though the directory is shared.
+        """
+        try:
+            found = read_content(digest, content, self._signing)
+        except (BlobDamaged, BlobRefused) as error:
+            raise CacheError(
+                f"the entry {digest[:12]} cannot be taken into the cache in {self.path}: {error}",
+                hint="Have it made anew with this cache's SNAPRT_CACHE_KEY_FILE."
+                if isinstance(error, BlobRefused)
+                else "Have it made anew.",
+            ) from error
+        return self._keep(found.header, content)
 
     # Reading.
 
@@ -244,16 +279,23 @@ class Cache(Contents):
             return None
         self._count(reports.REMOTE_HIT)
         if self.mode.writes:
-            try:
-                self._check_owner()
-                self._check_size(found.header)
-                self._blobs.write(digest, content)
-                self._note(found.header)
-            except CacheError as error:
-                self._refused(error)
-            except OSError as error:
-                self._failed("store a compiled program", error)
+            self._keep(found.header, content)
         return found
+
+    def _keep(self, header: BlobHeader, content: bytes) -> bool:
+        """Store a blob that came from elsewhere and was verified; return whether it was."""
+        try:
+            self._check_owner()
+            self._check_size(header)
+            self._blobs.write(header.key.digest, content)
+        except CacheError as error:
+            self._refused(error)
+            return False
+        except OSError as error:
+            self._failed("store a compiled program", error)
+            return False
+        self._note(header)
+        return True
 
     # Counting.
 
@@ -263,10 +305,12 @@ class Cache(Contents):
         if self._on_event is not None:
             self._on_event(event, value)
 
-    def _count_hit(self, header: BlobHeader, seconds: float) -> None:
+    def _count_hit(self, header: BlobHeader, seconds: float, counted: bool) -> None:
         saved = max(0.0, compile_seconds(header) - seconds)
         if self.mode.writes:
             self._usage.add_hit(header.key.digest, saved)
+        if not counted:
+            return
         self._count(reports.HIT)
         if saved:
             self._count(reports.SAVED_SECONDS, saved)
