@@ -196,8 +196,10 @@ def nearest(
     return best
 
 
-#: What a program is not the same as before by, other than itself: the start of a part's name, and
-#: why a miss missed if that part differs. The first row that applies says it.
+OTHER_MODULE: Final = "changed shape or code"
+OTHER_PART: Final = "another part of the key"
+#: The start of a part's name, and why a miss missed if that part differs. The first row that
+#: applies says it: another compiler may be the very reason for another module.
 _REASONS: Final = (
     ("jaxlib", "other jaxlib"),
     ("binary ", "other jaxlib"),
@@ -206,20 +208,17 @@ _REASONS: Final = (
     ("platform", "other device"),
     ("device_kind", "other device"),
     ("cpu_features", "other device"),
-    ("topology", "other device"),
+    (MODULE, OTHER_MODULE),
+    ("topology", "other devices"),
     ("flags", "other flags"),
     ("file ", "other flags"),
     ("options", "other options"),
     ("settings", "other settings"),
 )
-OTHER_MODULE: Final = "changed shape or code"
-OTHER_PART: Final = "another part of the key"
 
 
 def reason(differences: Sequence[PartDifference]) -> str:
     """Return why a miss missed, from how its key differs from the nearest entry's."""
-    if any(difference.part == MODULE for difference in differences):
-        return OTHER_MODULE
     for start, words in _REASONS:
         if any(difference.part.startswith(start) for difference in differences):
             return words

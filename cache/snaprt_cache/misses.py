@@ -14,9 +14,12 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from snaprt_cache.key import Key, KeyPart
+
+if TYPE_CHECKING:
+    from snaprt_cache.store import Cache
 
 FILE_NAME: Final = "misses.jsonl"
 #: How many misses are kept at least.
@@ -47,14 +50,17 @@ class Miss:
     time: float
 
 
-def record_miss(folder: Path, key: Key, name: str) -> None:
-    """Append a miss to the file in a cache's folder, if it can be written.
+def record_miss(cache: Cache, key: Key, name: str) -> None:
+    """Append a miss to the file in a cache's folder, if it can be written and the mode writes.
 
     Args:
-        folder: The cache's folder of this format; it is not made if it is not there yet.
+        cache: The cache; its folder is not made if it is not there yet.
         key: What was asked for.
         name: The program, as its maker calls it.
     """
+    if not cache.mode.writes:
+        return
+    folder = cache.folder
     line = json.dumps(
         {
             "version": _VERSION,

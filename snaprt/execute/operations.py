@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import zstandard
 
@@ -321,23 +321,42 @@ def _arguments(before: Program, after: Program) -> tuple[tuple[str, str, str], .
     )
 
 
-def likeness(before: str, after: str) -> float:
-    """Return how much of two summaries' texts is the same kinds of operations, 0 to 1.
+@dataclass(frozen=True)
+class Profile:
+    """What of a program is enough to find others like it.
 
-    It reads names of operations alone, and not their order: fast, to choose what to compare.
+    Attributes:
+        kinds: The names of its operations, in order.
+        lines: How often it has each operation with its shapes, by a number for it.
     """
-    old, new = Counter(_kinds(before)), Counter(_kinds(after))
-    size = max(old.total(), new.total())
-    return (old & new).total() / size if size else 0.0
+
+    kinds: tuple[str, ...]
+    lines: Counter[int]
 
 
-_KIND: Final = re.compile(r"= \"?((?:stablehlo|chlo|mhlo)\.\w+|call @\w+)")
+def profile(text: str) -> Profile:
+    """Return the profile of the program in the text of a summary."""
+    found = _ANY_OPERATION.findall(text)
+    lines = Counter(hash((name, _VALUE.sub("", rest))) for name, rest in found)
+    return Profile(tuple(name for name, _ in found), lines)
 
 
-def _kinds(text: str) -> list[str]:
-    return _KIND.findall(text)
+_ANY_OPERATION: Final = re.compile(
+    r"= \"?((?:stablehlo|chlo|mhlo)\.\w+|call @\w+)(.*?)(?: loc\(.*)?$", re.M
+)
 
 
-def same_kinds(before: str, after: str) -> bool:
-    """Return whether two summaries' texts have the same operations in the same order."""
-    return _kinds(before) == _kinds(after)
+def likeness(before: Profile, after: Profile) -> tuple[float, float]:
+    """Return how many kinds of operations two programs share, and how many with the same shapes.
+
+    Both are parts of the larger program, 0 to 1; neither knows the order.
+    """
+    return (
+        _shared(Counter(before.kinds), Counter(after.kinds)),
+        _shared(before.lines, after.lines),
+    )
+
+
+def _shared(before: Counter[Any], after: Counter[Any]) -> float:
+    size = max(before.total(), after.total())
+    return (before & after).total() / size if size else 0.0

@@ -1,16 +1,15 @@
 """Writes a program down for `snaprt cache why`: its operations, with shapes and source lines.
 
 It stands in the cache beside the executable and is only ever read by people's questions. Knows
-lowered programs; reading what it wrote, without JAX, is the business of ``operations``.
+MLIR modules; reading what it wrote, without JAX, is the business of ``operations``.
 """
 
 from __future__ import annotations
 
 import base64
 import logging
-from typing import Final
+from typing import Any, Final
 
-import jax
 import zstandard
 
 from snaprt import jaxapi
@@ -24,14 +23,14 @@ _LARGEST_CONSTANT: Final = 16
 _ATTEMPTS: Final = 8
 
 
-def summarise(lowered: jax.stages.Lowered) -> str:
-    """Return a program's operations as compressed text; empty where that cannot be done.
+def summarise(module: Any) -> str:
+    """Return an MLIR module's operations as compressed text; empty where that cannot be done.
 
     The text is StableHLO as MLIR prints it, with locations, compressed with zstd, in base64. What
     is too long for ``LARGEST_SUMMARY`` loses its last operations.
     """
     try:
-        return _pack(jaxapi.stablehlo_with_locations(lowered, _LARGEST_CONSTANT))
+        return _pack(jaxapi.stablehlo_with_locations(module, _LARGEST_CONSTANT))
     except Exception as error:  # nobody's program may fail for it
         _log.info("a program could not be summarised: %s", error)
         return ""
