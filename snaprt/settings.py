@@ -85,6 +85,13 @@ def _limit(text: str) -> int | None:
     return parse_size(text) or None
 
 
+def _url(text: str) -> str:
+    scheme, separator, rest = text.strip().partition("://")
+    if not (scheme.isalnum() and separator and rest):
+        raise ValueError(text)
+    return text.strip()
+
+
 def _text(text: str) -> str:
     return text
 
@@ -142,6 +149,22 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default="read-write",
         default_text="read-write",
         help="Whether programs read the compile cache, write to it, and may compile at all.",
+    ),
+    Setting(
+        "SNAPRT_CACHE_REMOTE",
+        _url,
+        allowed="s3://bucket/prefix, gs://..., az://..., https://host/path or file:///folder",
+        default=None,
+        default_text="no remote",
+        help="A cache that a team shares, asked for what is not in the directory.",
+    ),
+    Setting(
+        "SNAPRT_CACHE_REMOTE_TIMEOUT",
+        _seconds,
+        allowed="seconds, 0 or more",
+        default=2.0,
+        default_text="2",
+        help="How long a program waits at most for an entry of the remote cache.",
     ),
     Setting(
         "SNAPRT_CACHE_SHARED",

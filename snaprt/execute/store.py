@@ -14,6 +14,7 @@ from snaprt_cache import modes
 from snaprt_cache.errors import CacheError
 from snaprt_cache.signing import read_key_file
 from snaprt_cache.store import Cache
+from snaprt_cache.tier import Tier
 
 from snaprt import metrics, settings
 
@@ -41,6 +42,8 @@ class _Settings:
     mode: str
     key_file: Path | None
     shared: bool
+    remote: str | None
+    remote_timeout: float
 
 
 def persistent_cache() -> Cache | None:
@@ -78,7 +81,7 @@ def open_cache(folder: Path | None = None) -> Cache:
     Raises:
         CacheError: The directory or the key cannot be used.
     """
-    wanted = replace(_settings(), mode=modes.READ_WRITE.name)
+    wanted = replace(_settings(), mode=modes.READ_WRITE.name, remote=None)
     return _opened(replace(wanted, folder=folder) if folder is not None else wanted)
 
 
@@ -89,6 +92,8 @@ def _settings() -> _Settings:
         mode=settings.get("SNAPRT_CACHE_MODE"),
         key_file=settings.get("SNAPRT_CACHE_KEY_FILE"),
         shared=settings.get("SNAPRT_CACHE_SHARED"),
+        remote=settings.get("SNAPRT_CACHE_REMOTE"),
+        remote_timeout=settings.get("SNAPRT_CACHE_REMOTE_TIMEOUT"),
     )
 
 
@@ -100,7 +105,23 @@ def _opened(wanted: _Settings) -> Cache:
         mode=wanted.mode,
         signing_key=None if wanted.key_file is None else read_key_file(wanted.key_file),
         shared=wanted.shared,
+        tier=_tier(wanted),
     )
+
+
+def _tier(wanted: _Settings) -> Tier | None:
+    """Open the team's cache behind the directory; one that cannot be is reported, and left out."""
+    if wanted.remote is None:
+        return None
+    from snaprt_cache.remote import open_tier  # here alone: few have a remote
+
+    try:
+        return open_tier(wanted.remote, wanted.remote_timeout, count_event)
+    except CacheError as error:
+        if wanted.mode == modes.FAIL_ON_MISS.name:
+            raise
+        _log.warning("going on without the remote compile cache: %s", error)
+        return None
 
 
 def count_event(event: str, value: float) -> None:
