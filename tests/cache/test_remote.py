@@ -9,11 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from answers import Answer, fail, give, stall
 from snaprt_cache import CacheError, remote
 from snaprt_cache.remote import (
     DROPPED,
@@ -57,102 +57,9 @@ def opened(events: Events) -> Iterator[Callable[..., RemoteTier]]:
         tier.close(0)
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
-    """A server that speaks S3, with the bucket ``team``; its address."""
-    moto_server = pytest.importorskip("moto.server")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    address = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
-    make_bucket = urllib.request.Request(f"{address}/team", method="PUT")
-    with urllib.request.urlopen(make_bucket, timeout=10):
-        pass
-    yield address
-    server.stop()
-
-
-@pytest.fixture
-def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """The URL of an empty prefix in a bucket, with the environment that opens it."""
-    variables = {
-        "AWS_ENDPOINT": s3_server,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-    }
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    return f"s3://team/{tmp_path.name}"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    mounted = tmp_path / "mounted"
-    mounted.mkdir()
-    return mounted.as_uri()
-
-
 @pytest.fixture(params=["bucket", "folder"])
 def url(request: pytest.FixtureRequest) -> str:
     return request.getfixturevalue(request.param)
-
-
-Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Answer], str]]:
-    """Start web servers that answer every request in the way given; gives their addresses."""
-    servers: list[http.server.ThreadingHTTPServer] = []
-
-    def start(answer: Answer) -> str:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def handle_any(self) -> None:
-                answer(self)
-
-            do_GET = do_PUT = do_HEAD = handle_any  # noqa: N815
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
-        server.block_on_close = False
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        return f"http://127.0.0.1:{server.server_port}/cache"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def _give(content: bytes, length: int | None = None) -> Answer:
-    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", str(len(content) if length is None else length))
-        request.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
-        request.end_headers()
-        request.wfile.write(content)
-
-    return answer
-
-
-def _fail(status: int) -> Answer:
-    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
-        request.rfile.read(int(request.headers.get("Content-Length", 0)))
-        request.send_response(status)
-        request.send_header("Content-Length", "0")
-        request.end_headers()
-
-    return answer
-
-
-def _stall(request: http.server.BaseHTTPRequestHandler) -> None:
-    time.sleep(30)
 
 
 def _drip(request: http.server.BaseHTTPRequestHandler) -> None:
@@ -244,7 +151,7 @@ def test_a_web_server_is_read_and_never_written(
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         methods.append(f"{request.command} {request.path}")
-        _give(b"content")(request)
+        give(b"content")(request)
 
     tier = opened(serve(answer))
     assert tier.fetch(NAME) == b"content"
@@ -257,7 +164,7 @@ def test_a_web_server_is_read_and_never_written(
 # A remote that does not.
 
 
-@pytest.mark.parametrize("answer", [_stall, _drip])
+@pytest.mark.parametrize("answer", [stall, _drip])
 def test_a_slow_remote_takes_its_time_out_and_no_more(
     serve: Callable[[Answer], str],
     opened: Callable[..., RemoteTier],
@@ -282,7 +189,7 @@ def test_a_remote_that_failed_is_left_alone_for_a_while(
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         asked.append(request.path)
-        (_fail(404) if len(asked) > 1 else _fail(400))(request)
+        (fail(404) if len(asked) > 1 else fail(400))(request)
 
     tier = opened(serve(answer))
     assert [tier.fetch(NAME), tier.fetch(NAME)] == [None, None]
@@ -318,7 +225,7 @@ def test_a_passing_failure_is_tried_again_within_the_time_out(
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         asked.append(request.path)
-        (_give(b"content") if len(asked) > 2 else _fail(503))(request)
+        (give(b"content") if len(asked) > 2 else fail(503))(request)
 
     assert opened(serve(answer)).fetch(NAME) == b"content"
     assert events == []
@@ -334,7 +241,7 @@ def test_a_failing_remote_fails_nobody_and_is_reported_once(
     status: int,
 ) -> None:
     monkeypatch.setattr(remote, "_FIRST_PAUSE_SECONDS", 0.0)
-    tier = opened(serve(_fail(status)).replace("http://", "http://me:secret@"), 1.0)
+    tier = opened(serve(fail(status)).replace("http://", "http://me:secret@"), 1.0)
     with caplog.at_level(logging.WARNING, "snaprt.cache"):
         assert [tier.fetch(NAME) for _ in range(3)] == [None] * 3
     assert events == [ERROR] * 3
@@ -369,7 +276,7 @@ def test_credentials_that_may_only_read_stop_the_uploads_and_not_the_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
-        (_give(b"content") if request.command == "GET" else _fail(403))(request)
+        (give(b"content") if request.command == "GET" else fail(403))(request)
 
     monkeypatch.setenv("AWS_ENDPOINT", serve(answer))
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
@@ -385,7 +292,7 @@ def test_credentials_that_may_only_read_stop_the_uploads_and_not_the_reads(
 def test_a_remote_that_announces_more_than_any_blob_is_not_read(
     serve: Callable[[Answer], str], opened: Callable[..., RemoteTier], events: Events
 ) -> None:
-    tier = opened(serve(_give(b"x" * 1000, length=remote.MAX_BLOB_BYTES + 1)))
+    tier = opened(serve(give(b"x" * 1000, length=remote.MAX_BLOB_BYTES + 1)))
     start = time.monotonic()
     assert tier.fetch(NAME) is None
     assert time.monotonic() - start < SLACK
@@ -395,7 +302,7 @@ def test_a_remote_that_announces_more_than_any_blob_is_not_read(
 def test_a_remote_that_sends_less_than_it_announced_is_an_error_or_a_shorter_blob(
     serve: Callable[[Answer], str], opened: Callable[..., RemoteTier], events: Events
 ) -> None:
-    assert opened(serve(_give(b"x" * 1000, length=2000)), 2.0).fetch(NAME) is None
+    assert opened(serve(give(b"x" * 1000, length=2000)), 2.0).fetch(NAME) is None
     assert events == [ERROR]
 
 
@@ -409,7 +316,7 @@ def test_sending_returns_at_once_and_drops_what_finds_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("snaprt_cache.uploads.MAX_WAITING_BYTES", 10_000)
-    monkeypatch.setenv("AWS_ENDPOINT", serve(_stall))
+    monkeypatch.setenv("AWS_ENDPOINT", serve(stall))
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     tier = opened("s3://team/prefix")
@@ -448,7 +355,7 @@ def test_a_process_ends_in_time_and_well_while_the_remote_hangs(
     start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", EXITING, "s3://team/prefix"],
-        env=_environment(AWS_ENDPOINT=serve(_stall), AWS_SKIP_SIGNATURE="true"),
+        env=_environment(AWS_ENDPOINT=serve(stall), AWS_SKIP_SIGNATURE="true"),
         capture_output=True,
         text=True,
         timeout=60,
