@@ -160,9 +160,8 @@ class Flight:
                 while not _try_lock(descriptor):
                     if is_stored() or not wait.pause():
                         return None
-                if wait.has_waited:
-                    if is_stored() or os.pread(descriptor, len(_IN_VAIN), 0) == _IN_VAIN:
-                        return None
+                if wait.has_waited and (is_stored() or _is_in_vain(descriptor)):
+                    return None
                 if _is_at(path, descriptor):
                     os.ftruncate(descriptor, 0)  # what a leader left that was killed as it left
                     self._held.add(descriptor)
@@ -235,6 +234,10 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_in_vain(descriptor: int) -> bool:
+    return os.pread(descriptor, len(_IN_VAIN), 0) == _IN_VAIN
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
