@@ -6,18 +6,25 @@ older says so. When a new JAX breaks snaprt, this is the file to read and to cha
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import functools
+import hashlib
 import io
+import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax._src import api as _api
+from jax._src import cache_key as _cache_key
+from jax._src import compilation_cache as _compilation_cache
 from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
@@ -299,6 +306,44 @@ def bytecode_without_locations(module: Any) -> bytes:
         return buffer.getvalue()
 
 
+def stablehlo_with_locations(module: Any, largest_constant: int) -> str:
+    """Return an MLIR module as text with source locations, for people to compare.
+
+    Args:
+        module: The program.
+        largest_constant: A constant with more elements than this loses its value, and the digests
+            of those values stand at the end, each in a line ``// constant DIGEST``, in order.
+    """
+    text = module.operation.get_asm(enable_debug_info=True, large_elements_limit=largest_constant)
+    if "__elided__" not in text:
+        return text
+    digests = [
+        f"// constant {_digest_of_constant(operation.attributes['value'])}"
+        for operation in _operations_within(module.operation)
+        if operation.name == "stablehlo.constant"
+        and len(operation.attributes["value"]) > largest_constant
+        and not operation.attributes["value"].is_splat
+    ]
+    return "\n".join([text, *digests])
+
+
+def _operations_within(operation: Any) -> Iterator[Any]:
+    """Yield the operations inside ``operation``, in the order in which MLIR prints them."""
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+                yield from _operations_within(inner.operation)
+
+
+def _digest_of_constant(value: Any) -> str:
+    try:
+        content = memoryview(value).tobytes()
+    except BufferError:  # an element type that Python's buffers do not have, such as bf16
+        content = str(value).encode()
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
 def portable_stablehlo(lowered: jax.stages.Lowered) -> bytes:
     """Return the module as a portable StableHLO artifact, which later versions of XLA can read.
 
@@ -573,3 +618,167 @@ def configuration() -> list[tuple[str, str]]:
         for name, value in sorted(jax.config.values.items())
         if not name.startswith(_UNRELATED_SETTINGS)
     ]
+
+
+# --- JAX's own compilation cache -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What JAX is about to compile, in the parts that make an executable.
+
+    Attributes:
+        name: The module's name, such as ``jit_train_step``.
+        module: The module as bytecode: without source locations, and with functions named by
+            their order, for their names come from Python and change nothing.
+        options: Serialised compile options, without where to dump or to cache.
+        topology: What XLA says identifies the topology of the devices.
+        extra: What JAX's hook for additions to the key returns.
+        devices: Where it will run.
+        written: The module as JAX has it, with source locations.
+    """
+
+    name: str
+    module: bytes
+    options: bytes
+    topology: bytes
+    extra: str
+    devices: tuple[Device, ...]
+    written: Any
+
+
+class _OwnCache(threading.local):
+    """Whether this thread keeps what it compiles elsewhere."""
+
+    bypassed = False
+
+
+_own_cache = _OwnCache()
+_log = logging.getLogger("snaprt.cache")
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+def use_compilation_cache(
+    cache: Any,
+    key_of: Callable[[Compilation], str],
+    compiled: Callable[[BaseException | None], None],
+) -> None:
+    """Put ``cache`` in the place of JAX's compilation cache, whatever directory JAX was given.
+
+    Checked with jax 0.10.2 and 0.12.0: JAX makes its cache at the first compilation, unless one is
+    there. It asks `get_cache_key` for every key.
+
+    Args:
+        cache: Has ``get`` and ``put`` as JAX's ``CacheInterface``.
+        key_of: Returns the string by which JAX asks the cache for a compilation.
+        compiled: Called after every compilation or load, in its thread, with the error it ended
+            with.
+    """
+
+    def get_cache_key(
+        module: Any, devices: np.ndarray, options: Any, client: Any, *ignored: Any, **named: Any
+    ) -> str | None:
+        if _own_cache.bypassed:
+            return None
+        try:
+            found = Compilation(
+                name=module.operation.attributes["sym_name"].value,
+                module=_module_of_compilation(module, *ignored, *named.values()),
+                options=_options_of_compilation(options, client),
+                topology=_hashed(_cache_key._hash_accelerator_config, devices),
+                extra=_cache_key.custom_hook(),
+                devices=tuple(devices.flat),
+                written=module,
+            )
+            return key_of(found)
+        except Exception as error:  # whatever this JAX does otherwise: the program goes on
+            _log.warning("a program is compiled without the compile cache: %r", error)
+            return None
+
+    def heard(event: str, duration_secs: float, **_: Any) -> None:
+        if event == _COMPILE_EVENT:
+            compiled(sys.exc_info()[1])
+
+    _compilation_cache.reset_cache()
+    _compilation_cache._cache = cache
+    _compilation_cache._cache_initialized = True
+    _compilation_cache.get_cache_key = get_cache_key  # type: ignore[assignment]
+    jax.monitoring.register_event_duration_secs_listener(heard)
+
+
+@contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Keep what is compiled inside the context out of a cache of ours under JAX."""
+    before, _own_cache.bypassed = _own_cache.bypassed, True
+    try:
+        yield
+    finally:
+        _own_cache.bypassed = before
+
+
+class _Collector:
+    """Takes the place of a hash object, and keeps what it is fed."""
+
+    def __init__(self) -> None:
+        self.content = b""
+
+    def update(self, content: bytes) -> None:
+        self.content += content
+
+
+def _hashed(feed: Callable[..., Any], *arguments: Any) -> bytes:
+    collector = _Collector()
+    feed(collector, *arguments)
+    return collector.content
+
+
+def _module_of_compilation(module: Any, *ignored: Any) -> bytes:
+    if _config.compilation_cache_include_metadata_in_key.value:
+        return _hashed(_cache_key._hash_computation, module, *ignored)
+    with module.context, ir.Location.unknown():
+        anonymous = module.operation.clone()
+        anonymous.attributes["sym_name"] = ir.StringAttr.get("module")
+        functions = (o for o in anonymous.regions[0].blocks[0].operations if _is_private(o))
+        for number, function in enumerate(list(functions)):
+            name = f"snaprt.{number}"
+            old = function.attributes["sym_name"].value
+            ir.SymbolTable.replace_all_symbol_uses(old, name, anonymous.operation)
+            ir.SymbolTable.set_symbol_name(function, name)
+    return _hashed(_cache_key._hash_computation, anonymous, *ignored)
+
+
+def _is_private(operation: Any) -> bool:
+    attributes = operation.attributes
+    return (
+        operation.operation.name == "func.func"
+        and "sym_visibility" in attributes
+        and attributes["sym_visibility"].value == "private"
+        # XLA knows some of its own functions by their names.
+        and not attributes["sym_name"].value.startswith("xla.")
+    )
+
+
+# Options that say where XLA writes and what it logs, beside those that JAX leaves out itself.
+_OPTIONS_WITHOUT_EFFECT: Mapping[str, str | bool | int] = {
+    "xla_detailed_logging": False,
+    "xla_enable_dumping": False,
+    "xla_gpu_dump_autotune_logs_to": "",
+    "xla_gpu_dump_autotune_results_to": "",
+    "xla_gpu_experimental_autotune_cache_mode": 0,
+    "xla_gpu_kernel_cache_file": "",
+    "xla_gpu_per_fusion_autotune_cache_dir": "",
+}
+
+
+def _options_of_compilation(options: Any, client: Any) -> bytes:
+    options = copy.deepcopy(options)  # the compiler gets the original
+    build_options = options.executable_build_options
+    flags = build_options.debug_options
+    for name, value in _OPTIONS_WITHOUT_EFFECT.items():
+        if hasattr(type(flags), name):
+            setattr(flags, name, value)
+    return _hashed(
+        _cache_key._hash_serialized_compile_options,
+        options,
+        client.platform == "gpu",  # whose processes share entries
+    )

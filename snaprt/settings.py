@@ -7,6 +7,7 @@ for. ``snaprt help environment`` prints the table; ``docs/environment.md`` expla
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,55 @@ def _path(text: str) -> Path:
     return Path(text).expanduser()
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def parse_size(text: str) -> int:
+    """Return a number of bytes: ``500M`` is 500 * 1024 * 1024; ``K``, ``G`` and ``T`` likewise.
+
+    Raises:
+        ValueError: It is no size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(text)
+    return int(float(found[1]) * (1 << _UNITS[found[2].upper()]))
+
+
+def _limit(text: str) -> int | None:
+    return parse_size(text) or None
+
+
+def _url(text: str) -> str:
+    scheme, separator, rest = text.strip().partition("://")
+    if not (scheme.isalnum() and separator and rest):
+        raise ValueError(text)
+    return text.strip()
+
+
 def _text(text: str) -> str:
     return text
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(text)
+        return word
+
+    return parse
+
+
+_CACHE_MODES: Final = ("read-write", "read-only", "fail-on-miss", "refresh", "off")
 
 
 SETTINGS: Final[tuple[Setting, ...]] = (
@@ -79,12 +127,76 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="The directory of the compile cache.",
     ),
     Setting(
+        "SNAPRT_CACHE_KEY_FILE",
+        _path,
+        allowed="a file of 16 bytes or more that others may not read",
+        default=None,
+        default_text="entries are not signed",
+        help="The key with which entries of the compile cache are signed.",
+    ),
+    Setting(
+        "SNAPRT_CACHE_MAX_SIZE",
+        _limit,
+        allowed="bytes, such as 500M or 10G; 0 for no limit",
+        default=10 << 30,
+        default_text="10G",
+        help="What the files of the compile cache are held under together, by eviction.",
+    ),
+    Setting(
+        "SNAPRT_CACHE_MODE",
+        _one_of(*_CACHE_MODES),
+        allowed=", ".join(_CACHE_MODES),
+        default="read-write",
+        default_text="read-write",
+        help="Whether programs read the compile cache, write to it, and may compile at all.",
+    ),
+    Setting(
+        "SNAPRT_CACHE_REMOTE",
+        _url,
+        allowed="s3://bucket/prefix, gs://..., az://..., https://host/path or file:///folder",
+        default=None,
+        default_text="no remote",
+        help="A cache that a team shares, asked for what is not in the directory.",
+    ),
+    Setting(
+        "SNAPRT_CACHE_REMOTE_TIMEOUT",
+        _seconds,
+        allowed="seconds, 0 or more",
+        default=2.0,
+        default_text="2",
+        help="How long a program waits at most for an entry of the remote cache.",
+    ),
+    Setting(
+        "SNAPRT_CACHE_SHARED",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Use a directory that others write to, and of it only what is signed with the key.",
+    ),
+    Setting(
+        "SNAPRT_CACHE_WAIT",
+        _seconds,
+        allowed="seconds, 0 or more",
+        default=600.0,
+        default_text="600",
+        help="How long to wait at most while another process compiles the same program.",
+    ),
+    Setting(
         "SNAPRT_DUMP_DIR",
         _path,
         allowed="a directory; it is made where it does not exist",
         default=None,
         default_text="no recording",
         help="Record snapshots into this directory, as if XLA_FLAGS asked for it.",
+    ),
+    Setting(
+        "SNAPRT_JAX_CACHE",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Put the compile cache under jax.jit, in every process that uses JAX.",
     ),
     Setting(
         "SNAPRT_LAZY",

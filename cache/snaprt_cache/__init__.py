@@ -2,19 +2,26 @@
 
 from snaprt_cache.errors import CacheError
 from snaprt_cache.key import Key, KeyPart, cpu_features, file_digest, relevant_xla_flags
+from snaprt_cache.modes import MODES
+from snaprt_cache.reports import CacheStats, Entry, Finding
 from snaprt_cache.rows import EntryRow
-from snaprt_cache.store import Cache, CacheStats, Entry, default_path
+from snaprt_cache.signing import read_key_file
+from snaprt_cache.store import DEFAULT_MAX_BYTES, Cache, default_path
 
 __all__ = [
+    "DEFAULT_MAX_BYTES",
+    "MODES",
     "Cache",
     "CacheError",
     "CacheStats",
     "Entry",
     "EntryRow",
+    "Finding",
     "Key",
     "KeyPart",
     "cpu_features",
     "default_path",
     "file_digest",
+    "read_key_file",
     "relevant_xla_flags",
 ]

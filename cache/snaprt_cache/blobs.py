@@ -12,15 +12,16 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 from snaprt_cache import frame
-from snaprt_cache.folder import make_private_folders, sync_folder
-from snaprt_cache.frame import BlobDamaged, BlobHeader
+from snaprt_cache.folder import PRIVATE, Access, make_folders
+from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused
+from snaprt_cache.signing import Signing
 
 fcntl: ModuleType | None
 try:
@@ -40,6 +41,7 @@ _SET_ASIDE_NAME: Final = re.compile(
 _STALE_SECONDS: Final = 900.0
 # Damaged blobs are kept for whoever wants to look into them; more than a few tell nothing new.
 _KEPT_ASIDE: Final = 32
+_UNSIGNED: Final = Signing()
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,17 @@ class BlobFolder:
     Args:
         root: The cache directory.
         folder: The folder in it that belongs to this format.
+        access: The permissions of what it makes.
+        signing: Which signature a blob needs to be read.
     """
 
-    def __init__(self, root: Path, folder: Path) -> None:
+    def __init__(
+        self, root: Path, folder: Path, access: Access = PRIVATE, signing: Signing = _UNSIGNED
+    ) -> None:
         self._root = root
         self._folder = folder
+        self._access = access
+        self._signing = signing
         self._blobs = folder / "blobs"
         self._temporary = folder / "temporary"
         self.quarantine = folder / "quarantine"
@@ -71,76 +79,105 @@ class BlobFolder:
         """Return where the blob of a key is, or would be."""
         return self._blobs / digest[:2] / f"{digest}.blob"
 
-    def read(self, digest: str) -> Found | None:
-        """Read and verify the blob of a key; set it aside if it is damaged.
+    def read(self, digest: str, *, set_aside: bool = True) -> Found | None:
+        """Read and verify the blob of a key.
+
+        Args:
+            digest: The key's digest.
+            set_aside: Whether to move the blob to the quarantine if it is damaged.
 
         Returns:
             None where there is no blob.
 
         Raises:
             BlobDamaged: It was damaged, and has been set aside if the folder can be written.
+            BlobRefused: It is not signed as it has to be; it stays where it is.
             OSError: It cannot be read.
         """
         try:
             file = _open(self.path(digest))
         except FileNotFoundError:
             return None
-        with file, self._setting_aside_if_damaged(digest, file):
-            header = _read_header_of(digest, file)
+        with file, self._setting_aside_if_damaged(digest, file, set_aside):
+            header = _read_header_of(digest, file, self._signing)
             return Found(header, frame.read_payload(file, header))
 
-    def header(self, digest: str) -> BlobHeader | None:
-        """Read the header of a key's blob; set the blob aside if the header is damaged.
+    def header(self, digest: str, *, set_aside: bool = True) -> BlobHeader | None:
+        """Read the header of a key's blob.
+
+        Args:
+            digest: The key's digest.
+            set_aside: Whether to move the blob to the quarantine if the header is damaged.
 
         Returns:
-            None where there is no blob, or a damaged one, or it cannot be read.
+            None where there is no blob, or a damaged or a refused one, or it cannot be read.
         """
         try:
-            with _open(self.path(digest)) as file, self._setting_aside_if_damaged(digest, file):
-                return _read_header_of(digest, file)
-        except (OSError, BlobDamaged):
+            file = _open(self.path(digest))
+            with file, self._setting_aside_if_damaged(digest, file, set_aside):
+                return _read_header_of(digest, file, self._signing)
+        except (OSError, BlobDamaged, BlobRefused):
             return None
 
-    def write(self, digest: str, head: bytes, stored: bytes) -> None:
+    def write(self, digest: str, *contents: bytes) -> None:
         """Put a blob in place of whatever was there: readers see the old one or the whole new one.
+
+        Args:
+            digest: The key's digest.
+            contents: The blob's bytes, in pieces.
 
         Raises:
             OSError: It cannot be written; nothing is left behind.
         """
         try:
-            self._write(digest, head, stored)
+            self._write(digest, contents)
         except FileNotFoundError:
             # Somebody removed the folders, or the whole cache, since they were made.
-            self._write(digest, head, stored)
+            self._write(digest, contents)
 
-    def _write(self, digest: str, head: bytes, stored: bytes) -> None:
+    def remove(self, digest: str) -> None:
+        """Remove the blob of a key, if there is one; who has it open reads on.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        self.path(digest).unlink(missing_ok=True)
+
+    def _write(self, digest: str, contents: Iterable[bytes]) -> None:
         destination = self.path(digest)
-        make_private_folders(
-            self._root, self._folder, self._temporary, self._blobs, destination.parent
+        make_folders(
+            self._access,
+            self._root,
+            self._folder,
+            self._temporary,
+            self._blobs,
+            destination.parent,
         )
         self._sweep_once()
         temporary = self._temporary / f"{digest[:12]}-{secrets.token_hex(8)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(temporary, flags, 0o600)
+        descriptor = os.open(temporary, flags, 0o600)  # until it is whole, it is its writer's
         try:
             with open(descriptor, "wb", buffering=0) as file:
                 # The lock tells a sweep that the writer lives. It ends with the process.
                 _try_lock(descriptor)
-                for content in (head, stored):
+                for content in contents:
                     _write_all(file, content)
+                if not self._access.is_private:
+                    os.chmod(temporary, self._access.file_mode)
                 os.fsync(descriptor)
                 os.replace(temporary, destination)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-        sync_folder(destination.parent)
+        # The folder is not synced: a power cut may take the new name away, which is a miss.
 
     def set_aside(self, digest: str) -> bool:
         """Move a key's blob to the quarantine; return whether there was one and it was moved."""
         name = f"{digest}-{time.time_ns()}-{os.getpid()}.bad"
         try:
-            make_private_folders(self._root, self._folder, self.quarantine)
+            make_folders(self._access, self._root, self._folder, self.quarantine)
             os.replace(self.path(digest), self.quarantine / name)
         except OSError:
             return False
@@ -148,10 +185,14 @@ class BlobFolder:
         return True
 
     @contextlib.contextmanager
-    def _setting_aside_if_damaged(self, digest: str, file: io.FileIO) -> Iterator[None]:
+    def _setting_aside_if_damaged(
+        self, digest: str, file: io.FileIO, set_aside: bool = True
+    ) -> Iterator[None]:
         try:
             yield
         except BlobDamaged:
+            if not set_aside:
+                raise
             # Between our read and now, another process may have put a good blob there.
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.stat(self.path(digest)), os.fstat(file.fileno())):
@@ -173,9 +214,9 @@ class BlobFolder:
                     if name.startswith(prefix):
                         yield name.removesuffix(".blob")
 
-    def headers(self) -> Iterator[BlobHeader]:
-        """Return the headers of all blobs; a blob whose header is damaged is set aside."""
-        headers = map(self.header, self.digests())
+    def headers(self, *, set_aside: bool = True) -> Iterator[BlobHeader]:
+        """Return the headers of all blobs that are whole; set the others aside if told to."""
+        headers = (self.header(digest, set_aside=set_aside) for digest in self.digests())
         return (header for header in headers if header is not None)
 
     def set_aside_files(self) -> list[Path]:
@@ -210,21 +251,31 @@ class BlobFolder:
         self.sweep()
 
     def sweep(self) -> int:
-        """Remove what killed writers left behind; return how many files that were.
+        """Remove what killed writers left behind; return how many files that were."""
+        return sum(self._remove_stale(path) for path in self.temporary_files())
+
+    def stale_files(self) -> list[Path]:
+        """Return what killed writers left behind."""
+        return [path for path in self.temporary_files() if self._remove_stale(path, really=False)]
+
+    def temporary_files(self) -> list[Path]:
+        """Return the files of writers, those at work and those that were killed."""
+        return [self._temporary / name for name in _names(self._temporary, _TEMPORARY_NAME)]
+
+    def _remove_stale(self, path: Path, *, really: bool = True) -> bool:
+        """Remove a temporary file if it is stale; return whether it is.
 
         A file is stale when it is old and no living process holds its lock. The clock may have
         been set back: a file from far in the future counts as old, too.
         """
-        removed = 0
-        for name in _names(self._temporary, _TEMPORARY_NAME):
-            path = self._temporary / name
-            # Open for writing: a network file system locks nothing exclusively otherwise.
-            with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as file:
-                age = abs(time.time() - os.fstat(file.fileno()).st_mtime)
-                if age > _STALE_SECONDS and _try_lock(file.fileno()):
+        # Open for writing: a network file system locks nothing exclusively otherwise.
+        with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as file:
+            age = abs(time.time() - os.fstat(file.fileno()).st_mtime)
+            if age > _STALE_SECONDS and _try_lock(file.fileno()):
+                if really:
                     os.unlink(path)
-                    removed += 1
-        return removed
+                return True
+        return False
 
     def after_fork_in_child(self) -> None:
         """Replace the lock, which a thread of the parent may have held."""
@@ -238,8 +289,24 @@ def _names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
         return []
 
 
-def _read_header_of(digest: str, file: io.FileIO) -> BlobHeader:
-    header = frame.read_header(file)
+def read_content(digest: str, content: bytes, signing: Signing) -> Found:
+    """Read and verify the whole content of a blob file that came from elsewhere.
+
+    Raises:
+        BlobDamaged: It is no whole blob of this key.
+        BlobRefused: It is not signed as ``signing`` asks.
+    """
+    file = io.BytesIO(content)
+    header = frame.read_header(file, len(content), signing)
+    return Found(_of_key(digest, header), frame.read_payload(file, header))
+
+
+def _read_header_of(digest: str, file: io.FileIO, signing: Signing) -> BlobHeader:
+    size = os.fstat(file.fileno()).st_size
+    return _of_key(digest, frame.read_header(file, size, signing))
+
+
+def _of_key(digest: str, header: BlobHeader) -> BlobHeader:
     if header.key.digest != digest:
         raise BlobDamaged("it belongs to another key")
     return header

@@ -1,4 +1,4 @@
-"""Directories and files as the cache makes them: private, complete or absent, safe to execute from.
+"""Directories and files as the cache makes them: safe to execute from, private or shared on purpose.
 
 Executables are code: whoever can write into the directory can run code as its user.
 """
@@ -9,14 +9,42 @@ import contextlib
 import errno
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from snaprt_cache.errors import CacheError
 
-_PRIVATE: Final = 0o700
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _ROOT_USER: Final = 0
+_MODE_BITS: Final = 0o3777
+
+
+@dataclass(frozen=True)
+class Access:
+    """The permissions of the directories and files that a cache makes."""
+
+    folder_mode: int
+    file_mode: int
+
+    @property
+    def is_private(self) -> bool:
+        """Whether they are for their user alone."""
+        return not self.folder_mode & 0o077
+
+
+PRIVATE: Final = Access(0o700, 0o600)
+#: For a shared directory that is not there yet: for its group.
+_FOR_THE_GROUP: Final = Access(0o2770, 0o660)
+
+
+def shared_access(root: Path) -> Access:
+    """Return the permissions in a directory that users share: those of the directory itself."""
+    try:
+        mode = stat.S_IMODE(os.stat(root).st_mode) & _MODE_BITS
+    except OSError:
+        return _FOR_THE_GROUP
+    return Access(mode, mode & 0o666)
 
 
 def refuse_if_unsafe(folder: Path) -> bool:
@@ -58,16 +86,27 @@ def make_private_folders(root: Path, *inner: Path) -> None:
     Raises:
         OSError: One cannot be made.
     """
+    make_folders(PRIVATE, root, *inner)
+
+
+def make_folders(access: Access, root: Path, *inner: Path) -> None:
+    """Make ``root`` and the folders inside it, with these permissions; those there stay.
+
+    Raises:
+        OSError: One cannot be made.
+    """
     root.parent.mkdir(parents=True, exist_ok=True)
     for folder in (root, *inner):
         try:
-            os.mkdir(folder, _PRIVATE)
+            os.mkdir(folder, access.folder_mode & 0o777)
         except FileExistsError:
             if not folder.is_dir():
                 raise NotADirectoryError(
                     errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)
                 ) from None
         else:
+            if not access.is_private:  # The umask may have taken from them what others need.
+                os.chmod(folder, access.folder_mode)
             sync_folder(folder.parent)
 
 

@@ -6,25 +6,26 @@ Knows nothing of folders, the index or what the payload means. The layout is des
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import blake3
 import zstandard
 
 from snaprt_cache.errors import CacheError
 from snaprt_cache.key import Key, KeyPart
+from snaprt_cache.signing import SIGNATURE_BYTES, Signing, is_signed, sign
 
 #: The first byte is no text and the last is a line feed, so that no text file or transfer as text
 #: passes for a blob.
 MAGIC: Final = b"\x89SNAPRT\n"
-FORMAT_VERSION: Final = 1
+#: The version of a blob that nobody signed, and of one that carries a signature.
+UNSIGNED_VERSION: Final = 1
+SIGNED_VERSION: Final = 2
 ZSTD_LEVEL: Final = 3
 #: What a header may ask us to allocate at most; a real one is far below.
 MAX_DESCRIPTION_BYTES: Final = 1 << 20
@@ -34,10 +35,23 @@ MAX_PAYLOAD_BYTES: Final = 1 << 36
 _FIXED: Final = struct.Struct("<8sIIQQ32s32s")
 _DIGEST_BYTES: Final = 32
 _PREFIX_BYTES: Final = _FIXED.size + _DIGEST_BYTES
+_SIGNATURE_BYTES: Final = {UNSIGNED_VERSION: 0, SIGNED_VERSION: SIGNATURE_BYTES}
+_UNSIGNED: Final = Signing()
 
 
 class BlobDamaged(Exception):  # noqa: N818 (a finding about a file, caught by the store)
     """The bytes are not those of a whole blob; the message says which check failed."""
+
+
+class BlobRefused(Exception):  # noqa: N818 (a finding about a file, caught by the store)
+    """The bytes are a blob, but not one that was signed with our key."""
+
+
+class Readable(Protocol):
+    """Where a blob is read from."""
+
+    def read(self, count: int, /) -> bytes | None:
+        """Return at most ``count`` bytes; none at the end."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,7 @@ class BlobHeader:
         stored_bytes: Length of the compressed payload.
         stored_digest: BLAKE3 of the compressed payload, 32 bytes.
         header_bytes: Length of all that stands before the compressed payload.
+        signed: Whether it carries a signature, right or wrong.
     """
 
     key: Key
@@ -61,12 +76,22 @@ class BlobHeader:
     stored_bytes: int
     stored_digest: bytes
     header_bytes: int
+    signed: bool = False
 
 
 def encode_blob(
-    key: Key, payload: bytes, metadata: Mapping[str, str | int | float]
+    key: Key,
+    payload: bytes,
+    metadata: Mapping[str, str | int | float],
+    signing: Signing = _UNSIGNED,
 ) -> tuple[BlobHeader, bytes, bytes]:
     """Return the header, its bytes, and the compressed payload that follows them in the file.
+
+    Args:
+        key: The entry's key.
+        payload: Its bytes; they are compressed here.
+        metadata: What its header is to say about it.
+        signing: With its key, if it has one, the blob is signed.
 
     Raises:
         CacheError: The key parts and the metadata, or the payload, are larger than a blob may hold.
@@ -90,45 +115,66 @@ def encode_blob(
     stored_digest = blake3.blake3(stored).digest()
     fixed = _FIXED.pack(
         MAGIC,
-        FORMAT_VERSION,
+        UNSIGNED_VERSION if signing.key is None else SIGNED_VERSION,
         len(description),
         len(stored),
         len(payload),
         bytes.fromhex(key.digest),
         stored_digest,
     )
-    head = fixed + blake3.blake3(fixed + description).digest() + description
+    signature = b"" if signing.key is None else sign(signing.key, fixed + description)
+    inner = signature + description
+    head = fixed + blake3.blake3(fixed + inner).digest() + inner
     header = BlobHeader(
-        key, dict(metadata), created, len(payload), len(stored), stored_digest, len(head)
+        key,
+        dict(metadata),
+        created,
+        len(payload),
+        len(stored),
+        stored_digest,
+        len(head),
+        bool(signature),
     )
     return header, head, stored
 
 
-def read_header(file: io.RawIOBase) -> BlobHeader:
-    """Read and verify the header at the start of an open blob file.
+def read_header(file: Readable, file_bytes: int, signing: Signing = _UNSIGNED) -> BlobHeader:
+    """Read and verify the header at the start of a blob.
 
-    Lengths are held against the file's own length before anything of that length is read.
+    Lengths are held against the file's own length before anything of that length is read, and
+    nothing is parsed before its digest, and its signature where one is required, are right.
+
+    Args:
+        file: Stands at the start of the blob.
+        file_bytes: How long the file is.
+        signing: Whether a signature is required, and with which key.
 
     Raises:
         BlobDamaged: It is no whole blob of this format.
+        BlobRefused: It is not signed with the key.
         OSError: The file cannot be read.
     """
-    file_bytes = os.fstat(file.fileno()).st_size
     prefix = _read_exactly(file, _PREFIX_BYTES)
     magic, version, description_bytes, stored_bytes, payload_bytes, key_digest, stored_digest = (
         _FIXED.unpack_from(prefix)
     )
     if magic != MAGIC:
         raise BlobDamaged("it does not start as a blob does")
-    if version != FORMAT_VERSION:
-        raise BlobDamaged(f"it has format version {version}, not {FORMAT_VERSION}")
+    signature_bytes = _SIGNATURE_BYTES.get(version)
+    if signature_bytes is None:
+        raise BlobDamaged(f"it has format version {version}, not {[*_SIGNATURE_BYTES]}")
     if description_bytes > MAX_DESCRIPTION_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
         raise BlobDamaged("its header gives a length that no blob has")
-    if file_bytes != _PREFIX_BYTES + description_bytes + stored_bytes:
+    header_bytes = _PREFIX_BYTES + signature_bytes + description_bytes
+    if file_bytes != header_bytes + stored_bytes:
         raise BlobDamaged(f"it has {file_bytes} bytes, which is not what its header says")
-    description = _read_exactly(file, description_bytes)
-    if blake3.blake3(prefix[: _FIXED.size] + description).digest() != prefix[_FIXED.size :]:
+    inner = _read_exactly(file, signature_bytes + description_bytes)
+    fixed = prefix[: _FIXED.size]
+    if blake3.blake3(fixed + inner).digest() != prefix[_FIXED.size :]:
         raise BlobDamaged("its header does not match the header's digest")
+    signature, description = inner[:signature_bytes], inner[signature_bytes:]
+    if signing.required:
+        _check_signature(signing, fixed + description, signature)
     key, metadata, created = _parse_description(description)
     if bytes.fromhex(key.digest) != key_digest:
         raise BlobDamaged("its key parts do not match its key")
@@ -139,11 +185,19 @@ def read_header(file: io.RawIOBase) -> BlobHeader:
         payload_bytes,
         stored_bytes,
         stored_digest,
-        _PREFIX_BYTES + description_bytes,
+        header_bytes,
+        bool(signature),
     )
 
 
-def read_payload(file: io.RawIOBase, header: BlobHeader) -> bytes:
+def _check_signature(signing: Signing, content: bytes, signature: bytes) -> None:
+    if not signature:
+        raise BlobRefused("it is not signed")
+    if signing.key is None or not is_signed(signing.key, content, signature):
+        raise BlobRefused("it is signed with another key")
+
+
+def read_payload(file: Readable, header: BlobHeader) -> bytes:
     """Read, verify and decompress the payload; ``file`` stands where ``read_header`` left it.
 
     Raises:
@@ -175,7 +229,7 @@ def _parse_description(description: bytes) -> tuple[Key, dict[str, str | int | f
         raise BlobDamaged(f"its description cannot be read: {error!r}") from error
 
 
-def _read_exactly(file: io.RawIOBase, count: int) -> bytes:
+def _read_exactly(file: Readable, count: int) -> bytes:
     content = file.read(count) or b""
     if len(content) == count:
         return content

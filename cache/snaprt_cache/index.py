@@ -1,64 +1,45 @@
-"""The SQLite index: rows about entries, in a file that may be deleted or garbled at any moment.
+"""The index: rows about entries, how often they were used, and which are to be evicted next.
 
-Knows rows, not blobs: what a new index starts with is handed to it. Every operation works on a
-healthy index, heals a bad one, or raises IndexUnavailable, and then the cache does without.
+Knows rows and SQL, not blobs: what a new index starts with is handed to it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import os
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import resources
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from snaprt_cache.folder import make_private_folders
-from snaprt_cache.journal import journal_mode
-from snaprt_cache.rows import USAGE_COLUMNS, EntryRow, IndexedEntry, Usage, entry_row
+from snaprt_cache.folder import PRIVATE, Access
+from snaprt_cache.index_file import (
+    HASTY_SECONDS,
+    TABLES,
+    IndexFile,
+    transaction,
+)
+from snaprt_cache.rows import (
+    USAGE_COLUMNS,
+    EntryRow,
+    IndexedEntry,
+    Sizes,
+    Usage,
+    entry_row,
+    sizes_row,
+)
+from snaprt_cache.worth import worth_of
 
 if TYPE_CHECKING:
     import sqlite_utils
 
-SCHEMA_VERSION: Final = 1
-FILE_NAME: Final = f"index-{SCHEMA_VERSION}.sqlite"
-#: How long a listing or a put waits for another process's transaction.
-PATIENT_SECONDS: Final = 2.0
-#: How long usage figures, which can be written later, wait for it.
-HASTY_SECONDS: Final = 0.1
-
-_TABLES: Final = frozenset({"entries", "key_parts", "totals"})
-_COMPANION_SUFFIXES: Final = ("-journal", "-wal", "-shm")
-_LOCK_SECONDS: Final = 10.0
-
-# What the file system or other processes do to an index that is itself sound; all else that SQLite
-# reports means that the file is not, or no longer, our index.
-_NOT_THE_INDEXS_FAULT: Final = {
-    sqlite3.SQLITE_BUSY: "it stayed locked by another process",
-    sqlite3.SQLITE_LOCKED: "it stayed locked by this process",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
-    sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_INTERRUPT: "it was interrupted",
-    sqlite3.SQLITE_IOERR: "it cannot be read or written",
-    sqlite3.SQLITE_NOMEM: "memory is used up",
-    sqlite3.SQLITE_PERM: "its file may not be opened",
-    sqlite3.SQLITE_PROTOCOL: "its file cannot be locked",
-    sqlite3.SQLITE_READONLY: "it may not be written",
-}
-
-_Result = TypeVar("_Result")
+# An entry that was hit so short a time ago is likely to be needed at the next start.
+_IN_USE_SECONDS: Final = 600.0
+# Clocks of machines that share a directory may differ by less.
+_CLOCKS_DIFFER_SECONDS: Final = 3600.0
 
 
-class IndexUnavailable(Exception):  # noqa: N818 (a state the store lives with, not a failure)
-    """The index cannot be used now; the blobs can."""
-
-
-class Index:
+class Index(IndexFile):
     """The index of one cache; safe for threads, processes and forks.
 
     Args:
@@ -66,6 +47,7 @@ class Index:
         folder: The folder in it that holds the index.
         quarantine: Where a garbled index is moved to.
         blob_rows: Gives the rows of all blobs, for an index that starts anew.
+        access: The permissions of what it makes.
     """
 
     def __init__(
@@ -74,38 +56,52 @@ class Index:
         folder: Path,
         quarantine: Path,
         blob_rows: Callable[[], Iterable[IndexedEntry]],
+        access: Access = PRIVATE,
     ) -> None:
-        self.path: Final = folder / FILE_NAME
-        self._root = root
-        self._folder = folder
-        self._quarantine = quarantine
         self._blob_rows = blob_rows
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
-        self._file_id: tuple[int, int] | None = None
+        super().__init__(
+            root,
+            folder,
+            quarantine,
+            access,
+            fill=lambda connection: _put(connection, blob_rows()),
+            functions={("worth_of", 3): worth_of},
+        )
 
-    # What the store asks of it.
+    def put(self, entries: Iterable[IndexedEntry]) -> Sizes:
+        """Insert entries, or bring them up to date; usage figures that are there stay.
 
-    def put(self, entries: Iterable[IndexedEntry]) -> None:
-        """Insert entries, or bring them up to date; usage figures that are there stay."""
+        Returns:
+            The sums over all entries.
+        """
         listed = list(entries)
 
-        def operation(connection: sqlite3.Connection) -> None:
-            with _transaction(connection):
+        def operation(connection: sqlite3.Connection) -> Sizes:
+            with transaction(connection):
                 _put(connection, listed)
+                return _sizes(connection)
 
-        self._run(operation)
+        return self.run(operation)
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove the entries of these keys."""
-        listed = [(key,) for key in keys]
+        listed = list(keys)
 
         def operation(connection: sqlite3.Connection) -> None:
-            with _transaction(connection):
-                connection.executemany("DELETE FROM entries WHERE key = ?", listed)
-                connection.executemany("DELETE FROM key_parts WHERE key = ?", listed)
+            with transaction(connection):
+                _remove(connection, listed)
 
-        self._run(operation)
+        self.run(operation)
+
+    def set_pinned(self, key: str, pinned: bool) -> None:
+        """Note whether an entry may be evicted."""
+
+        def operation(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "UPDATE entries SET pinned = ? WHERE key = ?", (int(pinned), key)
+            ).close()
+
+        self.run(operation)
 
     def add_usage(
         self,
@@ -125,10 +121,8 @@ class Index:
             The keys that have no row; their figures were not added.
         """
 
-        # Plain SQL: this runs when a program ends that only had hits, and importing sqlite-utils
-        # would cost such a program a tenth of a second.
         def operation(connection: sqlite3.Connection) -> set[str]:
-            with _transaction(connection):
+            with transaction(connection):
                 connection.executemany(
                     "INSERT INTO totals (day, event, value) VALUES (?, ?, ?) "
                     "ON CONFLICT (day, event) DO UPDATE SET value = value + excluded.value",
@@ -138,13 +132,81 @@ class Index:
                     key
                     for key, usage in used.items()
                     if not connection.execute(
-                        "UPDATE entries SET hits = hits + ?, last_used = max(last_used, ?), "
-                        "saved_seconds = saved_seconds + ? WHERE key = ?",
-                        (usage.hits, usage.last_used, usage.saved_seconds, key),
+                        _ADD_USAGE,
+                        {
+                            "key": key,
+                            "hits": usage.hits,
+                            "last_used": usage.last_used,
+                            "saved_seconds": usage.saved_seconds,
+                        },
                     ).rowcount
                 }
 
-        return self._run(operation, timeout)
+        return self.run(operation, timeout)
+
+    def evict(
+        self,
+        target_bytes: int,
+        remove: Callable[[str], None],
+        *,
+        at_most: int,
+        limit_bytes: int,
+        keep: frozenset[str] = frozenset(),
+    ) -> tuple[list[EntryRow], Sizes]:
+        """Remove the entries least worth keeping until the others are no larger than a target.
+
+        Those that were hit in the last ten minutes go after all others; pinned ones stay.
+
+        Args:
+            target_bytes: How large the others may be together.
+            remove: Removes an entry's blob. It is called while no other process can write rows, so
+                that an entry that is put at the same time has a blob when it has its row.
+            at_most: Stop after so many once they are no larger than ``limit_bytes``.
+            limit_bytes: How large they may be together if ``at_most`` is reached.
+            keep: Entries to leave, such as the one that was just put.
+
+        Returns:
+            The rows removed, and the sums over those that are left.
+        """
+
+        def operation(connection: sqlite3.Connection) -> tuple[list[EntryRow], Sizes]:
+            gone: list[EntryRow] = []
+            now = time.time()
+            with transaction(connection):
+                _forget_the_future(connection, now)
+                # The rows are added up here, and not at every put: nothing is evicted on the word
+                # of a sum that a damaged page gave.
+                sizes = _settle_sizes(connection)
+                for in_use in (False, True):
+                    for row in _by_worth(connection, now, in_use):
+                        done = len(gone) >= at_most and sizes.stored_bytes <= limit_bytes
+                        if done or sizes.stored_bytes <= target_bytes:
+                            break
+                        if row.key in keep:
+                            continue
+                        try:
+                            remove(row.key)
+                        except OSError:
+                            continue
+                        gone.append(row)
+                        sizes = sizes.without(row)
+                _remove(connection, [row.key for row in gone])
+                return gone, _sizes(connection)
+
+        return self.run(operation)
+
+    def settle_sizes(self) -> bool:
+        """Make the sums over the entries anew; return whether they were right."""
+
+        def operation(connection: sqlite3.Connection) -> bool:
+            with transaction(connection):
+                return _sizes(connection) == _settle_sizes(connection)
+
+        return self.run(operation)
+
+    def sizes(self) -> Sizes:
+        """Return the sums over all entries."""
+        return self.run(_sizes)
 
     def entries(self, prefix: str = "") -> list[EntryRow]:
         """Return the rows whose keys start with ``prefix`` (hexadecimal), newest first."""
@@ -154,11 +216,16 @@ class Index:
             rows = table.rows_where("key GLOB ?", [f"{prefix}*"], order_by="created desc")
             return [entry_row(row) for row in rows]
 
-        return self._run(operation)
+        return self.run(operation)
 
     def keys(self) -> set[str]:
         """Return the keys that have a row."""
-        return self._run(lambda c: {str(key) for (key,) in c.execute("SELECT key FROM entries")})
+        return self.run(lambda c: {str(key) for (key,) in c.execute("SELECT key FROM entries")})
+
+    def pinned(self) -> set[str]:
+        """Return the keys of the entries that have a row which says that they are pinned."""
+        query = "SELECT key FROM entries WHERE pinned"
+        return self.run(lambda c: {str(key) for (key,) in c.execute(query)})
 
     def totals(self) -> dict[str, float]:
         """Return what happened over all days, by event."""
@@ -169,225 +236,132 @@ class Index:
             )
             return {str(row["event"]): float(row["value"]) for row in rows}
 
-        return self._run(operation)
+        return self.run(operation)
 
     def clear(self) -> None:
         """Remove every row, the usage figures included."""
 
         def operation(connection: sqlite3.Connection) -> None:
-            with _transaction(connection):
-                for table in sorted(_TABLES):
+            with transaction(connection):
+                for table in sorted(TABLES - {"sizes"}):
                     connection.execute(f"DELETE FROM {table}")
+                _settle_sizes(connection)
 
-        self._run(operation)
+        self.run(operation)
 
     def rebuild(self) -> None:
         """Make the rows anew from the blobs; usage figures of entries that are there stay."""
 
         def operation(connection: sqlite3.Connection) -> None:
-            with _transaction(connection):
+            with transaction(connection):
                 fresh = list(self._blob_rows())
                 kept = {entry.row.key for entry in fresh}
-                gone = [
-                    (key,)
-                    for (key,) in connection.execute("SELECT key FROM entries")
-                    if key not in kept
-                ]
-                connection.executemany("DELETE FROM entries WHERE key = ?", gone)
+                there = connection.execute("SELECT key FROM entries").fetchall()
+                _remove(connection, [key for (key,) in there if key not in kept])
                 connection.execute("DELETE FROM key_parts")
                 _put(connection, fresh)
+                _settle_sizes(connection)
 
-        self._run(operation)
+        self.run(operation)
+
+    def problem(self) -> str:
+        """Return what SQLite finds wrong with the file; empty if it is sound."""
+
+        def operation(connection: sqlite3.Connection) -> str:
+            lines = [str(line) for (line,) in connection.execute("PRAGMA quick_check(3)")]
+            return "" if lines == ["ok"] else "; ".join(lines)
+
+        return self.run(operation)
 
     def journal_mode(self) -> str:
         """Return the journal mode in use."""
-        return self._run(lambda c: str(c.execute("PRAGMA journal_mode").fetchone()[0]))
-
-    def close(self) -> None:
-        """Close the connection; the next operation opens another."""
-        with self._lock:
-            self._disconnect()
-
-    def before_fork(self) -> None:
-        """Wait for the operation in progress: a child would inherit SQLite's own locks, held."""
-        self._lock.acquire()
-
-    def after_fork_in_parent(self) -> None:
-        """Go on."""
-        self._lock.release()
-
-    def after_fork_in_child(self) -> None:
-        """Leave the parent's connection alone, which SQLite forbids a child even to close."""
-        if self._connection is not None:
-            _connections_of_parents.append(self._connection)
-            self._connection = None
-        self._lock.release()
-
-    # How it stays usable.
-
-    def _run(
-        self, operation: Callable[[sqlite3.Connection], _Result], timeout: float = PATIENT_SECONDS
-    ) -> _Result:
-        with self._lock:
-            for attempt in (1, 2, 3):
-                try:
-                    return operation(self._connected(timeout))
-                except (sqlite3.Error, OSError, ValueError, TypeError) as error:
-                    moved = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_DBMOVED
-                    reason = "" if moved else _not_the_indexs_fault(error)
-                    broken = self._file_id
-                    self._disconnect()
-                    if reason or attempt == 3:
-                        raise IndexUnavailable(f"{self.path}: {reason or error}") from error
-                    if not moved:
-                        self._move_aside(broken)
-        raise AssertionError("unreachable")
-
-    def _connected(self, timeout: float) -> sqlite3.Connection:
-        # Another process may have moved a garbled index aside, or a person removed it.
-        if self._connection is not None and self._id_on_disk() != self._file_id:
-            self._disconnect()
-        if self._connection is None:
-            self._create_file_private()
-            self._file_id = self._id_on_disk()
-            self._connection = sqlite3.connect(
-                self.path, timeout=timeout, isolation_level=None, check_same_thread=False
-            )
-            self._prepare(self._connection)
-        self._connection.execute(f"PRAGMA busy_timeout = {int(timeout * 1000)}")
-        return self._connection
-
-    def _create_file_private(self) -> None:
-        """Make the file for this user alone, as SQLite itself would not."""
-        if self.path.exists():
-            return
-        make_private_folders(self._root, self._folder)
-        # Only a file that is new may be opened and closed here: closing any descriptor of a
-        # database drops the locks that this process's connections hold on it.
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        if not self._is_ready(connection):
-            if _tables(connection):
-                raise ValueError("it has other tables than an index")
-            self._start_anew(connection)
-        wanted = journal_mode(self._folder)
-        if connection.execute("PRAGMA journal_mode").fetchone()[0] != wanted:
-            # Fails while others use the file in another mode, and in a read-only directory.
-            with contextlib.suppress(sqlite3.OperationalError):
-                connection.execute(f"PRAGMA journal_mode = {wanted}")
-        # A power cut may lose or damage this file, and it is then made again from the blobs; the
-        # blobs themselves are synced.
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("PRAGMA cell_size_check = ON")
-
-    def _is_ready(self, connection: sqlite3.Connection) -> bool:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        return version == SCHEMA_VERSION and _tables(connection) >= _TABLES
-
-    def _start_anew(self, connection: sqlite3.Connection) -> None:
-        with _transaction(connection):
-            # Another process may have been first.
-            if self._is_ready(connection):
-                return
-            for statement in _schema_statements():
-                connection.execute(statement)
-            _put(connection, self._blob_rows())
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-    def _move_aside(self, broken: tuple[int, int] | None) -> None:
-        """Move a garbled index to the quarantine, unless another process already did."""
-        import filelock  # here alone: importing it costs more than a hit does
-
-        stamp = f"index-{time.time_ns()}-{os.getpid()}.sqlite"
-        try:
-            make_private_folders(self._root, self._folder, self._quarantine)
-            with filelock.FileLock(self._folder / "index.lock", timeout=_LOCK_SECONDS, mode=0o600):
-                if self._id_on_disk() != broken:
-                    return
-                # The journal goes first: SQLite would roll it back into a new index.
-                for suffix in (*_COMPANION_SUFFIXES, ""):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.replace(f"{self.path}{suffix}", f"{self._quarantine / stamp}{suffix}")
-        except (OSError, filelock.Timeout) as error:
-            raise IndexUnavailable(
-                f"{self.path}: it is damaged and cannot be replaced: {error}"
-            ) from error
-
-    def _id_on_disk(self) -> tuple[int, int] | None:
-        try:
-            status = os.stat(self.path)
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
-    def _disconnect(self) -> None:
-        connection, self._connection, self._file_id = self._connection, None, None
-        if connection is not None:
-            with contextlib.suppress(sqlite3.Error):
-                connection.close()
+        return self.run(lambda c: str(c.execute("PRAGMA journal_mode").fetchone()[0]))
 
 
-# Kept from being collected, and thereby closed, in a child.
-_connections_of_parents: list[sqlite3.Connection] = []
-
-
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-        raise
-
-
-def _database(connection: sqlite3.Connection) -> sqlite_utils.Database:
-    import sqlite_utils  # a tenth of a second, which a program that only has hits need not wait for
-
-    return sqlite_utils.Database(connection, recursive_triggers=False, execute_plugins=False)
+# Plain SQL where programs run it: importing sqlite-utils costs a tenth of a second, and its inserts
+# look up the table's columns each time.
+_COLUMNS: Final = tuple(
+    field.name
+    for field in dataclasses.fields(EntryRow)
+    if field.name not in USAGE_COLUMNS and field.name != "worth"
+)
+_PUT: Final = (
+    f"INSERT INTO entries ({', '.join(_COLUMNS)}, worth) "
+    f"VALUES ({', '.join(f':{name}' for name in _COLUMNS)}, "
+    "worth_of(:compile_seconds, :stored_bytes, :created)) "
+    "ON CONFLICT (key) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS if name != "key")
+    + ", worth = worth_of(excluded.compile_seconds + saved_seconds, excluded.stored_bytes, "
+    "max(excluded.created, last_used))"
+)
+_ADD_USAGE: Final = (
+    "UPDATE entries SET hits = hits + :hits, last_used = max(last_used, :last_used), "
+    "saved_seconds = saved_seconds + :saved_seconds, "
+    "worth = worth_of(compile_seconds + saved_seconds + :saved_seconds, stored_bytes, "
+    "max(created, last_used, :last_used)) WHERE key = :key"
+)
 
 
 def _put(connection: sqlite3.Connection, entries: Iterable[IndexedEntry]) -> None:
-    database = _database(connection)
-    table = database.table("entries")
-    parts_table = database.table("key_parts")
     for entry in entries:
-        row = dataclasses.asdict(entry.row)
-        table.upsert({n: value for n, value in row.items() if n not in USAGE_COLUMNS}, pk="key")
-        parts_table.delete_where("key = ?", [entry.row.key])
-        parts_table.insert_all(
-            {"key": entry.row.key, "position": position, "name": name, "value": value}
-            for position, (name, value) in enumerate(entry.parts)
+        connection.execute(_PUT, {name: getattr(entry.row, name) for name in _COLUMNS})
+        connection.execute("DELETE FROM key_parts WHERE key = ?", (entry.row.key,))
+        connection.executemany(
+            "INSERT INTO key_parts (key, position, name, value) VALUES (?, ?, ?, ?)",
+            [
+                (entry.row.key, position, name, value)
+                for position, (name, value) in enumerate(entry.parts)
+            ],
         )
 
 
-def _tables(connection: sqlite3.Connection) -> set[str]:
-    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-    return {str(name) for (name,) in rows}
+def _remove(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
+    listed = [(key,) for key in keys]
+    connection.executemany("DELETE FROM entries WHERE key = ?", listed)
+    connection.executemany("DELETE FROM key_parts WHERE key = ?", listed)
 
 
-@functools.cache
-def _schema_statements() -> tuple[str, ...]:
-    text = resources.files("snaprt_cache").joinpath("schema.sql").read_text(encoding="utf-8")
-    statements, pending = [], ""
-    for line in text.splitlines(keepends=True):
-        pending += line
-        if sqlite3.complete_statement(pending):
-            statements.append(pending)
-            pending = ""
-    return tuple(statements)
+def _by_worth(connection: sqlite3.Connection, now: float, in_use: bool) -> Iterable[EntryRow]:
+    """Return the rows that are not pinned, those least worth keeping first."""
+    condition = "last_used > ?" if in_use else "last_used <= ?"
+    rows = connection.execute(
+        f"SELECT * FROM entries WHERE NOT pinned AND {condition} ORDER BY worth",
+        (now - _IN_USE_SECONDS,),
+    )
+    names = [column[0] for column in rows.description]
+    return (entry_row(dict(zip(names, row, strict=True))) for row in rows)
 
 
-def _not_the_indexs_fault(error: Exception) -> str:
-    """Return what keeps a sound index from being used; empty if the index itself is at fault."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    code = getattr(error, "sqlite_errorcode", None)
-    if code == sqlite3.SQLITE_IOERR_SHORT_READ:  # the file was cut
-        return ""
-    return _NOT_THE_INDEXS_FAULT.get((code or 0) & 0xFF, "")
+def _forget_the_future(connection: sqlite3.Connection, now: float) -> None:
+    """Let what was used at a time that is still to come count as used now: a clock was wrong."""
+    connection.execute(
+        "UPDATE entries SET created = min(created, :now), last_used = min(last_used, :now), "
+        "worth = worth_of(compile_seconds + saved_seconds, stored_bytes, :now) "
+        "WHERE max(created, last_used) > :latest",
+        {"now": now, "latest": now + _CLOCKS_DIFFER_SECONDS},
+    )
+
+
+def _sizes(connection: sqlite3.Connection) -> Sizes:
+    return sizes_row(
+        connection.execute("SELECT entries, payload_bytes, stored_bytes FROM sizes").fetchone()
+    )
+
+
+def _settle_sizes(connection: sqlite3.Connection) -> Sizes:
+    found: Any = connection.execute(
+        "SELECT count(*), total(payload_bytes), total(stored_bytes) FROM entries"
+    ).fetchone()
+    sizes = sizes_row(found)
+    connection.execute(
+        "INSERT OR REPLACE INTO sizes (id, entries, payload_bytes, stored_bytes) "
+        "VALUES (1, ?, ?, ?)",
+        dataclasses.astuple(sizes),
+    )
+    return sizes
+
+
+def _database(connection: sqlite3.Connection) -> sqlite_utils.Database:
+    import sqlite_utils  # a tenth of a second, which a program need not wait for
+
+    return sqlite_utils.Database(connection, recursive_triggers=False, execute_plugins=False)

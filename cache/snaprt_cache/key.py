@@ -113,6 +113,53 @@ def _has_effect(flag: str) -> bool:
     )
 
 
+# Flags whose value is the path of a file, or of a folder of files, that the compiler reads.
+_FLAGS_THAT_NAME_FILES: Final = frozenset(
+    {
+        "xla_gpu_algorithm_denylist_path",
+        "xla_gpu_experimental_collective_perf_table_path",
+        "xla_gpu_experimental_matmul_perf_table_path",
+        "xla_gpu_gemm_autotuner_override_file",
+        "xla_gpu_llvm_ir_file",
+        "xla_gpu_load_autotune_results_from",
+        "xla_gpu_pgle_profile_file_or_directory_path",
+        "xla_gpu_ptx_file",
+        "xla_gpu_target_config_filename",
+    }
+)
+
+
+def flags_with_file_contents(
+    flags: Iterable[str], memo_folder: Path | None = None
+) -> tuple[str, ...]:
+    """Return the flags with the digest of a file's content in the place of its path.
+
+    Args:
+        flags: Flags as in ``XLA_FLAGS``.
+        memo_folder: Where ``file_digest`` remembers; None for this process only.
+
+    Returns:
+        The flags in the order given. A path where nothing can be read stays as it is.
+    """
+    return tuple(_with_file_contents(flag, memo_folder) for flag in flags)
+
+
+def _with_file_contents(flag: str, memo_folder: Path | None) -> str:
+    name, _, value = flag.partition("=")
+    if _flag_name(flag) not in _FLAGS_THAT_NAME_FILES:
+        return flag
+    path = Path(value)
+    try:
+        if not path.is_dir():
+            return f"{name}=<content {file_digest(path, memo_folder)}>"
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        names = (f"{file.relative_to(path)}:{file_digest(file, memo_folder)}" for file in files)
+        listed = blake3.blake3("\n".join(names).encode("utf-8", "surrogateescape"))
+        return f"{name}=<contents {listed.hexdigest()}>"
+    except OSError:
+        return flag
+
+
 # What Linux lists among a CPU's flags though it is no instruction a compiler could use: the
 # kernel's mitigations, clocks, power and virtualisation. It differs between kernels on one CPU.
 _CPU_FLAGS_OF_THE_KERNEL: Final = """

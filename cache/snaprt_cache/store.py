@@ -10,87 +10,31 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import platformdirs
 
-from snaprt_cache import forks, frame
-from snaprt_cache.blobs import BlobFolder
+from snaprt_cache import forks, frame, reports
+from snaprt_cache.blobs import Found, read_content
+from snaprt_cache.contents import Contents
 from snaprt_cache.errors import CacheError
-from snaprt_cache.folder import refuse_if_unsafe
-from snaprt_cache.frame import BlobDamaged, BlobHeader
-from snaprt_cache.index import Index, IndexUnavailable
+from snaprt_cache.folder import make_folders, refuse_if_unsafe
+from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused
 from snaprt_cache.key import Key
-from snaprt_cache.rows import EntryRow, IndexedEntry, compile_seconds, indexed_entry
-from snaprt_cache.trouble import LOGGER, Warnings
-from snaprt_cache.usage import PendingUsage
+from snaprt_cache.modes import FAIL_ON_MISS, OFF, READ_WRITE, Mode, mode_called
+from snaprt_cache.reports import CacheStats, Entry, Finding, OnEvent
+from snaprt_cache.rows import IndexedEntry, compile_seconds
+from snaprt_cache.signing import Signing
+from snaprt_cache.strict import missing
+from snaprt_cache.tier import Tier
+from snaprt_cache.trouble import LOGGER
 
-#: The folder of this format in the cache directory; another format gets another one.
-FORMAT_FOLDER: Final = "v1"
+__all__ = ["Cache", "CacheStats", "Entry", "Finding", "default_path"]
 
-HIT: Final = "PersistentCacheHit"
-MISS: Final = "PersistentCacheMiss"
-CORRUPT: Final = "PersistentCacheCorrupt"
-PUT: Final = "PersistentCachePut"
-ERROR: Final = "PersistentCacheError"
-SAVED_SECONDS: Final = "PersistentCacheSavedSeconds"
-
-# After the index could not be used, it is left alone this long: waiting for its lock at every
-# entry would slow the program down.
-_INDEX_PAUSE_SECONDS: Final = 30.0
-
-OnEvent = Callable[[str, float], None]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a hit gives.
-
-    Attributes:
-        payload: The bytes that were put, verified.
-        metadata: What was said about them when they were put.
-        read_seconds: What reading and verifying took.
-    """
-
-    payload: bytes
-    metadata: Mapping[str, str | int | float]
-    read_seconds: float
-
-
-@dataclass(frozen=True)
-class CacheStats:
-    """One cache in numbers; the counts are over all processes since it was made or cleared.
-
-    Attributes:
-        path: The cache directory.
-        entries: How many entries there are.
-        payload_bytes: Their size before compression.
-        stored_bytes: Their size on disk.
-        hits: How often an entry was found.
-        misses: How often none was, the damaged ones included.
-        corrupt: How often an entry was damaged.
-        puts: How often an entry was stored.
-        errors: How often the file system failed.
-        saved_seconds: Compile time that the hits saved, less the time of reading.
-        set_aside: How many damaged files are in the quarantine.
-        journal_mode: SQLite's, for the index; ``none`` where the index cannot be used.
-    """
-
-    path: Path
-    entries: int
-    payload_bytes: int
-    stored_bytes: int
-    hits: int
-    misses: int
-    corrupt: int
-    puts: int
-    errors: int
-    saved_seconds: float
-    set_aside: int
-    journal_mode: str
+#: What the files of a cache are held under together, in bytes, unless it is told otherwise.
+DEFAULT_MAX_BYTES: Final = 10 << 30
 
 
 def default_path() -> Path:
@@ -99,28 +43,50 @@ def default_path() -> Path:
     return Path(chosen or platformdirs.user_cache_dir("snaprt", appauthor=False))
 
 
-class Cache:
+class Cache(Contents):
     """A compile cache in a directory; safe for threads, processes and forks.
 
     ``Cache.open`` makes one. It touches the disk at the first ``get`` or ``put``.
     """
 
-    def __init__(self, path: Path, on_event: OnEvent | None) -> None:
-        self.path: Final = path
-        #: Where this format's files are; also a place for ``file_digest`` to remember in.
-        self.folder: Final = path / FORMAT_FOLDER
+    def __init__(
+        self,
+        path: Path,
+        on_event: OnEvent | None = None,
+        *,
+        max_bytes: int | None = DEFAULT_MAX_BYTES,
+        mode: Mode = READ_WRITE,
+        signing: Signing | None = None,
+        tier: Tier | None = None,
+    ) -> None:
+        super().__init__(
+            path, max_bytes=max_bytes, signing=signing or Signing(), writes=mode.writes
+        )
+        #: What programs may do with it.
+        self.mode: Final = mode
+        self._tier = tier
         self._on_event = on_event
-        self._blobs = BlobFolder(path, self.folder)
-        self._index = Index(path, self.folder, self._blobs.quarantine, self._blob_rows)
-        self._usage = PendingUsage(self._index)
-        self._warnings = Warnings(path)
         self._checked = False
-        self._index_pause_ends = 0.0
-        weakref.finalize(self, self._usage.write_at_exit)
+        # Rows of blobs that are stored, until the index has them.
+        self._unwritten: dict[str, IndexedEntry] = {}
+        # What was made anew in a mode that does not use what was there before.
+        self._refreshed: set[str] = set()
+        if mode.writes:
+            weakref.finalize(self, self._usage.write_at_exit)
         forks.watch(self)
 
     @classmethod
-    def open(cls, path: str | Path | None = None, *, on_event: OnEvent | None = None) -> Cache:
+    def open(
+        cls,
+        path: str | Path | None = None,
+        *,
+        on_event: OnEvent | None = None,
+        max_bytes: int | None = DEFAULT_MAX_BYTES,
+        mode: str = READ_WRITE.name,
+        signing_key: bytes | None = None,
+        shared: bool = False,
+        tier: Tier | None = None,
+    ) -> Cache:
         """Open the cache in a directory, which is made when the first entry is stored.
 
         Args:
@@ -128,47 +94,68 @@ class Cache:
                 cache directory.
             on_event: Called with the name and the value of each event, such as
                 ``("PersistentCacheHit", 1)``.
+            max_bytes: What its files are held under together by eviction; None for no limit.
+            mode: What ``get`` and ``put`` may do: a name in ``snaprt_cache.modes``. Listing and
+                looking after the entries is not bound by it.
+            signing_key: Entries are signed with it, and what ``tier`` gives must be.
+            shared: Others may write into the directory; then what is in it must be signed, too.
+            tier: A second place for the blobs: asked for what is not in the directory, and sent
+                what is put.
 
         Raises:
-            CacheError: The directory belongs to another user, or others may write into it.
+            CacheError: The directory belongs to another user, or others may write into it, and it
+                is not ``shared``; or it is, and there is no key; or there is no such mode.
         """
+        if shared and signing_key is None:
+            raise CacheError(
+                "a shared cache needs a key with which its entries are signed",
+                hint="Set SNAPRT_CACHE_KEY_FILE to a file with the key, the same for all users.",
+            )
         folder = default_path() if path is None else Path(path)
         with contextlib.suppress(RuntimeError):  # no home directory: "~" is then a name like others
             folder = folder.expanduser()
-        cache = cls(Path(os.path.abspath(folder)), on_event)
+        cache = cls(
+            Path(os.path.abspath(folder)),
+            on_event,
+            max_bytes=max_bytes,
+            mode=mode_called(mode),
+            signing=Signing(signing_key, required=shared),
+            tier=tier,
+        )
         with contextlib.suppress(OSError):  # get and put will meet it, and warn
             cache._check_owner()
         return cache
 
-    def get(self, key: Key, *, counted: bool = True) -> Entry | None:
+    def get(self, key: Key, *, name: str = "", counted: bool = True) -> Entry | None:
         """Return the entry of a key, verified; None where there is none that is whole.
 
         A damaged entry is set aside and counted, and the next ``put`` replaces it.
 
         Args:
-            key: Its key.
-            counted: Whether a hit or a miss counts. It does for programs; not for what only leads
-                to them, such as the runtime's notes of which module a graph becomes.
+            key: The entry's key.
+            name: The program, as the metadata of its entry would call it, to speak of it.
+            counted: Whether it is a program. What only helps to find one is neither counted as a
+                hit or a miss nor missed in any mode.
+
+        Raises:
+            CacheError: There is none, the mode is ``fail-on-miss``, and it is counted.
         """
+        if self.mode is OFF:
+            return None
         start = time.perf_counter()
+        found: Found | None = None
+        if self.mode.reads or key.digest in self._refreshed:
+            found = self._read(key.digest) or self._fetch(key.digest)
         entry: Entry | None = None
-        try:
-            self._check_owner()
-            found = self._blobs.read(key.digest)
-            if found is not None:
-                seconds = time.perf_counter() - start
-                entry = Entry(found.payload, found.header.metadata, seconds)
-                if counted:
-                    self._count_hit(found.header, seconds)
-        except BlobDamaged as damage:
-            self._count_corrupt(key.digest, str(damage))
-        except CacheError as error:
-            self._refused(error)
-        except OSError as error:
-            self._failed("read a compiled program", error)
-        if entry is None and counted:
-            self._event(MISS)
+        if found is not None:
+            seconds = time.perf_counter() - start
+            entry = Entry(found.payload, found.header.metadata, seconds)
+            self._count_hit(found.header, seconds, counted)
+        elif counted:
+            self._count(reports.MISS)
         self._write_usage_if_due()
+        if entry is None and counted and not self.mode.misses:
+            raise missing(self.path, self._blobs.headers(set_aside=False), key, name)
         return entry
 
     def put(
@@ -187,14 +174,18 @@ class Cache:
             metadata: What to say about it. The index has columns for ``name``, ``kind``,
                 ``compile_seconds``, ``platform``, ``device_kind``, ``jax_version`` and
                 ``jaxlib_version``.
-            counted: As for ``get``.
+            counted: Whether it is a program, as for ``get``.
 
         Returns:
-            Whether it was stored. If not, the user was told why and what to do.
+            Whether it was stored. If not, the user was told why and what to do, or the mode does
+            not store.
         """
+        if not self.mode.writes:
+            return False
         try:
             self._check_owner()
-            header, head, stored = frame.encode_blob(key, payload, metadata)
+            header, head, stored = frame.encode_blob(key, payload, metadata, self._signing)
+            self._check_size(header)
             self._blobs.write(key.digest, head, stored)
         except CacheError as error:
             self._refused(error)
@@ -202,18 +193,20 @@ class Cache:
         except OSError as error:
             self._failed("store a compiled program", error)
             return False
+        self._refreshed.add(key.digest)
         if counted:
-            self._event(PUT)
-        self._with_index(lambda: self._index.put([indexed_entry(header)]), self._write_usage)
+            self._count(reports.PUT)
+        self._note(header)
+        if self._tier is not None:
+            self._tier.send(key.digest, head + stored)
         return True
 
-    def count_hit(self, key: Key, entry: Entry) -> None:
-        """Count a hit for an entry that was got uncounted, now that it is used."""
-        saved = max(0.0, float(entry.metadata.get("compile_seconds", 0)) - entry.read_seconds)
-        self._usage.add_hit(key.digest, saved)
-        self._event(HIT)
-        if saved:
-            self._event(SAVED_SECONDS, saved)
+    def count_hit(self, entry: Entry) -> None:
+        """Count the hit of an entry that was got uncounted, now that it is used."""
+        self._count(reports.HIT)
+        saved = float(entry.metadata.get("compile_seconds", 0)) - entry.read_seconds
+        if saved > 0:
+            self._count(reports.SAVED_SECONDS, saved)
 
     def discard(self, key: Key, reason: str) -> None:
         """Set an entry aside that was whole and yet of no use to the caller, such as to XLA.
@@ -221,199 +214,183 @@ class Cache:
         Args:
             key: Its key.
             reason: What is wrong with it, for the log.
+
+        Raises:
+            CacheError: The mode is ``fail-on-miss``, and the caller would have to compile.
         """
-        self._blobs.set_aside(key.digest)
+        if self.mode.writes:
+            self._blobs.set_aside(key.digest)
         self._count_corrupt(key.digest, reason)
+        if self.mode is FAIL_ON_MISS:
+            raise CacheError(
+                f"the entry {key.digest[:12]} of the cache in {self.path} is of no use: {reason}",
+                hint="Fill the cache again on a machine that may write to it.",
+            )
 
-    def entries(self) -> list[EntryRow]:
-        """Return a row for every entry, newest first."""
-        return self._rows("")
+    def adopt(self, digest: str, content: bytes) -> bool:
+        """Store a blob file that another cache made, as it is, in place of what may be there.
 
-    def find(self, prefix: str) -> list[EntryRow]:
-        """Return the rows of the entries whose key's digest starts with ``prefix``."""
-        wanted = prefix.lower()
-        return self._rows(wanted) if set(wanted) <= set("0123456789abcdef") else []
+        Args:
+            digest: The digest of the entry's key.
+            content: The whole file.
 
-    def header(self, digest: str) -> BlobHeader | None:
-        """Return what an entry's blob says about itself: its key's parts, metadata and sizes."""
-        return self._blobs.header(digest)
-
-    def blob_path(self, digest: str) -> Path:
-        """Return where an entry's blob is, or would be."""
-        return self._blobs.path(digest)
-
-    @property
-    def index_path(self) -> Path:
-        """Where the index is, or will be: an SQLite database, described in ``schema.sql``."""
-        return self._index.path
-
-    def stats(self) -> CacheStats:
-        """Return the cache in numbers."""
-        rows = self.entries()
-        totals: Mapping[str, float] = {}
-        journal = "none"
-        if self.folder.is_dir():
-            with contextlib.suppress(IndexUnavailable):
-                totals = self._index.totals()
-                journal = self._index.journal_mode()
-        return CacheStats(
-            path=self.path,
-            entries=len(rows),
-            payload_bytes=sum(row.payload_bytes for row in rows),
-            stored_bytes=sum(row.stored_bytes for row in rows),
-            hits=int(totals.get(HIT, 0)),
-            misses=int(totals.get(MISS, 0)),
-            corrupt=int(totals.get(CORRUPT, 0)),
-            puts=int(totals.get(PUT, 0)),
-            errors=int(totals.get(ERROR, 0)),
-            saved_seconds=totals.get(SAVED_SECONDS, 0.0),
-            set_aside=len(self._blobs.set_aside_files()),
-            journal_mode=journal,
-        )
-
-    def clear(self) -> int:
-        """Remove every entry and all usage figures; return how many entries there were.
-
-        Files in the directory that are not the cache's stay.
+        Returns:
+            Whether it was stored. If not, the user was told why and what to do.
 
         Raises:
-            CacheError: An entry cannot be removed.
+            CacheError: It is damaged, or not signed though the directory is shared.
         """
         try:
-            removed = self._blobs.clear()
-        except OSError as error:
+            found = read_content(digest, content, self._signing)
+        except (BlobDamaged, BlobRefused) as error:
             raise CacheError(
-                f"cannot clear the cache in {self.path}: {error.strerror or error} "
-                f"({error.filename})",
-                hint="Make the directory writable for you and try again.",
+                f"the entry {digest[:12]} cannot be taken into the cache in {self.path}: {error}",
+                hint="Have it made anew with this cache's SNAPRT_CACHE_KEY_FILE."
+                if isinstance(error, BlobRefused)
+                else "Have it made anew.",
             ) from error
-        self._usage.clear()
-        if self.folder.is_dir():
-            self._with_index(self._index.clear)
-        return removed
-
-    def rebuild_index(self) -> None:
-        """Make the index's rows anew from the blobs.
-
-        Raises:
-            CacheError: The index cannot be written.
-        """
-        try:
-            self._index.rebuild()
-        except IndexUnavailable as error:
-            raise CacheError(
-                f"cannot rebuild the cache's index {error}",
-                hint="Make the directory writable for you and try again.",
-            ) from error
-
-    def close(self) -> None:
-        """Write the usage figures and close the index; the cache stays usable."""
-        self._with_index(self._write_usage)
-        self._index.close()
+        return self._keep(found.header, content)
 
     # Reading.
 
-    def _rows(self, prefix: str) -> list[EntryRow]:
-        if not self.folder.is_dir():
-            return []
+    def _read(self, digest: str) -> Found | None:
         try:
-            self._write_usage()
-            self._reconcile()
-            return self._index.entries(prefix)
-        except IndexUnavailable as error:
-            LOGGER.info("listing the blobs, for the index cannot be used: %s", error)
-        rows = [indexed.row for indexed in self._blob_rows() if indexed.row.key.startswith(prefix)]
-        return sorted(rows, key=lambda row: row.created, reverse=True)
+            self._check_owner()
+            return self._blobs.read(digest, set_aside=self.mode.writes)
+        except BlobDamaged as damage:
+            self._count_corrupt(digest, str(damage))
+        except BlobRefused as refusal:
+            self._count_refused(
+                digest, f"The entry {digest[:12]} of the cache in {self.path}", refusal
+            )
+        except CacheError as error:
+            self._refused(error)
+        except OSError as error:
+            self._failed("read a compiled program", error)
+        return None
 
-    def _reconcile(self) -> None:
-        """Give the index a row for each blob, and no other: a process may die between the two."""
-        known = self._index.keys()
-        there = set(self._blobs.digests())
-        self._put_rows(there - known)
-        if gone := known - there:
-            self._index.remove(gone)
+    def _fetch(self, digest: str) -> Found | None:
+        """Ask the tier; what it gives is verified, and stored here for the next time."""
+        content = None if self._tier is None else self._tier.fetch(digest)
+        if content is None:
+            return None
+        key = self._signing.key
+        try:
+            found = read_content(digest, content, Signing(key, required=key is not None))
+        except BlobDamaged as damage:
+            LOGGER.info("the entry %s came damaged from the remote tier: %s", digest[:12], damage)
+            self._count(reports.CORRUPT)
+            return None
+        except BlobRefused as refusal:
+            self._count_refused(digest, f"The entry {digest[:12]} of the remote tier", refusal)
+            return None
+        self._count(reports.REMOTE_HIT)
+        if self.mode.writes:
+            self._keep(found.header, content)
+        return found
 
-    def _blob_rows(self) -> Iterator[IndexedEntry]:
-        return map(indexed_entry, self._blobs.headers())
+    def _keep(self, header: BlobHeader, content: bytes) -> bool:
+        """Store a blob that came from elsewhere and was verified; return whether it was."""
+        try:
+            self._check_owner()
+            self._check_size(header)
+            self._blobs.write(header.key.digest, content)
+        except CacheError as error:
+            self._refused(error)
+            return False
+        except OSError as error:
+            self._failed("store a compiled program", error)
+            return False
+        self._note(header)
+        return True
 
     # Counting.
 
-    def _event(self, name: str, value: float = 1) -> None:
-        self._usage.add_event(name, value)
+    def _count(self, event: str, value: float = 1) -> None:
+        if self.mode.writes:
+            super()._count(event, value)
         if self._on_event is not None:
-            self._on_event(name, value)
+            self._on_event(event, value)
 
-    def _count_hit(self, header: BlobHeader, seconds: float) -> None:
+    def _count_hit(self, header: BlobHeader, seconds: float, counted: bool) -> None:
         saved = max(0.0, compile_seconds(header) - seconds)
-        self._usage.add_hit(header.key.digest, saved)
-        self._event(HIT)
+        if self.mode.writes:
+            self._usage.add_hit(header.key.digest, saved)
+        if not counted:
+            return
+        self._count(reports.HIT)
         if saved:
-            self._event(SAVED_SECONDS, saved)
+            self._count(reports.SAVED_SECONDS, saved)
 
     def _count_corrupt(self, digest: str, reason: str) -> None:
-        LOGGER.info("set aside the damaged entry %s: %s", digest[:12], reason)
-        self._event(CORRUPT)
-        self._with_index(lambda: self._index.remove([digest]))
+        LOGGER.info("the entry %s is damaged: %s", digest[:12], reason)
+        self._count(reports.CORRUPT)
+        if self.mode.writes:
+            self._with_index(lambda: self._index.remove([digest]))
+
+    def _count_refused(self, digest: str, which: str, refusal: BlobRefused) -> None:
+        self._count(reports.REFUSED)
+        self._warnings.once(
+            "signature",
+            f"{which} is not used: {refusal}.",
+            "Give all who write there the same SNAPRT_CACHE_KEY_FILE.",
+        )
 
     def _write_usage_if_due(self) -> None:
         if self._usage.is_due():
             self._with_index(self._write_usage)
 
-    def _write_usage(self) -> None:
-        # Blobs whose row was lost with the process that put them, or with a damaged index.
-        if unknown := self._usage.write():
-            found = self._put_rows(unknown)
-            self._usage.drop(unknown - found)
-            self._usage.write()
+    def _note(self, header: BlobHeader) -> None:
+        """Tell the index of a new blob, and make room if there is too much now."""
+        self._unwritten[header.key.digest] = self._indexed(header)
+        self._with_index(self._write_rows, self._write_usage)
 
-    def _put_rows(self, digests: Iterable[str]) -> set[str]:
-        """Give the index a row for each of these blobs; return which there are."""
-        headers = map(self._blobs.header, digests)
-        rows = [indexed_entry(header) for header in headers if header is not None]
-        if rows:
-            self._index.put(rows)
-        return {indexed.row.key for indexed in rows}
+    def _write_rows(self) -> None:
+        rows = dict(self._unwritten)
+        sizes = self._index.put(rows.values())
+        for digest in rows:
+            self._unwritten.pop(digest, None)
+        if self.max_bytes is not None and sizes.stored_bytes > self.max_bytes:
+            # What this process has just used is noted first.
+            self._write_usage()
+            if gone := self._make_room(self.max_bytes, keep=frozenset(rows)):
+                self._count(reports.EVICTED, len(gone))
 
     # Trouble.
 
     def _check_owner(self) -> None:
         """Refuse a directory that others can write to; it is looked at until it is there."""
-        if not self._checked:
+        if self._checked:
+            return
+        if self._signing.required:
+            # Signatures say who made an entry. What else is made here is to be for all users.
+            if self.mode.writes:
+                make_folders(self._access, self.path, self.folder)
+            self._checked = True
+        else:
             there = refuse_if_unsafe(self.path)
             self._checked = refuse_if_unsafe(self.folder) and there
 
+    def _check_size(self, header: BlobHeader) -> None:
+        size = header.header_bytes + header.stored_bytes
+        if self.max_bytes is not None and size > self.max_bytes:
+            raise CacheError(
+                f"an entry of {size:,} bytes is larger than all of it may be "
+                f"({self.max_bytes:,} bytes)",
+                hint="Raise SNAPRT_CACHE_MAX_SIZE, such as to 20G; 0 is no limit.",
+            )
+
     def _failed(self, doing: str, error: OSError) -> None:
-        self._event(ERROR)
+        self._count(reports.ERROR)
         self._warnings.files(doing, error)
 
     def _refused(self, error: CacheError) -> None:
-        self._event(ERROR)
+        self._count(reports.ERROR)
         self._warnings.once(
             "refused", f"The compile cache is not used: {error.message}.", error.hint
         )
 
-    def _with_index(self, *actions: Callable[[], None]) -> None:
-        """Do without the index where it cannot be used; nothing that matters depends on it."""
-        if time.monotonic() < self._index_pause_ends:
-            return
-        try:
-            for action in actions:
-                action()
-        except IndexUnavailable as error:
-            self._index_pause_ends = time.monotonic() + _INDEX_PAUSE_SECONDS
-            LOGGER.info("the cache's index cannot be used: %s", error)
-
-    def before_fork(self) -> None:
-        """Let no other thread be inside SQLite while the process forks."""
-        self._index.before_fork()
-
-    def after_fork_in_parent(self) -> None:
-        """Go on after a fork."""
-        self._index.after_fork_in_parent()
-
     def after_fork_in_child(self) -> None:
         """Take nothing over from the parent that belongs to it: connections, locks, counts."""
-        self._index.after_fork_in_child()
-        self._blobs.after_fork_in_child()
-        self._warnings.after_fork_in_child()
-        self._usage.after_fork_in_child()
+        super().after_fork_in_child()
+        self._unwritten.clear()

@@ -25,7 +25,7 @@ from typing import Any, Final
 import click
 
 import snaprt
-from snaprt import settings
+from snaprt import autoload, settings
 from snaprt.cli import after_import, output
 from snaprt.errors import SnaprtError, UsageError
 
@@ -101,6 +101,7 @@ def command(
 
     The program keeps its arguments, its exit status and its tracebacks. The options set
     SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR and SNAPRT_METRICS_FILE for it and its child processes.
+    With SNAPRT_JAX_CACHE=1 its jax.jit compiles through the compile cache.
     With --lazy, its main thread runs lazily from its own `import jax` on; JAX_... variables and
     XLA_FLAGS that it sets count as under python.
 
@@ -120,6 +121,8 @@ def command(
         if path is not None:
             # Absolute: the program may change its directory.
             os.environ[variable] = str(path.expanduser().absolute())
+    if settings.get("SNAPRT_JAX_CACHE"):
+        after_import.call_after_import("jax", autoload.initialize)
     context.exit(run(program, lazy=is_lazy))
 
 

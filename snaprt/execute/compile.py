@@ -17,6 +17,7 @@ from typing import Any
 import jax
 from snaprt_cache.errors import CacheError
 from snaprt_cache.key import Key
+from snaprt_cache.misses import record_miss, script_name
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, metrics
@@ -32,7 +33,9 @@ from snaprt.execute.notes import (
     read_note,
     write_note,
 )
+from snaprt.execute.once import compile_once
 from snaprt.execute.store import persistent_cache
+from snaprt.execute.summary import summarise
 from snaprt.lazy.graph import Program
 
 _log = logging.getLogger("snaprt.compile")
@@ -194,7 +197,7 @@ def _load_noted(
         metrics.counter_add("LoweringSkipped")
         return _Found(ready.compiled, ready.note.graph_id, ready.devices, True, lower)
     note = read_note(cache, key)
-    entry = None if note is None else cache.get(note.executable)
+    entry = None if note is None else cache.get(note.executable, counted=False)
     if note is None or entry is None:
         return None
     try:
@@ -205,6 +208,7 @@ def _load_noted(
         _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
         cache.discard(note.executable, f"cannot be loaded: {error}")
         return None
+    cache.count_hit(entry)
     metrics.counter_add("LoweringSkipped")
     return _Found(compiled, note.graph_id, devices, True, lower)
 
@@ -224,30 +228,45 @@ def _load_or_compile(
         return _compile(lowered, overrides), False, None
     devices = jaxapi.devices_of_lowered(lowered)
     key = module_key(stablehlo, devices, kind="compiled", folder=cache.folder)
-    entry = cache.get(key)
-    if entry is not None:
+
+    def load() -> jax.stages.Compiled | None:
+        entry = cache.get(key)
+        if entry is None:
+            return None
         try:
             with metrics.timed("LoadTime"):
-                loaded = jaxapi.load_compiled(entry.payload, arguments, results, devices)
-            return loaded, True, key
+                return jaxapi.load_compiled(entry.payload, arguments, results, devices)
         except Exception as error:
             _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
             cache.discard(key, f"cannot be loaded: {error}")
-    started = time.perf_counter()
-    compiled = _compile(lowered, overrides)
-    seconds = time.perf_counter() - started
-    try:
-        payload = jaxapi.serialize_compiled(compiled)
-    except Exception as error:
-        metrics.counter_add("PersistentCacheUncacheable")
-        _log.info("an executable cannot be stored: %s", error)
-        return compiled, False, None
-    stored = cache.put(key, payload, entry_metadata(GRAPH_NAME, "compiled", seconds, devices[0]))
-    return compiled, False, key if stored else None
+            return None
+
+    def compile_and_put() -> tuple[jax.stages.Compiled, bool]:
+        name = f"{script_name()}: {GRAPH_NAME}"
+        record_miss(cache, key, name)
+        started = time.perf_counter()
+        compiled = _compile(lowered, overrides)
+        seconds = time.perf_counter() - started
+        try:
+            payload = jaxapi.serialize_compiled(compiled)
+        except Exception as error:
+            metrics.counter_add("PersistentCacheUncacheable")
+            _log.info("an executable cannot be stored: %s", error)
+            return compiled, False
+        told = entry_metadata(name, "compiled", seconds, devices[0])
+        told["summary"] = summarise(lowered.compiler_ir("stablehlo"))
+        return compiled, cache.put(key, payload, told)
+
+    loaded = load()
+    if loaded is not None:
+        return loaded, True, key
+    compiled, from_cache, is_there = compile_once(cache, key, load, compile_and_put)
+    return compiled, from_cache, key if is_there else None
 
 
 def _compile(lowered: jax.stages.Lowered, overrides: Mapping[str, Any]) -> jax.stages.Compiled:
-    with metrics.timed("CompileTime"):
+    # It is stored here: a cache under jax.jit would store it once more.
+    with metrics.timed("CompileTime"), jaxapi.without_compilation_cache():
         return lowered.compile(compiler_options=dict(overrides) or None)
 
 

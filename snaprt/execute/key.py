@@ -15,7 +15,14 @@ from typing import Any
 
 import jax
 from blake3 import blake3
-from snaprt_cache.key import Key, KeyPart, cpu_features, file_digest, relevant_xla_flags
+from snaprt_cache.key import (
+    Key,
+    KeyPart,
+    cpu_features,
+    file_digest,
+    flags_with_file_contents,
+    relevant_xla_flags,
+)
 
 from snaprt import jaxapi
 
@@ -75,7 +82,7 @@ def _key(
             what,
             KeyPart("kind", kind),
             KeyPart("options", repr(sorted(options.items()))),
-            KeyPart("flags", " ".join(relevant_xla_flags(environment_flags()))),
+            KeyPart("flags", _flags(folder)),
             KeyPart("settings", _settings()),
             KeyPart("topology", _topology(devices)),
             *_environment(devices[0], folder),
@@ -83,9 +90,35 @@ def _key(
     )
 
 
+def jit_key(compilation: jaxapi.Compilation, *, kind: str, folder: Path) -> Key:
+    """Return the key of what ``jax.jit`` is about to compile.
+
+    Args:
+        compilation: What JAX says of it.
+        kind: The form in which the executable is stored.
+        folder: The cache's folder, where digests of large files are remembered.
+    """
+    return Key(
+        (
+            KeyPart("module", module_digest(compilation.module)),
+            KeyPart("kind", kind),
+            KeyPart("options", blake3(compilation.options).hexdigest()),
+            KeyPart("flags", _flags(folder)),
+            KeyPart("topology", blake3(compilation.topology).hexdigest()),
+            KeyPart("extra", compilation.extra),
+            *_environment(compilation.devices[0], folder),
+        )
+    )
+
+
 def module_digest(stablehlo: bytes) -> str:
     """Return the digest of a module, by which a graph is known: 64 hexadecimal digits."""
     return blake3(stablehlo).hexdigest()
+
+
+def _flags(folder: Path) -> str:
+    flags = environment_flags() + shlex.split(os.environ.get("LIBTPU_INIT_ARGS", ""))
+    return " ".join(flags_with_file_contents(relevant_xla_flags(flags), folder))
 
 
 def environment_flags() -> list[str]:
@@ -130,4 +163,5 @@ def _plugins() -> list[tuple[str, str]]:
     """Return the installed distributions that register a PJRT plugin, with their versions."""
     points = metadata.entry_points(group="jax_plugins")
     found = {p.dist.name: p.dist.version for p in points if p.dist is not None}
+    found.pop("snaprt", None)  # `snaprt.autoload`: no device of its own
     return sorted(found.items())

@@ -17,6 +17,7 @@ from snaprt import jaxapi, metrics
 from snaprt.errors import CompileError, ExecutionError
 from snaprt.execute.compile import entry_metadata
 from snaprt.execute.key import module_key
+from snaprt.execute.once import compile_once
 from snaprt.execute.store import persistent_cache
 
 _Type = tuple[tuple[int, ...], np.dtype]
@@ -118,25 +119,35 @@ def _load_or_compile(
     named_options: Mapping[str, Any] | None,
     options: Any,
 ) -> tuple[Any, bool]:
+    def compile_here() -> Any:
+        with metrics.timed("CompileTime"):
+            return jaxapi.compile_module(module, device, options)
+
     cache = persistent_cache()
-    key = None
-    if cache is not None:
-        stablehlo = jaxapi.bytecode_without_locations(module)
-        key = module_key(
-            stablehlo, [device], kind="module", options=named_options, folder=cache.folder
-        )
+    if cache is None:
+        return compile_here(), False
+    stablehlo = jaxapi.bytecode_without_locations(module)
+    key = module_key(stablehlo, [device], kind="module", options=named_options, folder=cache.folder)
+
+    def load() -> Any:
         entry = cache.get(key)
-        if entry is not None:
-            try:
-                with metrics.timed("LoadTime"):
-                    return jaxapi.load_module(entry.payload, device), True
-            except Exception as error:
-                cache.discard(key, f"cannot be loaded: {error}")
-    started = time.perf_counter()
-    with metrics.timed("CompileTime"):
-        executable = jaxapi.compile_module(module, device, options)
-    if cache is not None and key is not None:
+        if entry is None:
+            return None
+        try:
+            with metrics.timed("LoadTime"):
+                return jaxapi.load_module(entry.payload, device)
+        except Exception as error:
+            cache.discard(key, f"cannot be loaded: {error}")
+            return None
+
+    def compile_and_put() -> tuple[Any, bool]:
+        started = time.perf_counter()
+        executable = compile_here()
         seconds = time.perf_counter() - started
         payload = jaxapi.serialize_module(executable)
-        cache.put(key, payload, entry_metadata(name, "module", seconds, device))
-    return executable, False
+        return executable, cache.put(key, payload, entry_metadata(name, "module", seconds, device))
+
+    executable = load()
+    if executable is not None:
+        return executable, True
+    return compile_once(cache, key, load, compile_and_put)[:2]

@@ -87,7 +87,7 @@ def take(key: Key) -> Prefetched | None:
         found = future.result()
     if found is not None and _state.cache is not None:
         metrics.counter_add("PrefetchUsed")
-        _state.cache.count_hit(found.note.executable, found.entry)
+        _state.cache.count_hit(found.entry)
     return found
 
 

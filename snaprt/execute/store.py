@@ -7,19 +7,43 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from snaprt_cache import modes
 from snaprt_cache.errors import CacheError
+from snaprt_cache.signing import read_key_file
 from snaprt_cache.store import Cache
+from snaprt_cache.tier import Tier
 
 from snaprt import metrics, settings
 
 _log = logging.getLogger("snaprt.cache")
 _lock = threading.Lock()
-_open: dict[Path | None, Cache | None] = {}
+_open: dict[_Settings, Cache | None] = {}
 
 #: Events of the cache that carry an amount rather than a count.
-_AMOUNTS = frozenset({"PersistentCacheSavedSeconds"})
+_AMOUNTS = frozenset(
+    {
+        "PersistentCacheReadBytes",
+        "PersistentCacheSavedSeconds",
+        "PersistentCacheWaitSeconds",
+        "PersistentCacheWrittenBytes",
+    }
+)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the environment says about the cache."""
+
+    folder: Path | None
+    max_bytes: int | None
+    mode: str
+    key_file: Path | None
+    shared: bool
+    remote: str | None
+    remote_timeout: float
 
 
 def persistent_cache() -> Cache | None:
@@ -27,21 +51,81 @@ def persistent_cache() -> Cache | None:
 
     ``SNAPRT_CACHE=0`` means none. A folder that cannot be used is reported once, and the program
     goes on without a cache.
+
+    Raises:
+        CacheError: It cannot be used, and ``SNAPRT_CACHE_MODE=fail-on-miss`` lets nothing compile.
     """
     if not settings.get("SNAPRT_CACHE"):
         return None
-    folder = settings.get("SNAPRT_CACHE_DIR")
+    wanted = _settings()
+    if wanted.mode == modes.OFF.name:
+        return None
     with _lock:
-        if folder not in _open:
+        if wanted not in _open:
             try:
-                _open[folder] = Cache.open(folder, on_event=_count)
+                _open[wanted] = _opened(wanted)
             except CacheError as error:
+                if wanted.mode == modes.FAIL_ON_MISS.name:
+                    raise
                 _log.warning("compiling without a persistent cache: %s", error)
-                _open[folder] = None
-        return _open[folder]
+                _open[wanted] = None
+        return _open[wanted]
 
 
-def _count(event: str, value: float) -> None:
+def open_cache(folder: Path | None = None) -> Cache:
+    """Open a cache to look after it, as the settings say, whatever the mode for programs.
+
+    Args:
+        folder: Its directory; by default the one that the settings name.
+
+    Raises:
+        CacheError: The directory or the key cannot be used.
+    """
+    wanted = replace(_settings(), mode=modes.READ_WRITE.name, remote=None)
+    return _opened(replace(wanted, folder=folder) if folder is not None else wanted)
+
+
+def _settings() -> _Settings:
+    return _Settings(
+        folder=settings.get("SNAPRT_CACHE_DIR"),
+        max_bytes=settings.get("SNAPRT_CACHE_MAX_SIZE"),
+        mode=settings.get("SNAPRT_CACHE_MODE"),
+        key_file=settings.get("SNAPRT_CACHE_KEY_FILE"),
+        shared=settings.get("SNAPRT_CACHE_SHARED"),
+        remote=settings.get("SNAPRT_CACHE_REMOTE"),
+        remote_timeout=settings.get("SNAPRT_CACHE_REMOTE_TIMEOUT"),
+    )
+
+
+def _opened(wanted: _Settings) -> Cache:
+    return Cache.open(
+        wanted.folder,
+        on_event=count_event,
+        max_bytes=wanted.max_bytes,
+        mode=wanted.mode,
+        signing_key=None if wanted.key_file is None else read_key_file(wanted.key_file),
+        shared=wanted.shared,
+        tier=_tier(wanted),
+    )
+
+
+def _tier(wanted: _Settings) -> Tier | None:
+    """Open the team's cache behind the directory; one that cannot be is reported, and left out."""
+    if wanted.remote is None:
+        return None
+    from snaprt_cache.remote import open_tier  # here alone: few have a remote
+
+    try:
+        return open_tier(wanted.remote, wanted.remote_timeout, count_event)
+    except CacheError as error:
+        if wanted.mode == modes.FAIL_ON_MISS.name:
+            raise
+        _log.warning("going on without the remote compile cache: %s", error)
+        return None
+
+
+def count_event(event: str, value: float) -> None:
+    """Count an event of the cache in the metrics."""
     if event in _AMOUNTS:
         metrics.metric_add(event, value)
     else:

@@ -1,0 +1,328 @@
+"""Many entries in one file, to carry from one cache to another: the same entries, the same bytes.
+
+Knows the bytes of a bundle and of the blobs in it, not where blobs are kept. The layout is
+described in ``docs/team-cache.md``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import blake3
+
+from snaprt_cache.blobs import read_content
+from snaprt_cache.errors import CacheError
+from snaprt_cache.frame import BlobDamaged, BlobRefused
+from snaprt_cache.signing import Signing
+
+FORMAT_NAME: Final = "snaprt bundle"
+FORMAT_VERSION: Final = 1
+
+_MANIFEST: Final = "manifest.json"
+_SIGNATURE: Final = "signature"
+# What is signed with one key for one purpose must not pass for something else.
+_DOMAIN: Final = b"snaprt bundle 1\n"
+_SIGNATURE_BYTES: Final = 2 * hashlib.sha256().digest_size + 1  # hexadecimal, and a line feed
+_BLOCK_BYTES: Final = tarfile.BLOCKSIZE
+_TRAILER: Final = bytes(2 * _BLOCK_BYTES)
+_MAX_MANIFEST_BYTES: Final = 64 << 20
+_MAX_BLOB_BYTES: Final = 1 << 36
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_ANY_SIGNATURE: Final = Signing()
+
+
+@dataclass(frozen=True)
+class BundledBlob:
+    """One blob in a bundle.
+
+    Attributes:
+        key: The digest of the entry's key, 64 hexadecimal digits.
+        bytes: The size of its blob file.
+        blake3: The digest of its blob file, 64 hexadecimal digits.
+    """
+
+    key: str
+    bytes: int
+    blake3: str
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was written, or read and found whole.
+
+    Attributes:
+        path: The file.
+        blobs: What is in it, by key.
+        signed: Whether it carries a signature; one that was read with a key carries a right one.
+    """
+
+    path: Path
+    blobs: tuple[BundledBlob, ...]
+    signed: bool
+
+
+@dataclass(frozen=True)
+class _Front:
+    """What stands before the blobs."""
+
+    manifest: bytes
+    blobs: tuple[BundledBlob, ...]
+    signature: bytes
+
+
+def write_bundle(
+    path: Path, keys: Iterable[str], read_blob: Callable[[str], bytes], signing_key: bytes | None
+) -> Bundle:
+    """Write a bundle: the same entries and the same signing key give the same bytes.
+
+    Args:
+        path: The file, replaced if it is there.
+        keys: The digests of the keys of the entries that go in, in any order.
+        read_blob: Returns the content of the blob file of a key; called twice for each.
+        signing_key: Signs the bundle; None leaves it unsigned.
+
+    Raises:
+        CacheError: A blob is damaged or has changed meanwhile, or the file cannot be written.
+    """
+    blobs = tuple(_described(key, read_blob(key)) for key in sorted(set(keys)))
+    manifest = _manifest_bytes(blobs)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            _write_member(file, _MANIFEST, manifest)
+            if signing_key is not None:
+                _write_member(file, _SIGNATURE, _signature(signing_key, manifest))
+            for blob in blobs:
+                content = read_blob(blob.key)
+                if blake3.blake3(content).hexdigest() != blob.blake3:
+                    raise CacheError(
+                        f"the entry {blob.key[:12]} changed while the bundle was written",
+                        hint="Write the bundle again.",
+                    )
+                _write_member(file, _member_name(blob), content)
+            file.write(_TRAILER)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise CacheError(
+            f"the bundle {path} cannot be written: {error.strerror or error}",
+            hint="Name a file in a directory that you can write to and that has room.",
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    return Bundle(path, blobs, signing_key is not None)
+
+
+def read_bundle(path: Path, signing_key: bytes | None) -> Bundle:
+    """Read a bundle to its end and verify all of it: signature, manifest and every blob.
+
+    Args:
+        path: The file.
+        signing_key: What the bundle must be signed with; None takes signed and unsigned ones.
+
+    Raises:
+        CacheError: It is damaged, or not signed with the key, or cannot be read.
+    """
+    with _opened(path) as file:
+        front = _read_front(path, file)
+        if signing_key is not None:
+            _check_signature(path, front, signing_key)
+        for blob, content in _read_blobs(path, file, front.blobs):
+            _verify(path, blob, content)
+    return Bundle(path, front.blobs, bool(front.signature))
+
+
+def bundled_blobs(bundle: Bundle) -> Iterator[tuple[str, bytes]]:
+    """Return the key and the content of each blob of a bundle that ``read_bundle`` found whole.
+
+    Raises:
+        CacheError: The file has changed since.
+    """
+    with _opened(bundle.path) as file:
+        if _read_front(bundle.path, file).blobs != bundle.blobs:
+            raise _damaged(bundle.path, "it has changed since it was verified")
+        for blob, content in _read_blobs(bundle.path, file, bundle.blobs):
+            yield blob.key, content
+
+
+# The file: a tar archive, of which only what `write_bundle` writes is accepted.
+
+
+def _manifest_bytes(blobs: Iterable[BundledBlob]) -> bytes:
+    content = {
+        "format": FORMAT_NAME,
+        "version": FORMAT_VERSION,
+        "entries": [vars(blob) for blob in blobs],
+    }
+    return (json.dumps(content, indent=1) + "\n").encode("ascii")
+
+
+def _signature(key: bytes, manifest: bytes) -> bytes:
+    return hmac.digest(key, _DOMAIN + manifest, hashlib.sha256).hex().encode("ascii") + b"\n"
+
+
+def _member_name(blob: BundledBlob) -> str:
+    return f"blobs/{blob.key[:2]}/{blob.key}.blob"
+
+
+def _member_header(name: str, size: int) -> bytes:
+    """Return a member's header, without a time, an owner or anything else of this machine."""
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _BLOCK_BYTES)
+
+
+def _write_member(file: BinaryIO, name: str, content: bytes) -> None:
+    for piece in (_member_header(name, len(content)), content, _padding(len(content))):
+        file.write(piece)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise CacheError(
+            f"the bundle {path} cannot be read: {error.strerror or error}",
+            hint="Name a file that `snaprt cache export` wrote.",
+        ) from error
+
+
+def _read_front(path: Path, file: BinaryIO) -> _Front:
+    """Read what stands before the blobs; the file's length is what its manifest says."""
+    first = _take(path, file, _BLOCK_BYTES)
+    try:
+        size = tarfile.TarInfo.frombuf(first, "ascii", "strict").size
+    except (tarfile.TarError, ValueError) as error:
+        raise _damaged(path, f"it does not start as a bundle does: {error}") from error
+    if size > _MAX_MANIFEST_BYTES or first != _member_header(_MANIFEST, size):
+        raise _damaged(path, "it does not start as a bundle does")
+    manifest = _take_content(path, file, size)
+    blobs = _parse_manifest(path, manifest)
+    place = file.tell()
+    signature = b""
+    if file.read(_BLOCK_BYTES) == _member_header(_SIGNATURE, _SIGNATURE_BYTES):
+        signature = _take_content(path, file, _SIGNATURE_BYTES)
+        place = file.tell()
+    file.seek(place)
+    rest = sum(_BLOCK_BYTES + blob.bytes + -blob.bytes % _BLOCK_BYTES for blob in blobs)
+    expected = place + rest + len(_TRAILER)
+    if (found := os.fstat(file.fileno()).st_size) != expected:
+        raise _damaged(path, f"it has {found} bytes instead of {expected}")
+    return _Front(manifest, blobs, signature)
+
+
+def _read_blobs(
+    path: Path, file: BinaryIO, blobs: Iterable[BundledBlob]
+) -> Iterator[tuple[BundledBlob, bytes]]:
+    for blob in blobs:
+        if _take(path, file, _BLOCK_BYTES) != _member_header(_member_name(blob), blob.bytes):
+            raise _damaged(path, f"the entry {blob.key[:12]} is not where it should be")
+        content = _take_content(path, file, blob.bytes)
+        if blake3.blake3(content).hexdigest() != blob.blake3:
+            raise _damaged(path, f"the entry {blob.key[:12]} does not match its digest")
+        yield blob, content
+    if _take(path, file, len(_TRAILER)) != _TRAILER:
+        raise _damaged(path, "it does not end as a bundle does")
+
+
+def _take(path: Path, file: BinaryIO, count: int) -> bytes:
+    content = file.read(count)
+    if len(content) != count:
+        raise _damaged(path, "it ends too early")
+    return content
+
+
+def _take_content(path: Path, file: BinaryIO, size: int) -> bytes:
+    content = _take(path, file, size)
+    padding = _padding(size)
+    if _take(path, file, len(padding)) != padding:
+        raise _damaged(path, "there is something between its members")
+    return content
+
+
+def _parse_manifest(path: Path, manifest: bytes) -> tuple[BundledBlob, ...]:
+    try:
+        content = json.loads(manifest)
+        name, version = content["format"], content["version"]
+        if name == FORMAT_NAME and isinstance(version, int) and version > FORMAT_VERSION:
+            raise CacheError(
+                f"the bundle {path} has format version {version}; this snaprt reads "
+                f"{FORMAT_VERSION}",
+                hint="Update snaprt, or have the bundle written by an older one.",
+            )
+        blobs = tuple(BundledBlob(**entry) for entry in content["entries"])
+        whole = manifest == _manifest_bytes(blobs) and all(map(_is_sound, blobs))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, f"its manifest cannot be read: {error!r}") from error
+    if not whole or [*blobs] != sorted(set(blobs), key=lambda blob: blob.key):
+        raise _damaged(path, "its manifest is not one that snaprt writes")
+    return blobs
+
+
+def _is_sound(blob: BundledBlob) -> bool:
+    return (
+        all(_DIGEST.fullmatch(text) is not None for text in (blob.key, blob.blake3))
+        and 0 < blob.bytes <= _MAX_BLOB_BYTES
+    )
+
+
+# Whether to believe it.
+
+
+def _described(key: str, content: bytes) -> BundledBlob:
+    _read_or_refuse(key, content, f"the entry {key[:12]}")
+    return BundledBlob(key, len(content), blake3.blake3(content).hexdigest())
+
+
+def _verify(path: Path, blob: BundledBlob, content: bytes) -> None:
+    _read_or_refuse(blob.key, content, f"the bundle {path} holds an entry, {blob.key[:12]}, that")
+
+
+def _read_or_refuse(key: str, content: bytes, what: str) -> None:
+    try:
+        read_content(key, content, _ANY_SIGNATURE)
+    except (BlobDamaged, BlobRefused) as error:
+        raise CacheError(
+            f"{what} is damaged: {error}", hint="`snaprt cache verify --heal` removes damaged ones."
+        ) from error
+
+
+def _check_signature(path: Path, front: _Front, key: bytes) -> None:
+    if not front.signature:
+        raise CacheError(
+            f"the bundle {path} is not signed, and SNAPRT_CACHE_KEY_FILE asks for a signature",
+            hint="Have it written with SNAPRT_CACHE_KEY_FILE set to the same key. If you know who "
+            "made it, import it with SNAPRT_CACHE_KEY_FILE unset.",
+        )
+    if not hmac.compare_digest(front.signature, _signature(key, front.manifest)):
+        raise CacheError(
+            f"the bundle {path} is not signed with the key in SNAPRT_CACHE_KEY_FILE, or has been "
+            "changed since",
+            hint="Use the key file of whoever wrote it; else do not use the bundle.",
+        )
+
+
+def _damaged(path: Path, reason: str) -> CacheError:
+    return CacheError(
+        f"the file {path} is no whole bundle: {reason}",
+        hint="Copy it again, or write it anew with `snaprt cache export`. Nothing was imported.",
+    )

@@ -1,0 +1,58 @@
+"""How a cache may be used: a table of modes, from reading and writing to not at all.
+
+Knows what each mode allows, nothing of how it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from snaprt_cache.errors import CacheError
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What the programs that use a cache may do with it.
+
+    Attributes:
+        name: What the user calls it.
+        reads: Whether an entry that is there is used.
+        writes: Whether anything in the directory may be made, moved or removed.
+        misses: Whether a program may compile what it does not find.
+        help: What it is for, one sentence.
+    """
+
+    name: str
+    reads: bool
+    writes: bool
+    misses: bool
+    help: str
+
+
+READ_WRITE: Final = Mode("read-write", True, True, True, "Use what is there and store the rest.")
+READ_ONLY: Final = Mode("read-only", True, False, True, "Use what is there and change nothing.")
+FAIL_ON_MISS: Final = Mode(
+    "fail-on-miss", True, False, False, "Change nothing, and fail where a program must compile."
+)
+REFRESH: Final = Mode("refresh", False, True, True, "Compile anew and replace what is there.")
+OFF: Final = Mode("off", False, False, True, "Do not look, and store nothing.")
+
+MODES: Final[Mapping[str, Mode]] = {
+    mode.name: mode for mode in (READ_WRITE, READ_ONLY, FAIL_ON_MISS, REFRESH, OFF)
+}
+
+
+def mode_called(name: str) -> Mode:
+    """Return the mode of this name.
+
+    Raises:
+        CacheError: There is none.
+    """
+    try:
+        return MODES[name]
+    except KeyError:
+        raise CacheError(
+            f"a compile cache has no mode {name!r}", hint=f"Choose one of: {', '.join(MODES)}."
+        ) from None

@@ -1,0 +1,151 @@
+"""What the commands of ``snaprt cache`` share: --dir, an entry by its key, words, bars."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.filesize import decimal
+from rich.table import Table
+from snaprt_cache import Cache, CacheError, EntryRow
+
+from snaprt.cli import output
+
+SCHEMA_VERSION: Final = 1
+#: So many digits of a key are unique in any cache that fits a disk, and fit a terminal.
+SHORT_KEY: Final = 12
+
+#: Kinds of entries that hold no program, but what is known about one.
+NO_PROGRAMS: Final = frozenset({"note"})
+
+dir_option = click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The cache directory; by default SNAPRT_CACHE_DIR, else the user's.",
+)
+
+_LONGEST_NAME: Final = 29
+_UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
+_DATES: Final = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S")
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class Moment(click.ParamType):
+    """A date, or how long ago: ``2026-01-31``, ``3d``, ``12h``. Converts to Unix time."""
+
+    name = "when"
+
+    def convert(
+        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return Unix time in seconds."""
+        if not isinstance(value, str):
+            return float(value)
+        if age := _AGE.fullmatch(value.strip()):
+            return time.time() - float(age[1]) * _UNITS[age[2]]
+        for form in _DATES:
+            try:
+                return time.mktime(time.strptime(value.strip(), form))
+            except ValueError:
+                continue
+        return self.fail(
+            f"{value!r} is neither a date (2026-01-31) nor an age (30min, 12h, 3d, 2w)"
+        )
+
+
+class Size(click.ParamType):
+    """A number of bytes: ``500MB``, ``2GiB``, ``1000``."""
+
+    name = "size"
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the number of bytes."""
+        if not isinstance(value, str):
+            return int(value)
+        size = _SIZE.fullmatch(value.strip())
+        if size is None:
+            self.fail(f"{value!r} is no size, such as 500MB, 2GiB or 1000")
+        base = 1024 if size[3] else 1000
+        return int(float(size[1]) * base ** _POWERS[size[2].lower()])
+
+
+def one_entry(cache: Cache, prefix: str) -> EntryRow:
+    """Return the entry whose key starts with ``prefix``.
+
+    Raises:
+        CacheError: There is none, or there are several.
+    """
+    found = cache.find(prefix)
+    if not found:
+        raise CacheError(
+            f"no entry in {cache.path} has a key that starts with {prefix!r}",
+            hint="`snaprt cache ls` lists the entries.",
+        )
+    if len(found) > 1:
+        listed = ", ".join(row.key[:SHORT_KEY] for row in found[:4])
+        raise CacheError(
+            f"{len(found)} entries have a key that starts with {prefix!r}: {listed}"
+            f"{', ...' if len(found) > 4 else ''}",
+            hint="Give more digits of the key.",
+        )
+    return found[0]
+
+
+def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
+    """Print names with what belongs to them, in two columns that fit the terminal."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(name, value)
+    output.console.print(table)
+
+
+def bar(value: float, largest: float, width: int = 20) -> str:
+    """Return a bar of at most ``width`` signs that shows ``value`` against the largest one."""
+    if value <= 0 or largest <= 0:
+        return ""
+    sign = "█" if output.console.encoding.lower().startswith("utf") else "#"
+    return sign * max(1, round(width * value / largest))
+
+
+def short_name(name: str) -> str:
+    """Return a program's name for a table: a long one without its middle."""
+    if len(name) <= _LONGEST_NAME:
+        return name or "(no name)"
+    half = (_LONGEST_NAME - 3) // 2
+    return f"{name[:half]}...{name[-half:]}"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: ``1 entry``, ``2 entries``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def size_in_words(count: float) -> str:
+    """Return a number of bytes for people: ``1.5 MB``."""
+    return decimal(int(count))
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Return a duration for people: ``0.25 s``, ``4.5 min``, ``2.0 h``."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    if seconds >= 60:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds:.2f} s"
+
+
+def moment_in_words(unix_seconds: float) -> str:
+    """Return a time for people, in their time zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))

@@ -1,0 +1,59 @@
+"""Have one process compile a program while the others that want it wait for its entry.
+
+It knows the settings and the metrics; what is compiled, and how, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+from snaprt_cache.flight import Flight
+from snaprt_cache.key import Key
+from snaprt_cache.store import Cache
+
+from snaprt import settings
+from snaprt.execute.store import count_event
+
+T = TypeVar("T")
+
+
+def compile_once(
+    cache: Cache,
+    key: Key,
+    load: Callable[[], T | None],
+    compile_and_put: Callable[[], tuple[T, bool]],
+) -> tuple[T, bool, bool]:
+    """Compile a program that was not in the cache, unless another process is about to store it.
+
+    Args:
+        cache: The cache that was asked for it.
+        key: Its key.
+        load: Asks the cache again; ``None`` if it has nothing that can be loaded.
+        compile_and_put: Returns the executable, and whether it was stored.
+
+    Returns:
+        The executable, whether it came from the cache, and whether it is there now.
+    """
+    with flight(cache).lead(key.digest, cache.blob_path(key.digest).exists) as role:
+        if not role.leader and cache.blob_path(key.digest).exists():
+            loaded = load()
+            if loaded is not None:
+                return loaded, True, True
+        compiled, role.stored = compile_and_put()
+        return compiled, False, role.stored
+
+
+def flight(cache: Cache) -> Flight:
+    """Return the locks of a cache, with the bound on waiting that is set now."""
+    # The processes of one job may need each other to compile: none of them may wait.
+    can_wait = cache.mode.writes and jax.process_count() == 1
+    return _flight(cache.folder, settings.get("SNAPRT_CACHE_WAIT") if can_wait else 0.0)
+
+
+@functools.cache
+def _flight(folder: Path, wait_seconds: float) -> Flight:
+    return Flight(folder, wait_seconds, count_event)

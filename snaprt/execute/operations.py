@@ -1,0 +1,362 @@
+"""Reads the summaries of programs in the cache and says how two programs differ.
+
+Knows StableHLO as MLIR prints it, as text; never JAX, so that a question is answered at once.
+``summary`` writes what is read here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import zstandard
+
+# A summary has 64 kB; what claims to unpack to more than this is none.
+_LARGEST_TEXT: Final = 1 << 26
+# Longer lists of operations are compared by rarer lines alone, which is fast and nearly as good.
+_CAREFULLY_COMPARED: Final = 1500
+
+_VALUE: Final = re.compile(r"%[A-Za-z0-9_]+(?:#[0-9]+)?")
+_RESULT: Final = re.compile(r"^((?:%[\w:]+(?:, )?)+) = ")
+_LOCATION: Final = re.compile(r" loc\((#loc\d*|unknown|\"[^\"]*\"(?:\([^()]*\))?)\)")
+_NAME: Final = re.compile(r'^(?:stablehlo\.|func\.)?"?([\w.]+)')
+_CONSTANT: Final = re.compile(r"dense(?:_resource)?<[^>]*>")
+_ELIDED: Final = "dense_resource<__elided__>"
+_SHAPE: Final = re.compile(r"(?:tensor|vector)<[^<>]*>|\[[0-9:, x-]*\]|array<[^>]*>")
+_ARGUMENT: Final = re.compile(r"%(arg\d+): ((?:tensor<[^<>]*>|[^ ,)]+))")
+_FILE: Final = re.compile(r'^"((?:[^"\\]|\\.)*)":(\d+):')
+_CALL: Final = re.compile(r"^callsite\((#loc\d*) at (#loc\d*)\)")
+_NAMED: Final = re.compile(r'^"((?:[^"\\]|\\.)*)"\((#loc\d*)\)')
+_LIBRARY: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of a program.
+
+    Attributes:
+        text: The operation with its shapes; operands are named after what made them, so that one
+            operation more does not change all that follow.
+        numbered: The same with MLIR's own numbers of values.
+        source: The user's line that it comes from, ``file.py:12 in step``; empty if unknown.
+    """
+
+    text: str
+    numbered: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program as its summary tells it.
+
+    Attributes:
+        arguments: The name and the type of each argument of ``main``.
+        operations: Its operations, those inside of loops and functions too, as printed.
+        is_cut: Whether its last operations are missing.
+    """
+
+    arguments: tuple[tuple[str, str], ...]
+    operations: tuple[Operation, ...]
+    is_cut: bool
+
+
+@dataclass(frozen=True)
+class OperationDifference:
+    """One place where two programs differ; an empty text stands for no operation.
+
+    Attributes:
+        position: The number of the operation in the second program, from 1.
+        before: The operation in the first program.
+        after: The operation in the second program.
+        before_source: The user's line of the first.
+        after_source: The user's line of the second.
+    """
+
+    position: int
+    before: str
+    after: str
+    before_source: str
+    after_source: str
+
+
+@dataclass(frozen=True)
+class ProgramDifference:
+    """How two programs differ.
+
+    Attributes:
+        kind: ``shapes``, ``constants``, ``wiring`` (which results an operation takes), ``code``,
+            or ``nothing`` that a summary shows.
+        arguments: Name, type before and type after of each argument of ``main`` that differs.
+        count: How many operations differ.
+        operations: The first of them.
+        constants: Those of them that are constants.
+        is_partial: Whether the summary of one program misses its last operations.
+    """
+
+    kind: str
+    arguments: tuple[tuple[str, str, str], ...]
+    count: int
+    operations: tuple[OperationDifference, ...]
+    constants: tuple[OperationDifference, ...]
+    is_partial: bool
+
+
+def summary_text(summary: object) -> str:
+    """Return the text in a summary; empty if it is none."""
+    if not isinstance(summary, str) or not summary:
+        return ""
+    try:
+        packed = base64.b64decode(summary, validate=True)
+        if zstandard.frame_content_size(packed) > _LARGEST_TEXT:
+            return ""
+        unpacked = zstandard.ZstdDecompressor().decompress(packed, max_output_size=_LARGEST_TEXT)
+    except (binascii.Error, ValueError, zstandard.ZstdError, MemoryError):
+        return ""
+    return unpacked.decode("utf-8", "replace")
+
+
+def read_program(text: str) -> Program:
+    """Return the program in the text of a summary."""
+    lines = text.splitlines()
+    locations = dict(_definitions(lines))
+    digests = iter([line.removeprefix("// constant ") for line in lines if _is_digest(line)])
+    sources: dict[str, str] = {}
+    made_by: dict[str, str] = {}
+    unused: dict[str, int] = {}
+    arguments: tuple[tuple[str, str], ...] = ()
+    operations: list[Operation] = []
+    for line in lines:
+        stripped = line.strip()
+        if stripped.startswith("func.func"):
+            made_by, unused = {}, {}
+            if "@main(" in stripped:
+                arguments = tuple(_ARGUMENT.findall(_LOCATION.sub("", stripped)))
+        if not stripped.startswith(("%", '"', "stablehlo.", "call ", "return ", "sdy.")):
+            continue
+        reference = _last(_LOCATION.findall(stripped))
+        numbered = _LOCATION.sub("", stripped)
+        if _ELIDED in numbered:
+            numbered = numbered.replace(_ELIDED, f"dense<digest {next(digests, 'unknown')}>")
+        results, numbered = _split_results(numbered)
+        text_of = _VALUE.sub(functools.partial(_label, made_by), numbered)
+        label = "%" + _name(numbered)
+        made_by.update(dict.fromkeys(results, label))
+        if reference not in sources:
+            sources[reference] = _source(reference, locations)
+        # A constant is made where the graph was cut; who uses it first is what a person wrote.
+        for value in _VALUE.findall(numbered) if unused else ():
+            if (at := unused.pop(value, None)) is not None:
+                operations[at] = replace(operations[at], source=sources[reference])
+        if label == "%constant":
+            unused[results[0]] = len(operations)
+        operations.append(Operation(text_of, numbered, sources[reference]))
+    return Program(arguments, tuple(operations), any(line == "// cut" for line in lines))
+
+
+def _definitions(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        if line.startswith("#loc"):
+            name, _, rest = line.partition(" = loc(")
+            yield name, rest.removesuffix(")")
+
+
+def _is_digest(line: str) -> bool:
+    return line.startswith("// constant ")
+
+
+def _last(found: Sequence[str]) -> str:
+    return found[-1] if found else ""
+
+
+def _split_results(line: str) -> tuple[list[str], str]:
+    found = _RESULT.match(line)
+    if found is None:
+        return [], line
+    results = [result.partition(":")[0] for result in found[1].split(", ")]
+    return results, line[found.end() :]
+
+
+def _label(made_by: dict[str, str], found: re.Match[str]) -> str:
+    name, mark, number = found[0].partition("#")
+    known = made_by.get(name)
+    if known is None:
+        # An argument, or what a loop hands on: MLIR tells equal names apart by a number.
+        return f"{re.sub(r'_[0-9]+$', '', name)}{mark}{number}"
+    return f"{known}{mark}{number}"
+
+
+def _name(text: str) -> str:
+    found = _NAME.match(text)
+    return found[1].rpartition(".")[2] if found else "value"
+
+
+def _source(reference: str, locations: dict[str, str]) -> str:
+    """Return the innermost frame that is the user's, else the innermost of all."""
+    frames = list(_frames(reference, locations, ""))
+    own = [frame for frame in frames if not _LIBRARY.search(frame)]
+    return (own or frames or [""])[0]
+
+
+def _frames(reference: str, locations: dict[str, str], function: str) -> Iterator[str]:
+    """Yield the frames of a location, innermost first."""
+    definition = locations.get(reference, "")
+    if call := _CALL.match(definition):
+        yield from _frames(call[1], locations, function)
+        yield from _frames(call[2], locations, function)
+    elif named := _NAMED.match(definition):
+        yield from _frames(named[2], locations, named[1])
+    elif file := _FILE.match(definition):
+        inside = f" in {function}" if function and function != "<module>" else ""
+        yield f"{file[1]}:{file[2]}{inside}"
+
+
+def compare(before: Program, after: Program, *, most: int = 5) -> ProgramDifference:
+    """Return how two programs differ.
+
+    Args:
+        before: The first program.
+        after: The second program.
+        most: How many of the differing operations, and of the constants, are wanted.
+    """
+    places = list(_differences(before.operations, after.operations))
+    kind = _kind(places)
+    if not places and before.operations != after.operations:
+        places = list(_wiring(before.operations, after.operations))
+        kind = "wiring" if places else "nothing"
+    arguments = _arguments(before, after)
+    if arguments and kind in ("nothing", "wiring"):
+        kind = "shapes"
+    constants = [place for place in places if _is_constant(place)]
+    return ProgramDifference(
+        kind=kind,
+        arguments=arguments,
+        count=len(places),
+        operations=tuple(places[:most]),
+        constants=tuple(constants[:most]),
+        is_partial=before.is_cut or after.is_cut,
+    )
+
+
+def _differences(
+    before: Sequence[Operation], after: Sequence[Operation]
+) -> Iterator[OperationDifference]:
+    old, new = [one.text for one in before], [one.text for one in after]
+    start = _common(old, new)
+    end = _common(old[start:][::-1], new[start:][::-1])
+    old_middle, new_middle = old[start : len(old) - end], new[start : len(new) - end]
+    blocks: Sequence[tuple[str, int, int, int, int]]
+    if [_SHAPE.sub("", line) for line in old_middle] == [
+        _SHAPE.sub("", line) for line in new_middle
+    ]:
+        blocks = [("replace", 0, len(old_middle), 0, len(new_middle))]
+    else:
+        quick = len(old_middle) + len(new_middle) > 2 * _CAREFULLY_COMPARED
+        matcher = difflib.SequenceMatcher(None, old_middle, new_middle, autojunk=quick)
+        blocks = matcher.get_opcodes()
+    nothing = Operation("", "", "")
+    for tag, old_from, old_to, new_from, new_to in blocks:
+        if tag == "equal":
+            continue
+        for offset in range(max(old_to - old_from, new_to - new_from)):
+            old_at, new_at = start + old_from + offset, start + new_from + offset
+            one = before[old_at] if offset < old_to - old_from else nothing
+            other = after[new_at] if offset < new_to - new_from else nothing
+            if one.text != other.text:
+                yield _place(new_at, one, other)
+
+
+def _common(old: Sequence[str], new: Sequence[str]) -> int:
+    """Return how many first lines are the same."""
+    pairs = enumerate(zip(old, new, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
+
+
+def _wiring(
+    before: Sequence[Operation], after: Sequence[Operation]
+) -> Iterator[OperationDifference]:
+    for at, (one, other) in enumerate(zip(before, after, strict=True)):
+        if one.numbered != other.numbered:
+            yield OperationDifference(
+                at + 1, one.numbered, other.numbered, one.source, other.source
+            )
+
+
+def _place(at: int, before: Operation, after: Operation) -> OperationDifference:
+    return OperationDifference(at + 1, before.text, after.text, before.source, after.source)
+
+
+def _kind(places: Sequence[OperationDifference]) -> str:
+    if not places:
+        return "nothing"
+    if all(_SHAPE.sub("", place.before) == _SHAPE.sub("", place.after) for place in places):
+        return "shapes"
+    if all(_is_constant(place) for place in places):
+        return "constants"
+    return "code"
+
+
+def _is_constant(place: OperationDifference) -> bool:
+    """Return whether two constants differ in nothing but their values."""
+    both = place.before, place.after
+    return all(_CONSTANT.search(text) for text in both) and (
+        _CONSTANT.sub("", place.before) == _CONSTANT.sub("", place.after)
+    )
+
+
+def _arguments(before: Program, after: Program) -> tuple[tuple[str, str, str], ...]:
+    old, new = dict(before.arguments), dict(after.arguments)
+    names = [*new, *(name for name in old if name not in new)]
+    return tuple(
+        (name, old.get(name, ""), new.get(name, ""))
+        for name in names
+        if old.get(name) != new.get(name)
+    )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What of a program is enough to find others like it.
+
+    Attributes:
+        kinds: The names of its operations, in order.
+        lines: How often it has each operation with its shapes, by a number for it.
+    """
+
+    kinds: tuple[str, ...]
+    lines: Counter[int]
+
+
+def profile(text: str) -> Profile:
+    """Return the profile of the program in the text of a summary."""
+    found = _ANY_OPERATION.findall(text)
+    lines = Counter(hash((name, _VALUE.sub("", rest))) for name, rest in found)
+    return Profile(tuple(name for name, _ in found), lines)
+
+
+_ANY_OPERATION: Final = re.compile(
+    r"= \"?((?:stablehlo|chlo|mhlo)\.\w+|call @\w+)(.*?)(?: loc\(.*)?$", re.M
+)
+
+
+def likeness(before: Profile, after: Profile) -> tuple[float, float]:
+    """Return how many kinds of operations two programs share, and how many with the same shapes.
+
+    Both are parts of the larger program, 0 to 1; neither knows the order.
+    """
+    return (
+        _shared(Counter(before.kinds), Counter(after.kinds)),
+        _shared(before.lines, after.lines),
+    )
+
+
+def _shared(before: Counter[Any], after: Counter[Any]) -> float:
+    size = max(before.total(), after.total())
+    return (before & after).total() / size if size else 0.0
