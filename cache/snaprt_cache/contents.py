@@ -127,13 +127,16 @@ class Contents:
             What was looked at, the sound included, as it is looked at.
         """
         sound: set[str] = set()
+        there: set[str] = set()
         for digest in self._blobs.digests():
             finding = self._check_blob(digest, heal)
             if not finding.problem:
                 sound.add(digest)
+            if not finding.healed:
+                there.add(digest)
             yield finding
         if self.folder.is_dir():
-            yield self._check_index(sound, heal)
+            yield self._check_index(sound, there, heal)
         stale = self._blobs.stale_files()
         if heal:
             self._blobs.sweep()
@@ -332,12 +335,12 @@ class Contents:
             return Finding("entry", digest, path, error.strerror or str(error))
         return Finding("entry", digest, path)
 
-    def _check_index(self, sound: set[str], heal: bool) -> Finding:
+    def _check_index(self, sound: set[str], there: set[str], heal: bool) -> Finding:
         try:
             problem = self._index.problem()
             if problem and heal:
                 self._index.set_aside()
-            elif not problem and self._index.keys() != sound:
+            elif not problem and not sound <= self._index.keys() <= there:
                 problem = "its rows are not those of the entries"
             if heal:
                 right = self._reconcile()

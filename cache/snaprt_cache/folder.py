@@ -1,4 +1,4 @@
-"""Directories and files as the cache makes them: safe to execute from, private or shared on purpose.
+"""Directories and files as the cache makes them: private, or shared on purpose; safe to run from.
 
 Executables are code: whoever can write into the directory can run code as its user.
 """

@@ -333,12 +333,16 @@ def _by_worth(connection: sqlite3.Connection, now: float, in_use: bool) -> Itera
 
 
 def _forget_the_future(connection: sqlite3.Connection, now: float) -> None:
-    """Let what was used at a time that is still to come count as used now: a clock was wrong."""
+    """Let what was used at a time that is still to come count as made now: a clock was wrong."""
     connection.execute(
-        "UPDATE entries SET created = min(created, :now), last_used = min(last_used, :now), "
+        "UPDATE entries SET created = min(created, :now), last_used = min(last_used, :not_in_use), "
         "worth = worth_of(compile_seconds + saved_seconds, stored_bytes, :now) "
         "WHERE max(created, last_used) > :latest",
-        {"now": now, "latest": now + _CLOCKS_DIFFER_SECONDS},
+        {
+            "now": now,
+            "not_in_use": now - _IN_USE_SECONDS,
+            "latest": now + _CLOCKS_DIFFER_SECONDS,
+        },
     )
 
 
