@@ -31,6 +31,7 @@ from snaprt.execute.operations import (
     compare,
     read_program,
 )
+from snaprt.execute.store import open_cache
 
 _KINDS: Final = {
     "shapes": "The same operations, with other shapes",
@@ -77,7 +78,7 @@ def why(
     """
     if last == bool(keys) or len(keys) > 2:
         raise click.UsageError("give one or two keys, or --last", context)
-    cache = Cache.open(folder)
+    cache = open_cache(folder)
     if len(keys) == 2:
         _explain_two(cache, keys, most, as_json)
     elif keys:
