@@ -32,7 +32,7 @@ FORMAT_FOLDER: Final = "v1"
 # entry would slow the program down.
 _INDEX_PAUSE_SECONDS: Final = 30.0
 # How many entries one transaction removes: others wait for it.
-_EVICTED_AT_ONCE: Final = 256
+_EVICTED_AT_ONCE: Final = 128
 # Eviction goes on below the limit, so that it is not the business of every put.
 _FILLED_AFTER_EVICTION: Final = 0.9
 _ANY_SIZE: Final = 1 << 62
@@ -227,11 +227,24 @@ class Contents:
         try:
             self._write_usage()
             self._reconcile()
-            return self._index.entries(prefix)
+            rows = self._index.entries(prefix)
+            # A row of which SQLite's own index says something else is not seen in reconciling.
+            if any(not self._blobs.path(row.key).exists() for row in rows):
+                self._set_aside_if_damaged()
+                self._reconcile()
+                rows = self._index.entries(prefix)
+            return rows
         except IndexUnavailable as error:
             LOGGER.info("listing the blobs, for the index cannot be used: %s", error)
         rows = [indexed.row for indexed in self._blob_rows() if indexed.row.key.startswith(prefix)]
         return sorted(rows, key=lambda row: row.created, reverse=True)
+
+    def _set_aside_if_damaged(self) -> str:
+        """Check the index, and move it to the quarantine for a problem, which is returned."""
+        problem = self._index.problem()
+        if problem:
+            self._index.set_aside()
+        return problem
 
     def _reconcile(self) -> bool:
         """Give the index a row for each blob, and no other: a process may die between the two.
@@ -337,10 +350,8 @@ class Contents:
 
     def _check_index(self, sound: set[str], there: set[str], heal: bool) -> Finding:
         try:
-            problem = self._index.problem()
-            if problem and heal:
-                self._index.set_aside()
-            elif not problem and not sound <= self._index.keys() <= there:
+            problem = self._set_aside_if_damaged() if heal else self._index.problem()
+            if not problem and not sound <= self._index.keys() <= there:
                 problem = "its rows are not those of the entries"
             if heal:
                 right = self._reconcile()
