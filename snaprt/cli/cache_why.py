@@ -251,4 +251,5 @@ def _ago(moment: float) -> str:
 
 def _say(line: str | Text, indent: int = 0) -> None:
     text = Text(line) if isinstance(line, str) else line
-    output.console.print(Padding(text, (0, 0, 0, indent)), soft_wrap=False, overflow="fold")
+    # What is too long goes on below itself, indented; no spaces fill the lines.
+    output.console.print(Padding.indent(text, indent), soft_wrap=False, overflow="fold")
