@@ -99,19 +99,11 @@ class Contents:
             entries=len(rows),
             payload_bytes=sum(row.payload_bytes for row in rows),
             stored_bytes=sum(row.stored_bytes for row in rows),
-            hits=int(totals.get(reports.HIT, 0)),
-            misses=int(totals.get(reports.MISS, 0)),
-            corrupt=int(totals.get(reports.CORRUPT, 0)),
-            puts=int(totals.get(reports.PUT, 0)),
-            errors=int(totals.get(reports.ERROR, 0)),
-            saved_seconds=totals.get(reports.SAVED_SECONDS, 0.0),
             set_aside=len(self._blobs.set_aside_files()),
             journal_mode=journal,
             max_bytes=self.max_bytes,
             pinned=sum(row.pinned for row in rows),
-            evicted=int(totals.get(reports.EVICTED, 0)),
-            refused=int(totals.get(reports.REFUSED, 0)),
-            remote_hits=int(totals.get(reports.REMOTE_HIT, 0)),
+            **reports.counts(totals),
         )
 
     # Looking after it.

@@ -38,9 +38,23 @@ DEFAULT_MAX_BYTES: Final = 10 << 30
 
 
 def default_path() -> Path:
-    """Return the cache directory: ``SNAPRT_CACHE_DIR``, else one in the user's cache directory."""
+    """Return the cache directory: ``SNAPRT_CACHE_DIR``, else one in the user's cache directory.
+
+    Raises:
+        CacheError: The variable is not set, and the user has no home directory.
+    """
     chosen = os.environ.get("SNAPRT_CACHE_DIR", "").strip()
-    return Path(chosen or platformdirs.user_cache_dir("snaprt", appauthor=False))
+    if chosen:
+        return Path(chosen)
+    found = "~"
+    with contextlib.suppress(RuntimeError, KeyError):
+        found = platformdirs.user_cache_dir("snaprt", appauthor=False)
+    if found.startswith("~"):
+        raise CacheError(
+            "there is no home directory for a compile cache",
+            hint="Set SNAPRT_CACHE_DIR to a directory, or SNAPRT_CACHE=off.",
+        )
+    return Path(found)
 
 
 class Cache(Contents):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, CacheError, Key, KeyPart, read_key_file
+from snaprt_cache import key as key_module
 
 from snaprt.execute.store import persistent_cache
 
@@ -190,6 +191,27 @@ def test_with_a_key_a_tier_is_not_trusted_without_a_signature(tmp_path: Path) ->
     )
     assert two.get(KEY) is None
     assert events == ["PersistentCacheRefused", "PersistentCacheMiss"]
+
+
+def test_a_digest_that_others_could_have_written_down_is_not_believed(
+    folder: Path, tmp_path: Path
+) -> None:
+    import json
+
+    from snaprt_cache import file_digest
+
+    library = tmp_path / "libxla.so"
+    library.write_bytes(b"code")
+    os.utime(library, (1e9, 1e9))
+    own = tmp_path / "own" / "v1"
+    digest = file_digest(library, own)
+    memo = json.loads((own / "file-digests.json").read_text())
+    memo["files"] = dict.fromkeys(memo["files"], "0" * 64)
+    theirs = folder / "v1"
+    theirs.mkdir()
+    (theirs / "file-digests.json").write_text(json.dumps(memo))
+    key_module._digests_of_this_process.clear()
+    assert file_digest(library, theirs) == digest
 
 
 # Key files.
