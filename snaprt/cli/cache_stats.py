@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +55,7 @@ def stats(folder: Path | None, days: int, as_json: bool) -> None:
     neighbours = Neighbours(cache)
     reasons = Counter(neighbours.explain_miss(miss).reason for miss in neighbours.misses)
     missed = Counter(miss.name for miss in neighbours.misses)
-    programs = _programs(cache.entries(), missed)
+    programs = _programs(neighbours.rows.values(), missed)
     history = _days(events_by_day(cache), days)
     if as_json:
         content = {
@@ -72,7 +72,7 @@ def stats(folder: Path | None, days: int, as_json: bool) -> None:
     _print_days(history)
 
 
-def _programs(rows: Sequence[EntryRow], missed: Mapping[str, int]) -> list[dict[str, Any]]:
+def _programs(rows: Iterable[EntryRow], missed: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the sums by the name of a program, the most seconds saved first."""
     groups: dict[str, list[EntryRow]] = {name: [] for name in missed}
     for row in rows:
