@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,16 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep the tests, and the processes they start, away from the user's own cache."""
     folder = tmp_path_factory.mktemp("cache")
     patch = pytest.MonkeyPatch()
-    patch.setenv("SNAPRT_CACHE_DIR", str(folder))
-    for name in ("XLA_FLAGS", "SNAPRT_DUMP_DIR", "SNAPRT_METRICS_FILE", "SNAPRT_CACHE", "COLUMNS"):
+    about_the_cache = [name for name in os.environ if name.startswith("SNAPRT_CACHE")]
+    for name in (
+        "XLA_FLAGS",
+        "SNAPRT_DUMP_DIR",
+        "SNAPRT_METRICS_FILE",
+        "COLUMNS",
+        *about_the_cache,
+    ):
         patch.delenv(name, raising=False)
+    patch.setenv("SNAPRT_CACHE_DIR", str(folder))
     yield folder
     patch.undo()
 

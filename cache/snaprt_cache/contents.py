@@ -32,7 +32,7 @@ FORMAT_FOLDER: Final = "v1"
 # entry would slow the program down.
 _INDEX_PAUSE_SECONDS: Final = 30.0
 # How many entries one transaction removes: others wait for it.
-_EVICTED_AT_ONCE: Final = 256
+_EVICTED_AT_ONCE: Final = 128
 # Eviction goes on below the limit, so that it is not the business of every put.
 _FILLED_AFTER_EVICTION: Final = 0.9
 _ANY_SIZE: Final = 1 << 62
@@ -99,19 +99,11 @@ class Contents:
             entries=len(rows),
             payload_bytes=sum(row.payload_bytes for row in rows),
             stored_bytes=sum(row.stored_bytes for row in rows),
-            hits=int(totals.get(reports.HIT, 0)),
-            misses=int(totals.get(reports.MISS, 0)),
-            corrupt=int(totals.get(reports.CORRUPT, 0)),
-            puts=int(totals.get(reports.PUT, 0)),
-            errors=int(totals.get(reports.ERROR, 0)),
-            saved_seconds=totals.get(reports.SAVED_SECONDS, 0.0),
             set_aside=len(self._blobs.set_aside_files()),
             journal_mode=journal,
             max_bytes=self.max_bytes,
             pinned=sum(row.pinned for row in rows),
-            evicted=int(totals.get(reports.EVICTED, 0)),
-            refused=int(totals.get(reports.REFUSED, 0)),
-            remote_hits=int(totals.get(reports.REMOTE_HIT, 0)),
+            **reports.counts(totals),
         )
 
     # Looking after it.
@@ -127,13 +119,16 @@ class Contents:
             What was looked at, the sound included, as it is looked at.
         """
         sound: set[str] = set()
+        there: set[str] = set()
         for digest in self._blobs.digests():
             finding = self._check_blob(digest, heal)
             if not finding.problem:
                 sound.add(digest)
+            if not finding.healed:
+                there.add(digest)
             yield finding
         if self.folder.is_dir():
-            yield self._check_index(sound, heal)
+            yield self._check_index(sound, there, heal)
         stale = self._blobs.stale_files()
         if heal:
             self._blobs.sweep()
@@ -224,11 +219,24 @@ class Contents:
         try:
             self._write_usage()
             self._reconcile()
-            return self._index.entries(prefix)
+            rows = self._index.entries(prefix)
+            # A row of which SQLite's own index says something else is not seen in reconciling.
+            if any(not self._blobs.path(row.key).exists() for row in rows):
+                self._set_aside_if_damaged()
+                self._reconcile()
+                rows = self._index.entries(prefix)
+            return rows
         except IndexUnavailable as error:
             LOGGER.info("listing the blobs, for the index cannot be used: %s", error)
         rows = [indexed.row for indexed in self._blob_rows() if indexed.row.key.startswith(prefix)]
         return sorted(rows, key=lambda row: row.created, reverse=True)
+
+    def _set_aside_if_damaged(self) -> str:
+        """Check the index, and move it to the quarantine for a problem, which is returned."""
+        problem = self._index.problem()
+        if problem:
+            self._index.set_aside()
+        return problem
 
     def _reconcile(self) -> bool:
         """Give the index a row for each blob, and no other: a process may die between the two.
@@ -332,12 +340,10 @@ class Contents:
             return Finding("entry", digest, path, error.strerror or str(error))
         return Finding("entry", digest, path)
 
-    def _check_index(self, sound: set[str], heal: bool) -> Finding:
+    def _check_index(self, sound: set[str], there: set[str], heal: bool) -> Finding:
         try:
-            problem = self._index.problem()
-            if problem and heal:
-                self._index.set_aside()
-            elif not problem and self._index.keys() != sound:
+            problem = self._set_aside_if_damaged() if heal else self._index.problem()
+            if not problem and not sound <= self._index.keys() <= there:
                 problem = "its rows are not those of the entries"
             if heal:
                 right = self._reconcile()

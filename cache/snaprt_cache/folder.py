@@ -1,4 +1,4 @@
-"""Directories and files as the cache makes them: safe to execute from, private or shared on purpose.
+"""Directories and files as the cache makes them: private, or shared on purpose; safe to run from.
 
 Executables are code: whoever can write into the directory can run code as its user.
 """
@@ -12,6 +12,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import platformdirs
 
 from snaprt_cache.errors import CacheError
 
@@ -45,6 +47,26 @@ def shared_access(root: Path) -> Access:
     except OSError:
         return _FOR_THE_GROUP
     return Access(mode, mode & 0o666)
+
+
+def default_path() -> Path:
+    """Return the cache directory: ``SNAPRT_CACHE_DIR``, else one in the user's cache directory.
+
+    Raises:
+        CacheError: The variable is not set, and the user has no home directory.
+    """
+    chosen = os.environ.get("SNAPRT_CACHE_DIR", "").strip()
+    if chosen:
+        return Path(chosen)
+    found = "~"
+    with contextlib.suppress(RuntimeError, KeyError):
+        found = platformdirs.user_cache_dir("snaprt", appauthor=False)
+    if found.startswith("~"):
+        raise CacheError(
+            "there is no home directory for a compile cache",
+            hint="Set SNAPRT_CACHE_DIR to a directory, or SNAPRT_CACHE=off.",
+        )
+    return Path(found)
 
 
 def refuse_if_unsafe(folder: Path) -> bool:

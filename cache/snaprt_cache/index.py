@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # An entry that was hit so short a time ago is likely to be needed at the next start.
 _IN_USE_SECONDS: Final = 600.0
+_LOOK_AT_ALL_SECONDS: Final = 600.0
 # Clocks of machines that share a directory may differ by less.
 _CLOCKS_DIFFER_SECONDS: Final = 3600.0
 
@@ -59,6 +60,7 @@ class Index(IndexFile):
         access: Access = PRIVATE,
     ) -> None:
         self._blob_rows = blob_rows
+        self._looked_at_all_until = time.monotonic()
         super().__init__(
             root,
             folder,
@@ -169,27 +171,32 @@ class Index(IndexFile):
             The rows removed, and the sums over those that are left.
         """
 
+        def enough(removed: int, left: Sizes) -> bool:
+            limit = limit_bytes if removed >= at_most else target_bytes
+            return left.stored_bytes <= limit
+
         def operation(connection: sqlite3.Connection) -> tuple[list[EntryRow], Sizes]:
             gone: list[EntryRow] = []
             now = time.time()
             with transaction(connection):
-                _forget_the_future(connection, now)
-                # The rows are added up here, and not at every put: nothing is evicted on the word
-                # of a sum that a damaged page gave.
-                sizes = _settle_sizes(connection)
-                for in_use in (False, True):
-                    for row in _by_worth(connection, now, in_use):
-                        done = len(gone) >= at_most and sizes.stored_bytes <= limit_bytes
-                        if done or sizes.stored_bytes <= target_bytes:
-                            break
-                        if row.key in keep:
-                            continue
-                        try:
-                            remove(row.key)
-                        except OSError:
-                            continue
-                        gone.append(row)
-                        sizes = sizes.without(row)
+                # All rows are looked at now and then, not at every eviction: nothing is to be
+                # evicted for long on the word of a sum that a damaged page gave.
+                if time.monotonic() >= self._looked_at_all_until:
+                    _forget_the_future(connection, now)
+                    _settle_sizes(connection)
+                    self._looked_at_all_until = time.monotonic() + _LOOK_AT_ALL_SECONDS
+                sizes = _sizes(connection)
+                rows = _by_worth(connection, now)
+                while not enough(len(gone), sizes) and (row := next(rows, None)) is not None:
+                    if row.key in keep:
+                        continue
+                    try:
+                        remove(row.key)
+                    except OSError:
+                        continue
+                    gone.append(row)
+                    sizes = sizes.without(row)
+                rows.close()
                 _remove(connection, [row.key for row in gone])
                 return gone, _sizes(connection)
 
@@ -268,7 +275,7 @@ class Index(IndexFile):
         """Return what SQLite finds wrong with the file; empty if it is sound."""
 
         def operation(connection: sqlite3.Connection) -> str:
-            lines = [str(line) for (line,) in connection.execute("PRAGMA quick_check(3)")]
+            lines = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(3)")]
             return "" if lines == ["ok"] else "; ".join(lines)
 
         return self.run(operation)
@@ -321,24 +328,31 @@ def _remove(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
     connection.executemany("DELETE FROM key_parts WHERE key = ?", listed)
 
 
-def _by_worth(connection: sqlite3.Connection, now: float, in_use: bool) -> Iterable[EntryRow]:
-    """Return the rows that are not pinned, those least worth keeping first."""
-    condition = "last_used > ?" if in_use else "last_used <= ?"
-    rows = connection.execute(
-        f"SELECT * FROM entries WHERE NOT pinned AND {condition} ORDER BY worth",
-        (now - _IN_USE_SECONDS,),
-    )
-    names = [column[0] for column in rows.description]
-    return (entry_row(dict(zip(names, row, strict=True))) for row in rows)
+def _by_worth(connection: sqlite3.Connection, now: float) -> Generator[EntryRow, None, None]:
+    """Give the rows that are not pinned, those least worth keeping first, those in use last."""
+    for condition in ("last_used <= ?", "last_used > ?"):
+        # Few rows will be taken: without the hint SQLite would sort them all.
+        rows = connection.execute(
+            "SELECT * FROM entries INDEXED BY entries_by_worth "
+            f"WHERE NOT pinned AND {condition} ORDER BY worth",
+            (now - _IN_USE_SECONDS,),
+        )
+        names = [column[0] for column in rows.description]
+        for row in rows:
+            yield entry_row(dict(zip(names, row, strict=True)))
 
 
 def _forget_the_future(connection: sqlite3.Connection, now: float) -> None:
-    """Let what was used at a time that is still to come count as used now: a clock was wrong."""
+    """Let what was used at a time that is still to come count as made now: a clock was wrong."""
     connection.execute(
-        "UPDATE entries SET created = min(created, :now), last_used = min(last_used, :now), "
+        "UPDATE entries SET created = min(created, :now), last_used = min(last_used, :not_in_use), "
         "worth = worth_of(compile_seconds + saved_seconds, stored_bytes, :now) "
         "WHERE max(created, last_used) > :latest",
-        {"now": now, "latest": now + _CLOCKS_DIFFER_SECONDS},
+        {
+            "now": now,
+            "not_in_use": now - _IN_USE_SECONDS,
+            "latest": now + _CLOCKS_DIFFER_SECONDS,
+        },
     )
 
 

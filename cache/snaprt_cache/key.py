@@ -21,7 +21,8 @@ from typing import Final
 
 import blake3
 
-from snaprt_cache.folder import make_private_folders
+from snaprt_cache.errors import CacheError
+from snaprt_cache.folder import make_private_folders, refuse_if_unsafe
 
 _KEY_DOMAIN: Final = b"snaprt key 1"
 
@@ -224,13 +225,15 @@ def file_digest(path: str | Path, memo_folder: Path | None = None) -> str:
 
     Args:
         path: The file.
-        memo_folder: Where to remember; None for this process only. A folder that cannot be written
-            costs the time of reading the file again.
+        memo_folder: Where to remember; None for this process only. A folder that cannot be written,
+            or that others can write to, costs the time of reading the file again.
 
     Raises:
         OSError: The file cannot be read.
     """
     status = os.stat(path)
+    if memo_folder is not None and not _is_private(memo_folder):
+        memo_folder = None
     row = (
         f"{os.path.abspath(path)}:"
         f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
@@ -245,6 +248,16 @@ def file_digest(path: str | Path, memo_folder: Path | None = None) -> str:
     if abs(time.time() - status.st_mtime) > _MEMO_MIN_AGE_SECONDS:
         _digests_of_this_process[row] = digest
     return digest
+
+
+def _is_private(folder: Path) -> bool:
+    """Return whether nobody else can write there what a file's digest is."""
+    try:
+        refuse_if_unsafe(folder.parent)
+        refuse_if_unsafe(folder)
+    except (CacheError, OSError):
+        return False
+    return True
 
 
 def _read_memo(folder: Path) -> dict[str, str]:

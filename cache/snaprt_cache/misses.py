@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from snaprt_cache.store import Cache
 
 FILE_NAME: Final = "misses.jsonl"
-#: How many misses are kept at least.
+#: How many misses are told of; a few more may be in the file.
 KEPT_MISSES: Final = 200
 _VERSION: Final = 1
 # The file may grow this large before it is cut to the last misses.
@@ -95,7 +95,8 @@ def script_name() -> str:
 
 def misses(folder: Path) -> list[Miss]:
     """Return the last misses of a cache, oldest first; lines that cannot be read are left out."""
-    return [miss for line in _lines(folder) if (miss := _parse(line)) is not None]
+    read = (_parse(line) for line in _lines(folder)[-KEPT_MISSES:])
+    return [miss for miss in read if miss is not None]
 
 
 def forget_misses(folder: Path) -> None:

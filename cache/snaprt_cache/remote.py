@@ -188,7 +188,12 @@ class RemoteTier:
         if not self._reads.acquire(timeout=self._timeout):
             raise TimeoutError(f"{_READS_AT_ONCE} earlier reads still wait for an answer")
         # A daemon: Python would wait without end for any other before it leaves.
-        threading.Thread(target=read, name="snaprt-cache-fetch", daemon=True).start()
+        thread = threading.Thread(target=read, name="snaprt-cache-fetch", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no more threads, or Python is leaving
+            self._reads.release()
+            raise
         try:
             return answer.result(max(0.0, deadline - time.monotonic()))
         except concurrent.futures.TimeoutError:
@@ -275,8 +280,8 @@ class RemoteTier:
             return
         self._warned.add(what)
         LOGGER.warning(
-            "The remote compile cache %s %s: %s. The program goes on without it, and asks it again "
-            "after a while. Check SNAPRT_CACHE_REMOTE, the credentials and the network, or raise "
+            "The remote compile cache %s %s: %s. The program goes on without it. Check "
+            "SNAPRT_CACHE_REMOTE, the credentials and the network, or raise "
             "SNAPRT_CACHE_REMOTE_TIMEOUT; docs/team-cache.md says more.",
             *(self._shown, what, reason),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 HIT: Final = "PersistentCacheHit"
 MISS: Final = "PersistentCacheMiss"
@@ -79,6 +79,25 @@ class CacheStats:
     evicted: int = 0
     refused: int = 0
     remote_hits: int = 0
+
+
+# The fields of CacheStats that are counts of events.
+_COUNTS: Final = {
+    "hits": HIT,
+    "misses": MISS,
+    "corrupt": CORRUPT,
+    "puts": PUT,
+    "errors": ERROR,
+    "evicted": EVICTED,
+    "refused": REFUSED,
+    "remote_hits": REMOTE_HIT,
+}
+
+
+def counts(totals: Mapping[str, float]) -> dict[str, Any]:
+    """Return the fields of ``CacheStats`` that come from what was counted, by event."""
+    fields: dict[str, Any] = {name: int(totals.get(event, 0)) for name, event in _COUNTS.items()}
+    return {**fields, "saved_seconds": totals.get(SAVED_SECONDS, 0.0)}
 
 
 @dataclass(frozen=True)

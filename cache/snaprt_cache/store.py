@@ -14,13 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import platformdirs
-
 from snaprt_cache import forks, frame, reports
 from snaprt_cache.blobs import Found, read_content
 from snaprt_cache.contents import Contents
 from snaprt_cache.errors import CacheError
-from snaprt_cache.folder import make_folders, refuse_if_unsafe
+from snaprt_cache.folder import default_path, make_folders, refuse_if_unsafe
 from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused
 from snaprt_cache.key import Key
 from snaprt_cache.modes import FAIL_ON_MISS, OFF, READ_WRITE, Mode, mode_called
@@ -35,12 +33,6 @@ __all__ = ["Cache", "CacheStats", "Entry", "Finding", "default_path"]
 
 #: What the files of a cache are held under together, in bytes, unless it is told otherwise.
 DEFAULT_MAX_BYTES: Final = 10 << 30
-
-
-def default_path() -> Path:
-    """Return the cache directory: ``SNAPRT_CACHE_DIR``, else one in the user's cache directory."""
-    chosen = os.environ.get("SNAPRT_CACHE_DIR", "").strip()
-    return Path(chosen or platformdirs.user_cache_dir("snaprt", appauthor=False))
 
 
 class Cache(Contents):

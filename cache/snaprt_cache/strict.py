@@ -1,4 +1,4 @@
-"""What to say where a program must not compile and its entry is missing: how it differs from others.
+"""What to say where nothing may compile and an entry is missing: how the nearest one differs.
 
 Knows keys and what blobs say about themselves, not programs.
 """

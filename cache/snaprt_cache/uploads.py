@@ -41,10 +41,9 @@ class Uploads:
                 len(self._waiting) < MAX_WAITING_BLOBS
                 and self._waiting_bytes + len(content) <= MAX_WAITING_BYTES
             )
-            if fits and not self.closing.is_set():
+            if fits and not self.closing.is_set() and self._is_started():
                 self._waiting[name] = content
                 self._waiting_bytes += len(content)
-                self._start()
                 self._changed.notify_all()
                 return
         self._dropped(1)
@@ -61,13 +60,16 @@ class Uploads:
         if left:
             self._dropped(left)
 
-    def _start(self) -> None:
+    def _is_started(self) -> bool:
         if self._thread is None:
             # A daemon: Python would wait without end for any other before it leaves.
-            self._thread = threading.Thread(
-                target=self._run, name="snaprt-cache-uploads", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="snaprt-cache-uploads", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no more threads, or Python is leaving
+                return False
+            self._thread = thread
+        return True
 
     def _run(self) -> None:
         while True:

@@ -29,6 +29,7 @@ from snaprt.cli.cache_words import (
     size_in_words,
 )
 from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.execute.store import open_cache
 
 #: Metadata that no person reads as it stands: `snaprt cache why` does.
 _NOT_SHOWN: Final = frozenset({"summary"})
@@ -51,8 +52,8 @@ _LIST_COLUMNS: Final = (
     Column("hits", right=True),
     Column("saved", right=True),
     Column("last used", rank=3),
-    Column("pinned", rank=4),
 )
+_PINNED: Final = Column("pinned", rank=1)
 
 
 @click.command("ls")
@@ -89,7 +90,7 @@ def ls(
       snaprt cache ls --sort saved --limit 10
       snaprt cache ls --name 'train*' --since 3d
     """
-    there = Cache.open(folder).entries()
+    there = open_cache(folder).entries()
     chosen = [
         row
         for row in there
@@ -117,7 +118,8 @@ def ls(
         )
         for row in rows
     ]
-    output.console.print(FittedTable(_LIST_COLUMNS, cells))
+    columns = (*_LIST_COLUMNS, _PINNED) if any(row.pinned for row in rows) else _LIST_COLUMNS
+    output.console.print(FittedTable(columns, cells))
     notes = sum(row.kind in NO_PROGRAMS for row in there) if kind is None else 0
     beside = f"; {counted(notes, 'note')} not shown" if notes else ""
     of_all = f" of {len(there):,}" if len(rows) < len(there) else ""
@@ -144,7 +146,7 @@ def show(key: str, folder: Path | None, as_json: bool) -> None:
     Example:
       snaprt cache show 3f9a
     """
-    cache = Cache.open(folder)
+    cache = open_cache(folder)
     row = one_entry(cache, key)
     header = cache.header(row.key)
     if header is None:
@@ -160,11 +162,17 @@ def show(key: str, folder: Path | None, as_json: bool) -> None:
         output.emit_json("snaprt.cache.show", SCHEMA_VERSION, content)
         return
     ratio = header.payload_bytes / max(header.stored_bytes, 1)
+    packed = f", compressed {ratio:.1f} times" if ratio > 1.05 else ""
     print_pairs(
         [
             ("key", row.key),
-            *((name, str(value)) for name, value in metadata.items()),
-            ("size", f"{size_in_words(row.payload_bytes)}, compressed {ratio:.1f} times"),
+            *(
+                ("compile time", seconds_in_words(row.compile_seconds))
+                if name == "compile_seconds"
+                else (name, str(value))
+                for name, value in metadata.items()
+            ),
+            ("size", f"{size_in_words(row.payload_bytes)}{packed}"),
             ("created", moment_in_words(row.created)),
             ("last used", moment_in_words(row.last_used) if row.last_used else "never"),
             ("hits", f"{row.hits:,}, which saved {seconds_in_words(row.saved_seconds)}"),
@@ -186,7 +194,7 @@ def du(folder: Path | None, as_json: bool) -> None:
     Example:
       snaprt cache du
     """
-    cache = Cache.open(folder)
+    cache = open_cache(folder)
     rows = cache.entries()
     groups: dict[tuple[str, str], list[EntryRow]] = {}
     for row in rows:
@@ -264,7 +272,7 @@ def path(folder: Path | None, as_json: bool) -> None:
     Example:
       du -sh "$(snaprt cache path)"
     """
-    cache = Cache.open(folder)
+    cache = open_cache(folder)
     if as_json:
         content = {"path": cache.path, "index": cache.index_path}
         output.emit_json("snaprt.cache.path", SCHEMA_VERSION, content)

@@ -6,6 +6,7 @@ Knows keys, entries and the summaries of programs; prints nothing.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +26,8 @@ REMOVED: Final = "was there, removed since"
 AT_THE_SAME_TIME: Final = "another process compiled it"
 # Programs with less in common than this are not versions of one another.
 _LEAST_LIKENESS: Final = 0.5
+# So many of the newest entries with the same module or name are compared by their keys.
+_CANDIDATES: Final = 150
 # So many of the newest entries, equally near by their keys, are compared by their operations.
 _COMPARED: Final = 24
 # What a process needs at least between a miss and the entry that it makes.
@@ -59,10 +62,16 @@ class Neighbours:
 
     def __init__(self, cache: Cache) -> None:
         rows = {row.key: row for row in cache.entries()}
-        self._rows: Final[Mapping[str, EntryRow]] = rows
+        self.rows: Final[Mapping[str, EntryRow]] = rows
         self._keys: Final = keys_of_entries(cache, rows)
         self._damaged: Final = _set_aside(cache)
         self.misses: Final[Sequence[Miss]] = misses(cache.folder)
+        self._by_module: Final[dict[str, list[EntryRow]]] = {}
+        self._by_name: Final[dict[str, list[EntryRow]]] = {}
+        for row in rows.values():
+            self._by_name.setdefault(row.name, []).append(row)
+            if row.key in self._keys:
+                self._by_module.setdefault(_module(self._keys[row.key]), []).append(row)
         self._cache: Final = cache
         self._profiles: Final[dict[str, Profile]] = {}
 
@@ -85,7 +94,7 @@ class Neighbours:
             one.time for one in self.misses if one.key.digest == digest and one.time < miss.time
         ]
         if before:
-            row = self._rows.get(digest)
+            row = self.rows.get(digest)
             seconds = max(_LEAST_COMPILE_SECONDS, 2 * row.compile_seconds if row else 0.0)
             words = AT_THE_SAME_TIME if miss.time - max(before) < seconds else REMOVED
             return Explained(miss.key, miss.name, words, None, ())
@@ -93,12 +102,18 @@ class Neighbours:
 
     def explain_key(self, key: Key, name: str, moment: float) -> Explained:
         """Return how a key differs from that of the nearest entry made before ``moment``."""
-        candidates = [
-            (row, self._keys[row.key], row.name)
-            for row in self._rows.values()
+        likely = {
+            row.key: row
+            for place in (self._by_module.get(_module(key), []), self._by_name.get(name, []))
+            for row in place
+        }
+        before = (
+            row
+            for row in likely.values() or self.rows.values()
             if row.key in self._keys and row.created < moment and row.key != key.digest
-        ]
-        best = nearest(key, name, candidates)
+        )
+        newest = itertools.islice(before, _CANDIDATES)
+        best = nearest(key, name, [(row, self._keys[row.key], row.name) for row in newest])
         if not best:
             return Explained(key, name, NEW_PROGRAM, None, ())
         mine = self._profile(key.digest)
@@ -125,6 +140,10 @@ class Neighbours:
         if words != OTHER_MODULE:
             return words
         return CHANGED_SHAPE if other.kinds == mine.kinds else CHANGED_CODE
+
+
+def _module(key: Key) -> str:
+    return next((part.value for part in key.parts if part.name == MODULE), "")
 
 
 def _set_aside(cache: Cache) -> set[tuple[str, int]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from snaprt_cache import Cache, CacheStats, EntryRow
+from snaprt_cache import CacheStats, EntryRow
 from snaprt_cache.history import events_by_day
 
 from snaprt.cli import output
@@ -26,6 +26,7 @@ from snaprt.cli.cache_words import (
     size_in_words,
 )
 from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.execute.store import open_cache
 
 #: 2: reasons, programs and days.
 _VERSION: Final = SCHEMA_VERSION + 1
@@ -49,12 +50,12 @@ def stats(folder: Path | None, days: int, as_json: bool) -> None:
       snaprt cache stats --days 30
       snaprt cache stats --json
     """
-    cache = Cache.open(folder)
+    cache = open_cache(folder)
     numbers = cache.stats()
     neighbours = Neighbours(cache)
     reasons = Counter(neighbours.explain_miss(miss).reason for miss in neighbours.misses)
     missed = Counter(miss.name for miss in neighbours.misses)
-    programs = _programs(cache.entries(), missed)
+    programs = _programs(neighbours.rows.values(), missed)
     history = _days(events_by_day(cache), days)
     if as_json:
         content = {
@@ -71,7 +72,7 @@ def stats(folder: Path | None, days: int, as_json: bool) -> None:
     _print_days(history)
 
 
-def _programs(rows: Sequence[EntryRow], missed: Mapping[str, int]) -> list[dict[str, Any]]:
+def _programs(rows: Iterable[EntryRow], missed: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the sums by the name of a program, the most seconds saved first."""
     groups: dict[str, list[EntryRow]] = {name: [] for name in missed}
     for row in rows:
@@ -112,14 +113,15 @@ def _print_numbers(numbers: CacheStats, programs: int) -> None:
     asked = numbers.hits + numbers.misses
     share = f" ({numbers.hits / asked:.0%})" if asked else ""
     remote = f", {numbers.remote_hits:,} from the remote tier" if numbers.remote_hits else ""
-    ratio = numbers.payload_bytes / numbers.stored_bytes if numbers.stored_bytes else 1.0
+    ratio = numbers.payload_bytes / max(numbers.stored_bytes, 1)
+    packed = f" (compressed {ratio:.1f} times)" if ratio > 1.05 else ""
     limit = "" if numbers.max_bytes is None else f" of at most {size_in_words(numbers.max_bytes)}"
     pairs = [
         ("directory", str(numbers.path)),
         ("entries", f"{numbers.entries:,} ({programs:,} programs), {numbers.pinned:,} pinned"),
         (
             "size on disk",
-            f"{size_in_words(numbers.stored_bytes)}{limit} (compressed {ratio:.1f} times)",
+            f"{size_in_words(numbers.stored_bytes)}{limit}{packed}",
         ),
         ("hits", f"{numbers.hits:,}{share}{remote}"),
         ("misses", f"{numbers.misses:,}"),

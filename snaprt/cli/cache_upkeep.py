@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-from snaprt_cache import Cache
 from snaprt_cache.misses import forget_misses
 
 from snaprt.cli import output
@@ -22,6 +21,7 @@ from snaprt.cli.cache_words import (
     size_in_words,
 )
 from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.execute.store import open_cache
 
 
 @click.command("verify")
@@ -42,7 +42,7 @@ def verify(context: click.Context, folder: Path | None, heal: bool, as_json: boo
     Example:
       snaprt cache verify --heal
     """
-    cache = Cache.open(folder)
+    cache = open_cache(folder)
     findings = list(cache.verify(heal=heal))
     wrong = [finding for finding in findings if finding.problem]
     if as_json:
@@ -85,7 +85,8 @@ _FINDING_COLUMNS: Final = (
     help="What may stay, such as 2GiB; by default SNAPRT_CACHE_MAX_SIZE.",
 )
 @output.json_option
-def gc(folder: Path | None, max_size: int | None, as_json: bool) -> None:
+@click.pass_context
+def gc(context: click.Context, folder: Path | None, max_size: int | None, as_json: bool) -> None:
     """Remove the entries that are worth least until the others fit; pinned entries stay.
 
     An entry is worth the seconds that it saved per byte, and less the longer it was not used.
@@ -94,7 +95,9 @@ def gc(folder: Path | None, max_size: int | None, as_json: bool) -> None:
     Example:
       snaprt cache gc --max-size 2GiB
     """
-    cache = Cache.open(folder)
+    cache = open_cache(folder)
+    if max_size is None and cache.max_bytes is None:
+        raise click.UsageError("SNAPRT_CACHE_MAX_SIZE sets no limit: give --max-size", context)
     gone = cache.gc(max_size)
     freed = sum(row.stored_bytes for row in gone)
     if as_json:
@@ -155,7 +158,7 @@ def unpin(keys: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
 
 
 def _set_pinned(keys: tuple[str, ...], folder: Path | None, pinned: bool, as_json: bool) -> None:
-    cache = Cache.open(folder)
+    cache = open_cache(folder)
     rows = [one_entry(cache, key) for key in keys]  # all, before any is changed
     for row in rows:
         if pinned:
@@ -182,7 +185,7 @@ def clear(folder: Path | None, yes: bool, as_json: bool) -> None:
     Example:
       snaprt cache clear --yes
     """
-    cache = Cache.open(folder)
+    cache = open_cache(folder)
     count = len(cache.entries())
     if not yes and count:
         click.confirm(f"Remove {count} entries from {cache.path}?", abort=True, err=True)

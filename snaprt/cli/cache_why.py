@@ -31,6 +31,7 @@ from snaprt.execute.operations import (
     compare,
     read_program,
 )
+from snaprt.execute.store import open_cache
 
 _KINDS: Final = {
     "shapes": "The same operations, with other shapes",
@@ -77,7 +78,7 @@ def why(
     """
     if last == bool(keys) or len(keys) > 2:
         raise click.UsageError("give one or two keys, or --last", context)
-    cache = Cache.open(folder)
+    cache = open_cache(folder)
     if len(keys) == 2:
         _explain_two(cache, keys, most, as_json)
     elif keys:
@@ -250,4 +251,5 @@ def _ago(moment: float) -> str:
 
 def _say(line: str | Text, indent: int = 0) -> None:
     text = Text(line) if isinstance(line, str) else line
-    output.console.print(Padding(text, (0, 0, 0, indent)), soft_wrap=False, overflow="fold")
+    # What is too long goes on below itself, indented; no spaces fill the lines.
+    output.console.print(Padding.indent(text, indent), soft_wrap=False, overflow="fold")

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from snaprt_cache.misses import record_miss
 
 from snaprt import jaxapi, metrics
 from snaprt.errors import CompileError, ExecutionError
@@ -19,6 +20,7 @@ from snaprt.execute.compile import entry_metadata
 from snaprt.execute.key import module_key
 from snaprt.execute.once import compile_once
 from snaprt.execute.store import persistent_cache
+from snaprt.execute.summary import summarise
 
 _Type = tuple[tuple[int, ...], np.dtype]
 
@@ -141,11 +143,14 @@ def _load_or_compile(
             return None
 
     def compile_and_put() -> tuple[Any, bool]:
+        record_miss(cache, key, name)
+        summary = summarise(module)
         started = time.perf_counter()
         executable = compile_here()
         seconds = time.perf_counter() - started
         payload = jaxapi.serialize_module(executable)
-        return executable, cache.put(key, payload, entry_metadata(name, "module", seconds, device))
+        told = {**entry_metadata(name, "module", seconds, device), "summary": summary}
+        return executable, cache.put(key, payload, told)
 
     executable = load()
     if executable is not None:

@@ -23,6 +23,8 @@ _LARGEST_TEXT: Final = 1 << 26
 # Longer lists of operations are compared by rarer lines alone, which is fast and nearly as good.
 _CAREFULLY_COMPARED: Final = 1500
 
+_MOST_LOCATIONS: Final = 1000
+
 _VALUE: Final = re.compile(r"%[A-Za-z0-9_]+(?:#[0-9]+)?")
 _RESULT: Final = re.compile(r"^((?:%[\w:]+(?:, )?)+) = ")
 _LOCATION: Final = re.compile(r" loc\((#loc\d*|unknown|\"[^\"]*\"(?:\([^()]*\))?)\)")
@@ -200,22 +202,26 @@ def _name(text: str) -> str:
 
 def _source(reference: str, locations: dict[str, str]) -> str:
     """Return the innermost frame that is the user's, else the innermost of all."""
-    frames = list(_frames(reference, locations, ""))
+    frames = list(_frames(reference, locations))
     own = [frame for frame in frames if not _LIBRARY.search(frame)]
     return (own or frames or [""])[0]
 
 
-def _frames(reference: str, locations: dict[str, str], function: str) -> Iterator[str]:
+def _frames(reference: str, locations: dict[str, str]) -> Iterator[str]:
     """Yield the frames of a location, innermost first."""
-    definition = locations.get(reference, "")
-    if call := _CALL.match(definition):
-        yield from _frames(call[1], locations, function)
-        yield from _frames(call[2], locations, function)
-    elif named := _NAMED.match(definition):
-        yield from _frames(named[2], locations, named[1])
-    elif file := _FILE.match(definition):
-        inside = f" in {function}" if function and function != "<module>" else ""
-        yield f"{file[1]}:{file[2]}{inside}"
+    waiting = [(reference, "")]
+    for _ in range(_MOST_LOCATIONS):  # a damaged table may lead in a circle
+        if not waiting:
+            return
+        at, function = waiting.pop()
+        definition = locations.get(at, "")
+        if call := _CALL.match(definition):
+            waiting += [(call[2], ""), (call[1], function)]
+        elif named := _NAMED.match(definition):
+            waiting.append((named[2], named[1]))
+        elif file := _FILE.match(definition):
+            inside = f" in {function}" if function and function != "<module>" else ""
+            yield f"{file[1]}:{file[2]}{inside}"
 
 
 def compare(before: Program, after: Program, *, most: int = 5) -> ProgramDifference:

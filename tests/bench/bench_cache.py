@@ -1,4 +1,4 @@
-"""What the cache's get and put cost as it fills; run it: python tests/bench/bench_cache.py [--quick].
+"""What get and put cost as a cache fills; run it: python tests/bench/bench_cache.py [--quick].
 
 Beside them, in the same run: JAX's LRUCache with a size limit, and a bare file that is read and
 decompressed.
@@ -10,7 +10,8 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -48,7 +49,7 @@ def _payload(count: int = PAYLOAD_BYTES) -> bytes:
 PAYLOAD = _payload()
 
 
-def _seconds(action: Callable[[int], object], numbers: range) -> list[float]:
+def _seconds(action: Callable[[int], object], numbers: Iterable[int]) -> list[float]:
     found = []
     for number in numbers:
         start = time.perf_counter()
@@ -82,14 +83,12 @@ def ours(folder: Path, sizes: tuple[int, ...], rounds: int) -> dict[str, dict[in
     for size in sizes:
         _fill(cache, there, size)
         there = size + rounds
-        times["put"][size] = _seconds(lambda number: _put(cache, number), range(size, there))
-        numbers = random.Random(size).sample(range(size), min(rounds, size))
-        times["get"][size] = _seconds(lambda n: cache.get(_key(numbers[n])), range(len(numbers)))
+        times["put"][size] = _seconds(partial(_put, cache), range(size, there))
+        chosen = random.Random(size).sample(range(size), min(rounds, size))
+        times["get"][size] = _seconds(lambda number: cache.get(_key(number)), chosen)
         cache.close()
         full = Cache.open(folder, max_bytes=cache.stats().stored_bytes)
-        times["evicting put"][size] = _seconds(
-            lambda number: _put(full, number), range(there, there + rounds)
-        )
+        times["evicting put"][size] = _seconds(partial(_put, full), range(there, there + rounds))
         full.close()
         there += rounds
     cache.close()
@@ -112,10 +111,8 @@ def peer(folder: Path, sizes: tuple[int, ...], rounds: int) -> dict[str, dict[in
         times["put"][size] = _seconds(
             lambda number: cache.put(f"entry-{number}", content), range(size, there)
         )
-        numbers = random.Random(size).sample(range(size), min(count, size))
-        times["get"][size] = _seconds(
-            lambda n: cache.get(f"entry-{numbers[n]}"), range(len(numbers))
-        )
+        chosen = random.Random(size).sample(range(size), min(count, size))
+        times["get"][size] = _seconds(lambda number: cache.get(f"entry-{number}"), chosen)
     return times
 
 

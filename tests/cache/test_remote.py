@@ -331,6 +331,26 @@ def test_sending_returns_at_once_and_drops_what_finds_no_room(
     assert events.count(DROPPED) == 100
 
 
+def test_a_system_that_gives_no_thread_costs_the_remote_and_no_more(
+    folder: str,
+    opened: Callable[..., RemoteTier],
+    events: Events,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    tier = opened(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert tier.fetch(NAME) is None
+        tier.send(NAME, b"content")
+    assert events == [ERROR, DROPPED]
+    tier.send(NAME, b"content")
+    tier.close(20)
+    assert opened(folder).fetch(NAME) == b"content"
+
+
 EXITING = """
 import sys, threading, time
 from snaprt_cache.remote import open_tier

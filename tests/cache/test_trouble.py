@@ -138,6 +138,106 @@ def test_a_directory_removed_while_in_use_is_made_again(tmp_path: Path) -> None:
     assert cache.path.stat().st_mode & 0o077 == 0
 
 
+_NO_HOME = """
+import pwd
+def nobody(_):
+    raise KeyError("no such user")
+pwd.getpwuid = nobody
+from snaprt.execute.store import persistent_cache
+assert persistent_cache() is None
+assert persistent_cache() is None
+print("went on")
+"""
+
+_BAD_HOME = """
+from snaprt_cache import Cache, Key, KeyPart
+cache = Cache.open()
+key = Key((KeyPart("module", "m"),))
+for _ in range(2):
+    cache.put(key, b"payload", {})
+    cache.get(key)
+cache.entries()
+cache.close()
+print("went on")
+"""
+
+
+def test_without_a_home_directory_the_program_goes_on(tmp_path: Path) -> None:
+    taken = ("HOME", "XDG_CACHE_HOME", "SNAPRT_CACHE_DIR")
+    environment = {name: value for name, value in os.environ.items() if name not in taken}
+    done = subprocess.run(
+        [sys.executable, "-c", _NO_HOME],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "went on\n"
+    assert "no home directory" in done.stderr
+    assert "SNAPRT_CACHE_DIR" in done.stderr
+    assert done.stderr.count("persistent cache") == 1
+
+
+def test_a_home_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path) -> None:
+    environment = {**os.environ, "HOME": "/proc/none", "XDG_CACHE_HOME": ""}
+    del environment["SNAPRT_CACHE_DIR"]
+    done = subprocess.run(
+        [sys.executable, "-c", _BAD_HOME],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "SNAPRT_CACHE_DIR" in _one_warning(done.stderr)
+
+
+def test_a_directory_removed_while_in_use_loses_its_pins_and_limits_nothing_after(
+    tmp_path: Path,
+) -> None:
+    cache = Cache.open(tmp_path / "cache", max_bytes=100_000)
+    assert cache.put(KEY, os.urandom(60_000), {})
+    assert cache.pin(KEY.digest)
+    shutil.rmtree(cache.path)
+    assert cache.gc() == []
+    assert cache.put(KEY, os.urandom(60_000), {})
+    assert cache.put(Key(()), os.urandom(60_000), {})
+    stats = cache.stats()
+    assert (stats.entries, stats.pinned) == (1, 0)
+
+
+def test_two_jaxlib_versions_and_two_cpus_share_one_directory(tmp_path: Path) -> None:
+    keys = [
+        Key((KeyPart("module", "m"), KeyPart("jaxlib", jaxlib), KeyPart("cpu_features", cpu)))
+        for jaxlib in ("0.10.2", "0.12.0")
+        for cpu in ("x86_64-avx2", "x86_64-avx512")
+    ]
+    caches = [Cache.open(tmp_path / "cache") for _ in keys]
+    for cache, key in zip(caches, keys, strict=True):
+        assert cache.get(key) is None
+        assert cache.put(key, key.digest.encode(), {"jaxlib_version": key.parts[1].value})
+    for cache in caches:
+        for key in keys:
+            entry = cache.get(key)
+            assert entry is not None
+            assert entry.payload == key.digest.encode()
+    versions = sorted(row.jaxlib_version for row in caches[0].entries())
+    assert versions == ["0.10.2", "0.10.2", "0.12.0", "0.12.0"]
+
+
+def test_an_index_of_an_older_version_beside_ours_is_left_alone(tmp_path: Path) -> None:
+    older = tmp_path / "cache" / "v1" / "index-1.sqlite"
+    older.parent.mkdir(parents=True, mode=0o700)
+    older.parent.parent.chmod(0o700)
+    older.write_text("theirs")
+    cache = Cache.open(tmp_path / "cache")
+    assert cache.put(KEY, b"payload", {})
+    assert len(cache.entries()) == 1
+    assert older.read_text() == "theirs"
+
+
 def test_a_cache_that_cannot_be_cleared_says_so(tmp_path: Path) -> None:
     cache = Cache.open(tmp_path / "cache")
     cache.put(KEY, b"payload", {})
