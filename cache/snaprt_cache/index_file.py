@@ -103,7 +103,7 @@ class IndexFile:
                     return operation(self._connected(timeout))
                 except (sqlite3.Error, OSError, ValueError, TypeError) as error:
                     moved = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_DBMOVED
-                    reason = "" if moved else _not_the_indexs_fault(error)
+                    reason = "" if moved else self._not_its_fault(error)
                     broken = self._file_id
                     self._disconnect()
                     if reason or attempt == 3:
@@ -111,6 +111,15 @@ class IndexFile:
                     if not moved:
                         self._move_aside(broken)
         raise AssertionError("unreachable")
+
+    def _not_its_fault(self, error: Exception) -> str:
+        """Return what keeps a sound file from being used; empty if the file itself is at fault."""
+        # SQLite writes no file whose header names a newer format, as one flipped bit makes it do.
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY and all(
+            os.access(path, os.W_OK) for path in (self.path, self._folder)
+        ):
+            return ""
+        return _not_the_indexs_fault(error)
 
     def _connected(self, timeout: float) -> sqlite3.Connection:
         # Another process may have moved a garbled index aside, or a person removed it.

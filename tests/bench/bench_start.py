@@ -3,9 +3,9 @@
 Run it: python tests/bench/bench_start.py [--pairs N]
 
 A start is from the start of a fresh process to the loss of the first step. Cold: the cache's folder
-is empty. Warm: it holds what the cold start left. Both sides build the same 12-layer model from the
-same NumPy arrays, in plain jax.numpy: forward, backward, Adam. They take turns, and each goes
-first in every other pair.
+is empty. Warm: it holds what the cold start left. All sides build the same 12-layer model from the
+same NumPy arrays, in plain jax.numpy: forward, backward, Adam. snaprt runs it lazily; the side in
+between is jax.jit with snaprt's cache under it. They take turns, also at going first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any
 BEGAN = time.time()
 
 LAYERS, WIDTH, HEADS, LENGTH, BATCH, WORDS = 12, 128, 4, 64, 4, 1000
-OURS, PEER = "snaprt", "jax.jit"
+OURS, PLUGIN, PEER = "snaprt", "jax.jit + snaprt", "jax.jit"
+SIDES = (OURS, PLUGIN, PEER)
 PAIRS = 5
 
 
@@ -144,9 +145,23 @@ def start_ours() -> tuple[dict[str, float], dict[str, float], int]:
 
 def start_peer() -> tuple[dict[str, float], dict[str, float], int]:
     """Return the same, as JAX's own events tell it."""
+    return start_jit(plugin=False)
+
+
+def start_plugin() -> tuple[dict[str, float], dict[str, float], int]:
+    """Return the same of jax.jit with snaprt's cache under it."""
+    return start_jit(plugin=True)
+
+
+def start_jit(*, plugin: bool) -> tuple[dict[str, float], dict[str, float], int]:
     import jax
 
-    times = {"imported_jax": time.time(), "imported": time.time()}
+    times = {"imported_jax": time.time()}
+    if plugin:
+        import snaprt
+
+        snaprt.cache.install()
+    times["imported"] = time.time()
     stages: dict[str, float] = {}
     events: list[str] = []
 
@@ -165,7 +180,7 @@ def start_peer() -> tuple[dict[str, float], dict[str, float], int]:
     return times, stages, events.count("/jax/compilation_cache/cache_hits")
 
 
-CHILDREN = {OURS: start_ours, PEER: start_peer}
+CHILDREN = {OURS: start_ours, PLUGIN: start_plugin, PEER: start_peer}
 
 
 def start(side: str, cache: Path, bytecode: Path) -> dict[str, Any]:
@@ -173,7 +188,7 @@ def start(side: str, cache: Path, bytecode: Path) -> dict[str, Any]:
     import measuring
 
     environment = measuring.clean_environment(bytecode)
-    if side == OURS:
+    if side != PEER:
         environment["SNAPRT_CACHE_DIR"] = str(cache)
     else:
         environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
@@ -211,6 +226,7 @@ def parts_of_peer(found: dict[str, Any]) -> dict[str, float]:
     parts = {
         "python": found["interpreter"],
         "import jax": found["imported_jax"] - found["began"],
+        "import snaprt": found["imported"] - found["imported_jax"],
         "arrays to device": found["ready"] - found["imported"],
         "lower": stages.get("/jax/core/compile/jaxpr_to_mlir_module_duration", 0.0),
         "load": loading,
@@ -232,11 +248,13 @@ def show(found: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
     for kind in ("cold", "warm"):
         cells = [
             f"{min(one['total'] for one in found[side, kind]):.2f}/{middle(side, kind):.2f}"
-            for side in (OURS, PEER)
+            for side in SIDES
         ]
-        rows.append([kind, *cells, f"{middle(OURS, kind) / middle(PEER, kind):.2f}"])
-    measuring.show_table(["start", OURS, PEER, "ratio"], rows)
-    for side, split in ((OURS, parts_of_ours), (PEER, parts_of_peer)):
+        ratios = [middle(side, kind) / middle(PEER, kind) for side in (OURS, PLUGIN)]
+        rows.append([kind, *cells, *(f"{ratio:.2f}" for ratio in ratios)])
+    heads = [f"{OURS} : {PEER}", f"{PLUGIN} : {PEER}"]
+    measuring.show_table(["start", *SIDES, *heads], rows)
+    for side, split in zip(SIDES, (parts_of_ours, parts_of_peer, parts_of_peer), strict=True):
         columns = [[split(one) for one in found[side, kind]] for kind in ("cold", "warm")]
         print()
         measuring.show_table(
@@ -256,7 +274,7 @@ def show(found: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=PAIRS, help=f"how many (default {PAIRS})")
-    parser.add_argument("--child", choices=(OURS, PEER), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=SIDES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child)
@@ -267,10 +285,11 @@ def main() -> None:
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         bytecode = Path(folder, "bytecode")
-        for side in (OURS, PEER):  # these leave the compiled Python modules
+        for side in SIDES:  # these leave the compiled Python modules
             start(side, Path(folder, f"first-{side}"), bytecode)
         for pair in range(arguments.pairs):
-            sides = (OURS, PEER) if pair % 2 == 0 else (PEER, OURS)
+            first = pair % len(SIDES)
+            sides = SIDES[first:] + SIDES[:first]
             for kind in ("cold", "warm"):
                 for side in sides:
                     one = start(side, Path(folder, f"{pair}-{side}"), bytecode)

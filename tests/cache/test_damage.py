@@ -171,6 +171,12 @@ def _other_version(path: Path) -> None:
     connection.close()
 
 
+def _newer_format(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(18)
+        file.write(b"\x41")
+
+
 def _delete(path: Path) -> None:
     path.unlink()
 
@@ -186,6 +192,7 @@ DAMAGE = [
     _wrong_types,
     _not_utf8,
     _other_version,
+    _newer_format,
     _delete,
 ]
 
