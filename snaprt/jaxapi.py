@@ -786,7 +786,7 @@ def _options_of_compilation(options: Any, client: Any) -> bytes:
     )
 
 
-# --- compiling ahead of time -----------------------------------------------------------------------
+# --- compiling ahead of time ----------------------------------------------------------------------
 
 
 def zeros_function(shapes: Sequence[Any]) -> Callable[..., Any]:
@@ -829,7 +829,7 @@ def dtype_of_name(name: str) -> Any:
 
 def results_of_lowered(lowered: jax.stages.Lowered) -> list[Any]:
     """Return the abstract values of a lowered program's results."""
-    return list(lowered._lowering.compile_args["global_out_avals"])  # type: ignore[attr-defined]
+    return list(lowered._lowering.compile_args["global_out_avals"])
 
 
 _OF_THE_CALL = (
@@ -856,7 +856,8 @@ def signature_of_lowered(lowered: jax.stages.Lowered) -> str:
 
 def with_module(lowered: jax.stages.Lowered, module: Any) -> jax.stages.Lowered:
     """Put ``module`` in the place of a lowered program's own; its signature must be the same."""
-    lowered._lowering._hlo = module  # type: ignore[attr-defined]
+    lowering: Any = lowered._lowering
+    lowering._hlo = module
     return lowered
 
 

@@ -38,9 +38,7 @@ _PLATFORMS: Final = ("cpu", "gpu")
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]...")
 @click.pass_context
-def collect(
-    context: click.Context, out: Path, steps: int | None, program: tuple[str, ...]
-) -> None:
+def collect(context: click.Context, out: Path, steps: int | None, program: tuple[str, ...]) -> None:
     """Write down the programs that a Python program would compile, without compiling them.
 
     It runs lazily, with zeros in the place of every result. What it wants next is right as long as
@@ -67,11 +65,18 @@ def collect(
         )
     written = collection.programs - sum(collection.left_out.values())
     output.log.print(
-        f"Collected {counted(written, 'program')}, {collection.written} of them new, into {out}. None "
-        "was run: every result was zero."
+        f"Collected {counted(written, 'program')}, {collection.written} of them new, into {out}. "
+        "None was run: every result was zero."
     )
     if status:
-        output.log.print(f"The program ended with status {status}; what it wanted until then is kept.")
+        output.log.print(
+            f"The program ended with status {status}; what it wanted until then is kept."
+        )
+    if collection.over_devices:
+        output.log.print(
+            f"{counted(collection.over_devices, 'program')} run over several devices: how their "
+            "results are laid out is known once they are compiled, and what uses them may differ."
+        )
     if collection.without_digest:
         output.log.print(
             f"{counted(collection.without_digest, 'program')} will be found only after lowering."
@@ -85,9 +90,7 @@ class _Target(click.ParamType):
 
     name = "target"
 
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the target as it was given."""
         platform, _, topology = value.partition(":")
         if value in _PLATFORMS or (platform == "tpu" and topology):
@@ -97,7 +100,11 @@ class _Target(click.ParamType):
 
 @click.command("warm")
 @click.argument(
-    "files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="FILE|DIR..."
+    "files",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True),
+    metavar="FILE|DIR...",
 )
 @click.option(
     "--target", type=_Target(), required=True, metavar="TARGET", help="cpu, gpu or tpu:TOPOLOGY."

@@ -15,13 +15,13 @@ from typing import Any
 
 import jax
 from snaprt_cache import Cache, CacheError
+from snaprt_replay.load import load
 
 from snaprt.errors import SnaprtError, UsageError
-from snaprt.execute.ahead import Warmed, warm_collected, warm_for_topology
+from snaprt.execute.ahead import Warmed, check_versions, warm_collected, warm_for_topology
 from snaprt.execute.collected import SUFFIX, read_program
 from snaprt.execute.module import compile_module
 from snaprt.execute.store import persistent_cache
-from snaprt_replay.load import load
 
 
 def main() -> None:
@@ -51,6 +51,7 @@ def _warm(path: Path, target: str) -> Warmed:
         program = read_program(path)
         module = _read(path.parent / program.module)
         if topology:
+            check_versions(program)
             return warm_for_topology(module, topology, program.name, cache)
         if program.platform != platform:
             raise UsageError(

@@ -5,6 +5,7 @@ A process that dies at a file costs that file alone: another takes its place.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -152,7 +153,8 @@ class _Worker:
         line = ""
         try:
             process = self._running(job.environment)
-            assert process.stdin is not None and process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
             process.stdin.write(json.dumps({"file": str(job.file), "target": target}) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
@@ -167,7 +169,7 @@ class _Worker:
     def _running(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
         if self._process is None:
             self._environment = environment
-            self._stderr = tempfile.TemporaryFile()
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _end
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _WORKER],
                 stdin=subprocess.PIPE,
@@ -192,11 +194,10 @@ class _Worker:
         process, self._process = self._process, None
         if process is None:
             return 0, ""
-        assert process.stdin is not None and process.stdout is not None
-        try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):  # it is gone already
             process.stdin.close()
-        except OSError:  # it is gone already
-            pass
         status = process.wait()
         process.stdout.close()
         words = ""

@@ -56,6 +56,7 @@ class ProgramCommand(click.Command):
     """Ends snaprt's own options at ``-m``, as python does, so that the rest is the program's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words after the command's name."""
         takes_value = {
             name
             for parameter in self.params

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -58,7 +57,7 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
         UsageError: The program is for another version, platform or number of devices.
         CompileError: XLA refuses it, or the module is not the one that was collected.
     """
-    _check_versions(program)
+    check_versions(program)
     try:
         client = jax.local_devices(backend=program.platform)[0].client
         devices = {device.id: device for device in client.devices()}
@@ -128,12 +127,17 @@ def _once(cache: Cache, key: Any, compile_and_put: Any) -> tuple[float, bool, bo
     return seconds, was_there, is_there
 
 
-def _check_versions(program: CollectedProgram) -> None:
+def check_versions(program: CollectedProgram) -> None:
+    """Refuse a program that another JAX lowered: this one would lower it to another module.
+
+    Raises:
+        UsageError: It was another JAX, or another jaxlib.
+    """
     if (program.jax, program.jaxlib) != (jax.__version__, jaxapi.JAXLIB_VERSION):
         raise UsageError(
             f"the program was collected with jax {program.jax} and jaxlib {program.jaxlib}, and "
             f"this is jax {jax.__version__} and jaxlib {jaxapi.JAXLIB_VERSION}",
-            hint="collect it again with these versions: its run will lower it to another module",
+            hint="collect it again with these versions",
         )
 
 

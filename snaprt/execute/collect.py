@@ -59,6 +59,7 @@ def collect_program(
         if not collection.programs:
             _log.warning("programs are written to %s and not run: every result is zero", folder)
         collection.programs += 1
+        collection.over_devices += len(jaxapi.devices_of_lowered(lowered)) > 1
         try:
             if calls_back(stablehlo):
                 raise NotWritable("a call of Python")

@@ -135,9 +135,11 @@ def read_program(path: Path) -> CollectedProgram:
         version = content.pop("version")
         if version != VERSION:
             raise ValueError(f"it has version {version}, and this snaprt reads {VERSION}")
-        program = CollectedProgram(
-            **{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
-        )
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in content.items()
+        }
+        program = CollectedProgram(**fields)
         if Path(program.module).name != program.module:
             raise ValueError("its module is not in the same directory")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -174,7 +176,7 @@ def _described_sharding(sharding: Any) -> Mapping[str, Any] | None:
     if kind is jax.sharding.NamedSharding:
         mesh = sharding.mesh
         return {
-            "axes": [[name, mesh.shape[name], str(axis)] for name, axis in _axes(mesh)],
+            "axes": [[name, mesh.shape[name], axis.name] for name, axis in _axes(mesh)],
             "devices": [device.id for device in mesh.devices.flat],
             "spec": [list(entry) if isinstance(entry, tuple) else entry for entry in sharding.spec],
             "memory": sharding.memory_kind,

@@ -23,6 +23,8 @@ class Collection:
         programs: How many programs the run has wanted.
         written: How many of them were not in the directory.
         without_digest: How many must be lowered before their executable is found.
+        over_devices: How many run over several devices, so that the layout of their results, and
+            with it the programs that use them, is not known for certain.
         left_out: How many could not be written, by reason.
         most_steps: After how many steps the run ends.
     """
@@ -30,6 +32,7 @@ class Collection:
     programs: int = 0
     written: int = 0
     without_digest: int = 0
+    over_devices: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     most_steps: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
