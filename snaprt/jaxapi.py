@@ -32,6 +32,8 @@ from jax._src import layout as _layout
 from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
+from jax._src.lax import lax as _lax
+from jax._src.random import prng as _prng
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
 from jaxlib import _hlo  # type: ignore[attr-defined]
@@ -782,3 +784,103 @@ def _options_of_compilation(options: Any, client: Any) -> bytes:
         options,
         client.platform == "gpu",  # whose processes share entries
     )
+
+
+# --- compiling ahead of time ----------------------------------------------------------------------
+
+
+def zeros_function(shapes: Sequence[Any]) -> Callable[..., Any]:
+    """Return a function of any arguments whose results have these shapes, dtypes and weak types.
+
+    It carries the name of the function that a recorded program becomes, which its executable keeps.
+    """
+
+    def lazy_graph(*_: Any) -> list[Any]:
+        return [_zeros(shape) for shape in shapes]
+
+    return lazy_graph
+
+
+def _zeros(of: Any) -> Any:
+    if isinstance(of.dtype, _prng.KeyTy):
+        implementation = of.dtype._impl
+        data = jax.numpy.zeros((*of.shape, *implementation.key_shape), np.uint32)
+        return jax.random.wrap_key_data(data, impl=implementation.name)
+    full = jax.lax.full(of.shape, 0, of.dtype)
+    weak = bool(getattr(of, "weak_type", False))
+    return _lax._convert_element_type(full, of.dtype, weak_type=weak)
+
+
+def dtype_of_name(name: str) -> Any:
+    """Return the dtype, of JAX's own too, that ``str`` calls ``name``.
+
+    Raises:
+        ValueError: There is none.
+    """
+    for implementation in _prng.prngs.values():
+        kind = _prng.KeyTy(implementation)
+        if str(kind) == name:
+            return kind
+    try:
+        return jax.numpy.dtype(name)
+    except TypeError as error:
+        raise ValueError(f"no dtype is called {name}") from error
+
+
+def results_of_lowered(lowered: jax.stages.Lowered) -> list[Any]:
+    """Return the abstract values of a lowered program's results."""
+    return list(lowered._lowering.compile_args["global_out_avals"])
+
+
+_OF_THE_CALL = (
+    *("global_in_avals", "global_out_avals", "in_shardings", "out_shardings", "in_layouts"),
+    *("out_layouts", "tuple_args", "kept_var_idx", "committed", "num_devices", "context_mesh"),
+    *("ordered_effects", "unordered_effects", "host_callbacks"),
+)
+
+
+def signature_of_lowered(lowered: jax.stages.Lowered) -> str:
+    """Return as text what JAX keeps of a lowered program beside its module, and calls it by.
+
+    Checked with jax 0.10.2 and 0.12.0: two programs of one signature differ in their modules alone.
+    """
+    lowering: Any = lowered._lowering
+    parts = {name: lowering.compile_args[name] for name in _OF_THE_CALL}
+    parts["devices"] = [device.id for device in lowering._device_list]
+    parts["donated"] = lowering._donated_invars
+    parts["name"] = lowering._name
+    parts["constants"] = len(lowering.const_args)
+    parts["options"] = lowering._compiler_options_kvs
+    return repr(parts)
+
+
+def with_module(lowered: jax.stages.Lowered, module: Any) -> jax.stages.Lowered:
+    """Put ``module`` in the place of a lowered program's own; its signature must be the same."""
+    lowering: Any = lowered._lowering
+    lowering._hlo = module
+    return lowered
+
+
+def bytecode(lowered: jax.stages.Lowered) -> bytes:
+    """Return the module as MLIR bytecode with source locations, for this version of jaxlib.
+
+    A portable artifact would come back as a module that is equal in meaning, not in its bytes.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(file=buffer)
+    return buffer.getvalue()
+
+
+def compile_for_topology(module: Any, devices: Sequence[Any]) -> bytes:
+    """Compile an MLIR module for devices that are not there; return the serialised executable."""
+    client = devices[0].client
+    return client.compile(module, _device_list(devices), compile_options(devices)).serialize()
+
+
+def partitions_of(module: Any) -> int:
+    """Return over how many devices an MLIR module is to run."""
+    attributes = module.operation.attributes
+    if "mhlo.num_partitions" not in attributes:
+        return 1
+    return ir.IntegerAttr(attributes["mhlo.num_partitions"]).value

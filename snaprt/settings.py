@@ -183,6 +183,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="How long to wait at most while another process compiles the same program.",
     ),
     Setting(
+        "SNAPRT_COLLECT",
+        _path,
+        allowed="a directory; it is made where it does not exist",
+        default=None,
+        default_text="programs are compiled and run",
+        help="Write the programs that a lazy run wants here instead of running them.",
+    ),
+    Setting(
         "SNAPRT_DUMP_DIR",
         _path,
         allowed="a directory; it is made where it does not exist",

@@ -21,6 +21,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "pin": ("snaprt.cli.cache_upkeep:pin", "Never evict an entry."),
     "unpin": ("snaprt.cli.cache_upkeep:unpin", "Let an entry be evicted again."),
     "clear": ("snaprt.cli.cache_upkeep:clear", "Remove every entry."),
+    "collect": ("snaprt.cli.cache_warm:collect", "Write down what a run would compile."),
+    "warm": ("snaprt.cli.cache_warm:warm", "Compile ahead of time, in parallel."),
     "export": ("snaprt.cli.cache_bundle:export", "Write entries into one file."),
     "import": ("snaprt.cli.cache_bundle:import_", "Take the entries of such a file."),
 }

@@ -52,10 +52,11 @@ class Program:
     spec: importlib.machinery.ModuleSpec | None
 
 
-class _RunCommand(click.Command):
+class ProgramCommand(click.Command):
     """Ends snaprt's own options at ``-m``, as python does, so that the rest is the program's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words after the command's name."""
         takes_value = {
             name
             for parameter in self.params
@@ -73,7 +74,7 @@ class _RunCommand(click.Command):
 
 @click.command(
     "run",
-    cls=_RunCommand,
+    cls=ProgramCommand,
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )

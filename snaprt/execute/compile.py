@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,9 +20,10 @@ from snaprt_cache.key import Key
 from snaprt_cache.misses import record_miss, script_name
 from snaprt_cache.store import Cache
 
-from snaprt import jaxapi, metrics
+from snaprt import jaxapi, metrics, settings
 from snaprt.errors import CompileError
 from snaprt.execute import prefetch
+from snaprt.execute.collect import GRAPH_NAME, calls_back, collect_program
 from snaprt.execute.key import module_digest, module_key
 from snaprt.execute.lower import lowering, placed
 from snaprt.execute.notes import (
@@ -40,12 +41,6 @@ from snaprt.lazy.graph import Program
 
 _log = logging.getLogger("snaprt.compile")
 _numbers = itertools.count()
-
-#: The name of the module that a recorded graph becomes.
-GRAPH_NAME = "lazy_graph"
-
-# An executable that calls back into Python holds addresses of this process.
-_CALLBACK = re.compile(rb"xla_\w*python\w*callback")
 
 
 @dataclass(frozen=True)
@@ -80,6 +75,7 @@ class Executable:
         from_cache: Whether it came from the persistent cache rather than from the compiler.
         call: Runs it: arrays in, list of arrays out.
         lowered: Lowers the program again (or returns what compiling left), for recording.
+        is_collected: Whether it was written down to be compiled later, and its results are zeros.
     """
 
     name: str
@@ -92,6 +88,7 @@ class Executable:
     from_cache: bool
     call: Callable[..., Sequence[jax.Array]]
     lowered: Callable[[], jax.stages.Lowered]
+    is_collected: bool = False
 
     def artifacts(self) -> ModuleArtifacts:
         """Return the program in the forms in which it is recorded; the first call makes them."""
@@ -124,8 +121,12 @@ def compile_program(
     """
     arguments = len(program.inputs) + len(promoted)
     results = len(program.outputs)
+    folder = settings.get("SNAPRT_COLLECT")
     try:
-        found = _obtain(program, promoted, arguments, results, overrides)
+        if folder is not None:
+            found = _collect(program, promoted, folder)
+        else:
+            found = _obtain(program, promoted, arguments, results, overrides)
     except CacheError:
         raise
     except Exception as error:
@@ -145,6 +146,7 @@ def compile_program(
         from_cache=found.from_cache,
         call=found.compiled,
         lowered=found.lowered,
+        is_collected=folder is not None,
     )
 
 
@@ -157,6 +159,16 @@ class _Found:
     devices: tuple[jaxapi.Device, ...]
     from_cache: bool
     lowered: Callable[[], jax.stages.Lowered]
+
+
+def _collect(program: Program, promoted: frozenset[int], folder: Path) -> _Found:
+    """Write the program into ``folder`` instead of compiling it."""
+    lower = lowering(program, promoted, program.promoted_values(promoted))
+    with placed(program.placement):
+        lowered = lower()
+        zeros, graph_id = collect_program(program, promoted, lowered, folder)
+        devices = jaxapi.devices_of_lowered(lowered)
+    return _Found(zeros, graph_id, devices, False, lambda: lowered)
 
 
 def _obtain(
@@ -222,7 +234,7 @@ def _load_or_compile(
 ) -> tuple[jax.stages.Compiled, bool, Key | None]:
     """Return the executable, whether it came from the cache, and its key if it is there now."""
     cache = persistent_cache()
-    if cache is None or _CALLBACK.search(stablehlo):
+    if cache is None or calls_back(stablehlo):
         if cache is not None:
             metrics.counter_add("PersistentCacheUncacheable")
         return _compile(lowered, overrides), False, None

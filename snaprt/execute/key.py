@@ -111,6 +111,30 @@ def jit_key(compilation: jaxapi.Compilation, *, kind: str, folder: Path) -> Key:
     )
 
 
+def topology_key(
+    stablehlo: bytes, devices: Sequence[jaxapi.Device], *, topology: str, folder: Path
+) -> Key:
+    """Return the key of a module compiled for devices of a topology, none of which is here.
+
+    Args:
+        stablehlo: The module without source locations.
+        devices: Those of the topology that it is compiled for.
+        topology: The name by which the platform knows it, such as ``v5e:2x2``.
+        folder: The cache's folder, where digests of large files are remembered.
+    """
+    ids = ",".join(str(device.id) for device in devices)
+    return Key(
+        (
+            KeyPart("module", module_digest(stablehlo)),
+            KeyPart("kind", "topology"),
+            KeyPart("flags", _flags(folder)),
+            KeyPart("settings", _settings()),
+            KeyPart("topology", f"{topology} devices={ids}"),
+            *_environment(devices[0], folder),
+        )
+    )
+
+
 def module_digest(stablehlo: bytes) -> str:
     """Return the digest of a module, by which a graph is known: 64 hexadecimal digits."""
     return blake3(stablehlo).hexdigest()
@@ -132,9 +156,13 @@ def environment_flags() -> list[str]:
     return shlex.split(text)
 
 
+def compiler_settings() -> dict[str, Any]:
+    """Return the values of ``COMPILER_SETTINGS``; None where this JAX has no such setting."""
+    return {name: getattr(jax.config, name, None) for name in COMPILER_SETTINGS}
+
+
 def _settings() -> str:
-    values = ((name, getattr(jax.config, name, None)) for name in COMPILER_SETTINGS)
-    return " ".join(f"{name}={value}" for name, value in values)
+    return " ".join(f"{name}={value}" for name, value in compiler_settings().items())
 
 
 def _topology(devices: Sequence[jaxapi.Device]) -> str:

@@ -17,7 +17,7 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.errors import ExecutionError
-from snaprt.execute import prefetch
+from snaprt.execute import collection, prefetch
 from snaprt.execute.compile import Executable, compile_program
 from snaprt.execute.run import run
 from snaprt.lazy.array import LazyArray, read_to_host
@@ -87,6 +87,7 @@ def mark_step(wait: bool = False) -> None:
         arrays = trace.graph.live_arrays()
         _run(trace, _nodes_of(arrays), [], cause="mark_step")
     _of_thread.steps = steps_ended() + 1
+    collection.step_ended(steps_ended())
     if wait:
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
@@ -196,7 +197,8 @@ def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) ->
     metrics.metric_add("TensorsGraphSize", len(nodes))
     executable, arguments = _executable_for(program)
     try:
-        results = run(executable, arguments, _recorder)
+        # Zeros in place of results are not worth recording.
+        results = run(executable, arguments, None if executable.is_collected else _recorder)
     except Exception as error:
         failure = ExecutionError(
             f"graph {executable.name}.{executable.graph_id} failed while it ran ({cause}): {error}",
@@ -247,11 +249,12 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
     if executable is None:
         flags.take_over()  # the script may have set XLA_FLAGS since
         executable = compile_program(program, promoted, flags.compiler_overrides())
-        metrics.counter_add("CachedCompile" if executable.from_cache else "UncachedCompile")
+        if not executable.is_collected:
+            metrics.counter_add("CachedCompile" if executable.from_cache else "UncachedCompile")
         with _families_lock:
             if family.promoted == promoted:
                 family.executables[_constants(literals, promoted)] = executable
-    else:
+    elif not executable.is_collected:
         metrics.counter_add("CachedCompile")
     arguments = list(program.inputs)
     if promoted:
