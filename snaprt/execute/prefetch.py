@@ -53,6 +53,8 @@ class _State:
     loading: dict[str, Future[Prefetched | None]] = field(default_factory=dict)
     remembered: list[str] = field(default_factory=list)
     used: dict[str, None] = field(default_factory=dict)
+    thread: threading.Thread | None = None
+    stopping: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -70,10 +72,13 @@ def start() -> None:
         _state.cache = cache
         _state.remembered = _read_list(cache)
         _state.loading = {digest: Future() for digest in _state.remembered}
-    atexit.register(_remember)
+    atexit.register(_finish)
+    os.register_at_fork(after_in_child=_forget_after_fork)
     if _state.remembered:
-        name = "snaprt-prefetch"
-        threading.Thread(target=_load_all, args=(cache,), name=name, daemon=True).start()
+        _state.thread = threading.Thread(
+            target=_load_all, args=(cache,), name="snaprt-prefetch", daemon=True
+        )
+        _state.thread.start()
 
 
 def take(key: Key) -> Prefetched | None:
@@ -101,7 +106,7 @@ def _load_all(cache: Cache) -> None:
         if future is None:  # the program was faster, and loads it itself
             continue
         found = None
-        if room > 0 and time.monotonic() < deadline:
+        if room > 0 and time.monotonic() < deadline and not _state.stopping:
             try:
                 found = _load(cache, digest)
             except Exception as error:  # whoever wants it will meet the error, and compile
@@ -142,8 +147,21 @@ def _read_list(cache: Cache) -> list[str]:
         return []
 
 
-def _remember() -> None:
-    """Store what was used in place of what was remembered, at exit."""
+def _forget_after_fork() -> None:
+    """Wait for nothing in a child: the thread that loads is the parent's."""
+    _state.lock = threading.Lock()
+    _state.loading = {}
+    _state.thread = None
+
+
+def _finish() -> None:
+    """Store what was used in place of what was remembered, at exit.
+
+    The thread is waited for first: XLA's client must not go away while it loads something.
+    """
+    _state.stopping = True
+    if _state.thread is not None:
+        _state.thread.join()
     used = list(_state.used)[:MAX_PROGRAMS]
     if _state.cache is not None and used and used != _state.remembered:
         metadata = {"name": "prefetch list", "kind": "list"}
