@@ -19,6 +19,8 @@ from snaprt.execute.collection import collection
 
 _MODULES: Final = (".mlir", ".mlirbc", ".stablehlo", ".inputs.snap")
 _PLATFORMS: Final = ("cpu", "gpu")
+#: XLA may add the traceback of an operation; --json has all of it.
+_ERROR_LINES: Final = 4
 
 
 @click.command(
@@ -52,6 +54,10 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
     """
     if not program:
         raise click.UsageError("there is no program to run", context)
+    try:
+        out.expanduser().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write into {out}: {error.strerror or error}") from error
     os.environ["SNAPRT_COLLECT"] = str(out.expanduser().absolute())
     os.environ["SNAPRT_PREFETCH"] = "0"  # nothing that it would load is run
     collection.most_steps = steps
@@ -172,7 +178,8 @@ def warm(
 def _report(progress: Progress, result: Result) -> None:
     number = f"[{len(progress.done)}/{len(progress.jobs)}] {result.job.name}"
     if result.error:
-        output.log.print(f"{number}: failed: {result.error}")
+        lines = [line.rstrip() for line in result.error.splitlines() if line.strip()]
+        output.log.print("\n".join([f"{number}: failed: {lines[0]}", *lines[1:_ERROR_LINES]]))
         if result.hint:
             output.log.print(f"  {result.hint}")
         return

@@ -108,9 +108,10 @@ def warm(
     progress = Progress(ordered, max(1, min(processes, len(ordered))))
     results: queue.SimpleQueue[Result] = queue.SimpleQueue()
     workers = [_Worker() for _ in range(progress.processes)]
+    stopping = threading.Event()
 
     def work(worker: _Worker) -> None:
-        for job in _taken(waiting):
+        for job in _taken(waiting, stopping):
             results.put(worker.answer(job, target))
         worker.stop()
 
@@ -125,13 +126,14 @@ def warm(
         for thread in threads:
             thread.join()
     finally:
+        stopping.set()
         for worker in workers:
             worker.kill()
     return progress.done
 
 
-def _taken(waiting: queue.SimpleQueue[Job]) -> Iterator[Job]:
-    while True:
+def _taken(waiting: queue.SimpleQueue[Job], stopping: threading.Event) -> Iterator[Job]:
+    while not stopping.is_set():
         try:
             yield waiting.get_nowait()
         except queue.Empty:
@@ -177,6 +179,7 @@ class _Worker:
                 stderr=self._stderr,
                 text=True,
                 env={**os.environ, **environment},
+                process_group=0,  # Ctrl-C is for us: we end them
             )
         return self._process
 

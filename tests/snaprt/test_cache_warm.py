@@ -171,7 +171,7 @@ def test_a_warmed_module_is_found_by_replay(tmp_path):
         assert row["was_there"] is was_there
     metrics = tmp_path / "metrics.json"
     done = snaprt(
-        *("replay", file, "--random-inputs", "--seed", "1"),
+        *("replay", file, "--random", "1"),
         **environment,
         SNAPRT_METRICS_FILE=str(metrics),
     )
