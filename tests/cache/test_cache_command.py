@@ -204,7 +204,8 @@ def test_every_command_of_the_table_is_there_under_its_name_with_an_example(name
     one = getattr(importlib.import_module(module), attribute)
     assert one.name == name
     assert "Example:" in one.help
-    assert any("--json" in parameter.opts for parameter in one.params)
+    # What `collect` prints to stdout is the program's that it runs.
+    assert name == "collect" or any("--json" in parameter.opts for parameter in one.params)
 
 
 def test_the_table_of_commands_imports_none_of_them_and_no_jax() -> None:

@@ -11,7 +11,7 @@ from snaprt_cache import Cache, Key, KeyPart
 PAYLOAD = b"an executable " * 50 + random.Random(5).randbytes(1200)
 METADATA = {"name": "step", "kind": "compiled", "compile_seconds": 1.0}
 SIGNING_KEY = bytes(range(32))
-HOW_MANY = [300, pytest.param(10_000, marks=pytest.mark.slow)]
+HOW_MANY = [300, pytest.param(10_000, marks=pytest.mark.full)]
 
 
 def _key(number: int) -> Key:
@@ -62,7 +62,7 @@ def test_damage_anywhere_in_a_blob_is_a_counted_miss_and_the_next_put_heals_it(
     assert cache.stats().set_aside <= 32
 
 
-@pytest.mark.parametrize("how_many", [40, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how_many", [40, pytest.param(10_000, marks=pytest.mark.full)])
 def test_damage_anywhere_in_the_index_loses_no_blob_and_raises_nothing(
     tmp_path: Path, how_many: int
 ) -> None:

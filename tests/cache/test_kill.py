@@ -102,7 +102,7 @@ def test_a_kill_at_any_of_many_system_calls_leaves_a_usable_cache(
     _kill_at_each(tmp_path, work, STEP)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__[1:])
 def test_a_kill_at_every_system_call_leaves_a_usable_cache(
     tmp_path: Path, work: Callable[[Path], None]
