@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# Before snaprt is imported: its consoles read the width once, and pytest-xdist sets one.
+os.environ.pop("COLUMNS", None)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -19,7 +22,6 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "XLA_FLAGS",
         "SNAPRT_DUMP_DIR",
         "SNAPRT_METRICS_FILE",
-        "COLUMNS",
         *about_the_cache,
     ):
         patch.delenv(name, raising=False)

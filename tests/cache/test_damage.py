@@ -144,25 +144,23 @@ def _replace(path: Path) -> None:
     path.write_bytes(os.urandom(8192))
 
 
-def _drop_table(path: Path) -> None:
+def _execute(path: Path, statement: str) -> None:
     connection = sqlite3.connect(path)
-    connection.execute("DROP TABLE entries")
+    connection.execute(statement)
     connection.commit()
     connection.close()
+
+
+def _drop_table(path: Path) -> None:
+    _execute(path, "DROP TABLE entries")
 
 
 def _wrong_types(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE entries SET hits = 'many'")
-    connection.commit()
-    connection.close()
+    _execute(path, "UPDATE entries SET hits = 'many'")
 
 
 def _not_utf8(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE entries SET name = CAST(x'ff00fe' AS TEXT)")
-    connection.commit()
-    connection.close()
+    _execute(path, "UPDATE entries SET name = CAST(x'ff00fe' AS TEXT)")
 
 
 def _other_version(path: Path) -> None:

@@ -40,18 +40,27 @@ def _one_warning(errors: str) -> str:
     return line
 
 
+def _run_behind_a_mount(
+    mounting: str, script: str, folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run ``script`` on ``folder`` where ``mounting`` has been done, for it alone."""
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, mounting]).returncode:
+        pytest.skip("a process of its own cannot mount here")
+    return subprocess.run(
+        [*unshare, f'{mounting} && "{sys.executable}" -c "$SCRIPT" {folder}'],
+        env={**os.environ, "SCRIPT": script},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 def test_a_full_disk_costs_the_entry_and_one_warning(tmp_path: Path) -> None:
     mount = tmp_path / "disk"
     mount.mkdir()
-    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     mounting = f"mount -t tmpfs -o size=400k none {mount}"
-    if shutil.which("unshare") is None or subprocess.run([*unshare, mounting]).returncode:
-        pytest.skip("a small disk cannot be mounted here")
-    command = f'{mounting} && "{sys.executable}" -c "$SCRIPT" {mount}/cache'
-    environment = {**os.environ, "SCRIPT": _PUT_MANY}
-    done = subprocess.run(
-        [*unshare, command], env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = _run_behind_a_mount(mounting, _PUT_MANY, mount / "cache")
     assert done.returncode == 0, done.stderr
     assert "No space left" in _one_warning(done.stderr)
     assert "Free space there" in done.stderr
@@ -114,15 +123,8 @@ cache.close()
 def test_a_read_only_directory_is_read_and_costs_one_warning(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     Cache.open(path).put(KEY, b"payload", {})
-    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     mounting = f"mount --bind {path} {path} && mount -o remount,bind,ro {path}"
-    if shutil.which("unshare") is None or subprocess.run([*unshare, mounting]).returncode:
-        pytest.skip("a read-only directory that holds for root cannot be mounted here")
-    command = f'{mounting} && "{sys.executable}" -c "$SCRIPT" {path}'
-    environment = {**os.environ, "SCRIPT": _READ_ONLY}
-    done = subprocess.run(
-        [*unshare, command], env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = _run_behind_a_mount(mounting, _READ_ONLY, path)
     assert done.returncode == 0, done.stderr
     assert "Read-only file system" in _one_warning(done.stderr)
     assert "SNAPRT_CACHE_DIR" in done.stderr

@@ -78,8 +78,7 @@ def test_help_on_a_command_is_what_its_help_option_prints(snaprt):
     assert snaprt("help", "metrics").stdout == snaprt("metrics", "--help").stdout
 
 
-def test_help_environment_shows_every_setting(snaprt, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
+def test_help_environment_shows_every_setting(snaprt):
     shown = snaprt("help", "environment").stdout
     for row in settings.SETTINGS:
         assert row.name in shown
