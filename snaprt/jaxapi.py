@@ -180,12 +180,6 @@ def hide_frames_below(folder: Path) -> None:
     _source_info.register_exclusion(str(folder))
 
 
-def source_frames(info: Any) -> Iterator[tuple[str, int, str]]:
-    """Yield (file name, line, function) of the user's frames of ``info``, innermost first."""
-    for frame in _source_info.user_frames(info.traceback):
-        yield frame.file_name, frame.start_line, frame.function_name
-
-
 def bind_at(
     info: Any, context: Any, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
 ) -> Any:

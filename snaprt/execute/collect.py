@@ -52,7 +52,7 @@ def collect_program(
     """
     stablehlo = jaxapi.stablehlo_without_locations(lowered)
     digest = module_digest(stablehlo)
-    shapes = jaxapi.shapes_of([*program.inputs, *program.promoted_values(promoted)])
+    shapes = jaxapi.shapes_of(program.arguments(promoted))
     results = jaxapi.results_of_lowered(lowered)
     zeros = jaxapi.lower(jaxapi.zeros_function(results), shapes)
     with collection.lock:

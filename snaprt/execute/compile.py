@@ -34,7 +34,7 @@ from snaprt.execute.notes import (
     read_note,
     write_note,
 )
-from snaprt.execute.once import compile_once
+from snaprt.execute.once import compile_once, load_entry
 from snaprt.execute.store import persistent_cache
 from snaprt.execute.summary import summarise
 from snaprt.lazy.graph import Program
@@ -163,7 +163,7 @@ class _Found:
 
 def _collect(program: Program, promoted: frozenset[int], folder: Path) -> _Found:
     """Write the program into ``folder`` instead of compiling it."""
-    lower = lowering(program, promoted, program.promoted_values(promoted))
+    lower = lowering(program, promoted)
     with placed(program.placement):
         lowered = lower()
         zeros, graph_id = collect_program(program, promoted, lowered, folder)
@@ -179,7 +179,7 @@ def _obtain(
     overrides: Mapping[str, Any],
 ) -> _Found:
     """Find the executable by the program's digest, else by its module, else compile it."""
-    lower = lowering(program, promoted, program.promoted_values(promoted))
+    lower = lowering(program, promoted)
     cache = persistent_cache()
     key_of_note = None if cache is None else note_key(program, promoted, cache)
     with placed(program.placement):
@@ -192,7 +192,7 @@ def _obtain(
         graph_id = module_digest(stablehlo)[:16]
         devices = jaxapi.devices_of_lowered(lowered)
         compiled, from_cache, key = _load_or_compile(
-            lowered, stablehlo, arguments, results, overrides
+            cache, lowered, stablehlo, devices, arguments, results, overrides
         )
     if cache is not None and key_of_note is not None and key is not None:
         ids = tuple(device.id for device in devices)
@@ -212,46 +212,42 @@ def _load_noted(
     entry = None if note is None else cache.get(note.executable, counted=False)
     if note is None or entry is None:
         return None
-    try:
+
+    def load(payload: bytes) -> _Found:
         devices = devices_by_id(note.device_ids, devices_of_placement(program.placement)[0])
-        with metrics.timed("LoadTime"):
-            compiled = jaxapi.load_compiled(entry.payload, note.arguments, note.results, devices)
-    except Exception as error:
-        _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
-        cache.discard(note.executable, f"cannot be loaded: {error}")
-        return None
-    cache.count_hit(entry)
-    metrics.counter_add("LoweringSkipped")
-    return _Found(compiled, note.graph_id, devices, True, lower)
+        compiled = jaxapi.load_compiled(payload, note.arguments, note.results, devices)
+        return _Found(compiled, note.graph_id, devices, True, lower)
+
+    found = load_entry(cache, note.executable, entry, load)
+    if found is not None:
+        cache.count_hit(entry)
+        metrics.counter_add("LoweringSkipped")
+    return found
 
 
 def _load_or_compile(
+    cache: Cache | None,
     lowered: jax.stages.Lowered,
     stablehlo: bytes,
+    devices: tuple[jaxapi.Device, ...],
     arguments: int,
     results: int,
     overrides: Mapping[str, Any],
 ) -> tuple[jax.stages.Compiled, bool, Key | None]:
     """Return the executable, whether it came from the cache, and its key if it is there now."""
-    cache = persistent_cache()
     if cache is None or calls_back(stablehlo):
         if cache is not None:
             metrics.counter_add("PersistentCacheUncacheable")
         return _compile(lowered, overrides), False, None
-    devices = jaxapi.devices_of_lowered(lowered)
     key = module_key(stablehlo, devices, kind="compiled", folder=cache.folder)
 
     def load() -> jax.stages.Compiled | None:
         entry = cache.get(key)
         if entry is None:
             return None
-        try:
-            with metrics.timed("LoadTime"):
-                return jaxapi.load_compiled(entry.payload, arguments, results, devices)
-        except Exception as error:
-            _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
-            cache.discard(key, f"cannot be loaded: {error}")
-            return None
+        return load_entry(
+            cache, key, entry, lambda b: jaxapi.load_compiled(b, arguments, results, devices)
+        )
 
     def compile_and_put() -> tuple[jax.stages.Compiled, bool]:
         name = f"{script_name()}: {GRAPH_NAME}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import jax
@@ -22,18 +22,15 @@ def placed(placement: Placement) -> Iterator[None]:
                 yield
 
 
-def lowering(
-    program: Program, promoted: frozenset[int], promoted_values: Sequence[jax.Array]
-) -> Callable[[], jax.stages.Lowered]:
+def lowering(program: Program, promoted: frozenset[int]) -> Callable[[], jax.stages.Lowered]:
     """Return what traces and lowers ``program``, now or later; it does not hold its arrays.
 
     Args:
         program: The program, with its inputs.
         promoted: Its literals that become trailing arguments.
-        promoted_values: Those literals as arrays.
     """
     function = program.as_function(promoted)
-    shapes = jaxapi.shapes_of([*program.inputs, *promoted_values])
+    shapes = jaxapi.shapes_of(program.arguments(promoted))
     placement = program.placement
 
     def lower() -> jax.stages.Lowered:

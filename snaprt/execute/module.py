@@ -18,7 +18,7 @@ from snaprt import jaxapi, metrics
 from snaprt.errors import CompileError, ExecutionError
 from snaprt.execute.compile import entry_metadata
 from snaprt.execute.key import module_key
-from snaprt.execute.once import compile_once
+from snaprt.execute.once import compile_once, load_entry
 from snaprt.execute.store import persistent_cache
 from snaprt.execute.summary import summarise
 
@@ -63,19 +63,6 @@ class LoadedModule:
             raise ExecutionError(f"the module failed while it ran on {self.device}: {error}") from (
                 error
             )
-
-
-def module_types(stablehlo: bytes | str) -> tuple[tuple[_Type, ...], tuple[_Type, ...]]:
-    """Return (shape, dtype) of each parameter and each result of a module, without compiling it.
-
-    Raises:
-        CompileError: If the module cannot be read.
-    """
-    try:
-        parameters, results = jaxapi.module_signature(jaxapi.parse_module(stablehlo))
-    except ValueError as error:
-        raise CompileError(f"the module cannot be read: {error}") from error
-    return tuple(parameters), tuple(results)
 
 
 def compile_module(
@@ -135,12 +122,7 @@ def _load_or_compile(
         entry = cache.get(key)
         if entry is None:
             return None
-        try:
-            with metrics.timed("LoadTime"):
-                return jaxapi.load_module(entry.payload, device)
-        except Exception as error:
-            cache.discard(key, f"cannot be loaded: {error}")
-            return None
+        return load_entry(cache, key, entry, lambda content: jaxapi.load_module(content, device))
 
     def compile_and_put() -> tuple[Any, bool]:
         record_miss(cache, key, name)

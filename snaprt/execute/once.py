@@ -6,6 +6,7 @@ It knows the settings and the metrics; what is compiled, and how, is the caller'
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -13,10 +14,12 @@ from typing import TypeVar
 import jax
 from snaprt_cache.flight import Flight
 from snaprt_cache.key import Key
-from snaprt_cache.store import Cache
+from snaprt_cache.store import Cache, Entry
 
-from snaprt import settings
+from snaprt import metrics, settings
 from snaprt.execute.store import count_event
+
+_log = logging.getLogger("snaprt.compile")
 
 T = TypeVar("T")
 
@@ -45,6 +48,24 @@ def compile_once(
                 return loaded, True, True
         compiled, role.stored = compile_and_put()
         return compiled, False, role.stored
+
+
+def load_entry(cache: Cache, key: Key, entry: Entry, load: Callable[[bytes], T]) -> T | None:
+    """Load what a verified entry holds; one that cannot be loaded is discarded, to be made anew.
+
+    Args:
+        cache: The cache that gave the entry.
+        key: Its key.
+        entry: The entry.
+        load: Makes an executable of its payload.
+    """
+    try:
+        with metrics.timed("LoadTime"):
+            return load(entry.payload)
+    except Exception as error:
+        _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
+        cache.discard(key, f"cannot be loaded: {error}")
+        return None
 
 
 def flight(cache: Cache) -> Flight:

@@ -236,9 +236,10 @@ class Program:
 
         return lazy_graph
 
-    def promoted_values(self, promoted: frozenset[int]) -> list[jax.Array]:
-        """Return the promoted literals as arrays, in the order the function takes them."""
-        return [jaxapi.to_device(self.literals[i].value) for i in sorted(promoted)]
+    def arguments(self, promoted: frozenset[int]) -> list[jax.Array]:
+        """Return what the function is called with: the inputs, then the promoted literals."""
+        literals = [jaxapi.to_device(self.literals[i].value) for i in sorted(promoted)]
+        return [*self.inputs, *literals]
 
 
 INPUT = -1

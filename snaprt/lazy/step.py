@@ -256,10 +256,7 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
                 family.executables[_constants(literals, promoted)] = executable
     elif not executable.is_collected:
         metrics.counter_add("CachedCompile")
-    arguments = list(program.inputs)
-    if promoted:
-        arguments += program.promoted_values(promoted)
-    return executable, arguments
+    return executable, program.arguments(promoted)
 
 
 def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[bytes, ...]:
