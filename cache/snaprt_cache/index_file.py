@@ -153,8 +153,6 @@ class IndexFile:
         for (name, arguments), function in self._functions.items():
             connection.create_function(name, arguments, function, deterministic=True)
         if not self._is_ready(connection):
-            if _tables(connection):
-                raise ValueError("it has other tables than an index")
             self._start_anew(connection)
         wanted = journal_mode(self._folder)
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != wanted:
@@ -172,9 +170,11 @@ class IndexFile:
 
     def _start_anew(self, connection: sqlite3.Connection) -> None:
         with transaction(connection):
-            # Another process may have been first.
+            # Another process may have been first, so nothing that was seen before counts.
             if self._is_ready(connection):
                 return
+            if _tables(connection):
+                raise ValueError("it has other tables than an index")
             for statement in _schema_statements():
                 connection.execute(statement)
             self._fill(connection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, Key, KeyPart
+from snaprt_cache.index_file import IndexFile
 
 # A payload that says which key it belongs to, so that a mix-up shows; its length varies.
 _COMMON = """
@@ -97,6 +99,25 @@ def test_processes_that_get_and_put_the_same_keys_never_see_a_wrong_or_torn_entr
     workers = [_start(_WORK, tmp_path / "cache", seed, 2.0) for seed in range(6)]
     assert all(int(_finish(worker)) >= 5 for worker in workers)
     _finish(_start(_CHECK, tmp_path / "cache"))
+
+
+def test_an_index_that_another_process_makes_at_the_same_moment_is_not_taken_for_a_garbled_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_ready = IndexFile._is_ready
+
+    def overtaken(index: IndexFile, connection: sqlite3.Connection) -> bool:
+        ready = is_ready(index, connection)
+        if not ready and not connection.in_transaction:
+            monkeypatch.setattr(IndexFile, "_is_ready", is_ready)
+            Cache.open(tmp_path / "cache").put(_key("other"), b"payload", {})
+        return ready
+
+    monkeypatch.setattr(IndexFile, "_is_ready", overtaken)
+    cache = Cache.open(tmp_path / "cache")
+    assert cache.put(_key("own"), b"payload", {})
+    assert cache.stats().set_aside == 0
+    assert {row.key for row in cache.entries()} == {_key("own").digest, _key("other").digest}
 
 
 def test_processes_survive_the_index_being_deleted_and_garbled_under_them(tmp_path: Path) -> None:
