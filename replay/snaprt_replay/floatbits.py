@@ -114,6 +114,16 @@ def epsilon(dtype: np.dtype) -> float:
     return float(ml_dtypes.finfo(dtype).eps)
 
 
+def mantissa_bits(dtype: np.dtype) -> int:
+    """Return how many bits of the mantissa a float dtype stores."""
+    return int(ml_dtypes.finfo(dtype).nmant)
+
+
+def exponent_bits(dtype: np.dtype) -> int:
+    """Return how many bits the exponent of a float dtype has."""
+    return int(ml_dtypes.finfo(dtype).nexp)
+
+
 def largest_integer(dtype: np.dtype) -> int:
     """Return the largest value of an integer dtype, NumPy's or ml_dtypes'."""
     return int(ml_dtypes.iinfo(dtype).max)

@@ -1,0 +1,232 @@
+"""Run one variant of a program after the other in this process, a worker's; `workers` is the parent.
+
+It must not know files, comparisons, or who asks. Whatever ends this process ends one run alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
+from snaprt.execute.module import LoadedModule, compile_module
+from snaprt_replay import devices, framing, precision
+from snaprt_replay.case import Signature
+from snaprt_replay.variants import Variant
+
+#: What a program may be given as: a serialised HloModuleProto, or what XLA's StableHLO parser takes.
+HLO, STABLEHLO = "hlo", "stablehlo"
+
+_KINDS_OF_FAILURE: Final[Mapping[type[Exception], str]] = {
+    CompileError: "compile error",
+    ExecutionError: "run error",
+    DeviceError: "missing device",
+    SnaprtError: "unsupported",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """What a worker is asked to do once.
+
+    Args:
+        variant: How to run it.
+        program: In the form that ``form`` names.
+        form: `HLO` or `STABLEHLO`.
+        inputs: In parameter order.
+        repeat: How often to run it.
+        name: What the cache's index calls it.
+    """
+
+    variant: Variant
+    program: bytes
+    form: str
+    inputs: Sequence[np.ndarray]
+    repeat: int = 1
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program that is ready to run.
+
+    Args:
+        run: Takes the inputs and returns the outputs.
+        from_cache: Whether the executable came from the persistent cache.
+        device: The device's name.
+        environment: See `devices.environment`.
+        notes: What a reader of the results should know.
+    """
+
+    run: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+    from_cache: bool
+    device: str
+    environment: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def send_job(connection: socket.socket, job: Job) -> None:
+    """Send a job to a worker."""
+    message = {
+        "variant": dataclasses.asdict(job.variant),
+        "form": job.form,
+        "repeat": job.repeat,
+        "name": job.name,
+    }
+    program = np.frombuffer(job.program, np.uint8)
+    framing.send(connection, message, [program, *job.inputs])
+
+
+def _receive_job(connection: socket.socket) -> Job:
+    message, (program, *inputs) = framing.receive(connection)
+    variant = dict(message["variant"])
+    variant["options"] = tuple((name, value) for name, value in variant["options"])
+    return Job(
+        variant=Variant(**variant),
+        program=program.tobytes(),
+        form=message["form"],
+        inputs=inputs,
+        repeat=message["repeat"],
+        name=message["name"],
+    )
+
+
+def serve(descriptor: int) -> None:
+    """Answer jobs until the other end of the socket is gone.
+
+    An answer is two messages, ``prepared`` and ``done``, or ``failed`` at any time.
+    """
+    with socket.socket(fileno=descriptor) as connection:
+        framing.send(connection, {"event": "ready"})
+        while True:
+            try:
+                job = _receive_job(connection)
+            except EOFError:
+                return
+            try:
+                _answer(connection, job)
+            except (SnaprtError, MemoryError) as error:
+                framing.send(connection, _failed(error))
+
+
+def _answer(connection: socket.socket, job: Job) -> None:
+    started = time.perf_counter()
+    prepared = _PREPARE[job.variant.kind](job)
+    told = {
+        "event": "prepared",
+        "compile_seconds": time.perf_counter() - started,
+        "from_cache": prepared.from_cache,
+        "device": prepared.device,
+        "environment": dict(prepared.environment),
+        "notes": prepared.notes,
+    }
+    framing.send(connection, told)
+    seconds: list[float] = []
+    runs: list[Sequence[np.ndarray]] = []
+    for _ in range(job.repeat):
+        started = time.perf_counter()
+        outputs = prepared.run(job.inputs)
+        seconds.append(time.perf_counter() - started)
+        # Runs that are the same bit for bit are sent once.
+        if not any(_same_bits(outputs, before) for before in runs):
+            runs.append(outputs)
+    message = {"event": "done", "execute_seconds": seconds, "runs": [len(run) for run in runs]}
+    framing.send(connection, message, [output for run in runs for output in run])
+
+
+def _same_bits(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> bool:
+    return all(
+        np.array_equal(_bits(one), _bits(other)) for one, other in zip(left, right, strict=True)
+    )
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+def _failed(error: Exception) -> dict[str, str]:
+    for kind, name in _KINDS_OF_FAILURE.items():
+        if isinstance(error, kind):
+            return {"event": "failed", "kind": name, "message": getattr(error, "message", "")}
+    return {"event": "failed", "kind": "out of memory", "message": str(error)}
+
+
+# --- the kinds of variants ------------------------------------------------------------------------
+
+
+def _prepare_device(job: Job) -> Prepared:
+    program = job.program if job.form == STABLEHLO else _to_stablehlo(job.program)
+    return _prepared(_compiled(job, program), ())
+
+
+def _prepare_f64(job: Job) -> Prepared:
+    raised = precision.raise_to_f64(precision.read_module(_to_hlo(job)))
+    module = raised.module.SerializeToString()
+    return _prepared(_compiled(job, _to_stablehlo(module)), raised.notes)
+
+
+_PREPARE: Final[Mapping[str, Callable[[Job], Prepared]]] = {
+    "device": _prepare_device,
+    "f64": _prepare_f64,
+}
+
+
+def _to_hlo(job: Job) -> bytes:
+    if job.form == HLO:
+        return job.program
+    try:
+        return jaxapi.module_to_hlo_proto(jaxapi.parse_module(job.program))
+    except ValueError as error:
+        raise CompileError(f"the program has no HLO: {error}") from error
+
+
+def _to_stablehlo(module: bytes) -> bytes:
+    try:
+        return jaxapi.hlo_to_stablehlo(module)
+    except ValueError as error:
+        raise CompileError(f"the HLO module has no StableHLO: {error}") from error
+
+
+def _compiled(job: Job, stablehlo: bytes) -> LoadedModule:
+    return compile_module(
+        stablehlo,
+        device=devices.find_device(job.variant.device),
+        name=job.name,
+        compiler_options=dict(job.variant.options),
+    )
+
+
+def _prepared(module: LoadedModule, notes: tuple[str, ...]) -> Prepared:
+    def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        return module.run(_as_taken(inputs, module))
+
+    return Prepared(
+        run=run,
+        from_cache=module.from_cache,
+        device=devices.device_name(module.device),
+        environment=devices.environment(module.device),
+        notes=notes,
+    )
+
+
+def _as_taken(inputs: Sequence[np.ndarray], module: LoadedModule) -> list[np.ndarray]:
+    """Return the inputs in the precision that the module takes; XLA would not ask."""
+    raised = [
+        array.astype(dtype) if precision.is_raised(array.dtype, dtype) else array
+        for array, (_, dtype) in zip(inputs, module.parameters, strict=False)
+    ]
+    given = [Signature(array.shape, array.dtype) for array in raised]
+    taken = [Signature(shape, dtype) for shape, dtype in module.parameters]
+    if given != taken or len(inputs) != len(taken):
+        raise ExecutionError(
+            f"the inputs ({', '.join(map(str, given))}) are not what the module takes "
+            f"({', '.join(map(str, taken))})",
+            hint="the file is damaged, or was put together by hand",
+        )
+    return raised
