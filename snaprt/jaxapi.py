@@ -878,3 +878,33 @@ def partitions_of(module: Any) -> int:
     if "mhlo.num_partitions" not in attributes:
         return 1
     return ir.IntegerAttr(attributes["mhlo.num_partitions"]).value
+
+
+# --- the reference interpreter --------------------------------------------------------------------
+
+
+def interpret(module: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Evaluate an MLIR module with StableHLO's reference interpreter.
+
+    Args:
+        module: Its results are real numbers of types that Python's buffers have.
+        inputs: One array for each parameter of ``main``, of any dtype that XLA has.
+
+    Raises:
+        ValueError: The interpreter does not know an operation of it.
+    """
+    (main,) = [
+        o for o in module.body.operations if o.operation.attributes["sym_name"].value == "main"
+    ]
+    with module.context, ir.Location.unknown():
+        arguments = [
+            ir.DenseElementsAttr.get(
+                np.ascontiguousarray(array).reshape(-1).view(np.uint8), type=kind
+            )
+            for array, kind in zip(inputs, main.function_type.value.inputs, strict=True)
+        ]
+        try:
+            results = stablehlo.eval_module(module, arguments)
+        except Exception as error:  # of several types, by version and cause
+            raise ValueError(str(error)) from None
+        return [np.asarray(result) for result in results]

@@ -16,11 +16,13 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
 from snaprt.execute.module import LoadedModule, compile_module
-from snaprt_replay import devices, framing, precision
+from snaprt.snapshot.xla import XlaMessage
+from snaprt_replay import devices, emulate, framing, interpret, precision
 from snaprt_replay.case import Signature
+from snaprt_replay.op_by_op import OpByOp
 from snaprt_replay.variants import Variant
 
-#: What a program may be given as: a serialised HloModuleProto, or what XLA's StableHLO parser takes.
+#: How a program may be given: as a serialised HloModuleProto, or as any form of StableHLO.
 HLO, STABLEHLO = "hlo", "stablehlo"
 
 _KINDS_OF_FAILURE: Final[Mapping[type[Exception], str]] = {
@@ -161,20 +163,81 @@ def _failed(error: Exception) -> dict[str, str]:
 
 
 def _prepare_device(job: Job) -> Prepared:
-    program = job.program if job.form == STABLEHLO else _to_stablehlo(job.program)
-    return _prepared(_compiled(job, program), ())
+    if job.variant.matmul_precision is None:
+        program = job.program if job.form == STABLEHLO else _to_stablehlo(job.program)
+    else:
+        program = _to_stablehlo(_hlo_of(job).SerializeToString())
+    return _prepared(_compiled(job, program))
 
 
 def _prepare_f64(job: Job) -> Prepared:
-    raised = precision.raise_to_f64(precision.read_module(_to_hlo(job)))
+    raised = precision.raise_to_f64(_hlo_of(job))
     module = raised.module.SerializeToString()
     return _prepared(_compiled(job, _to_stablehlo(module)), raised.notes)
+
+
+def _prepare_tpu_precision(job: Job) -> Prepared:
+    assert job.variant.precision is not None
+    module = emulate.with_tpu_precision(_hlo_of(job), job.variant.precision)
+    return _prepared(_compiled(job, _to_stablehlo(module.SerializeToString())))
+
+
+def _prepare_op_by_op(job: Job) -> Prepared:
+    device = devices.find_device(job.variant.device)
+    found: list[bool] = []
+
+    def compile_one(module: bytes) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
+        loaded = _compiled(job, _to_stablehlo(module))
+        found.append(loaded.from_cache)
+        return loaded.run
+
+    program = OpByOp(_hlo_of(job), compile_one)
+    # The operations are known, and compiled, once they have run.
+    program.run(job.inputs)
+    return Prepared(
+        run=program.run,
+        from_cache=all(found),
+        device=devices.device_name(device),
+        environment=devices.environment(device),
+        notes=(f"{len(found)} different operations were compiled, each alone",),
+    )
+
+
+def _prepare_interpreter(job: Job) -> Prepared:
+    readable = interpret.make_readable(_hlo_of(job))
+    stablehlo = _to_stablehlo(readable.module.SerializeToString())
+    module = jaxapi.parse_module(stablehlo)
+    cpu = devices.find_device("cpu")
+
+    def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        try:
+            return readable.assemble(jaxapi.interpret(module, inputs))
+        except ValueError as error:
+            raise ExecutionError(f"the reference interpreter gave up: {error}") from error
+
+    return Prepared(
+        run=run,
+        from_cache=False,
+        device="StableHLO interpreter",
+        environment=devices.environment(cpu),
+    )
 
 
 _PREPARE: Final[Mapping[str, Callable[[Job], Prepared]]] = {
     "device": _prepare_device,
     "f64": _prepare_f64,
+    "interpreter": _prepare_interpreter,
+    "op-by-op": _prepare_op_by_op,
+    "tpu-precision": _prepare_tpu_precision,
 }
+
+
+def _hlo_of(job: Job) -> XlaMessage:
+    """Return a job's program as an HloModuleProto with the matmul precision asked for."""
+    module = precision.read_module(_to_hlo(job))
+    if job.variant.matmul_precision is None:
+        return module
+    return emulate.with_matmul_precision(module, job.variant.matmul_precision)
 
 
 def _to_hlo(job: Job) -> bytes:
@@ -202,7 +265,7 @@ def _compiled(job: Job, stablehlo: bytes) -> LoadedModule:
     )
 
 
-def _prepared(module: LoadedModule, notes: tuple[str, ...]) -> Prepared:
+def _prepared(module: LoadedModule, notes: tuple[str, ...] = ()) -> Prepared:
     def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         return module.run(_as_taken(inputs, module))
 
