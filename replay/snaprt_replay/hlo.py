@@ -113,11 +113,11 @@ class Editor:
             like: The instruction it is made for, which lends its metadata and part of its name.
             dimensions: What the operation uses the field `dimensions` for.
         """
-        self._last_id += 1
+        new_id = self.new_id(like)
         instruction = HloInstructionProto(
             name=f"{like.name}.{opcode}.{self._last_id}",
             opcode=opcode,
-            id=(like.id & ~_LOW_BITS) | self._last_id,
+            id=new_id,
             operand_ids=[operand.id for operand in operands],
             dimensions=dimensions,
         )
@@ -125,6 +125,11 @@ class Editor:
         if like.HasField("metadata"):
             instruction.metadata.CopyFrom(like.metadata)
         return instruction
+
+    def new_id(self, like: XlaMessage) -> int:
+        """Return an id that no instruction has, for one of the same computation as `like`."""
+        self._last_id += 1
+        return (like.id & ~_LOW_BITS) | self._last_id
 
     def replace_each(
         self, computation: XlaMessage, replace: Callable[[XlaMessage], Sequence[XlaMessage]]

@@ -1,0 +1,216 @@
+"""What localising found, as frozen data that can be saved; it must not know how it was found.
+
+An *error* here is in multiples of the default tolerance of the value's dtype (docs/comparison.md):
+up to 1 is what two correct executions may differ by. ``from_json(to_json(found))`` is ``found``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from snaprt.errors import UsageError
+
+SCHEMA = "snaprt.localise"
+SCHEMA_VERSION = 1
+
+Kind = Literal["instruction", "interaction", "amplification", "nothing", "unfinished"]
+"""What a localisation ends with.
+
+``instruction``: this instruction goes wrong on inputs that are right. ``interaction``: these few do
+so together, and each alone does not: a fusion or a pass over them. ``amplification``: none goes
+wrong beyond its rounding, which these instructions make large. ``nothing``: the two sides agree.
+``unfinished``: the budget was spent; the fault is among these instructions.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class InstructionPlace:
+    """One instruction of the program.
+
+    Args:
+        name: Its name in the HLO module.
+        opcode: XLA's name of the operation.
+        shape: Element type and dimensions of its result, ``f32[8,16]``.
+        operands: Names and shapes of what it reads, ``dot.3 f32[8,16]``.
+        op_name: JAX's name of the operation, with its scopes.
+        source: ``file:line (function)`` of the user's Python; empty where unknown.
+        calls: The called computations or fusions that it stands in, outermost first.
+        frame: The loops and branches that it stands in, outermost first: ``while.3 iteration 4``.
+    """
+
+    name: str
+    opcode: str
+    shape: str
+    operands: tuple[str, ...] = ()
+    op_name: str = ""
+    source: str = ""
+    calls: tuple[str, ...] = ()
+    frame: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionError:
+    """One region on the way to the fault.
+
+    Args:
+        first: Its first instruction.
+        last: Its last.
+        instructions: How many it has, beside constants and the like.
+        depth: 0 for a region of the whole program, 1 for one of a region of it, ...
+        made: The error that the suspect makes in it on clean inputs: those that the reference has.
+        carried_in: The error of the suspect's own values where the region starts.
+        carried_out: The same where it ends.
+        chosen: Whether the search went on inside.
+    """
+
+    first: InstructionPlace
+    last: InstructionPlace
+    instructions: int
+    depth: int
+    made: float
+    carried_in: float
+    carried_out: float
+    chosen: bool = False
+
+    @property
+    def amplified(self) -> float:
+        """Return by how much the region multiplies the error that comes in; NaN if none does."""
+        return self.carried_out / self.carried_in if self.carried_in else math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueDifference:
+    """One array, compared.
+
+    Args:
+        name: Which.
+        error: See the module.
+        reason: In words, with the first element that differs.
+    """
+
+    name: str
+    error: float
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class PassEffect:
+    """What became of the error under another variant of the suspect side."""
+
+    variant: str
+    error: float
+    failed: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Localisation:
+    """Where two sides of one program start to differ.
+
+    Args:
+        kind: See `Kind`.
+        sentence: The answer, for a person.
+        suspect: The side that is looked at.
+        reference: The side that it is compared with; empty where NaN and Inf were looked for.
+        instructions: The instruction at fault, or the few that are together.
+        difference: What the instruction gave, beside what it should have given.
+        outputs: The program's outputs, compared, as they are without any tap.
+        path: The regions looked at, in program order, coarse ones first.
+        observer_effect: The largest error of the outputs without taps, and with the first taps;
+            None where no tap was needed.
+        passes: Where taps made the error vanish: the variants tried, those that heal it first.
+        matched: How many instructions of the suspect have their like in the reference.
+        instruction_count: How many the suspect has.
+        compiles: How many modules were compiled or loaded from the cache.
+        executions: How often one was run.
+        seconds: How long it took, earlier sessions not counted.
+        notes: What the reader should know.
+    """
+
+    kind: Kind
+    sentence: str
+    suspect: str
+    reference: str
+    instructions: tuple[InstructionPlace, ...] = ()
+    difference: tuple[ValueDifference, ...] = ()
+    outputs: tuple[ValueDifference, ...] = ()
+    path: tuple[RegionError, ...] = ()
+    observer_effect: tuple[float, float] | None = None
+    passes: tuple[PassEffect, ...] = ()
+    matched: int = 0
+    instruction_count: int = 0
+    compiles: int = 0
+    executions: int = 0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def share_matched(self) -> float:
+        """Return the share of the suspect's instructions that were matched, from 0 to 1."""
+        return self.matched / self.instruction_count if self.instruction_count else 1.0
+
+
+def to_json(found: Localisation) -> dict[str, Any]:
+    """Return the localisation as JSON data; numbers that JSON does not have become text."""
+    plain = _plain(dataclasses.asdict(found))
+    return {"schema": SCHEMA, "version": SCHEMA_VERSION, **plain}
+
+
+def from_json(plain: Mapping[str, Any]) -> Localisation:
+    """Undo `to_json`; raise UsageError for data of another schema or version."""
+    if (plain.get("schema"), plain.get("version")) != (SCHEMA, SCHEMA_VERSION):
+        raise UsageError(
+            f"not {SCHEMA} version {SCHEMA_VERSION}: "
+            f"{plain.get('schema')} version {plain.get('version')}",
+            hint="it was written by another version of snaprt",
+        )
+    known = {field.name for field in dataclasses.fields(Localisation)}
+    given = {name: _numbers(value) for name, value in plain.items() if name in known}
+    effect = given["observer_effect"]
+    return Localisation(
+        **{
+            **given,
+            "instructions": tuple(map(_place, given["instructions"])),
+            "difference": tuple(ValueDifference(**one) for one in given["difference"]),
+            "outputs": tuple(ValueDifference(**one) for one in given["outputs"]),
+            "path": tuple(
+                RegionError(**{**one, "first": _place(one["first"]), "last": _place(one["last"])})
+                for one in given["path"]
+            ),
+            "observer_effect": None if effect is None else tuple(effect),
+            "passes": tuple(PassEffect(**one) for one in given["passes"]),
+            "notes": tuple(given["notes"]),
+        }
+    )
+
+
+def _place(plain: Mapping[str, Any]) -> InstructionPlace:
+    return InstructionPlace(
+        **{name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
+    )
+
+
+_NOT_IN_JSON = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_ERRORS = frozenset({"error", "made", "carried_in", "carried_out", "observer_effect"})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value
+
+
+def _numbers(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _numbers(one, key) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_numbers(one, name) for one in value]
+    if isinstance(value, str) and name in _ERRORS:
+        return _NOT_IN_JSON[value]
+    return value
