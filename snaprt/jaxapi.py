@@ -897,6 +897,7 @@ def interpret(module: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         o for o in module.body.operations if o.operation.attributes["sym_name"].value == "main"
     ]
     with module.context, ir.Location.unknown():
+        _generalise_dots(module)
         arguments = [
             ir.DenseElementsAttr.get(
                 np.ascontiguousarray(array).reshape(-1).view(np.uint8), type=kind
@@ -908,3 +909,17 @@ def interpret(module: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         except Exception as error:  # of several types, by version and cause
             raise ValueError(str(error)) from None
         return [np.asarray(result) for result in results]
+
+
+def _generalise_dots(module: Any) -> None:
+    """Replace ``stablehlo.dot``, which `hlo_to_stablehlo` makes and the interpreter refuses."""
+    for dot in list(_operations_within(module.operation)):
+        if dot.name != "stablehlo.dot":
+            continue
+        left, right = dot.operands
+        contracted = ir.RankedTensorType(left.type).rank - 1
+        numbers = stablehlo.DotDimensionNumbers.get([], [], [contracted], [0])
+        with ir.InsertionPoint(dot):
+            general = stablehlo.dot_general(dot.results[0].type, left, right, numbers)
+        dot.results[0].replace_all_uses_with(general)
+        dot.erase()

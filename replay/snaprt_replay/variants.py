@@ -13,13 +13,15 @@ from typing import Final, Literal
 from snaprt.errors import UsageError
 from snaprt_replay.case import CompilerOption
 
-Kind = Literal["recorded", "device", "f64", "interpreter", "op-by-op", "tpu-precision"]
+Kind = Literal[
+    "recorded", "device", "f64", "random-rounding", "interpreter", "op-by-op", "tpu-precision"
+]
 PRECISIONS: Final = ("default", "high", "highest")
 
 _DEVICE = re.compile(r"(cpu|gpu|tpu)(:\d+)?")
 _HINT = (
-    "a variant is recorded, a device (cpu, gpu:0, tpu), f64, interpreter, op-by-op, "
-    "tpu-precision=default|high|highest or python=PATH, then additions after commas: "
+    "a variant is recorded, a device (cpu, gpu:0, tpu), f64, random-rounding, interpreter, "
+    "op-by-op, tpu-precision=default|high|highest or python=PATH, then additions after commas: "
     "disable-hlo-pass=NAME, xla-flags=--xla_..., optimization=0, matmul-precision=highest, "
     "fast-math"
 )
@@ -32,7 +34,8 @@ class Variant:
     Args:
         text: What the user wrote.
         kind: ``recorded`` takes the outputs from the file; ``device`` compiles the program and
-            runs it; ``f64`` raises it to float64 first; ``interpreter`` evaluates its StableHLO
+            runs it; ``f64`` raises it to float64 first; ``random-rounding`` does, and rounds
+            each result at random, otherwise in each run; ``interpreter`` evaluates its StableHLO
             one operation after the other with the reference implementation; ``op-by-op``
             compiles each of its operations alone; ``tpu-precision`` rounds the operands of its
             dots and convolutions as a TPU does.
@@ -90,7 +93,7 @@ def _parse_first(text: str, first: str) -> Variant:
     if _DEVICE.fullmatch(first):
         return Variant(text, "device", device=first)
     if first in _KINDS:
-        return Variant(text, _KINDS[first], device="cpu" if first == "f64" else None)
+        return Variant(text, _KINDS[first], device="cpu" if first in _IN_FLOAT64 else None)
     if name == "tpu-precision":
         return _with_precision(Variant(text, "tpu-precision", device="cpu"), value or "default")
     if name in _ADDITIONS:  # on JAX's choice of device
@@ -101,9 +104,12 @@ def _parse_first(text: str, first: str) -> Variant:
 _KINDS: Final[Mapping[str, Kind]] = {
     "recorded": "recorded",
     "f64": "f64",
+    "random-rounding": "random-rounding",
     "interpreter": "interpreter",
     "op-by-op": "op-by-op",
 }
+# Not every device has float64.
+_IN_FLOAT64: Final = ("f64", "random-rounding")
 
 
 def _with_precision(variant: Variant, value: str) -> Variant:

@@ -17,7 +17,7 @@ from snaprt import jaxapi
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
 from snaprt.execute.module import LoadedModule, compile_module
 from snaprt.snapshot.xla import XlaMessage
-from snaprt_replay import devices, emulate, framing, interpret, precision
+from snaprt_replay import devices, emulate, framing, interpret, precision, random_rounding
 from snaprt_replay.case import Signature
 from snaprt_replay.op_by_op import OpByOp
 from snaprt_replay.variants import Variant
@@ -176,6 +176,20 @@ def _prepare_f64(job: Job) -> Prepared:
     return _prepared(_compiled(job, _to_stablehlo(module)), raised.notes)
 
 
+def _prepare_random_rounding(job: Job) -> Prepared:
+    """Prepare runs that each draw other roundings, and other last bits of the inputs."""
+    module = random_rounding.round_at_random(_hlo_of(job))
+    compiled = _compiled(job, _to_stablehlo(module.SerializeToString()))
+    random = np.random.default_rng(0)
+
+    def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        moved = [random_rounding.perturb(array, random) for array in inputs]
+        seed = random.integers(2**63, dtype=np.uint64)
+        return compiled.run(_as_taken([*moved, np.asarray(seed)], compiled))
+
+    return dataclasses.replace(_prepared(compiled), run=run)
+
+
 def _prepare_tpu_precision(job: Job) -> Prepared:
     assert job.variant.precision is not None
     module = emulate.with_tpu_precision(_hlo_of(job), job.variant.precision)
@@ -228,6 +242,7 @@ _PREPARE: Final[Mapping[str, Callable[[Job], Prepared]]] = {
     "f64": _prepare_f64,
     "interpreter": _prepare_interpreter,
     "op-by-op": _prepare_op_by_op,
+    "random-rounding": _prepare_random_rounding,
     "tpu-precision": _prepare_tpu_precision,
 }
 

@@ -42,7 +42,8 @@ _TAIL_BYTES = 1 << 16
 _FATAL = re.compile(r"^F\d{4} [\d:.]+\s+\d+ (?:.*/)?([\w.-]+:\d+)\] ?(.*)", re.MULTILINE)
 _LOUD = re.compile(r"^.*(?:Check failed|LLVM ERROR|terminate called|Assertion .* failed).*$", re.M)
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|bad_alloc|MemoryError")
-# What differs between two runs of one failure: numbers, names that end in one, quoted text.
+_PLACE = re.compile(r"[\w.-]+:\d+")
+# What differs between two runs of one failure: addresses, sizes, numbers of names.
 _CHANGING = re.compile(r"0x[0-9a-f]+|\d+")
 
 
@@ -61,7 +62,9 @@ class Failure:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.kind} in {self.signature}" if ".cc:" in self.signature else self.kind
+        return (
+            f"{self.kind} in `{self.signature}`" if _PLACE.fullmatch(self.signature) else self.kind
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -180,7 +183,8 @@ class _Worker:
     def __init__(self, python: str | None) -> None:
         self.python = python
         self.alive = True
-        self._said: IO[bytes] = tempfile.TemporaryFile()
+        self._ready = False
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed by `close`
         ours, theirs = socket.socketpair()
         self._connection = ours
         with theirs:
@@ -248,8 +252,6 @@ class _Worker:
         if not self._ready:
             framing.receive(self._connection)
             self._ready = True
-
-    _ready = False
 
     def _tail(self, began: int) -> str:
         end = os.fstat(self._said.fileno()).st_size
