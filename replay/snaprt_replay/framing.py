@@ -29,7 +29,7 @@ def send(
     connection.sendall(_LENGTH.pack(len(text)) + text)
     for value in values:
         if value.size:
-            connection.sendall(memoryview(value.reshape(-1).view(np.uint8)))
+            connection.sendall(value.reshape(-1).view(np.uint8).data)
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -38,7 +38,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[np.ndarray]
     Raises:
         EOFError: The other end is gone.
     """
-    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
+    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size).tobytes())
     content = json.loads(_read(connection, length).tobytes())
     arrays = []
     for told in content["arrays"]:
@@ -50,7 +50,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[np.ndarray]
 
 def _read(connection: socket.socket, size: int) -> np.ndarray:
     content = np.empty(size, np.uint8)
-    view, filled = memoryview(content), 0
+    view, filled = content.data, 0
     while filled < size:
         count = connection.recv_into(view[filled:])
         if not count:

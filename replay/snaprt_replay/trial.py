@@ -13,7 +13,7 @@ from snaprt.errors import UsageError
 from snaprt_replay import player
 from snaprt_replay.case import Case
 from snaprt_replay.load import load
-from snaprt_replay.variants import Variant, parse_variant
+from snaprt_replay.variants import Variant, parse_variant, with_options
 from snaprt_replay.verdict import Evidence, Judgement, Yardstick, judge
 from snaprt_replay.work import STABLEHLO
 from snaprt_replay.workers import Outcome, Workers
@@ -21,7 +21,9 @@ from snaprt_replay.workers import Outcome, Workers
 F64 = parse_variant("f64")
 RANDOM_ROUNDING = parse_variant("random-rounding")
 
-_PROCESSES = 2
+PROCESSES = 2
+"""How many processes serve a trial well: its variants take about as long as each other."""
+
 _SAMPLES = 8
 # As many runs as fit in this many bytes of outputs, but at least two.
 _SAMPLE_BYTES = 1 << 31
@@ -52,8 +54,8 @@ def hold_trial(
     b: Variant,
     reference: Variant = F64,
     *,
+    workers: Workers,
     repeat: int = 1,
-    timeout: float = 120.0,
     inputs: str | Path | None = None,
     random_seed: int | None = None,
 ) -> Trial:
@@ -64,8 +66,8 @@ def hold_trial(
         a: The first side; ``recorded`` takes the outputs that are in the file.
         b: The second side.
         reference: What both are measured against.
+        workers: Where they run.
         repeat: How often to run each side, to see whether it agrees with itself.
-        timeout: Seconds for one run of one variant, compilation included.
         inputs: An ``.npz`` file with other inputs.
         random_seed: Draw other inputs, from this seed.
 
@@ -76,16 +78,15 @@ def hold_trial(
     player.check_playable(case, repeat)
     for variant in (a, b, reference):
         _check_recorded(case, variant)
-    with Workers(_PROCESSES, timeout) as workers:
 
-        def start(variant: Variant, runs: int) -> concurrent.futures.Future[Outcome]:
-            return _start(workers, case, variant, runs)
+    def start(variant: Variant, runs: int) -> concurrent.futures.Future[Outcome]:
+        return _start(workers, case, variant, runs)
 
-        running = [start(a, repeat), start(b, repeat), start(reference, 1)]
-        center = running[2] if reference == F64 else start(F64, 1)
-        samples = start(RANDOM_ROUNDING, _sample_count(case))
-        first, second, wanted = (one.result() for one in running)
-        yardstick, notes = _yardstick(reference, wanted, center.result(), samples.result())
+    running = [start(a, repeat), start(b, repeat), start(reference, 1)]
+    center = running[2] if reference == F64 else start(F64, 1)
+    samples = start(RANDOM_ROUNDING, _sample_count(case))
+    first, second, wanted = (one.result() for one in running)
+    yardstick, notes = _yardstick(reference, wanted, center.result(), samples.result())
     judgement = judge(
         _evidence(a, first),
         _evidence(b, second),
@@ -112,8 +113,7 @@ def _start(
         recorded.set_result(Outcome(tuple(one.value for one in case.outputs or ()), None))
         return recorded
     if variant.kind == "device":  # the options that it was recorded with, unless told otherwise
-        options = {**case.compiler_options, **dict(variant.options)}
-        variant = dataclasses.replace(variant, options=tuple(sorted(options.items())))
+        variant = with_options(variant, case.compiler_options)
     return workers.submit(
         variant,
         case.stablehlo,

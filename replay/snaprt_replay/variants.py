@@ -76,6 +76,12 @@ def parse_variant(text: str) -> Variant:
     return variant
 
 
+def with_options(variant: Variant, options: Mapping[str, CompilerOption]) -> Variant:
+    """Return a variant with values of XLA's options, which its own go before."""
+    merged = {**options, **dict(variant.options)}
+    return dataclasses.replace(variant, options=tuple(sorted(merged.items())))
+
+
 def option_value(text: str) -> CompilerOption:
     """Return the value of an XLA option that a user wrote: a bool, a number or text."""
     if text.lower() in ("true", "false"):
@@ -92,6 +98,8 @@ def _parse_first(text: str, first: str) -> Variant:
     name, _, value = first.partition("=")
     if _DEVICE.fullmatch(first):
         return Variant(text, "device", device=first)
+    if first == "default":
+        return Variant(text, "device")
     if first in _KINDS:
         return Variant(text, _KINDS[first], device="cpu" if first in _IN_FLOAT64 else None)
     if name == "tpu-precision":

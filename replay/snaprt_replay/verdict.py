@@ -175,11 +175,11 @@ def judge(
     """
     comparison = None
     if a.outputs is not None and b.outputs is not None:
-        named = [
+        expected, actual = (
             [NamedArray(name, value) for name, value in zip(names, side, strict=False)]
             for side in (a.outputs, b.outputs)
-        ]
-        comparison = compare(*named, expected_name=a.name, actual_name=b.name)
+        )
+        comparison = compare(expected, actual, expected_name=a.name, actual_name=b.name)
     judged_a, judged_b = (_judge_side(side, yardstick, names) for side in (a, b))
     kind = _kind(judged_a, judged_b, yardstick, comparison)
     return Judgement(

@@ -1,4 +1,4 @@
-"""Run one variant of a program after the other in this process, a worker's; `workers` is the parent.
+"""Run one variant after the other in this process, a worker's; `workers` is the parent.
 
 It must not know files, comparisons, or who asks. Whatever ends this process ends one run alone.
 """
@@ -9,7 +9,7 @@ import dataclasses
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 

@@ -20,8 +20,9 @@ from snaprt_replay.case import CompilerOption
 from snaprt_replay.rerun import Replay, replay
 from snaprt_replay.results import MISMATCH, to_json
 from snaprt_replay.tolerance import ToleranceRequest
+from snaprt_replay.variants import option_value, parse_variant, with_options
 
-from snaprt.cli import output, tables
+from snaprt.cli import output, replay_verdict, tables
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.snapshot.read import sibling_inputs
 
@@ -39,19 +40,8 @@ def _compiler_options(
         name, equals, value = text.lstrip("-").partition("=")
         if not name or not equals:
             raise click.BadParameter(f"{text!r} is not NAME=VALUE", context, parameter)
-        options[name] = _option_value(value)
+        options[name] = option_value(value)
     return options
-
-
-def _option_value(text: str) -> CompilerOption:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 @click.command("replay")
@@ -59,6 +49,18 @@ def _option_value(text: str) -> CompilerOption:
     "files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path)
 )
 @click.option("--device", metavar="cpu|gpu|tpu[:N]", help="Where to run.  [default: JAX's choice]")
+@click.option("--a", "a", metavar="VARIANT", help="One side: judge it.  [default: recorded]")
+@click.option("--b", "b", metavar="VARIANT", help="The other side: judge it.  [default: --device]")
+@click.option(
+    "--reference", metavar="VARIANT", help="What both sides are measured against.  [default: f64]"
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    metavar="SECONDS",
+    help="Time for one variant with --a, --b, --reference.  [default: 120]",
+)
 @click.option("--rtol", type=float, help="Allow this error relative to the recorded element.")
 @click.option("--atol", type=float, help="Allow this absolute error.")
 @click.option("--max-ulp", type=int, help="Allow this distance in representable numbers.")
@@ -81,6 +83,13 @@ def _option_value(text: str) -> CompilerOption:
     help="Compile with this XLA option; may be given several times.",
 )
 @click.option(
+    "--disable-hlo-pass",
+    "disabled_passes",
+    multiple=True,
+    metavar="NAME",
+    help="Compile without this pass of XLA's; may be given several times.",
+)
+@click.option(
     "--isolate/--no-isolate",
     "isolated",
     default=None,
@@ -93,6 +102,10 @@ def command(
     context: click.Context,
     files: tuple[Path, ...],
     device: str | None,
+    a: str | None,
+    b: str | None,
+    reference: str | None,
+    timeout: float,
     rtol: float | None,
     atol: float | None,
     max_ulp: int | None,
@@ -101,6 +114,7 @@ def command(
     inputs: Path | None,
     seed: int | None,
     compiler_options: Mapping[str, CompilerOption],
+    disabled_passes: tuple[str, ...],
     isolated: bool | None,
     as_json: bool,
 ) -> None:
@@ -115,14 +129,34 @@ def command(
 
     The status is 0 if all match, 1 if one differs, 2 if one cannot be replayed.
 
+    With --a, --b or --reference, two variants run in processes of their own, and the verdict says
+    which of them is wrong: neither, if rounding explains how far they are from the reference.
+    A VARIANT is recorded, a device (cpu, gpu:0, tpu), f64, op-by-op, interpreter,
+    tpu-precision=default|high|highest or python=PATH, then additions after commas:
+    disable-hlo-pass=NAME, xla-flags=--xla_..., optimization=0, matmul-precision=highest, fast-math.
+
     \b
     Example:
       snaprt replay dump/*.inputs.snap
       snaprt replay step.inputs.snap --device gpu --max-ulp 4 --repeat 3
       snaprt replay module.mlir --random 0 --save out.npz
+      snaprt replay step.inputs.snap --a recorded --b cpu,optimization=0 --reference f64
     """
     if device is not None:
         devices.check_device_name(device)
+    if disabled_passes:
+        compiler_options = {**compiler_options, "xla_disable_hlo_passes": ",".join(disabled_passes)}
+    if a is not None or b is not None or reference is not None:
+        judging = replay_verdict.Judging(
+            a=parse_variant(a or "recorded"),
+            b=with_options(parse_variant(b or device or "default"), compiler_options),
+            reference=parse_variant(reference or "f64"),
+            repeat=repeat,
+            timeout=timeout,
+            inputs=inputs,
+            random_seed=seed,
+        )
+        context.exit(replay_verdict.judge_all(_distinct(files), judging, as_json=as_json))
     if save is not None:
         _check_save(save, files)
     options: dict[str, Any] = {
