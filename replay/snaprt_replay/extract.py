@@ -227,7 +227,15 @@ class _Extraction:
         return module
 
 
-_OF_THE_WHOLE = ["computations", "schedule", "host_program_shape", "input_output_alias", "buffer_donor", "device_assignment", "cross_program_prefetches"]
+_OF_THE_WHOLE = (
+    "computations",
+    "schedule",
+    "host_program_shape",
+    "input_output_alias",
+    "buffer_donor",
+    "device_assignment",
+    "cross_program_prefetches",
+)
 
 
 def _without_computations(module: XlaMessage) -> XlaMessage:

@@ -48,6 +48,9 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "replay": _Entry(
         "snaprt.cli.replay:command", "Run recorded executions again and compare.", uses_xla=True
     ),
+    "localise": _Entry(
+        "snaprt.cli.localise:command", "Find the operation where two sides differ.", uses_xla=True
+    ),
     "inspect": _Entry(
         "snaprt.cli.inspect:command", "Print what is in a file without running it.", uses_xla=True
     ),

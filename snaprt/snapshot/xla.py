@@ -102,6 +102,7 @@ FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "rhs_batch_dimensions": (4, "repeated int64"),
     },
     "PrecisionConfig": {"operand_precision": (1, "repeated int32"), "algorithm": (2, "int32")},
+    "SliceDimensions": {"start": (1, "int64"), "limit": (2, "int64"), "stride": (3, "int64")},
     "HloInstructionProto": {
         "name": (1, "string"),
         "opcode": (2, "string"),
@@ -113,6 +114,7 @@ FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "tuple_index": (13, "int64"),
         "dimensions": (14, "repeated int64"),
         "window": (15, "Window"),
+        "slice_dimensions": (17, "repeated SliceDimensions"),
         "exponent_bits": (18, "int32"),
         "mantissa_bits": (19, "int32"),
         "custom_call_target": (28, "string"),

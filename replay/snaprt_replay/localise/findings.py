@@ -187,9 +187,10 @@ def from_json(plain: Mapping[str, Any]) -> Localisation:
 
 
 def _place(plain: Mapping[str, Any]) -> InstructionPlace:
-    return InstructionPlace(
-        **{name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
-    )
+    fields: dict[str, Any] = {
+        name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()
+    }
+    return InstructionPlace(**fields)
 
 
 _NOT_IN_JSON = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

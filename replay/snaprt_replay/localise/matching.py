@@ -8,6 +8,7 @@ where they come from and what they read, then, in the gaps that are left, by pla
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 
 from snaprt.snapshot.xla import XlaMessage
@@ -30,6 +31,31 @@ def match(suspect: Line, reference: Line) -> Matching:
     found = {one.id: other.id for one, other in pairs}
     _align(_by_data_flow(suspect), _by_data_flow(reference), (suspect, reference), 0, found)
     return found
+
+
+def count_matched(suspect: Line, reference: Line, matching: Matching) -> tuple[int, int]:
+    """Count the suspect's instructions that do something and are matched, and all of them.
+
+    Those of loops and branches count too.
+    """
+    work = suspect.work()
+    matched, count = sum(one.id in matching for one in work), len(work)
+    for one in work:
+        if one.opcode not in ("while", "conditional"):
+            continue
+        other = reference.by_id.get(matching.get(one.id, -1))
+        there = () if other is None else other.called_computation_ids
+        for called, other_called in itertools.zip_longest(one.called_computation_ids, there):
+            if called is None:
+                break
+            line = suspect.program.line(called)
+            if other_called is None:
+                count += len(line.work())
+                continue
+            other_line = reference.program.line(other_called)
+            inner = count_matched(line, other_line, match(line, other_line))
+            matched, count = matched + inner[0], count + inner[1]
+    return matched, count
 
 
 def _align(

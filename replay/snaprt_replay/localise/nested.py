@@ -1,4 +1,4 @@
-"""Go into what runs another computation: which iteration, which branch; it must not know the search.
+"""Go into loops and branches: which iteration, which branch; it must not know the search.
 
 A loop is run from outside, one iteration after the other from the reference's state, until the
 suspect makes an error in one.
@@ -66,19 +66,22 @@ def enter_branch(
     session: Session, frame: Frame, conditional: XlaMessage, operands: Sequence[Values]
 ) -> tuple[Frame, Pair] | None:
     """Return the branch that was taken, if the suspect makes an error in it."""
-    chosen, *arguments = operands
-    index = _only(chosen)
-    count = len(conditional.called_computation_ids)
-    if index.dtype == np.bool_:
-        number = 0 if index else 1
-    else:  # XLA takes the last branch for an index that is out of range
-        number = int(index) if 0 <= int(index) < count else count - 1
+    number = branch_taken(conditional, operands[0])
     names = (*frame.names, f"{conditional.name} branch {number}")
-    taken = [arguments[number]]
+    taken = [operands[number + 1]]
     branch = frame_of(frame.sides, _called(frame, conditional, number), taken)
     branch = called_with(branch, names, taken)
     result = _result(session, branch)
     return (branch, result) if result.error() > 1.0 else None
+
+
+def branch_taken(conditional: XlaMessage, index: Values) -> int:
+    """Return the number of the branch that a conditional takes for its first operand's value."""
+    value, count = _only(index), len(conditional.called_computation_ids)
+    if value.dtype == np.bool_:
+        return 0 if value else 1
+    # XLA takes the last branch for an index that is out of range.
+    return int(value) if 0 <= int(value) < count else count - 1
 
 
 ENTER: Final[Mapping[str, Enter]] = {"while": enter_loop, "conditional": enter_branch}

@@ -114,6 +114,11 @@ class Line:
         made = tuple(one for one in self.live(stop) if one in inside)
         return made or ((self.root.id,) if stop == len(self.order) else ())
 
+    def taken(self, start: int, stop: int) -> tuple[int, ...]:
+        """Return what the instructions from `start` to `stop` read that is live at `start`."""
+        read = {operand for one in self.order[start:stop] for operand in one.operand_ids}
+        return tuple(one for one in self.live(start) if one in read)
+
     def live_totals(self, weigh: Callable[[XlaMessage], int]) -> list[int]:
         """Return for each position the sum of what `weigh` says of the values live there."""
         changes = [0] * (len(self.order) + 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from snaprt.snapshot.xla import XlaMessage
@@ -55,7 +56,7 @@ def choose_cuts(line: Line, matching: Matching, region: Region, most: int) -> li
 def between(region: Region, cuts: Sequence[int]) -> list[Region]:
     """Return the regions that cuts make of a region."""
     bounds = [region.start, *cuts, region.stop]
-    return [Region(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+    return [Region(*pair) for pair in itertools.pairwise(bounds)]
 
 
 def _scope(line: Line, instruction: XlaMessage) -> tuple[str, ...]:

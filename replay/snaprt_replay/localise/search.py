@@ -1,8 +1,8 @@
 """Narrow a difference down to an instruction; it must not know files, variants or processes.
 
-One round cuts a region into a few, runs it with taps at the cuts on both sides (carried inputs: what
-became of the error so far), then runs every piece from the reference's values (clean inputs: who
-makes an error), and goes on inside the first that makes one. Four modules a round, whatever the
+One round cuts a region into a few, runs it with taps at the cuts on both sides (carried inputs:
+what became of the error so far), then runs every piece from the reference's values (clean inputs:
+who makes an error), and goes on inside the first that makes one. Four modules a round, whatever the
 number of pieces, and a round divides the number of instructions by `REGIONS`.
 """
 
@@ -48,6 +48,16 @@ class Found:
     error: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Healed:
+    """A piece that goes wrong as a whole, but not when any cut is made in it."""
+
+    frame: Frame
+    piece: Piece
+    known: Values
+    whole: Pair
+
+
 @dataclasses.dataclass(eq=False)
 class Search:
     """The state of one search: what has been seen on the way.
@@ -57,12 +67,14 @@ class Search:
         path: The regions looked at.
         observer_effect: The outputs' error without taps and with the first ones.
         last: Where the search was when it had to stop.
+        healed: What goes wrong in one piece, and not when it is cut, if that was found.
     """
 
     session: Session
     path: list[RegionError] = dataclasses.field(default_factory=list)
     observer_effect: tuple[float, float] | None = None
     last: tuple[InstructionPlace, ...] = ()
+    healed: Healed | None = None
 
     def whole(self, frame: Frame, outputs: Pair) -> Found:
         """Search a frame whose result differs.
@@ -90,6 +102,7 @@ class Search:
             return Found("instruction", self.last, _differences(frame, whole), whole.error())
         tapped = self._tap(frame, region, known, whole, ways, depth)
         if tapped is None:
+            self.healed = Healed(frame, piece_of(frame, region, [region]), known, whole)
             return Found("interaction", self.last, _differences(frame, whole), whole.error())
         regions, carried = tapped
         made = self._clean(frame, regions, known, carried)
@@ -100,7 +113,7 @@ class Search:
             inner = self._inside(
                 frame,
                 regions[index],
-                _known_at(frame, regions[index], known, carried.reference),
+                known_at(frame, regions[index], known, carried.reference),
                 made[index],
                 depth + 1,
             )
@@ -128,7 +141,7 @@ class Search:
         for cuts in ways:
             regions = between(region, cuts)
             self._tell(frame, region, f"{len(regions)} regions")
-            piece = _piece(frame, region, regions)
+            piece = piece_of(frame, region, regions)
             (carried,) = run_both(self.session, frame, [piece], [known])
             ends = frame.line.results(region.start, region.stop)
             tapped, untapped = carried.error(*ends), whole.error()
@@ -149,8 +162,8 @@ class Search:
         self, frame: Frame, regions: Sequence[Region], known: Values, carried: Pair
     ) -> list[Pair]:
         """Run each region alone on both sides, from the reference's values at its start."""
-        pieces = [_piece(frame, one, [one]) for one in regions]
-        values = [_known_at(frame, one, known, carried.reference) for one in regions]
+        pieces = [piece_of(frame, one, [one]) for one in regions]
+        values = [known_at(frame, one, known, carried.reference) for one in regions]
         return run_both(self.session, frame, pieces, values)
 
     # --- where it ends ---
@@ -229,7 +242,7 @@ class Search:
             regions = between(steepest, cuts)
             self._tell(frame, steepest, f"{len(regions)} regions, for what amplifies the error")
             bounds = between(region, [*_inner_bounds(region, steepest, cuts)])
-            (carried,) = run_both(self.session, frame, [_piece(frame, region, bounds)], [known])
+            (carried,) = run_both(self.session, frame, [piece_of(frame, region, bounds)], [known])
         work = frame.line.work(steepest.start, steepest.stop)
         ends = frame.line.results(steepest.start, steepest.stop)
         places = tuple(frame.line.place(one, frame.names) for one in work)
@@ -250,9 +263,8 @@ class Search:
     ) -> None:
         for index, (one, pair) in enumerate(zip(regions, made, strict=True)):
             work = frame.line.work(one.start, one.stop)
-            comes_in = 0.0
-            if one.start != region.start:
-                comes_in = carried.error(*frame.line.live(one.start))
+            taken = frame.line.taken(one.start, one.stop)
+            comes_in = carried.error(*taken) if taken else 0.0
             self.path.append(
                 RegionError(
                     first=frame.line.place(work[0], frame.names),
@@ -282,13 +294,13 @@ def _at_fault(made: Sequence[float]) -> list[int]:
     return [index for index, error in enumerate(made) if error > max(1.0, largest * _CLEAR)]
 
 
-def _piece(frame: Frame, region: Region, regions: Sequence[Region]) -> Piece:
+def piece_of(frame: Frame, region: Region, regions: Sequence[Region]) -> Piece:
     """Return a region as a piece that also gives what is live where its parts end."""
     results = [one for part in regions for one in frame.line.results(part.start, part.stop)]
     return Piece(tuple(dict.fromkeys(results)), frozenset(frame.line.live(region.start)))
 
 
-def _known_at(frame: Frame, region: Region, known: Values, tapped: Values) -> Values:
+def known_at(frame: Frame, region: Region, known: Values, tapped: Values) -> Values:
     """Return the clean values at a region's start: what was known before, and what taps gave."""
     live = set(frame.line.live(region.start))
     return {
@@ -321,7 +333,8 @@ def _operand_values(
 
 def _growth(frame: Frame, region: Region, carried: Pair) -> float:
     """Return how much larger the error is where a region ends than where it starts."""
-    comes_in = carried.error(*frame.line.live(region.start)) if region.start else 0.0
+    taken = frame.line.taken(region.start, region.stop)
+    comes_in = carried.error(*taken) if taken else 0.0
     goes_out = carried.error(*frame.line.results(region.start, region.stop))
     # Where next to none comes in, the first rounding would look like the steepest growth.
     return goes_out / max(comes_in, 1e-2) if math.isfinite(goes_out) else math.inf

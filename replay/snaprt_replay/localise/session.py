@@ -33,7 +33,9 @@ Values = Mapping[Value, np.ndarray]
 class Run(Protocol):
     """Start a module on one side: `workers.Workers.submit` with a variant, or another."""
 
-    def __call__(self, hlo: bytes, inputs: Sequence[np.ndarray]) -> Future[Outcome]: ...
+    def __call__(self, hlo: bytes, inputs: Sequence[np.ndarray]) -> Future[Outcome]:
+        """Return the outcome to come of a serialised HloModuleProto on these inputs."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
