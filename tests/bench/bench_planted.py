@@ -168,7 +168,10 @@ def main() -> None:
         os.environ["SNAPRT_CACHE_DIR"] = folder
         models = [planted_faults.lower(name) for name in planted_faults.MODELS]
         count = arguments.count or (ALL if arguments.all else len(models) * 5)
-        results = list(run_all(workers, models, count, arguments.reference, arguments.seed))
+        results = []
+        for result in run_all(workers, models, count, arguments.reference, arguments.seed):
+            results.append(result)
+            print(f"{len(results)} of {count}: {result}", file=sys.stderr)
     show(results)
     found = sum(one.outcome != WRONG for one in results) / len(results)
     print(f"localised {found:.1%} of {len(results)}, needed {NEEDED:.0%}")

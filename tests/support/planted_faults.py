@@ -7,6 +7,7 @@ in the whole program and in any piece cut out of it. Whoever looks for it is not
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -38,7 +39,7 @@ def mlp() -> tuple[Callable, tuple]:
     sizes = (24, 32, 32, 10)
     layers = [
         {"w": _normal(one, other, scale=one**-0.5), "b": _normal(other, scale=0.1)}
-        for one, other in zip(sizes, sizes[1:], strict=False)
+        for one, other in itertools.pairwise(sizes)
     ]
 
     def loss(layers, x, labels):

@@ -167,7 +167,7 @@ def from_json(plain: Mapping[str, Any]) -> Localisation:
             hint="it was written by another version of snaprt",
         )
     known = {field.name for field in dataclasses.fields(Localisation)}
-    given = {name: _numbers(value) for name, value in plain.items() if name in known}
+    given = {name: _numbers(value, name) for name, value in plain.items() if name in known}
     effect = given["observer_effect"]
     return Localisation(
         **{

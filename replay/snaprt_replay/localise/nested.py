@@ -14,7 +14,7 @@ import numpy as np
 from snaprt.snapshot.xla import XlaMessage
 from snaprt_replay.extract import Piece, Value
 from snaprt_replay.localise.session import Session, Values
-from snaprt_replay.localise.sides import Frame, Pair, called_with, frame_of, run_both
+from snaprt_replay.localise.sides import Frame, Pair, called_with, frame_of, run_clean
 
 MOST_ITERATIONS: Final = 1000
 """How many iterations of a loop are looked at, from its start."""
@@ -55,10 +55,7 @@ def enter_loop(
         if worst is None or error > worst[0]:
             worst = (error, body, result)
         # The next state, in the program's own dtypes, is what the reference gave.
-        state = {
-            Value(0, value.path): array.astype(result.suspect[value].dtype)
-            for value, array in result.reference.items()
-        }
+        state = {Value(0, value.path): array for value, array in result.clean().items()}
     return worst[1:] if worst else None
 
 
@@ -93,7 +90,7 @@ def _called(frame: Frame, instruction: XlaMessage, number: int) -> tuple[int, in
 
 
 def _result(session: Session, frame: Frame) -> Pair:
-    (pair,) = run_both(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
+    (pair,) = run_clean(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
     return pair
 
 

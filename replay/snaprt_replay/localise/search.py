@@ -19,7 +19,7 @@ from snaprt_replay.localise.findings import InstructionPlace, Kind, RegionError,
 from snaprt_replay.localise.measure import difference
 from snaprt_replay.localise.regions import Region, between, choose_cuts
 from snaprt_replay.localise.session import BudgetSpentError, Session, Values
-from snaprt_replay.localise.sides import Frame, Pair, run_both, run_reference
+from snaprt_replay.localise.sides import Frame, Pair, run_both, run_clean, run_reference
 
 COARSE_REGIONS = 8
 """Into how many regions the whole program is cut: few taps, so that they change little."""
@@ -113,7 +113,7 @@ class Search:
             inner = self._inside(
                 frame,
                 regions[index],
-                known_at(frame, regions[index], known, carried.reference),
+                known_at(frame, regions[index], known, carried.clean()),
                 made[index],
                 depth + 1,
             )
@@ -163,8 +163,8 @@ class Search:
     ) -> list[Pair]:
         """Run each region alone on both sides, from the reference's values at its start."""
         pieces = [piece_of(frame, one, [one]) for one in regions]
-        values = [known_at(frame, one, known, carried.reference) for one in regions]
-        return run_both(self.session, frame, pieces, values)
+        values = [known_at(frame, one, known, carried.clean()) for one in regions]
+        return run_clean(self.session, frame, pieces, values)
 
     # --- where it ends ---
 
@@ -353,6 +353,7 @@ def _differences(frame: Frame, pair: Pair, *instructions: int) -> tuple[ValueDif
             ".".join(map(str, (names[value.instruction], *value.path))),
             pair.reference[value],
             array,
+            pair.moved.get(value),
         )
         for value, array in pair.suspect.items()
         if not instructions or value.instruction in instructions

@@ -1,0 +1,97 @@
+"""``snaprt localise``: what it prints, and the status it leaves with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from snaprt_replay import sniff
+from snaprt_replay.localise.findings import from_json
+
+from snaprt.cli.main import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def snaprt(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs the command line and gives status, stdout and stderr."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        status = main([str(word) for word in words])
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def test_the_precision_of_a_dot_is_found_to_explain_a_tpu(
+    snaprt: Run, recorded: Path, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    status, out, err = snaprt(
+        "localise", recorded, "--random", "0", "--a", "tpu-precision=default", "--state", state
+    )
+    assert status == 1
+    assert "FOUND: " in out
+    assert "(dot f32[2,2])" in out
+    assert "goes wrong on tpu-precision=default" in out
+    assert "regions" in err
+    assert not state.exists()
+
+
+def test_sides_that_agree_leave_with_status_0(snaprt: Run, recorded: Path) -> None:
+    status, out, _ = snaprt("localise", recorded)
+    assert status == 0
+    assert "note: f64 gives what was recorded" in out
+    assert "AGREE: cpu and f64 agree within tolerance" in out
+
+
+def test_an_edited_module_is_compared_with_the_original(
+    snaprt: Run, modules: Mapping[str, Path], tmp_path: Path
+) -> None:
+    original = modules[sniff.HLO_TEXT]
+    edited = tmp_path / "edited.hlo.txt"
+    edited.write_text(original.read_text().replace(" tanh(", " sine("))
+    status, out, _ = snaprt("localise", edited, "--against", original, "--random", "0", "--json")
+    assert status == 1
+    found = from_json(json.loads(out))
+    assert [one.opcode for one in found.instructions] == ["sine"]
+    assert found.suspect == "cpu of edited.hlo.txt"
+    assert found.share_matched == 1.0
+
+
+def test_a_spent_budget_is_no_agreement(snaprt: Run, recorded: Path) -> None:
+    status, out, _ = snaprt("localise", recorded, "--budget", "0")
+    assert status == 1
+    assert "UNFINISHED: the budget is spent" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--a", "recorded"], "name a side that runs the program"),
+        (["--b", "cpu:x"], "a variant is"),
+    ],
+)
+def test_a_side_that_cannot_be_looked_into_is_misuse(
+    snaprt: Run, recorded: Path, words: list[str], told: str
+) -> None:
+    status, _, err = snaprt("localise", recorded, *words)
+    assert status == 2
+    assert told in err
+
+
+def test_another_program_is_refused(
+    snaprt: Run, recorded: Path, modules: Mapping[str, Path]
+) -> None:
+    status, _, err = snaprt("localise", recorded, "--against", modules[sniff.MLIR_TEXT])
+    assert status == 2
+    assert "not of the same program" in err
+
+
+def test_a_module_without_inputs_asks_for_them(snaprt: Run, modules: Mapping[str, Path]) -> None:
+    status, _, err = snaprt("localise", modules[sniff.MLIR_TEXT])
+    assert status == 2
+    assert "--random SEED" in err

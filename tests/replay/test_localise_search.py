@@ -1,0 +1,313 @@
+"""Localising a fault that was planted in one instruction of a real model, on one side only."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from snaprt_replay.extract import Piece, extract
+from snaprt_replay.hlo import instructions
+from snaprt_replay.localise.findings import Localisation, from_json, to_json
+from snaprt_replay.localise.pipeline import search
+from snaprt_replay.localise.program import Program, flatten
+from snaprt_replay.localise.session import Session, Side
+from snaprt_replay.variants import parse_variant
+from snaprt_replay.workers import Workers
+
+from snaprt import jaxapi
+from snaprt.snapshot.xla import HloModuleProto, parse
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+import planted_faults
+from planted_faults import Plant
+
+Change = Callable[[bytes], bytes]
+Localise = Callable[..., Localisation]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(2) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def side(workers: Workers) -> Callable[..., Side]:
+    """Return a function that makes a side whose compiler changes each module first."""
+
+    def make(name: str, program: Program, variant: str, change: Change = lambda hlo: hlo) -> Side:
+        parsed = parse_variant(variant)
+        return Side(name, program, lambda hlo, inputs: workers.submit(parsed, change(hlo), inputs))
+
+    return make
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Small:
+    """A small program and its inputs."""
+
+    program: Program
+    inputs: tuple[np.ndarray, ...]
+
+
+@pytest.fixture(scope="module")
+def small() -> Small:
+    """Return the gradient of a perceptron of one hidden layer."""
+
+    def loss(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
+        logits = jax.nn.log_softmax(jnp.tanh(x @ w) @ v)
+        return -jnp.mean(logits[:, 1])
+
+    shapes = ((7, 8), (8, 5), (6, 7))
+    inputs = tuple(np.random.default_rng(one).normal(size=one).astype(np.float32) for one in shapes)
+    return Small(program_of(jax.value_and_grad(loss, (0, 1)), *inputs), inputs)
+
+
+@pytest.fixture
+def localise(side: Callable[..., Side]) -> Localise:
+    """Return a function that searches a program compiled with a change against one without."""
+
+    def run(
+        program: Program,
+        inputs: Sequence[np.ndarray],
+        change: Change,
+        session: Session | None = None,
+        reference: str = "cpu",
+        **named: object,
+    ) -> Localisation:
+        sides = (side("suspect", program, "cpu", change), side("right", program, reference))
+        return search(session or Session(), sides, inputs, **named)
+
+    return run
+
+
+def program_of(function: Callable, *arguments: object) -> Program:
+    lowered = jax.jit(function).lower(*arguments)
+    proto = jaxapi.module_to_hlo_proto(lowered.compiler_ir("stablehlo"))
+    return flatten(parse(HloModuleProto, proto, "test"))
+
+
+def first_named(program: Program, opcode: str, place: int = 0) -> str:
+    found = [
+        one.name
+        for line in planted_faults.lines(program)
+        for one in line.work()
+        if one.opcode == opcode
+    ]
+    return found[place]
+
+
+def with_fault(plant: Plant) -> Change:
+    return lambda hlo: planted_faults.planted(hlo, plant)
+
+
+def assert_found(found: Localisation, name: str) -> None:
+    assert found.kind == "instruction", found.sentence
+    assert [one.name for one in found.instructions] == [name], found.sentence
+
+
+@pytest.mark.parametrize("kind", ["dropped precision", "wrong reduction", "NaN for one value"])
+def test_a_broken_instruction_is_found_against_float64(
+    localise: Localise, small: Small, kind: str
+) -> None:
+    name = planted_faults.candidates(small.program, kind)[1]
+    fault = with_fault(Plant(kind, name))
+    found = localise(small.program, small.inputs, fault, reference="f64")
+    assert_found(found, name)
+    assert "test_localise_search.py" in found.instructions[0].source
+    # 3 log2(n) for the search, and one for each region on the way.
+    assert found.compiles <= 3 * np.log2(found.instruction_count) + len(found.path)
+    untapped, tapped = found.observer_effect or (0.0, 0.0)
+    assert untapped > 1
+    assert tapped > 1
+    assert from_json(to_json(found)) == found
+
+
+def test_a_broken_instruction_in_a_loop_is_found_with_its_iteration(localise: Localise) -> None:
+    def function(w: jax.Array, xs: jax.Array) -> jax.Array:
+        def cell(hidden: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            hidden = jnp.tanh(hidden @ w + x)
+            return hidden, hidden * 2
+
+        return jax.lax.scan(cell, jnp.zeros((2, 3)), xs)[1]
+
+    shapes = ((3, 3), (4, 2, 3))
+    inputs = [np.random.default_rng(one).normal(size=one).astype(np.float32) for one in shapes]
+    program = program_of(function, *inputs)
+    name = first_named(program, "tanh")
+    found = localise(program, inputs, with_fault(Plant("wrong op", name)))
+    assert_found(found, name)
+    assert [one.rpartition(" ")[2] for one in found.instructions[0].frame] == ["0"]
+
+
+def test_an_iteration_that_alone_goes_wrong_is_the_one_that_is_found(localise: Localise) -> None:
+    def function(x: jax.Array) -> jax.Array:
+        # 2 is the one number whose square is also its double.
+        return jax.lax.fori_loop(
+            0, 5, lambda i, x: jnp.where(i < 3, 2.0, 1.5) * jnp.square(x) / x, x
+        )
+
+    x = np.full(4, 2.0, np.float32)
+    program = program_of(function, x)
+    name = first_named(program, "multiply")
+    found = localise(program, [x], lambda hlo: _swap(hlo, name, "add"))
+    assert_found(found, name)
+    assert found.instructions[0].frame[0].endswith("iteration 1")
+
+
+def _swap(hlo: bytes, name: str, opcode: str) -> bytes:
+    module = parse(HloModuleProto, hlo, "test")
+    for one in instructions(module):
+        if one.name == name:
+            one.opcode = opcode
+    return module.SerializeToString()
+
+
+def test_the_branch_that_was_taken_is_entered(localise: Localise) -> None:
+    def function(flag, x):
+        return jax.lax.cond(flag, lambda x: jnp.sin(x) * 2, lambda x: jnp.cos(x) + 1, x)
+
+    x = np.linspace(0.1, 1, 5, dtype=np.float32)
+    flag = np.asarray(False)
+    program = program_of(function, flag, x)
+    found = localise(program, [flag, x], lambda hlo: _swap_opcode(hlo, "cosine", "sine"))
+    assert found.instructions[0].opcode == "cosine"
+    assert "branch" in found.instructions[0].frame[0]
+
+
+def _swap_opcode(hlo: bytes, opcode: str, other: str) -> bytes:
+    module = parse(HloModuleProto, hlo, "test")
+    for one in instructions(module):
+        if one.opcode == opcode:
+            one.opcode = other
+    return module.SerializeToString()
+
+
+def test_an_error_that_vanishes_on_cutting_is_called_an_interaction(localise: Localise) -> None:
+    x = np.linspace(0.1, 1, 6, dtype=np.float32)
+    program = program_of(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
+
+    def break_fusion(hlo: bytes) -> bytes:
+        """Break `exp` where one module holds all it would be fused with, and shows none of it."""
+        module = parse(HloModuleProto, hlo, "test")
+        entry = next(one for one in module.computations if one.id == module.entry_computation_id)
+        opcodes = {one.opcode for one in entry.instructions}
+        root = next(one for one in entry.instructions if one.id == entry.root_id)
+        whole = {"sine", "exponential"} <= opcodes and len(root.operand_ids) == 1
+        return _swap_opcode(hlo, "exponential", "cosine") if whole else hlo
+
+    found = localise(program, [x], break_fusion)
+    assert found.kind == "interaction"
+    assert "exponential" in [one.opcode for one in found.instructions]
+    assert "cut apart" in found.sentence
+
+
+def test_rounding_that_is_amplified_is_no_instruction_s_fault(localise: Localise) -> None:
+    def variance(x: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.mean(x * x) - jnp.square(jnp.mean(x)))  # how not to
+
+    x = 1000 + np.linspace(0.1, 1, 6, dtype=np.float32)
+    found = localise(program_of(variance, x), [x], lambda hlo: hlo, reference="f64")
+    assert found.kind == "amplification"
+    assert found.instructions[0].opcode in ("add", "subtract")
+    assert "ill-conditioned" in found.sentence
+
+
+def test_sides_that_agree_have_nothing_to_localise(localise: Localise, small: Small) -> None:
+    found = localise(small.program, small.inputs, lambda hlo: hlo, reference="f64")
+    assert found.kind == "nothing"
+    assert found.compiles == 2
+
+
+def test_the_first_operation_that_makes_a_nan_of_finite_values_is_found(
+    localise: Localise,
+) -> None:
+    def function(x):
+        masked = jnp.where(x > 0, x, -jnp.inf)  # an infinity that is meant
+        weights = jnp.exp(masked - masked.max())
+        return jnp.sqrt(weights.sum() - 10.0) * x, jnp.log(x[0] - x[0]) * 0.0
+
+    x = np.linspace(0.1, 1, 6, dtype=np.float32)
+    found = localise(program_of(function, x), [x], lambda hlo: hlo, find="nonfinite")
+    assert found.kind == "instruction"
+    assert found.instructions[0].opcode == "sqrt"
+    assert "makes NaN of finite inputs" in found.sentence
+
+
+def test_an_infinity_behind_a_nan_is_followed_to_its_origin_in_a_loop(localise: Localise) -> None:
+    def function(x):
+        grown = jax.lax.fori_loop(0, 12, lambda _, x: x * x, x)
+        return jnp.sin(x) + (grown - grown)
+
+    x = np.asarray([2.0, 0.5], np.float32)
+    found = localise(program_of(function, x), [x], lambda hlo: hlo)
+    assert found.instructions[0].opcode == "multiply"
+    assert found.instructions[0].frame[0].endswith("iteration 6")  # 2 ** 128 is the first
+
+
+def test_a_spent_budget_leaves_a_search_that_goes_on_later(
+    localise: Localise, small: Small, tmp_path: Path
+) -> None:
+    name = first_named(small.program, "dot", 1)
+    fault = with_fault(Plant("NaN for one value", name))
+    spent = localise(small.program, small.inputs, fault, Session(tmp_path, budget=0))
+    assert spent.kind == "unfinished"
+    told: list[str] = []
+
+    def stop(line: str) -> None:
+        told.append(line)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        localise(small.program, small.inputs, fault, Session(tmp_path, tell=stop))
+    session = Session(tmp_path)
+    assert_found(localise(small.program, small.inputs, fault, session), name)
+    assert session.remembered >= 4  # the whole program, and the first round
+    again = Session(tmp_path)
+    assert_found(localise(small.program, small.inputs, fault, again), name)
+    assert again.compiles == 0
+
+
+def test_an_edited_program_is_matched_and_its_edit_found(
+    side: Callable[..., Side], small: Small
+) -> None:
+    name = first_named(small.program, "divide")
+    whole = small.program.module.SerializeToString()
+    edited = parse(HloModuleProto, _swap(whole, name, "multiply"), "edited")
+    sides = (side("edited", flatten(edited), "cpu"), side("original", small.program, "cpu"))
+    found = search(Session(), sides, small.inputs)
+    assert_found(found, name)
+    assert found.share_matched == 1.0
+
+
+def test_pieces_give_the_values_that_the_whole_program_gives(
+    workers: Workers, small: Small
+) -> None:
+    line = small.program.entry
+    work = line.work()
+    middle, last = work[len(work) // 2], work[-1]
+    cpu = parse_variant("cpu")
+
+    def run(made, values) -> Sequence[np.ndarray]:
+        inputs = [values[one] for piece in made.parameters for one in piece]
+        outcome = workers.run(cpu, made.module.SerializeToString(), inputs)
+        assert outcome.outputs is not None, outcome.failure
+        return outcome.outputs
+
+    numbers = {one.id: one.parameter_number for one in line.order if one.opcode == "parameter"}
+    position = line.position[middle.id] + 1
+    live = line.live(position)
+    whole = extract(small.program.module, line.computation, [Piece((*live, last.id))])
+    arguments = {one: small.inputs[numbers[one.instruction]] for one in whole.parameters[0]}
+    values = dict(zip(whole.results[0], run(whole, arguments), strict=True))
+    rest = extract(small.program.module, line.computation, [Piece((last.id,), frozenset(live))])
+    assert rest.instructions < whole.instructions
+    (result,) = run(rest, {**arguments, **values})
+    np.testing.assert_allclose(result, values[whole.results[0][-1]], rtol=1e-5)
