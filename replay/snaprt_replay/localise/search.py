@@ -68,6 +68,7 @@ class Search:
         observer_effect: The outputs' error without taps and with the first ones.
         last: Where the search was when it had to stop.
         healed: What goes wrong in one piece, and not when it is cut, if that was found.
+        innermost: The region looked at last, its frame and the clean values at its start.
     """
 
     session: Session
@@ -75,6 +76,7 @@ class Search:
     observer_effect: tuple[float, float] | None = None
     last: tuple[InstructionPlace, ...] = ()
     healed: Healed | None = None
+    innermost: tuple[Frame, Region, Values] | None = None
 
     def whole(self, frame: Frame, outputs: Pair) -> Found:
         """Search a frame whose result differs.
@@ -95,6 +97,7 @@ class Search:
         """Search a region that goes wrong on the clean values `known`; `whole` is what it gave."""
         work = frame.line.work(region.start, region.stop)
         self.last = tuple(frame.line.place(one, frame.names) for one in work[:REGIONS])
+        self.innermost = (frame, region, known)
         if len(work) <= 1:
             return self._at_one(frame, region, known, whole, depth)
         ways = self._ways_to_cut(frame, region, depth)
