@@ -14,6 +14,7 @@ import numpy as np
 
 from snaprt_replay import float_errors, floatbits
 from snaprt_replay.case import NamedArray, Signature
+from snaprt_replay.error_totals import Worst
 from snaprt_replay.results import (
     IDENTICAL,
     MISMATCH,
@@ -164,7 +165,7 @@ def _compare_exact(
 class _ExactErrors:
     differing: int = 0
     first_difference: int = -1
-    worst: float_errors.Worst = dataclasses.field(default_factory=float_errors.Worst)
+    worst: Worst = dataclasses.field(default_factory=Worst)
     worst_relative: float = 0.0
 
 

@@ -12,7 +12,7 @@ from snaprt_replay.trial import PROCESSES, hold_trial
 from snaprt_replay.variants import parse_variant
 from snaprt_replay.verdict import Judgement
 from snaprt_replay.workers import Workers
-from support.sound_programs import KINDS, sound_program
+from sound_programs import KINDS, sound_program
 
 HARMLESS = (
     "cpu,xla-flags=--xla_cpu_enable_fast_math=false",
