@@ -112,8 +112,10 @@ def _free_name(name: str, names: set[str]) -> str:
 
 def _lend_metadata(call: XlaMessage, instruction: XlaMessage) -> None:
     own = instruction.metadata
-    if call.metadata.op_name:
-        own.op_name = "/".join(filter(None, (call.metadata.op_name, own.op_name)))
+    outer = call.metadata.op_name
+    # What came out of a fusion has its whole name already.
+    if outer and not own.op_name.startswith(outer.partition("/")[0]):
+        own.op_name = "/".join(filter(None, (outer, own.op_name)))
     if not own.stack_frame_id and not own.source_file:
         own.stack_frame_id = call.metadata.stack_frame_id
         own.source_file = call.metadata.source_file

@@ -44,8 +44,8 @@ def error_between(
         return 0.0
     if floatbits.is_complex(suspect.dtype):
         return max(
-            error_between(reference.real, suspect.real, None if moved is None else moved.real),
-            error_between(reference.imag, suspect.imag, None if moved is None else moved.imag),
+            error_between(part(reference), part(suspect), None if moved is None else part(moved))
+            for part in (np.real, np.imag)
         )
     if not floatbits.is_float(suspect.dtype):
         wrong = _share(reference, suspect)
@@ -84,7 +84,7 @@ def move(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Return an array whose float elements are up or down by a rounding each, at random."""
     if not (floatbits.is_float(value.dtype) or floatbits.is_complex(value.dtype)):
         return value
-    part = value.real.dtype if floatbits.is_complex(value.dtype) else value.dtype
+    part = np.real(value).dtype if floatbits.is_complex(value.dtype) else value.dtype
     steps = floatbits.epsilon(part) * generator.choice((-1.0, 1.0), value.shape)
     wide = np.complex128 if floatbits.is_complex(value.dtype) else np.float64
     with np.errstate(all="ignore"):

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -30,12 +29,8 @@ Values = Mapping[Value, np.ndarray]
 """Arrays by the value of the computation that they are."""
 
 
-class Run(Protocol):
-    """Start a module on one side: `workers.Workers.submit` with a variant, or another."""
-
-    def __call__(self, hlo: bytes, inputs: Sequence[np.ndarray]) -> Future[Outcome]:
-        """Return the outcome to come of a serialised HloModuleProto on these inputs."""
-        ...
+Run = Callable[[bytes, Sequence[np.ndarray]], "Future[Outcome]"]
+"""Start a serialised HloModuleProto on inputs: `Workers.submit` with a variant, or another."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
