@@ -2,8 +2,8 @@
 
 Nearly every chunk takes the dense way: about fifteen passes of NumPy's fastest kinds over what lies
 in the core's cache, none of which converts, divides or gathers. Where a bound shows that a chunk
-holds no new worst element, nothing looks for it. A chunk with a NaN or an infinity, or where few
-elements differ, takes the way that looks at elements one kind after the other.
+holds no new worst element, nothing looks for it. A chunk whose squares or differences leave the
+range of the type takes the careful way, in a wider one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from snaprt_replay.tolerance import Tolerance
 # Every differing chunk is counted in the histogram of ULP distances up to the first number, and
 # one in the second, as so many, from there on.
 _COUNTED_CHUNKS, _COUNTED_EVERY = 16, 64
+# OpenBLAS takes one thread for up to 10,000 elements.
+_DOT = 1 << 13
 # Sums of squares outside of this lost precision to underflow, or overflowed.
 _SQUARES = {4: (1e-30, 1e37), 8: (1e-290, 1e300)}
 
@@ -52,33 +54,64 @@ class ChunkMeter:
             floatbits.bit_view(left), floatbits.bit_view(right), out=self._flags[: left.size]
         )
         differing = int(np.count_nonzero(unequal))
-        wide = floatbits.widen(left)
         if not differing:
-            _add_equal(self.errors, wide)
+            _add_equal(self.errors, floatbits.widen(left))
             return
         self.errors.differing += differing
         if self.errors.first_difference < 0:
             self.errors.first_difference = start + int(unequal.argmax())
-        if differing < left.size // 64 or not self._measure_dense(start, left, right, wide):
+        if not self._measure_dense(start, left, right, differing):
             _measure_carefully(self.errors, left, right, start, stop)
 
     def _measure_dense(
-        self, start: int, left: np.ndarray, right: np.ndarray, wide: np.ndarray
+        self, start: int, left: np.ndarray, right: np.ndarray, differing: int
     ) -> bool:
-        """Add a chunk in which much differs; return False if it is not all finite."""
+        """Add a chunk whose finite numbers and their squares stay in the working type's range.
+
+        Returns:
+            False if they do not; then nothing was added.
+        """
         count, errors = left.size, self.errors
-        other = floatbits.widen(right)
+        wide, other = floatbits.widen(left), floatbits.widen(right)
         difference = np.subtract(other, wide, out=self._difference[:count])
         distance = np.abs(difference, out=self._distance[:count])
         where = int(distance.argmax())  # NumPy takes a NaN for the largest
         worst_abs = float(distance[where])
-        if not math.isfinite(worst_abs) or not self._add_dense_squares(wide, other, difference):
+        if not math.isfinite(worst_abs):
+            return self._measure_the_finite(start, left, right, wide, other)
+        if not self._add_dense_squares(wide, other, difference):
             return False
         errors.worst_abs.offer_at(distance, where, None, start)
         self._offer_relative(start, wide, distance)
-        worst_ulp = self._measure_ulps(start, left, right, distance)
+        worst_ulp = self._measure_ulps(start, left, right, distance, differing)
         stop = start + count
         errors.open_chunks.append(OpenChunk(start, stop, worst_abs, worst_ulp))
+        return True
+
+    def _measure_the_finite(
+        self,
+        start: int,
+        left: np.ndarray,
+        right: np.ndarray,
+        wide: np.ndarray,
+        other: np.ndarray,
+    ) -> bool:
+        """Add a chunk with NaN or Inf: zeros take their places once they are counted."""
+        special = np.flatnonzero(~(np.isfinite(wide) & np.isfinite(other)))
+        if not special.size or left.itemsize == 1:  # a difference overflowed; there may be no zero
+            return False
+        left, right = left.copy(), right.copy()
+        expected, actual, numbers = left[special], right[special], wide[special]
+        left[special] = right[special] = 0
+        differing = int(np.count_nonzero(floatbits.bit_view(left) != floatbits.bit_view(right)))
+        if not self._measure_dense(start, left, right, differing):
+            return False
+        errors = self.errors
+        _count_specials(errors, expected, actual, special, start)
+        numbers = numbers[np.isfinite(numbers)].astype(np.longdouble)
+        errors.expected_all_squared += float(np.dot(numbers, numbers))
+        errors.finite_expected += numbers.size - special.size
+        errors.buckets[0] -= special.size
         return True
 
     def _add_dense_squares(
@@ -90,15 +123,14 @@ class ChunkMeter:
         would be larger than what a cosine near 1 is to show.
         """
         low, high = _SQUARES[wide.itemsize]
-        expected = float(np.dot(wide, wide))
-        moved = float(np.dot(difference, difference))
+        expected, moved = _dot(wide, wide), _dot(difference, difference)
         if not (low < expected < high and moved < high):
             return False
         if moved < expected / 16:
-            product = expected + float(np.dot(wide, difference))
+            product = expected + _dot(wide, difference)
             actual = 2 * product - expected + moved
         else:
-            product, actual = float(np.dot(wide, other)), float(np.dot(other, other))
+            product, actual = _dot(wide, other), _dot(other, other)
         self._add_squares(expected, actual, product, wide.size)
         return True
 
@@ -121,10 +153,17 @@ class ChunkMeter:
             _offer_relative(self.errors, wide, distance, np.flatnonzero(candidates), start)
 
     def _measure_ulps(
-        self, start: int, left: np.ndarray, right: np.ndarray, distance: np.ndarray
+        self,
+        start: int,
+        left: np.ndarray,
+        right: np.ndarray,
+        distance: np.ndarray,
+        differing: int,
     ) -> int:
         """Add distances in ULP and return the largest."""
-        errors, ulps = self.errors, None
+        errors = self.errors
+        if differing < left.size // 64:
+            return self._measure_few_ulps(start, left, right)
         self._dense_chunks += 1
         weight = 1 if self._dense_chunks <= _COUNTED_CHUNKS else _COUNTED_EVERY
         counted = weight == 1 or self._dense_chunks % _COUNTED_EVERY == 0
@@ -142,6 +181,20 @@ class ChunkMeter:
                 zeros = int(np.count_nonzero(unequal & (distance == 0)))
                 errors.specials = add_specials(errors.specials, SpecialCounts(zero_sign=zeros))
         return worst
+
+    def _measure_few_ulps(self, start: int, left: np.ndarray, right: np.ndarray) -> int:
+        """Do what `_measure_ulps` does where few elements differ: look at those alone."""
+        errors = self.errors
+        places = np.flatnonzero(floatbits.bit_view(left) != floatbits.bit_view(right))
+        errors.buckets[0] += left.size - places.size
+        if not places.size:
+            return 0
+        ulps = floatbits.ulp_distance(left[places], right[places])
+        errors.worst_ulp.offer(ulps, places, start)
+        errors.count_ulps(ulps)
+        zeros = SpecialCounts(zero_sign=int(np.count_nonzero(ulps == 0)))
+        errors.specials = add_specials(errors.specials, zeros)
+        return int(ulps.max())
 
     def _worst_of_near(self, start: int, left: np.ndarray, right: np.ndarray) -> int | None:
         """Return the largest distance in ULP if all are small, which their bits then show."""
@@ -174,15 +227,23 @@ def _offer_relative(
     errors.worst_rel.offer(relative, candidates, start)
 
 
+def _dot(left: np.ndarray, right: np.ndarray) -> float:
+    """Return the scalar product, cut so that BLAS does not start threads beside ours."""
+    return sum(
+        float(np.dot(left[start : start + _DOT], right[start : start + _DOT]))
+        for start in range(0, left.size, _DOT)
+    )
+
+
 def _add_equal(errors: FloatErrors, wide: np.ndarray) -> None:
     """Add a chunk that is the same on both sides."""
-    square = float(np.dot(wide, wide))
+    square = _dot(wide, wide)
     finite = wide.size
     low, high = _SQUARES[wide.itemsize]
     if not low < square < high:  # zeros, underflow, overflow, or something not finite
         numbers = wide[np.isfinite(wide)].astype(np.float64)
         finite = numbers.size
-        square = float(np.dot(numbers, numbers))
+        square = _dot(numbers, numbers)
         equal_nans = SpecialCounts(nan_both=int(np.isnan(wide).sum()))
         errors.specials = add_specials(errors.specials, equal_nans)
     errors.finite_expected += finite
@@ -232,13 +293,13 @@ def _add_squares_carefully(errors: FloatErrors, expected: np.ndarray, actual: np
     wide, other = wide.astype(big), other.astype(big)
     finite_left = wide[np.isfinite(wide)]
     errors.finite_expected += finite_left.size
-    errors.expected_all_squared += float(np.dot(finite_left, finite_left))
+    errors.expected_all_squared += _dot(finite_left, finite_left)
     both = np.isfinite(wide) & np.isfinite(other)
     if not both.all():
         wide, other = wide[both], other[both]
-    errors.expected_squared += float(np.dot(wide, wide))
-    errors.actual_squared += float(np.dot(other, other))
-    errors.product += float(np.dot(wide, other))
+    errors.expected_squared += _dot(wide, wide)
+    errors.actual_squared += _dot(other, other)
+    errors.product += _dot(wide, other)
 
 
 def _as_float64(values: np.ndarray) -> np.ndarray:
@@ -262,19 +323,21 @@ def _count_specials(
     positions: np.ndarray,
     start: int,
 ) -> np.ndarray:
-    """Count NaN and Inf among elements that differ, and return where both sides are finite."""
+    """Count NaN and Inf, and return where both sides are finite."""
     left, right = floatbits.widen(expected), floatbits.widen(actual)
     left_nan, right_nan = np.isnan(left), np.isnan(right)
     left_inf, right_inf = np.isinf(left), np.isinf(right)
     both_nan = left_nan & right_nan
+    other_bits = floatbits.bit_view(expected) != floatbits.bit_view(actual)
     confusions = (
         left_nan & ~right_nan,
         right_nan & ~left_nan,
         left_inf & np.isfinite(right),
         right_inf & np.isfinite(left),
-        left_inf & right_inf,
+        left_inf & right_inf & (left != right),
     )
-    counts = [int(np.count_nonzero(mask)) for mask in (*confusions, both_nan, both_nan)]
+    masks = (*confusions, both_nan, both_nan & other_bits)
+    counts = [int(np.count_nonzero(mask)) for mask in masks]
     errors.specials = add_specials(errors.specials, SpecialCounts(*counts))
     _note_beyond(errors, np.logical_or.reduce(confusions), positions, start)
     return np.isfinite(left) & np.isfinite(right)
