@@ -94,12 +94,32 @@ def _in_passes(
         product.operand_ids[:] = [left[one].id, right[other].id]
         made.append(product)
         if total is not None:
+            if (one, other) == (0, 0):
+                total = _finite_or_zero(editor, total, instruction, made)
             product = editor.new("add", product.shape, [total, product], like=instruction)
             made.append(product)
         total = product
     # The last one stands for the operation: what reads its result knows it by its id.
     made[-1].id, made[-1].name = instruction.id, instruction.name
     return made
+
+
+def _finite_or_zero(
+    editor: Editor, value: XlaMessage, like: XlaMessage, made: list[XlaMessage]
+) -> XlaMessage:
+    """Append to ``made`` what drops the small products of an infinity, which has no rest."""
+
+    def new(opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
+        made.append(editor.new(opcode, shape, operands, like=like))
+        return made[-1]
+
+    flags = ShapeProto()
+    flags.CopyFrom(value.shape)
+    flags.element_type = _PRED
+    finite = new("is-finite", flags, value)
+    zero = new("constant", array_shape(np.dtype(np.float32), ()))
+    zero.literal.CopyFrom(array_to_literal(np.zeros((), np.float32)))
+    return new("select", value.shape, finite, value, new("broadcast", value.shape, zero))
 
 
 def _parts(
@@ -119,15 +139,5 @@ def _parts(
         part.exponent_bits, part.mantissa_bits = 8, 7
         parts.append(part)
         if number + 1 < depth:
-            difference = new("subtract", value.shape, rest, part)
-            # Infinity is its own first part, and has no rest.
-            finite_shape = ShapeProto()
-            finite_shape.CopyFrom(value.shape)
-            finite_shape.element_type = _PRED
-            finite = new("is-finite", finite_shape, part)
-            zero = new("constant", array_shape(np.dtype(np.float32), ()))
-            zero.literal.CopyFrom(array_to_literal(np.zeros((), np.float32)))
-            rest = new(
-                "select", value.shape, finite, difference, new("broadcast", value.shape, zero)
-            )
+            rest = new("subtract", value.shape, rest, part)
     return parts

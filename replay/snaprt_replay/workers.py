@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -17,11 +18,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Literal
 
 import numpy as np
+import snaprt_cache
 
+import snaprt
+import snaprt_replay
 from snaprt_replay import framing
 from snaprt_replay.variants import Variant
 from snaprt_replay.work import HLO, Job, send_job
@@ -37,6 +42,8 @@ FailureKind = Literal[
     "unsupported",
 ]
 
+# What another environment takes from here; all else, JAX above all, it has itself.
+_PACKAGES = (snaprt, snaprt_cache, snaprt_replay)
 _TAIL_BYTES = 1 << 16
 # The line that says why a process ended itself: Abseil's fatal log, LLVM's, the C++ library's.
 _FATAL = re.compile(r"^F\d{4} [\d:.]+\s+\d+ (?:.*/)?([\w.-]+:\d+)\] ?(.*)", re.MULTILINE)
@@ -151,7 +158,11 @@ class Workers:
             timeout: Seconds for this job; None for those of the workers.
         """
         job = Job(variant, program, form, inputs, repeat, name)
-        worker = self._take(variant.python)
+        try:
+            worker = self._take(variant.python)
+        except OSError as error:
+            message = f"cannot start {variant.python or sys.executable}: {error.strerror or error}"
+            return _outcome(None, Failure("missing device", "no interpreter", message), {}, {})
         outcome = worker.run(job, self._timeout if timeout is None else timeout)
         with self._lock:
             if worker.alive:
@@ -177,6 +188,18 @@ class Workers:
         return _Worker(python)
 
 
+def _command(python: str | None, *task: str) -> tuple[list[str], dict[str, str]]:
+    """Return how to start a task of `child` in an environment, and with which variables."""
+    if python is None:
+        paths = os.pathsep.join(filter(None, sys.path))
+        command = [sys.executable, "-m", "snaprt_replay.child", *task]
+        return command, {**os.environ, "PYTHONPATH": paths}
+    folders = {package.__name__: str(Path(package.__path__[0]).parent) for package in _PACKAGES}
+    variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    script = str(Path(__file__).with_name("elsewhere.py"))
+    return [python, script, json.dumps(folders), *task], variables
+
+
 class _Worker:
     """One process, which serves one job at a time."""
 
@@ -190,12 +213,13 @@ class _Worker:
         with theirs:
             theirs.set_inheritable(True)
             descriptor = theirs.fileno()
+            command, environment = _command(python, "work", str(descriptor))
             self._process = subprocess.Popen(
-                [python or sys.executable, "-m", "snaprt_replay.child", "work", str(descriptor)],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=self._said,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=environment,
                 pass_fds=[descriptor],
             )
 
@@ -229,7 +253,7 @@ class _Worker:
             status = self._process.wait()
             said = self._tail(began)
             self.close()
-            phase = "run" if prepared else "compile"
+            phase = "run" if prepared else "compile" if self._ready else "start"
             failure = _how_it_ended(phase, status, said, timeout if timed_out.is_set() else None)
             return _outcome(None, failure, prepared, told)
         if told["event"] == "failed":
@@ -281,6 +305,7 @@ def _outcome(
 _WHILE: Final[Mapping[str, tuple[FailureKind, str]]] = {
     "compile": ("compile crash", "while it was compiled"),
     "run": ("run crash", "while it ran"),
+    "start": ("missing device", "while it started"),
 }
 
 
