@@ -559,6 +559,14 @@ def hlo_to_stablehlo(proto: bytes) -> bytes:
         raise ValueError(str(error)) from None
 
 
+def portable_artifact(module: Any) -> bytes:
+    """Return an MLIR module as a portable StableHLO artifact, as `portable_stablehlo` does.
+
+    It has the form of `jax.export.Exported.mlir_module_serialized` (tried with 0.10.2 and 0.12.0).
+    """
+    return _jaxlib.mlir.serialize_portable_artifact(module, stablehlo.get_current_version(), True)
+
+
 def parse_hlo_text(text: str) -> bytes:
     """Parse HLO text into a serialised ``xla.HloModuleProto``.
 

@@ -51,6 +51,9 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "localise": _Entry(
         "snaprt.cli.localise:command", "Find the operation where two sides differ.", uses_xla=True
     ),
+    "minify": _Entry(
+        "snaprt.cli.minify:command", "Find the smallest program that still fails.", uses_xla=True
+    ),
     "inspect": _Entry(
         "snaprt.cli.inspect:command", "Print what is in a file without running it.", uses_xla=True
     ),

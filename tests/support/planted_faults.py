@@ -91,8 +91,8 @@ def _attention_block(p, x):
     return x + jax.nn.gelu(normalise(x, p["n2"]) @ p["up"]) @ p["down"]
 
 
-def transformer() -> tuple[Callable, tuple]:
-    """Return the gradient of a two-layer transformer on tokens, and its arguments."""
+def transformer(layers: int = 2) -> tuple[Callable, tuple]:
+    """Return the gradient of a transformer on tokens, and its arguments."""
     width = 32
     blocks = [
         {
@@ -103,7 +103,7 @@ def transformer() -> tuple[Callable, tuple]:
             "up": _normal(width, 2 * width, scale=0.2 + layer / 100),
             "down": _normal(2 * width, width, scale=0.2 + layer / 100),
         }
-        for layer in range(2)
+        for layer in range(layers)
     ]
     embedding = _normal(50, width)
 
@@ -148,12 +148,18 @@ MODELS: Mapping[str, Callable[[], tuple[Callable, tuple]]] = {
 }
 
 
+LARGE: Mapping[str, Callable[[], tuple[Callable, tuple]]] = {
+    "large transformer": lambda: transformer(6),
+}
+"""Of about 1,000 instructions, which take a while."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
     """A lowered model.
 
     Args:
-        name: Its key in `MODELS`.
+        name: Its key in `MODELS` or `LARGE`.
         program: Its flat HLO.
         inputs: One array for each parameter.
     """
@@ -164,8 +170,8 @@ class Model:
 
 
 def lower(name: str) -> Model:
-    """Lower one of `MODELS`."""
-    function, arguments = MODELS[name]()
+    """Lower one of `MODELS` or `LARGE`."""
+    function, arguments = {**MODELS, **LARGE}[name]()
     lowered = jax.jit(function, keep_unused=True).lower(*arguments)
     proto = jaxapi.module_to_hlo_proto(lowered.compiler_ir("stablehlo"))
     module = parse(HloModuleProto, proto, name)

@@ -1,0 +1,320 @@
+"""Cut a smaller program out of one, with recorded values in place of what is cut off.
+
+It must not know which cuts are worth making. Where the two sides run different programs, both are
+cut in the same places, so that the pair stays one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from snaprt.snapshot.xla import XlaMessage
+from snaprt.snapshot.xla_literals import dtype_of
+from snaprt_replay.case import Signature
+from snaprt_replay.extract import Extract, Piece, Value, arrays_of, extract
+from snaprt_replay.hlo import entry_computation, parameters
+from snaprt_replay.inputs import random_inputs
+from snaprt_replay.localise.matching import Matching, match
+from snaprt_replay.localise.program import Line, Program
+from snaprt_replay.localise.session import Values
+from snaprt_replay.minify.candidate import Candidate
+from snaprt_replay.minify.tidying import tidy
+from snaprt_replay.workers import Outcome
+
+_TAPPED_AT_ONCE = 64
+"""From so few instructions on all values are recorded in one run; more taps slow a compiler down."""
+
+_MOSTLY_NAMED = 0.9
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tap:
+    """A way to get the values of a program's instructions.
+
+    Args:
+        side: Whose program: 0 the suspect's, 1 the reference's.
+        run: Runs a serialised module.
+    """
+
+    side: int
+    run: Callable[[bytes, Sequence[np.ndarray]], Future[Outcome]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """Two computations to cut a pair from, or one.
+
+    Args:
+        lines: The suspect's, and the reference's if that is of another program.
+        matching: Which instruction of the one is which of the other.
+    """
+
+    lines: tuple[Line, ...]
+    matching: Matching
+
+    def cut(self, piece: Piece, values: Values) -> Candidate | None:
+        """Return a piece as a program of its own.
+
+        Args:
+            piece: By the suspect's instructions.
+            values: The values that it takes, likewise; in any precision.
+
+        Returns:
+            None if the two sides have not the same instructions there.
+        """
+        line = self.lines[0]
+        piece = dataclasses.replace(piece, results=_without_tuples(line, piece.results))
+        made = extract(line.program.module, line.computation, [piece])
+        modules = [made.module]
+        taken = made.parameters[0]
+        if len(self.lines) > 1:
+            other = self._cut_other(piece, made)
+            if other is None:
+                return None
+            modules.append(other)
+        try:
+            inputs = _typed(made.module, [values[one] for one in taken])
+        except KeyError:
+            return None
+        return Candidate(tuple(modules), tidy(modules, inputs))
+
+    def _cut_other(self, piece: Piece, made: Extract) -> XlaMessage | None:
+        """Cut the same piece out of the reference's program, with its parameters in our order."""
+        there, line = self.matching, self.lines[1]
+        if not all(one in there for one in (*piece.results, *piece.given)):
+            return None
+        given = frozenset(there[one] for one in piece.given)
+        results = tuple(there[one] for one in piece.results)
+        other = extract(line.program.module, line.computation, [Piece(results, given)])
+        here = {there[one.instruction]: one.instruction for one in made.parameters[0]}
+        order = [
+            Value(here.get(one.instruction, -1), one.path) for one in other.parameters[0]
+        ]
+        if sorted(order) != sorted(made.parameters[0]):
+            return None
+        numbers = {value: number for number, value in enumerate(made.parameters[0])}
+        entry = entry_computation(other.module)
+        shapes = {}
+        for parameter, value in zip(parameters(entry), order, strict=True):
+            parameter.parameter_number = numbers[value]
+            shapes[numbers[value]] = parameter.shape
+        for signature in (entry.program_shape, other.module.host_program_shape):
+            signature.ClearField("parameters")
+            signature.parameters.extend(shapes[number] for number in range(len(shapes)))
+        return other.module
+
+
+class Base:
+    """A program to make smaller ones of.
+
+    Args:
+        candidate: The program.
+        taps: How to get its instructions' values, best first.
+    """
+
+    def __init__(self, candidate: Candidate, taps: Sequence[Tap]) -> None:
+        self.candidate = candidate
+        self.taps = taps
+        self._recorded: dict[Value, np.ndarray] = {}
+        self._refused: set[int] = set()
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """Return the entry computations."""
+        lines = tuple(Program(module, {}).entry for module in self.candidate.modules)
+        return Source(lines, matching_of(lines))
+
+    @property
+    def line(self) -> Line:
+        """Return the suspect's entry computation."""
+        return self.source.lines[0]
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Return the instructions whose values are the outputs, none twice."""
+        return tuple(dict.fromkeys(self.line.root.operand_ids))
+
+    @functools.cached_property
+    def computed(self) -> tuple[int, ...]:
+        """Return the instructions between parameters, constants and the root, in order."""
+        without = ("parameter", "constant")
+        root = self.line.root.id
+        return tuple(
+            one.id for one in self.line.order if one.opcode not in without and one.id != root
+        )
+
+    def cut(
+        self,
+        results: Iterable[int],
+        given: Iterable[int],
+        view: str,
+        change: str,
+        grain: int = 0,
+    ) -> Candidate | None:
+        """Return the program that computes ``results``, given the recorded values of ``given``.
+
+        None if that cannot be made, such as where an output's expected value is not known, or
+        would not be smaller.
+        """
+        piece = Piece(tuple(results), frozenset(given))
+        expected = None
+        if self.candidate.expected is not None:
+            expected = self._expected(piece.results)
+            if expected is None:
+                return None
+        values = self._values(piece)
+        made = self.source.cut(piece, values) if values is not None else None
+        # Every cut takes something away, so that cutting comes to an end.
+        if made is None or made.size >= self.candidate.size:
+            return None
+        return dataclasses.replace(
+            made,
+            variants=self.candidate.variants,
+            expected=expected,
+            view=view,
+            change=change,
+            grain=grain,
+        )
+
+    def _expected(self, results: Sequence[int]) -> tuple[np.ndarray, ...] | None:
+        assert self.candidate.expected is not None
+        known = dict(zip(self.line.root.operand_ids, self.candidate.expected, strict=True))
+        found = tuple(known[one] for one in results if one in known)
+        return found if len(found) == len(results) else None
+
+    def _values(self, piece: Piece) -> Values | None:
+        taken = parameters(self.line.computation)
+        known = {
+            Value(one.id): array for one, array in zip(taken, self.candidate.inputs, strict=True)
+        }
+        wanted = self._reached(piece)
+        self.record(wanted)
+        if wanted & self._refused:
+            return None
+        return {**known, **self._recorded}
+
+    def _reached(self, piece: Piece) -> set[int]:
+        """Return the given instructions that the results depend on."""
+        reached: set[int] = set()
+        seen: set[int] = set()
+        waiting = list(piece.results)
+        while waiting:
+            one = waiting.pop()
+            if one in piece.given:
+                reached.add(one)
+            elif one not in seen:
+                seen.add(one)
+                waiting.extend(self.line.by_id[one].operand_ids)
+        return reached
+
+    def record(self, instructions: Iterable[int]) -> None:
+        """Record the values of instructions, in one run, if they are not known yet."""
+        known = {one.instruction for one in self._recorded} | self._refused
+        missing = set(instructions) - known
+        if not missing:
+            return
+        if len(self.computed) <= _TAPPED_AT_ONCE:
+            missing |= set(self.computed) - known
+        ordered = [one.id for one in self.line.order if one.id in missing]
+        for tap in self.taps:
+            found = self._tapped(tap, ordered)
+            if found is not None:
+                self._recorded.update(found)
+                break
+        else:  # a compiler that fails does so before anything has a value
+            self._recorded.update(_drawn(self.line, ordered))
+        self._refused |= missing - {one.instruction for one in self._recorded}
+
+    def _tapped(self, tap: Tap, instructions: Sequence[int]) -> Values | None:
+        """Run the program once with taps; None if that fails."""
+        index = min(tap.side, len(self.source.lines) - 1)
+        line, there = self.source.lines[index], self.source.matching
+        here = {there[one] if index else one: one for one in instructions if one in there}
+        made = extract(line.program.module, line.computation, [Piece(tuple(here))])
+        numbers = {one.id: one.parameter_number for one in parameters(line.computation)}
+        inputs = [
+            self.candidate.inputs[numbers[one.instruction]] for one in made.parameters[0]
+        ]
+        outcome = tap.run(made.module.SerializeToString(), inputs).result()
+        if outcome.outputs is None:
+            return None
+        pairs = zip(made.results[0], outcome.outputs, strict=True)
+        return {Value(here[one.instruction], one.path): array for one, array in pairs}
+
+
+def matching_of(lines: Sequence[Line]) -> Matching:
+    """Return which instruction of the first line is which of the last.
+
+    By name, where nearly all have one of the same name, shape and scope: an edited module, and
+    every pair that was cut before. Else by structure, which one wrong operation can mislead.
+    """
+    suspect, reference = lines[0], lines[-1]
+    there = {_identity(one): one.id for one in reference.order if one.opcode != "parameter"}
+    named = {
+        one.id: there[_identity(one)] for one in suspect.order if _identity(one) in there
+    }
+    takes = zip(parameters(suspect.computation), parameters(reference.computation), strict=False)
+    named.update((one.id, other.id) for one, other in takes)
+    named[suspect.root.id] = reference.root.id
+    is_most = len(named) >= _MOSTLY_NAMED * max(len(suspect.order), len(reference.order))
+    return named if is_most else match(suspect, reference)
+
+
+def _identity(instruction: XlaMessage) -> tuple[str, str, bytes]:
+    shape = instruction.shape.SerializeToString(deterministic=True)
+    return instruction.name, instruction.metadata.op_name, shape
+
+
+def normalised(
+    modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]
+) -> tuple[Candidate, tuple[int, ...]] | None:
+    """Return flat modules as a candidate, and which of their outputs are its own, none twice.
+
+    Returns:
+        None if two modules are not the same program.
+    """
+    lines = tuple(Program(module, {}).entry for module in modules)
+    root = lines[0].root
+    results = list(root.operand_ids) if root.opcode == "tuple" else [root.id]
+    taken = parameters(lines[0].computation)
+    values = {Value(one.id): array for one, array in zip(taken, inputs, strict=True)}
+    piece = Piece(tuple(dict.fromkeys(results)))
+    made = Source(lines, matching_of(lines)).cut(piece, values)
+    if made is None:
+        return None
+    arrays = [value for one in results for value, _ in arrays_of(lines[0].by_id[one])]
+    return made, tuple(arrays.index(value) for value in dict.fromkeys(arrays))
+
+
+def _typed(module: XlaMessage, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Return a module's inputs in the dtypes that its parameters have."""
+    taken = parameters(entry_computation(module))
+    return tuple(
+        np.ascontiguousarray(array.astype(dtype_of(one.shape), copy=False)).reshape(array.shape)
+        for array, one in zip(arrays, taken, strict=True)
+    )
+
+
+def _without_tuples(line: Line, results: Iterable[int]) -> tuple[int, ...]:
+    """Return what a tuple is made of in place of each tuple; no value twice."""
+    found: dict[int, None] = {}
+    for one in results:
+        instruction = line.by_id[one]
+        if instruction.opcode == "tuple":
+            found.update(dict.fromkeys(_without_tuples(line, instruction.operand_ids)))
+        else:
+            found[one] = None
+    return tuple(found)
+
+
+def _drawn(line: Line, instructions: Iterable[int]) -> Values:
+    """Return random values."""
+    arrays = [found for one in instructions for found in arrays_of(line.by_id[one])]
+    kinds = [Signature(tuple(shape.dimensions), dtype_of(shape)) for _, shape in arrays]
+    drawn = random_inputs(0, kinds)
+    return {value: one.value for (value, _), one in zip(arrays, drawn, strict=True)}

@@ -1,0 +1,205 @@
+"""Write the folder that a minified program is handed over in; it must not know how it was found.
+
+Every form of the program lies in it: snaprt's snapshot, which `snaprt replay` takes, XLA's own, the
+module as text in both languages, and a script that needs JAX alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+import jax
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.errors import SnapshotError
+from snaprt.snapshot import layout, surroundings
+from snaprt.snapshot.write import write_snapshot
+from snaprt.snapshot.xla import HloSnapshot, parse, serialise, HloModuleProto
+from snaprt.snapshot.xla_literals import TUPLE, array_to_literal
+from snaprt_replay.case import Case
+from snaprt_replay.devices import find_device
+from snaprt_replay.minify import issue_text, script
+from snaprt_replay.minify.candidate import Candidate
+from snaprt_replay.minify.checks import Check
+from snaprt_replay.minify.work import Shrunk, Start
+from snaprt_replay.workers import Outcome
+
+SNAPSHOT: Final = "minified"
+SCRIPT: Final = "repro.py"
+ISSUE: Final = "ISSUE.md"
+NEIGHBOUR: Final = "neighbour"
+AGAINST: Final = "against"
+
+
+def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) -> bool | None:
+    """Write everything there is about a minified program.
+
+    Args:
+        folder: Made where it is missing; files of an earlier run are replaced.
+        case: Where the program came from.
+        shrunk: The program.
+        check: What it was asked for.
+        start: Runs a side, for the outputs that it should have and those that it has.
+
+    Returns:
+        Whether `repro.py` fails when it is run; None where it cannot show the failure.
+
+    Raises:
+        SnapshotError: The folder cannot be written.
+    """
+    candidate = shrunk.candidate
+    got, right = _outputs(candidate, start)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_program(folder, SNAPSHOT, candidate, 0, right)
+        if len(candidate.modules) > 1:
+            _write_program(folder, AGAINST, candidate, 1, right)
+        if shrunk.neighbour is not None:
+            _write_program(folder, NEIGHBOUR, shrunk.neighbour, 0, None)
+        if got is not None:
+            content = _hlo_snapshot(candidate, got)
+            (folder / f"{SNAPSHOT}.snapshot.pb").write_bytes(content)
+        surrounding = {
+            "versions": dict(surroundings.versions()),
+            "recorded": dict(case.environment),
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
+            "sides": [one.text for one in candidate.variants],
+            "options": [dict(one.options) for one in candidate.variants],
+        }
+        (folder / "versions.json").write_text(json.dumps(surrounding, indent=1) + "\n")
+        fails = script.write_and_run(folder / SCRIPT, candidate, shrunk, check, right)
+        text = issue_text.issue(case, shrunk, check, surrounding, fails)
+        (folder / ISSUE).write_text(text)
+    except OSError as error:
+        raise SnapshotError(f"cannot write {folder}: {error.strerror or error}") from error
+    return fails
+
+
+def write_candidate(candidate: Candidate, folder: Path) -> Path:
+    """Write a candidate as a snapshot for another program to look at, and return its path."""
+    path = folder / f"candidate{layout.SUFFIXES['inputs']}"
+    _write_snapshot(path, "inputs", candidate, 0, candidate.inputs, time.time())
+    return path
+
+
+def _outputs(
+    candidate: Candidate, start: Start
+) -> tuple[Sequence[np.ndarray] | None, Sequence[np.ndarray] | None]:
+    """Return what the suspect gives and what it should give; None where that is not known."""
+
+    def run(side: int) -> Future[Outcome]:
+        return start(side, candidate.variants[side], candidate.content(side), candidate.inputs)
+
+    running = [run(side) for side in range(len(candidate.variants))]
+    got = running[0].result().outputs
+    if candidate.expected is not None:
+        return got, candidate.expected
+    if len(running) < 2:
+        return got, None
+    right = running[1].result().outputs
+    if right is None or got is None:
+        return got, right
+    with np.errstate(all="ignore"):  # a reference of higher precision, in the program's own
+        return got, [one.astype(own.dtype) for one, own in zip(right, got, strict=True)]
+
+
+def _write_program(
+    folder: Path,
+    name: str,
+    candidate: Candidate,
+    side: int,
+    right: Sequence[np.ndarray] | None,
+) -> None:
+    now = time.time()
+    inputs = folder / f"{name}{layout.SUFFIXES['inputs']}"
+    _write_snapshot(inputs, "inputs", candidate, side, candidate.inputs, now)
+    if right is not None:
+        outputs = folder / f"{name}{layout.SUFFIXES['outputs']}"
+        _write_snapshot(outputs, "outputs", candidate, side, right, now)
+    for suffix, text in module_texts(candidate.content(side)).items():
+        (folder / f"{name}{suffix}").write_text(text)
+
+
+def module_texts(hlo: bytes) -> Mapping[str, str]:
+    """Return a module as text, by the suffix of the file that it goes into."""
+    return {suffix: text(hlo) for suffix, text in _TEXTS.items()}
+
+
+def _stablehlo_text(hlo: bytes) -> str:
+    return jaxapi.stablehlo_text(jaxapi.parse_module(jaxapi.hlo_to_stablehlo(hlo)))
+
+
+_TEXTS: Final[Mapping[str, Callable[[bytes], str]]] = {
+    ".hlo.txt": jaxapi.hlo_text,
+    ".stablehlo.mlir": _stablehlo_text,
+}
+
+
+def _write_snapshot(
+    path: Path,
+    role: layout.Role,
+    candidate: Candidate,
+    side: int,
+    arrays: Sequence[np.ndarray],
+    when: float,
+) -> None:
+    hlo = candidate.content(side)
+    device = find_device("cpu")
+    variant = candidate.variants[side] if side < len(candidate.variants) else None
+    options = jaxapi.compile_options([device], dict(variant.options) if variant else None)
+    stablehlo = jaxapi.portable_artifact(jaxapi.parse_module(jaxapi.hlo_to_stablehlo(hlo)))
+    described = surroundings.describe_device(device)
+    root_count = candidate.size[1]
+    execution = layout.Execution(
+        role=role,
+        name=candidate.modules[min(side, len(candidate.modules) - 1)].name,
+        graph_id=hashlib.blake2b(hlo, digest_size=8).hexdigest(),
+        process=0,
+        executable=0,
+        device_index=0,
+        execution_count=0,
+        step=-1,
+        time=when,
+        device=described,
+        devices=(described,),
+        platform_version=surroundings.platform_version(device),
+        versions=surroundings.versions(),
+        xla_flags=os.environ.get("XLA_FLAGS", ""),
+        environment=surroundings.environment(),
+        jax_config=surroundings.jax_config(),
+        input_names=tuple(f"arg{number}" for number in range(len(candidate.inputs))),
+        output_names=tuple(f"out{number}" for number in range(root_count)),
+        donated=(),
+        source_locations=(),
+    )
+    names = execution.input_names if role == "inputs" else execution.output_names
+    contents = [
+        layout.ArrayContent(name, _fetching(array), array.nbytes)
+        for name, array in zip(names, arrays, strict=True)
+    ]
+    module = layout.ModuleBytes(stablehlo, hlo, options.SerializeAsString())
+    write_snapshot(path, layout.Contents(execution, module, contents))
+
+
+def _fetching(array: np.ndarray) -> Callable[[], np.ndarray]:
+    return lambda: array
+
+
+def _hlo_snapshot(candidate: Candidate, outputs: Sequence[np.ndarray]) -> bytes:
+    """Return XLA's HloSnapshot of what the suspect gives."""
+    snapshot = HloSnapshot(execution_platform=jax.default_backend())
+    snapshot.hlo.hlo_module.CopyFrom(parse(HloModuleProto, candidate.content(0), SNAPSHOT))
+    snapshot.arguments.extend(map(array_to_literal, candidate.inputs))
+    literals = [array_to_literal(one) for one in outputs]
+    snapshot.result.shape.element_type = TUPLE
+    snapshot.result.shape.tuple_shapes.extend(one.shape for one in literals)
+    snapshot.result.tuple_literals.extend(literals)
+    return serialise(snapshot)

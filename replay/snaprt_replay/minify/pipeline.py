@@ -1,0 +1,260 @@
+"""Minify a file: load its program, choose the sides, shrink, look again, write the folder.
+
+The pipeline of `snaprt minify` on one page. It must not know how the user asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+
+from snaprt.errors import UsageError
+from snaprt_replay.case import Case
+from snaprt_replay.localise.measure import error_between
+from snaprt_replay.localise.pipeline import read_program, with_options
+from snaprt_replay.minify import folder as folders
+from snaprt_replay.minify.candidate import Candidate
+from snaprt_replay.minify.checks import (
+    Check,
+    CheckName,
+    Command,
+    Crash,
+    Mismatch,
+    NonFinite,
+    SlowCompile,
+)
+from snaprt_replay.minify.cutting import Tap, normalised
+from snaprt_replay.minify.judge import Patience
+from snaprt_replay.minify.work import Shrunk, Start, Tell, shrink, still_fails
+from snaprt_replay.player import check_playable
+from snaprt_replay.variants import RECORDED, Variant, parse_variant
+from snaprt_replay.workers import Outcome, Workers
+
+_PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
+_F64 = parse_variant("f64")
+# Where the suspect fails, these may still say what values there are inside the program.
+_CAREFUL = tuple(map(parse_variant, ("cpu,optimization=0", "interpreter")))
+_MOST_TAP_FAILURES = 2
+_SLOW_SHARE = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to minify, and how.
+
+    Args:
+        check: What counts as the failure.
+        suspect: Side A; None for the platform that the case was recorded on.
+        reference: Side B of a mismatch; None for what was recorded, or else float64.
+        command: The words of a check that is a command.
+        slower_than: Seconds of a slow compilation; None for half of what it takes.
+        patience: How long to look.
+        timeout: Seconds that one program may take to compile and run.
+    """
+
+    check: CheckName = "mismatch"
+    suspect: Variant | None = None
+    reference: Variant | None = None
+    command: Sequence[str] = ()
+    slower_than: float | None = None
+    patience: Patience = Patience()
+    timeout: float = 120.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Minified:
+    """A file, minified.
+
+    Args:
+        shrunk: What came of its program.
+        check: What it was asked for.
+        confirmed: Whether the smallest program failed in new processes too.
+        script_fails: Whether `repro.py` fails, run by itself; None where it cannot show the failure.
+        folder: Where everything was written.
+        notes: What the reader should know.
+    """
+
+    shrunk: Shrunk
+    check: CheckName
+    confirmed: bool
+    script_fails: bool | None
+    folder: Path
+    notes: tuple[str, ...]
+
+
+def minify(
+    case: Case,
+    request: Request,
+    folder: Path,
+    against: Case | None = None,
+    tell: Tell = lambda line: None,
+) -> Minified | None:
+    """Make the program of a case as small as it gets while it still fails.
+
+    Args:
+        case: With inputs.
+        request: See `Request`.
+        folder: Where to write what comes of it; made where it is missing.
+        against: Another case of the same program, whose module the reference side runs.
+        tell: Called with a line of progress.
+
+    Returns:
+        None if the program does not fail.
+
+    Raises:
+        UsageError: There are no inputs, a side cannot be run, or the programs are not the same.
+        SnapshotError: A module cannot be read, or the folder not be written.
+    """
+    check_playable(case, 1)
+    caching = _cache_off() if request.check == "slow-compile" else contextlib.nullcontext()
+    with caching:
+        with Workers(request.patience.jobs, request.timeout) as workers:
+            start = functools.partial(_start, workers)
+            candidate, notes = _candidate(case, request, against, start)
+            check = _check(request, candidate, start)
+            taps = _Taps(request.check, start)
+            shrunk = shrink(candidate, check, start, request.patience, taps, tell)
+        if shrunk is None:
+            return None
+        tell("looking at it once more, in new processes")
+        with Workers(request.patience.jobs, request.timeout) as workers:
+            start = functools.partial(_start, workers)
+            confirmed = still_fails(shrunk, check, start, request.patience)
+            script_fails = folders.write(folder, case, shrunk, check, start)
+    return Minified(shrunk, request.check, confirmed, script_fails, folder, notes)
+
+
+# --- the sides ---
+
+
+def _candidate(
+    case: Case, request: Request, against: Case | None, start: Start
+) -> tuple[Candidate, tuple[str, ...]]:
+    """Return the program with its sides chosen, and notes on that."""
+    suspect = _suspect(case, request)
+    modules = [read_program(one).module for one in (case, *([against] if against else []))]
+    found = normalised(modules, [one.value for one in case.inputs or ()])
+    if found is None:
+        raise UsageError(
+            "the two files are not of the same program",
+            hint="`snaprt inspect FILE` shows what a file holds",
+        )
+    candidate, picks = found
+    if request.check != "mismatch":
+        return dataclasses.replace(candidate, variants=(suspect,)), ()
+    reference = request.reference
+    if reference is None and against is None and case.outputs is not None:
+        reference = RECORDED
+    if reference is None:
+        reference = suspect if against is not None else _F64
+    if reference.kind != "recorded":
+        sides = (suspect, with_options(reference, case))
+        return dataclasses.replace(candidate, variants=sides), ()
+    if case.outputs is None or against is not None:
+        raise UsageError(f"{case.path}: no outputs were recorded to compare with")
+    expected = tuple(case.outputs[index].value for index in picks)
+    return _compared_with_recorded(candidate, suspect, expected, start)
+
+
+def _suspect(case: Case, request: Request) -> Variant:
+    platform = str(case.environment.get("platform", "")).lower()
+    suspect = request.suspect or parse_variant(_PLATFORMS.get(platform, "cpu"))
+    if suspect.kind == "recorded":
+        raise UsageError(
+            "what was recorded has outputs only, there is no program in it to make smaller",
+            hint="name it as side B, and as side A one that runs the program",
+        )
+    return with_options(suspect, case)
+
+
+def _compared_with_recorded(
+    candidate: Candidate, suspect: Variant, expected: tuple[np.ndarray, ...], start: Start
+) -> tuple[Candidate, tuple[str, ...]]:
+    """Let float64 stand for what was recorded, where it gives that: it can run any part."""
+    right = start(1, _F64, candidate.content(0), candidate.inputs).result().outputs
+    candidate = dataclasses.replace(candidate, variants=(suspect, _F64))
+    if right is not None and all(
+        error_between(one, other) <= 1.0 for one, other in zip(right, expected, strict=True)
+    ):
+        return candidate, ("f64 gives what was recorded, and stands for it in smaller programs",)
+    note = "f64 does not give what was recorded: outputs are left out, but none is cut differently"
+    return dataclasses.replace(candidate, expected=expected), (note,)
+
+
+def _check(request: Request, candidate: Candidate, start: Start) -> Check:
+    if request.check == "slow-compile":
+        return SlowCompile(request.slower_than or _half_of_compiling(candidate, start))
+    if request.check == "command":
+        return Command(tuple(request.command), folders.write_candidate)
+    return _CHECKS[request.check]()
+
+
+_CHECKS: Mapping[CheckName, Callable[[], Check]] = {
+    "mismatch": Mismatch,
+    "nan": NonFinite,
+    "crash": Crash,
+}
+
+
+def _half_of_compiling(candidate: Candidate, start: Start) -> float:
+    outcome = start(0, candidate.variants[0], candidate.content(0), candidate.inputs).result()
+    return outcome.compile_seconds * _SLOW_SHARE
+
+
+class _Taps:
+    """How intermediate values are recorded: by variants that have not failed at it too often."""
+
+    def __init__(self, check: CheckName, start: Start) -> None:
+        self._check = check
+        self._start = start
+        self._failures: Counter[Variant] = Counter()
+
+    def __call__(self, candidate: Candidate) -> list[Tap]:
+        """Return the taps for a candidate, best first."""
+        ways = [(0, one) for one in _CAREFUL]
+        if self._check == "mismatch":
+            side = 0 if candidate.expected is not None else 1
+            ways = [(side, candidate.variants[1])]
+        elif self._check == "nan":
+            ways = [(0, candidate.variants[0])]
+        return [
+            Tap(side, functools.partial(self._tap, side, variant))
+            for side, variant in ways
+            if self._failures[variant] < _MOST_TAP_FAILURES
+        ]
+
+    def _tap(
+        self, side: int, variant: Variant, hlo: bytes, inputs: Sequence[np.ndarray]
+    ) -> Future[Outcome]:
+        future = self._start(side, variant, hlo, inputs)
+        self._failures[variant] += future.result().outputs is None
+        return future
+
+
+def _start(
+    workers: Workers, side: int, variant: Variant | None, hlo: bytes, inputs: Sequence[np.ndarray]
+) -> Future[Outcome]:
+    assert variant is not None
+    return workers.submit(variant, hlo, inputs)
+
+
+@contextlib.contextmanager
+def _cache_off() -> Iterator[None]:
+    """Let workers compile, and not load what was compiled before."""
+    before = os.environ.get("SNAPRT_CACHE")
+    os.environ["SNAPRT_CACHE"] = "off"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SNAPRT_CACHE"]
+        else:
+            os.environ["SNAPRT_CACHE"] = before

@@ -1,0 +1,263 @@
+"""Write `repro.py`, which shows a failure with nothing but JAX and NumPy; it runs no program itself.
+
+The program is in the script as a portable StableHLO artifact, which XLA takes as it is: JAX code
+that says the same might be lowered to something else, and be right. It is run the way exported
+programs are, by `jax.export`, so that only public functions are called.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt_replay import floatbits
+from snaprt_replay.minify.candidate import Candidate
+from snaprt_replay.minify.checks import Check, SlowCompile
+from snaprt_replay.minify.work import Shrunk
+from snaprt_replay.tolerance import default_for
+
+_MOST_IN_TEXT: Final = 64  # elements of an array: more of them are no help to a reader
+_TIMEOUT: Final = 300.0
+_WIDTH: Final = 88
+_FAILED: Final = 1
+
+
+def write_and_run(
+    path: Path,
+    candidate: Candidate,
+    shrunk: Shrunk,
+    check: Check,
+    right: Sequence[np.ndarray] | None,
+) -> bool | None:
+    """Write the script, run it in a process of its own, and say whether it fails.
+
+    Args:
+        path: Where to.
+        candidate: The program.
+        shrunk: What is known of it.
+        check: What it fails.
+        right: The outputs that it should have.
+
+    Returns:
+        None where a script cannot show this failure: the check is a command of the user's, or the
+        suspect is no plain compilation.
+    """
+    text = script(candidate, shrunk, check, right)
+    path.write_text(text)
+    if not _can_show(candidate, check):
+        return None
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    try:
+        done = subprocess.run(
+            [sys.executable, path.name],
+            cwd=path.parent,
+            env=environment,
+            capture_output=True,
+            timeout=_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode == _FAILED and b"AssertionError" in done.stderr
+
+
+def _can_show(candidate: Candidate, check: Check) -> bool:
+    plain = all(
+        one.kind == "device" and one.python is None and one.matmul_precision is None
+        for one in candidate.variants[:1]
+    )
+    return plain and check.name != "command"
+
+
+def script(
+    candidate: Candidate, shrunk: Shrunk, check: Check, right: Sequence[np.ndarray] | None
+) -> str:
+    """Return the script's text."""
+    stablehlo = jaxapi.parse_module(jaxapi.hlo_to_stablehlo(candidate.content(0)))
+    # Without the names of files and functions that it came from.
+    bare = jaxapi.parse_module(jaxapi.bytecode_without_locations(stablehlo))
+    artifact = base64.b85encode(jaxapi.portable_artifact(bare)).decode()
+    _, results = jaxapi.module_signature(stablehlo)
+    options = dict(candidate.variants[0].options) if candidate.variants else {}
+    device = candidate.variants[0].device if candidate.variants else None
+    platform = (device or "cpu").partition(":")[0]
+    wide = any(dtype.itemsize == 8 and dtype.kind in "fiu" for dtype in _dtypes(candidate, results))
+    judge = _JUDGING[check.name]
+    limit = check.seconds if isinstance(check, SlowCompile) else 0.0
+    body = judge.format(failure=str(shrunk.signature), seconds=f"{limit:.3g}")
+    if check.name == "mismatch":
+        assert right is not None
+        body = _tolerances(right) + body
+    parts = [
+        _HEAD.format(
+            failure=_one_line(str(shrunk.signature)),
+            wide='jax.config.update("jax_enable_x64", True)\n' if wide else "",
+            artifact=_in_lines(artifact),
+            text=_commented(jaxapi.stablehlo_text(stablehlo)),
+            imports="".join(f"import {one}\n" for one in _IMPORTS[check.name]),
+            options=repr(options),
+            platform=platform,
+            results=", ".join(f"jnp.zeros({shape}, {dtype.name!r})" for shape, dtype in results),
+        ),
+        _assigned("inputs", candidate.inputs),
+        _assigned("expected", right) if check.name == "mismatch" and right is not None else "",
+        body,
+    ]
+    return "\n".join(filter(None, parts)).rstrip() + "\n"
+
+
+def _in_lines(text: str) -> str:
+    return "\n".join(f'    "{text[at : at + _WIDTH]}"' for at in range(0, len(text), _WIDTH))
+
+
+def _dtypes(candidate: Candidate, results: Sequence[tuple[object, np.dtype]]) -> list[np.dtype]:
+    return [one.dtype for one in candidate.inputs] + [dtype for _, dtype in results]
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace('"""', "'''").replace("\\", "/")
+
+
+def _commented(text: str) -> str:
+    return "\n".join(f"# {line}".rstrip() for line in text.strip().splitlines())
+
+
+def _assigned(name: str, arrays: Sequence[np.ndarray]) -> str:
+    lines = "".join(f"    {_array_text(array)},\n" for array in arrays)
+    return f"{name} = [\n{lines}]\n"
+
+
+def _array_text(array: np.ndarray) -> str:
+    """Return an expression that makes an array, exactly."""
+    dtype = f"jnp.dtype({array.dtype.name!r})"
+    plain = array.dtype.kind in "fiub" and array.dtype.isbuiltin == 1
+    finite = not floatbits.is_float(array.dtype) or bool(np.isfinite(array).all())
+    if plain and finite and array.size <= _MOST_IN_TEXT:
+        # float32's shortest decimal form is exact when it is read as float32 again.
+        numbers = np.array2string(
+            array, separator=", ", floatmode="unique", threshold=sys.maxsize, max_line_width=88
+        )
+        if array.dtype.kind == "b":
+            numbers = str(array.tolist())
+        return f"np.array({re.sub(chr(10), chr(10) + '    ', numbers)}, {dtype})"
+    content = base64.b85encode(np.ascontiguousarray(array).tobytes()).decode()
+    return (
+        f'np.frombuffer(base64.b85decode("{content}"), {dtype}).reshape({array.shape})'
+    )
+
+
+def _tolerances(right: Sequence[np.ndarray]) -> str:
+    relative = []
+    for one in right:
+        inexact = floatbits.is_float(one.dtype)
+        epsilons = default_for(one.dtype).epsilons if inexact else 0
+        relative.append(float(epsilons * floatbits.epsilon(one.dtype)) if inexact else 0.0)
+    return f"tolerances = {relative}\n"
+
+
+_HEAD: Final = '''"""{failure}
+
+Needs jax and numpy alone. Fails with an AssertionError where the failure shows.
+Written by `snaprt minify`.
+"""
+
+import base64
+import dataclasses
+{imports}
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+{wide}
+{text}
+PROGRAM = base64.b85decode(
+{artifact}
+)
+OPTIONS = {options}  # XLA's, beyond the defaults
+
+
+def compile_program(inputs):
+    """Compile the program above for these inputs."""
+
+    def signature(*arguments):
+        return ({results},)
+
+    shaped = jax.export.export(jax.jit(signature, keep_unused=True), platforms=["{platform}"])
+    exported = dataclasses.replace(shaped(*inputs), mlir_module_serialized=PROGRAM)
+    with jax.default_device(jax.devices("{platform}")[0]):
+        lowered = jax.jit(lambda *arguments: exported.call(*arguments)).lower(*inputs)
+        return lowered.compile(compiler_options=OPTIONS)
+
+'''
+
+_MISMATCH: Final = '''
+outputs = [np.asarray(one) for one in compile_program(inputs)(*inputs)]
+for number, (got, wanted) in enumerate(zip(outputs, expected, strict=True)):
+    exact = not jnp.issubdtype(wanted.dtype, jnp.inexact)
+    wide = "complex128" if jnp.issubdtype(wanted.dtype, jnp.complexfloating) else "float64"
+    left, right = (one if exact else one.astype(wide) for one in (got, wanted))
+    size = 0.0 if exact else np.sqrt(np.nanmean(np.where(np.isfinite(right), np.abs(right), 0) ** 2))
+    allowed = 0 if exact else tolerances[number] * (np.abs(right) + size) + 1e-37
+    same = (left == right) if exact else np.isclose(left, right, rtol=0, atol=allowed, equal_nan=True)
+    assert same.all(), (
+        f"output {{number}} is\\n{{got}}\\nand should be\\n{{wanted}}\\n"
+        f"({{np.count_nonzero(~same)}} of {{same.size}} elements are wrong)"
+    )
+print("right here")
+'''
+
+_NOT_FINITE: Final = '''
+outputs = [np.asarray(one) for one in compile_program(inputs)(*inputs)]
+for number, got in enumerate(outputs):
+    assert np.isfinite(got.astype("complex128")).all(), (
+        f"output {{number}} is not finite, though all inputs are:\\n{{got}}"
+    )
+print("finite here")
+'''
+
+_CRASH: Final = '''
+if sys.argv[1:] == ["child"]:  # XLA may end the process: see it from outside
+    jax.block_until_ready(compile_program(inputs)(*inputs))
+    sys.exit()
+done = subprocess.run([sys.executable, __file__, "child"], capture_output=True, text=True)
+assert done.returncode == 0, (
+    f"XLA fails (status {{done.returncode}}):\\n{{done.stderr[-2000:]}}"
+)
+print("no failure here")
+'''
+
+_SLOW: Final = '''
+started = time.perf_counter()
+compile_program(inputs)
+seconds = time.perf_counter() - started
+assert seconds <= {seconds}, f"compiling took {{seconds:.1f}} s"
+print(f"compiled in {{seconds:.1f}} s here")
+'''
+
+_RUN: Final = '''
+print([np.asarray(one) for one in compile_program(inputs)(*inputs)])
+'''
+
+_JUDGING: Final[Mapping[str, str]] = {
+    "mismatch": _MISMATCH,
+    "nan": _NOT_FINITE,
+    "crash": _CRASH,
+    "slow-compile": _SLOW,
+    "command": _RUN,
+}
+_IMPORTS: Final[Mapping[str, Sequence[str]]] = {
+    "mismatch": (),
+    "nan": (),
+    "crash": ("subprocess", "sys"),
+    "slow-compile": ("time",),
+    "command": (),
+}

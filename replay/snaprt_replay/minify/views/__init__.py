@@ -1,0 +1,1 @@
+"""Ways to make a program smaller, one a module; each yields candidates, and judges none."""

@@ -1,0 +1,306 @@
+"""Make dimensions smaller, together with all that must be as long as they are.
+
+Dimensions that an operation ties together form a *tie*: both operands' contracting dimensions of a
+dot, a batch dimension through a chain of elementwise operations. A tie that no operation pins to
+its length can be cut; the arrays of inputs and constants are sliced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from snaprt.snapshot.xla import XlaMessage
+from snaprt.snapshot.xla_literals import TUPLE, array_to_literal, literal_to_array
+from snaprt_replay.hlo import entry_computation, parameters, root_instruction
+from snaprt_replay.minify.candidate import Candidate, changed, copy_module
+from snaprt_replay.minify.cutting import Base
+
+_NAME = "shapes"
+
+_Place = tuple[int, int]
+"""An instruction's id and one of its dimensions."""
+
+
+def candidates(base: Base, grain: int) -> Iterator[Candidate]:
+    """Yield the program with one tie cut to a single element, or to one of its halves."""
+    if base.candidate.expected is not None:
+        return
+    for names, size in _ties_of_pair(base.candidate):
+        for start, stop in ((0, 1), (0, size // 2), (size // 2, size), (0, size - 1)):
+            if 0 < stop - start < size:
+                yield _cut(base.candidate, names, start, stop)
+
+
+_Names = tuple[frozenset[tuple[str, int]], ...]
+"""For each module the dimensions of a tie, by the instructions' names."""
+
+
+def _ties_of_pair(candidate: Candidate) -> list[tuple[_Names, int]]:
+    """Return the ties that can be cut, in both modules alike, and their lengths; longest first."""
+    found = []
+    ties = [_Ties(module) for module in candidate.modules]
+    for tie, size in ties[0].free():
+        names = [frozenset(ties[0].names[place] for place in tie)]
+        if len(ties) > 1:
+            there = ties[1].like(names[0], size)
+            if there is None:
+                continue
+            names.append(there)
+        found.append((tuple(names), size))
+    return sorted(found, key=lambda one: -one[1])
+
+
+class _Ties:
+    """Which dimensions of a module's entry are of one length, and which must keep theirs."""
+
+    def __init__(self, module: XlaMessage) -> None:
+        entry = entry_computation(module)
+        self.by_id = {one.id: one for one in entry.instructions}
+        self.root = root_instruction(entry).id
+        self._parent: dict[_Place, _Place] = {}
+        self._pinned: list[_Place] = []
+        self.names: dict[_Place, tuple[str, int]] = {}
+        for one in entry.instructions:
+            for dimension in range(len(one.shape.dimensions)):
+                self._parent[one.id, dimension] = (one.id, dimension)
+                # Parameters of a pair are named apart, but numbered alike.
+                name = f"#{one.parameter_number}" if one.opcode == "parameter" else one.name
+                self.names[one.id, dimension] = (name, dimension)
+        for one in entry.instructions:
+            if one.id != self.root:
+                _RULES.get(one.opcode, _pin_all)(self, one)
+
+    def free(self) -> list[tuple[list[_Place], int]]:
+        """Return the ties that nothing pins, of more than one element."""
+        pinned = {self._first(place) for place in self._pinned}
+        ties: dict[_Place, list[_Place]] = {}
+        for place in self._parent:
+            ties.setdefault(self._first(place), []).append(place)
+        found = []
+        for first, places in ties.items():
+            sizes = {self.size(place) for place in places}
+            if first not in pinned and len(sizes) == 1 and sizes != {1} and 0 not in sizes:
+                found.append((places, sizes.pop()))
+        return found
+
+    def like(self, names: frozenset[tuple[str, int]], size: int) -> frozenset[tuple[str, int]] | None:
+        """Return the names of those ties that share dimensions with a tie of another module."""
+        free = {place for tie, length in self.free() if length == size for place in tie}
+        wanted = {self._first(one) for one, name in self.names.items() if name in names}
+        places = [one for one in self._parent if self._first(one) in wanted]
+        if not places or not free.issuperset(places):
+            return None
+        return frozenset(self.names[one] for one in places)
+
+    def size(self, place: _Place) -> int:
+        """Return a dimension's length."""
+        return int(self.by_id[place[0]].shape.dimensions[place[1]])
+
+    def tie(self, one: _Place, other: _Place) -> None:
+        """Let two dimensions be of one length."""
+        self._parent[self._first(one)] = self._first(other)
+
+    def pin(self, instruction: XlaMessage) -> None:
+        """Let all dimensions of an instruction keep their lengths."""
+        self._pinned += [(instruction.id, one) for one in range(len(instruction.shape.dimensions))]
+
+    def pin_place(self, place: _Place) -> None:
+        """Let one dimension keep its length."""
+        self._pinned.append(place)
+
+    def operands(self, instruction: XlaMessage) -> list[XlaMessage]:
+        """Return what an instruction reads."""
+        return [self.by_id[one] for one in instruction.operand_ids]
+
+    def _first(self, place: _Place) -> _Place:
+        while self._parent[place] != place:
+            self._parent[place] = self._parent[self._parent[place]]
+            place = self._parent[place]
+        return place
+
+
+# --- what each operation ties together ---
+
+
+def _pin_all(ties: _Ties, one: XlaMessage) -> None:
+    for each in (one, *ties.operands(one)):
+        ties.pin(each)
+
+
+def _nothing(ties: _Ties, one: XlaMessage) -> None:
+    """Tie nothing: any length will do."""
+
+
+def _elementwise(ties: _Ties, one: XlaMessage) -> None:
+    for operand in ties.operands(one):
+        if len(operand.shape.dimensions) == len(one.shape.dimensions):
+            for dimension in range(len(one.shape.dimensions)):
+                ties.tie((operand.id, dimension), (one.id, dimension))
+
+
+def _broadcast(ties: _Ties, one: XlaMessage) -> None:
+    (operand,) = ties.operands(one)
+    for own, dimension in enumerate(one.dimensions):
+        ties.tie((operand.id, own), (one.id, dimension))
+
+
+def _transpose(ties: _Ties, one: XlaMessage) -> None:
+    (operand,) = ties.operands(one)
+    for dimension, own in enumerate(one.dimensions):
+        ties.tie((operand.id, own), (one.id, dimension))
+
+
+def _reduce(ties: _Ties, one: XlaMessage) -> None:
+    if one.shape.element_type == TUPLE:
+        _pin_all(ties, one)
+        return
+    operand = ties.operands(one)[0]
+    rank = len(operand.shape.dimensions)
+    kept = [dimension for dimension in range(rank) if dimension not in one.dimensions]
+    for dimension, own in enumerate(kept):
+        ties.tie((operand.id, own), (one.id, dimension))
+
+
+def _dot(ties: _Ties, one: XlaMessage) -> None:
+    left, right = ties.operands(one)
+    numbers = one.dot_dimension_numbers
+    contracting = (numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions)
+    batch = (numbers.lhs_batch_dimensions, numbers.rhs_batch_dimensions)
+    for own, other in zip(*contracting, strict=True):
+        ties.tie((left.id, own), (right.id, other))
+    results = 0
+    for own, other in zip(*batch, strict=True):
+        ties.tie((left.id, own), (right.id, other))
+        ties.tie((left.id, own), (one.id, results))
+        results += 1
+    for operand, taken in ((left, (contracting[0], batch[0])), (right, (contracting[1], batch[1]))):
+        for dimension in range(len(operand.shape.dimensions)):
+            if all(dimension not in some for some in taken):
+                ties.tie((operand.id, dimension), (one.id, results))
+                results += 1
+
+
+def _reshape(ties: _Ties, one: XlaMessage) -> None:
+    """Tie the dimensions that a reshape leaves as they are, and pin those that it mixes."""
+    (operand,) = ties.operands(one)
+    before, after = list(operand.shape.dimensions), list(one.shape.dimensions)
+    left = right = 0
+    while left < len(before) or right < len(after):
+        lefts, rights = [left], [right]
+        sizes = [before[left] if left < len(before) else 1, after[right] if right < len(after) else 1]
+        left, right = left + 1, right + 1
+        while sizes[0] != sizes[1]:
+            if sizes[0] < sizes[1] and left < len(before):
+                lefts.append(left)
+                sizes[0] *= before[left]
+                left += 1
+            elif right < len(after):
+                rights.append(right)
+                sizes[1] *= after[right]
+                right += 1
+            else:
+                _pin_all(ties, one)
+                return
+        lefts = [one for one in lefts if one < len(before)]
+        rights = [one for one in rights if one < len(after)]
+        if len(lefts) == len(rights) == 1:
+            ties.tie((operand.id, lefts[0]), (one.id, rights[0]))
+        else:
+            for place in (*((operand.id, i) for i in lefts), *((one.id, i) for i in rights)):
+                ties.pin_place(place)
+
+
+def _concatenate(ties: _Ties, one: XlaMessage) -> None:
+    (along,) = one.dimensions
+    for operand in ties.operands(one):
+        for dimension in range(len(one.shape.dimensions)):
+            if dimension == along:
+                ties.pin_place((operand.id, dimension))
+                ties.pin_place((one.id, dimension))
+            else:
+                ties.tie((operand.id, dimension), (one.id, dimension))
+
+
+def _slice(ties: _Ties, one: XlaMessage) -> None:
+    (operand,) = ties.operands(one)
+    for dimension, bounds in enumerate(one.slice_dimensions):
+        size = ties.size((operand.id, dimension))
+        if (bounds.start, bounds.limit, bounds.stride) == (0, size, 1):
+            ties.tie((operand.id, dimension), (one.id, dimension))
+        else:
+            ties.pin_place((operand.id, dimension))
+            ties.pin_place((one.id, dimension))
+
+
+_ELEMENTWISE: Final = (
+    *("abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "compare", "complex", "convert"),
+    *("copy", "cosine", "count-leading-zeros", "divide", "erf", "exponential"),
+    *("exponential-minus-one", "floor", "imag", "is-finite", "log", "log-plus-one", "logistic"),
+    *("maximum", "minimum", "multiply", "negate", "not", "optimization-barrier", "or", "popcnt"),
+    *("power", "real", "reduce-precision", "remainder", "reverse", "round-nearest-afz"),
+    *("round-nearest-even", "rsqrt", "select", "shift-left", "shift-right-arithmetic"),
+    *("shift-right-logical", "sign", "sine", "sqrt", "subtract", "tan", "tanh", "xor"),
+)
+_RULES: Final[Mapping[str, Callable[[_Ties, XlaMessage], None]]] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(("parameter", "constant", "iota"), _nothing),
+    "broadcast": _broadcast,
+    "concatenate": _concatenate,
+    "dot": _dot,
+    "reduce": _reduce,
+    "reshape": _reshape,
+    "slice": _slice,
+    "transpose": _transpose,
+}
+
+
+# --- the cut ---
+
+
+def _cut(candidate: Candidate, names: _Names, start: int, stop: int) -> Candidate:
+    modules = []
+    inputs = list(candidate.inputs)
+    for index, (module, places) in enumerate(zip(candidate.modules, names, strict=True)):
+        copy = copy_module(module)
+        ties = _Ties(copy)
+        by_name = {name: place for place, name in ties.names.items()}
+        for name in places:
+            number, dimension = by_name[name]
+            _shorten(ties.by_id[number], dimension, start, stop)
+        for one in parameters(entry_computation(copy)):
+            for dimension in range(len(one.shape.dimensions)):
+                if index == 0 and ties.names[one.id, dimension] in places:
+                    array = inputs[one.parameter_number]
+                    inputs[one.parameter_number] = np.ascontiguousarray(
+                        array.take(range(start, stop), dimension)
+                    )
+        _declare(copy)
+        modules.append(copy)
+    told = ", ".join(sorted({name for name, _ in names[0] if not name.startswith("#")})[:3])
+    what = f"elements {start} to {stop} of a dimension of {told or 'an input'} alone"
+    return changed(candidate, _NAME, what, modules=modules, inputs=inputs)
+
+
+def _shorten(one: XlaMessage, dimension: int, start: int, stop: int) -> None:
+    one.shape.dimensions[dimension] = stop - start
+    if one.opcode == "constant":
+        array = literal_to_array(one.literal).take(range(start, stop), dimension)
+        one.literal.CopyFrom(array_to_literal(np.ascontiguousarray(array)))
+    if one.opcode == "slice":
+        one.slice_dimensions[dimension].limit = stop - start
+
+
+def _declare(module: XlaMessage) -> None:
+    """Say again what the module takes and returns."""
+    entry = entry_computation(module)
+    root = root_instruction(entry)
+    by_id = {one.id: one for one in entry.instructions}
+    for element, operand in zip(root.shape.tuple_shapes, root.operand_ids, strict=True):
+        element.CopyFrom(by_id[operand].shape)
+    for signature in (entry.program_shape, module.host_program_shape):
+        for shape, one in zip(signature.parameters, parameters(entry), strict=True):
+            shape.CopyFrom(one.shape)
+        signature.result.CopyFrom(root.shape)
