@@ -149,7 +149,7 @@ MODELS: Mapping[str, Callable[[], tuple[Callable, tuple]]] = {
 
 
 LARGE: Mapping[str, Callable[[], tuple[Callable, tuple]]] = {
-    "large transformer": lambda: transformer(6),
+    "large transformer": lambda: transformer(3),
 }
 """Of about 1,000 instructions, which take a while."""
 
