@@ -931,3 +931,29 @@ def _generalise_dots(module: Any) -> None:
             general = stablehlo.dot_general(dot.results[0].type, left, right, numbers)
         dot.results[0].replace_all_uses_with(general)
         dot.erase()
+
+
+# --- what a compiler says of an executable --------------------------------------------------------
+
+
+def compile_unloaded(
+    module: Any, devices: Sequence[Any], overrides: Mapping[str, Any] | None = None
+) -> Any:
+    """Compile an MLIR module for devices that are not there; return what XLA knows of it."""
+    options = compile_options(devices, overrides)
+    return devices[0].client.compile(module, _device_list(devices), options)
+
+
+def executable_report(executable: Any) -> tuple[dict[str, int], dict[str, float], str]:
+    """Return an executable's memory in bytes by use, its cost analysis, and its optimised HLO."""
+    statistics = executable.get_compiled_memory_stats()
+    memory = {
+        name.removesuffix("_in_bytes"): int(getattr(statistics, name))
+        for name in dir(statistics)
+        if name.endswith("_in_bytes")
+    }
+    try:
+        cost = dict(executable.cost_analysis())
+    except Exception:  # not every plugin has one
+        cost = {}
+    return memory, cost, "\n".join(one.to_string() for one in executable.hlo_modules())

@@ -1,4 +1,4 @@
-"""Start `child` in another Python environment, given as a script: ``elsewhere.py FOLDERS TASK ARG``.
+"""Start `child` in another Python environment; run as ``elsewhere.py FOLDERS TASK ARGUMENT``.
 
 It must import nothing but the standard library before it has found snaprt's own packages, and them
 alone: other packages beside them were built for another Python.

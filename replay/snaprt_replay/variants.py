@@ -14,7 +14,14 @@ from snaprt.errors import UsageError
 from snaprt_replay.case import CompilerOption
 
 Kind = Literal[
-    "recorded", "device", "f64", "random-rounding", "interpreter", "op-by-op", "tpu-precision"
+    "recorded",
+    "device",
+    "f64",
+    "random-rounding",
+    "interpreter",
+    "op-by-op",
+    "tpu-precision",
+    "compile-only",
 ]
 PRECISIONS: Final = ("default", "high", "highest")
 
@@ -38,8 +45,9 @@ class Variant:
             each result at random, otherwise in each run; ``interpreter`` evaluates its StableHLO
             one operation after the other with the reference implementation; ``op-by-op``
             compiles each of its operations alone; ``tpu-precision`` rounds the operands of its
-            dots and convolutions as a TPU does.
-        device: Where it runs, as `devices.find_device` takes it; None for JAX's choice.
+            dots and convolutions as a TPU does; ``compile-only`` runs nothing.
+        device: Where it runs, as `devices.find_device` takes it; None for JAX's choice. What is
+            compiled only may be for a TPU's topology, ``tpu:v5e:2x2``.
         options: XLA's options by name, without dashes.
         python: The path of another environment's interpreter; None for this one.
         precision: One of `PRECISIONS`: what ``tpu-precision`` emulates.
@@ -57,6 +65,12 @@ class Variant:
 
 
 RECORDED: Final = Variant("recorded", "recorded")
+
+
+def compile_only(device: str | None, options: Mapping[str, CompilerOption]) -> Variant:
+    """Return the variant that compiles a program for a device, which need not be there."""
+    text = device or "default"
+    return Variant(text, "compile-only", device=device, options=tuple(sorted(options.items())))
 
 
 def parse_variant(text: str) -> Variant:

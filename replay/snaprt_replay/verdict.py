@@ -423,5 +423,6 @@ def _how_wrong(side: SideJudgement) -> str:
         return f"{worst.beyond} elements of {worst.name} have another value, such as {where}"
     return (
         f"{worst.name}{where} is off by {worst.error:.3g} where rounding explains "
-        f"{worst.explained:.2g}, {worst.score:.3g} times as much; {worst.beyond} elements are"
+        f"{worst.explained:.2g}, {worst.score:.3g} times as much "
+        f"({worst.beyond} elements are beyond {LIMIT:g} times)"
     )

@@ -9,12 +9,13 @@ import dataclasses
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from snaprt import jaxapi
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
+from snaprt.execute.ahead import topology_devices
 from snaprt.execute.module import LoadedModule, compile_module
 from snaprt.snapshot.xla import XlaMessage
 from snaprt_replay import devices, emulate, framing, interpret, precision, random_rounding
@@ -64,6 +65,7 @@ class Prepared:
         device: The device's name.
         environment: See `devices.environment`.
         notes: What a reader of the results should know.
+        report: What the compiler said of it; JSON values.
     """
 
     run: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
@@ -71,6 +73,7 @@ class Prepared:
     device: str
     environment: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def send_job(connection: socket.socket, job: Job) -> None:
@@ -127,6 +130,7 @@ def _answer(connection: socket.socket, job: Job) -> None:
         "device": prepared.device,
         "environment": dict(prepared.environment),
         "notes": prepared.notes,
+        "report": dict(prepared.report),
     }
     framing.send(connection, told)
     seconds: list[float] = []
@@ -155,8 +159,9 @@ def _bits(values: np.ndarray) -> np.ndarray:
 def _failed(error: Exception) -> dict[str, str]:
     for kind, name in _KINDS_OF_FAILURE.items():
         if isinstance(error, kind):
-            return {"event": "failed", "kind": name, "message": getattr(error, "message", "")}
-    return {"event": "failed", "kind": "out of memory", "message": str(error)}
+            message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
+            return {"event": "failed", "kind": name, "message": message, "hint": hint}
+    return {"event": "failed", "kind": "out of memory", "message": str(error), "hint": ""}
 
 
 # --- the kinds of variants ------------------------------------------------------------------------
@@ -237,7 +242,41 @@ def _prepare_interpreter(job: Job) -> Prepared:
     )
 
 
+def _prepare_compile_only(job: Job) -> Prepared:
+    program = job.program if job.form == STABLEHLO else _to_stablehlo(job.program)
+    try:
+        module = jaxapi.parse_module(program)
+    except ValueError as error:
+        raise CompileError(f"the program cannot be read: {error}") from error
+    target, options = job.variant.device, dict(job.variant.options)
+    platform, _, topology = (target or "").partition(":")
+    is_absent = platform == "tpu" and not topology.isdecimal() and bool(topology)
+    if is_absent:
+        there = topology_devices(topology)[: jaxapi.partitions_of(module)]
+        name = f"{target} ({there[0].device_kind})"
+    else:
+        there = (devices.find_device(target),)
+        name = devices.device_name(there[0])
+    try:
+        if is_absent:
+            executable = jaxapi.compile_unloaded(module, there, options)
+        else:
+            compile_options = jaxapi.compile_options(there, options)
+            executable = jaxapi.compile_module(module, there[0], compile_options)
+    except Exception as error:
+        raise CompileError(f"the program cannot be compiled for {name}: {error}") from error
+    memory, cost, text = jaxapi.executable_report(executable)
+    return Prepared(
+        run=lambda _: (),
+        from_cache=False,
+        device=name,
+        environment={},
+        report={"memory": memory, "cost": cost, "hlo": text},
+    )
+
+
 _PREPARE: Final[Mapping[str, Callable[[Job], Prepared]]] = {
+    "compile-only": _prepare_compile_only,
     "device": _prepare_device,
     "f64": _prepare_f64,
     "interpreter": _prepare_interpreter,

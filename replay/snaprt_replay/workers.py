@@ -62,11 +62,13 @@ class Failure:
         kind: What happened, and when.
         signature: What stays the same when the same thing happens again, ``copy_insertion.cc:427``.
         message: What XLA or the system said.
+        hint: What to do about it; empty where nothing is known.
     """
 
     kind: FailureKind
     signature: str
     message: str
+    hint: str = ""
 
     def __str__(self) -> str:
         return (
@@ -88,6 +90,8 @@ class Outcome:
         device: The device's name, as in ``cpu:0``.
         environment: Versions, platform, device, flags: as in `case.Case.environment`.
         notes: What a reader of the outputs should know.
+        report: What the compiler said, for the kind ``compile-only``: ``memory`` in bytes, ``cost``
+            and the optimised ``hlo``.
     """
 
     outputs: tuple[np.ndarray, ...] | None
@@ -99,6 +103,7 @@ class Outcome:
     device: str = ""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def agrees_with_itself(self) -> bool | None:
@@ -257,7 +262,9 @@ class _Worker:
             failure = _how_it_ended(phase, status, said, timeout if timed_out.is_set() else None)
             return _outcome(None, failure, prepared, told)
         if told["event"] == "failed":
-            return _outcome(None, _refused(told["kind"], told["message"]), prepared, told)
+            return _outcome(
+                None, _refused(told["kind"], told["message"], told["hint"]), prepared, told
+            )
         runs = []
         for count in told["runs"]:
             runs.append(tuple(arrays[:count]))
@@ -299,6 +306,7 @@ def _outcome(
         device=prepared.get("device", ""),
         environment=prepared.get("environment", {}),
         notes=tuple(prepared.get("notes", ())),
+        report=prepared.get("report", {}),
     )
 
 
@@ -325,11 +333,11 @@ def _how_it_ended(phase: str, status: int, said: str, timeout: float | None) -> 
     return Failure(kind, stable(line) if loud else how, f"the process ended ({how}) {when}: {line}")
 
 
-def _refused(kind: FailureKind, message: str) -> Failure:
+def _refused(kind: FailureKind, message: str, hint: str) -> Failure:
     """Return the failure that a worker told of itself."""
     if _OUT_OF_MEMORY.search(message):
         kind = "out of memory"
-    return Failure(kind, stable(message), message)
+    return Failure(kind, stable(message), message, hint)
 
 
 def stable(message: str) -> str:

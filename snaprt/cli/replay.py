@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 import numpy as np
 from rich.text import Text
-from snaprt_replay import devices
+from snaprt_replay import devices, variants
 from snaprt_replay.array_statistics import describe
 from snaprt_replay.case import CompilerOption
 from snaprt_replay.rerun import Replay, replay
@@ -22,7 +22,7 @@ from snaprt_replay.results import MISMATCH, to_json
 from snaprt_replay.tolerance import ToleranceRequest
 from snaprt_replay.variants import option_value, parse_variant, with_options
 
-from snaprt.cli import output, replay_verdict, tables
+from snaprt.cli import output, replay_compile, replay_verdict, tables
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.snapshot.read import sibling_inputs
 
@@ -59,7 +59,7 @@ def _compiler_options(
     type=click.FloatRange(min=0, min_open=True),
     default=120.0,
     metavar="SECONDS",
-    help="Time for one variant with --a, --b, --reference.  [default: 120]",
+    help="Time for one variant with --a, --b, --reference or --compile-only.  [default: 120]",
 )
 @click.option("--rtol", type=float, help="Allow this error relative to the recorded element.")
 @click.option("--atol", type=float, help="Allow this absolute error.")
@@ -90,6 +90,17 @@ def _compiler_options(
     help="Compile without this pass of XLA's; may be given several times.",
 )
 @click.option(
+    "--compile-only",
+    is_flag=True,
+    help="Compile for --device, a TPU's topology such as tpu:v5e:2x2 too, and run nothing.",
+)
+@click.option(
+    "--save-hlo",
+    type=_PATH,
+    metavar="FILE",
+    help="Where --compile-only saves the optimised HLO.  [default: named after FILE and device]",
+)
+@click.option(
     "--isolate/--no-isolate",
     "isolated",
     default=None,
@@ -115,6 +126,8 @@ def command(
     seed: int | None,
     compiler_options: Mapping[str, CompilerOption],
     disabled_passes: tuple[str, ...],
+    compile_only: bool,
+    save_hlo: Path | None,
     isolated: bool | None,
     as_json: bool,
 ) -> None:
@@ -141,11 +154,17 @@ def command(
       snaprt replay step.inputs.snap --device gpu --max-ulp 4 --repeat 3
       snaprt replay module.mlir --random 0 --save out.npz
       snaprt replay step.inputs.snap --a recorded --b cpu,optimization=0 --reference f64
+      snaprt replay step.inputs.snap --device tpu:v5e:2x2 --compile-only
     """
-    if device is not None:
-        devices.check_device_name(device)
     if disabled_passes:
         compiler_options = {**compiler_options, "xla_disable_hlo_passes": ",".join(disabled_passes)}
+    if compile_only:
+        chosen = variants.compile_only(device, compiler_options)
+        context.exit(
+            replay_compile.compile_all(_distinct(files), chosen, timeout, save_hlo, as_json=as_json)
+        )
+    if device is not None:
+        devices.check_device_name(device)
     if a is not None or b is not None or reference is not None:
         judging = replay_verdict.Judging(
             a=parse_variant(a or "recorded"),
