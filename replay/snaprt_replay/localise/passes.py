@@ -1,12 +1,17 @@
 """Find the compiler pass whose work goes wrong; it must not know how the piece was found.
 
 Called where cutting a piece makes its error vanish: then no instruction is at fault, but what the
-compiler makes of several of them.
+compiler makes of several of them. XLA is asked which of its passes change the piece, and runs it
+again without each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from snaprt.errors import ExecutionError
@@ -15,32 +20,12 @@ from snaprt_replay.localise.findings import PassEffect
 from snaprt_replay.localise.session import BudgetSpentError, Order, Session, Side, Values
 from snaprt_replay.localise.sides import Frame, Pair
 
-# The passes over HLO that change what is computed and how it is rounded, by XLA's own names: those
-# of all devices first, then those of the CPU's and the GPU's pipelines.
-PASSES: Final = (
-    "fusion",
-    "algsimp",
-    "constant_folding",
-    "cse",
-    "reshape-mover",
-    "dot_decomposer",
-    "dot-merger",
-    "transpose-folding",
-    "simplify-fp-conversions",
-    "float-normalization-bf16",
-    "while-loop-invariant-code-motion",
-    "while-loop-simplifier",
-    "simplify-conditional",
-    "scatter_expander",
-    "logistic-expander",
-    "convolution-canonicalization",
-    "tree_reduction_rewriter",
-    "priority-fusion",
-    "multi_output_fusion",
-    "gemm-rewriter",
-    "cudnn-fused-convolution-rewriter",
-)
-ADDITIONS: Final = ("optimization=0", *(f"disable-hlo-pass={name}" for name in PASSES))
+_WITHOUT_ANY: Final = "optimization=0"
+# Tried where a device's compiler does not say what its passes did.
+_USUAL: Final = ("algsimp", "fusion")
+# How XLA names what it dumps between passes: module_0001.NAME.0014.PIPELINE.after_X.before_Y.txt
+_AFTER: Final = re.compile(r"\.after_([^.]+)\.before_[^.]+\.txt$")
+_NO_PASS: Final = "pipeline-start"
 
 
 def try_passes(
@@ -64,16 +49,36 @@ def try_passes(
     Returns:
         What became of the error under each variant, smallest first.
     """
+
+    def run(side: Side) -> Values:
+        ((values,),) = session.run(Order(side, frame.line, [piece], [known]))
+        return values
+
     effects = []
-    for addition in ADDITIONS:
-        session.tell(f"without a pass: {addition}")
-        side = vary(addition)
-        try:
-            ((values,),) = session.run(Order(side, frame.line, [piece], [known]))
-        except BudgetSpentError:
-            break
-        except ExecutionError as error:
-            effects.append(PassEffect(side.name, float("inf"), error.message))
-        else:
-            effects.append(PassEffect(side.name, Pair(values, whole.reference).error()))
+    try:
+        names = _passes_that_change(run, vary) or _USUAL
+        for addition in (_WITHOUT_ANY, *(f"disable-hlo-pass={name}" for name in names)):
+            session.tell(f"with {addition}")
+            side = vary(addition)
+            try:
+                error, failed = Pair(run(side), whole.reference, whole.moved).error(), ""
+            except ExecutionError as failure:
+                error, failed = math.inf, failure.message
+            effects.append(PassEffect(side.name, error, failed))
+    except BudgetSpentError:
+        pass  # what was tried until then is said
     return tuple(sorted(effects, key=lambda one: one.error))
+
+
+def _passes_that_change(
+    run: Callable[[Side], Values], vary: Callable[[str], Side]
+) -> Sequence[str]:
+    """Return the names of the passes that change the piece, in order; none if XLA does not say."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run(vary(f"xla-flags=--xla_dump_to={folder} --xla_dump_hlo_pass_re=.*"))
+        except ExecutionError:
+            return ()
+        found = [_AFTER.search(path.name) for path in sorted(Path(folder).iterdir())]
+    names = dict.fromkeys(one[1] for one in found if one is not None)
+    return [name for name in names if name != _NO_PASS]
