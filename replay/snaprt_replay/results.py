@@ -86,8 +86,10 @@ class OutputComparison:
         max_rel_error: Largest ``|actual - expected| / |expected|`` among those with expected != 0.
         max_ulp: Largest distance in ULP among pairs of finite numbers; None for exact types.
         p99_ulp: 99 in 100 pairs of finite numbers are at most so far apart: exact up to 256 ULP,
-            above that at most 0.8 % too low.
+            above that at most 0.8 % too low. Of an output with more than half a million elements
+            that differ, a sample counts.
         ulp_octaves: Pairs 0, 1, 2-3, 4-7, 8-15, ... ULP apart; ends with the last that occurs.
+            Estimated like `p99_ulp`.
         cosine: Cosine similarity over the pairs of finite numbers; None where it means nothing
             (exact types, a side that is all zero).
         rms: Root mean square of the expected side's finite elements; None for exact types.

@@ -5,6 +5,7 @@ Run: python tests/bench/bench_compare.py [MIB]
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
@@ -77,11 +78,11 @@ def compare_memory(size: int) -> None:
     """Print the time of comparing against that of reading."""
     rows = []
     for name, (expected, actual) in differing_arrays(size).items():
-        reading = seconds(lambda pair=(expected, actual): read(list(pair)))
+        reading = seconds(functools.partial(read, [expected, actual]))
         sides = [NamedArray("out0", expected)], [NamedArray("out0", actual)]
-        comparing = seconds(lambda sides=sides: compare(*sides))
+        comparing = seconds(functools.partial(compare, *sides))
         rows.append([name, f"{reading:.3f} s", f"{comparing:.3f} s", f"{comparing / reading:.1f}x"])
-    show_table([f"2 x {expected.nbytes >> 20} MiB", "read", "compare", "ratio"], rows)
+    show_table([f"2 x {size >> 20} MiB", "read", "compare", "ratio"], rows)
 
 
 def replay_overhead() -> None:
@@ -110,7 +111,7 @@ def replay_overhead() -> None:
         whole = seconds(lambda: replay(module, inputs=inputs, isolated=False))
     rows = [
         [
-            "transformer-like step, 8 x 4 MiB",
+            "MLP step, 8 x 4 MiB",
             f"{alone:.3f} s",
             f"{whole:.3f} s",
             f"{whole / alone - 1:+.0%}",
@@ -123,3 +124,5 @@ if __name__ == "__main__":
     os.environ["SNAPRT_CACHE"] = "0"
     print(machine())
     compare_memory((int(sys.argv[1]) if len(sys.argv) > 1 else 1024) << 20)
+    print()
+    replay_overhead()

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -15,8 +18,8 @@ from snaprt.execute.module import compile_module
 from snaprt.snapshot.xla import XlaMessage
 
 
-def module_of(function: object, *arrays: np.ndarray) -> XlaMessage:
-    return read_module(jaxapi.hlo_proto(jax.jit(function).lower(*arrays)))  # type: ignore[arg-type]
+def module_of(function: Callable[..., Any], *arrays: np.ndarray) -> XlaMessage:
+    return read_module(jaxapi.hlo_proto(jax.jit(function).lower(*arrays)))
 
 
 def run(module: XlaMessage, *arrays: np.ndarray) -> np.ndarray:
@@ -27,7 +30,8 @@ def run(module: XlaMessage, *arrays: np.ndarray) -> np.ndarray:
 
 def matrices() -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
-    return tuple(random.normal(size=(32, 32)).astype(np.float32) for _ in range(2))  # type: ignore[return-value]
+    x, y = random.normal(size=(2, 32, 32)).astype(np.float32)
+    return x, y
 
 
 def test_default_precision_multiplies_bfloat16_numbers() -> None:

@@ -82,8 +82,9 @@ def test_random_bits_become_the_floats_they_were() -> None:
             jnp.float32(1.5) + seed, jnp.int32
         )
 
-    _, (numbers, bits) = raised_run(function, np.uint32(3))
-    plain = run(module_of(function, np.uint32(3)), np.uint32(3))
+    seed = np.asarray(3, np.uint32)
+    _, (numbers, bits) = raised_run(function, seed)
+    plain = run(module_of(function, seed), seed)
     np.testing.assert_array_equal(numbers, plain[0])
     np.testing.assert_array_equal(bits, plain[1])
 

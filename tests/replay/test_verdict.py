@@ -135,7 +135,8 @@ Run = Callable[..., tuple[int, str, str]]
 def snaprt(capfd: pytest.CaptureFixture[str]) -> Run:
     def run(*words: str | Path) -> tuple[int, str, str]:
         status = main([str(word) for word in words])
-        return status, *capfd.readouterr()
+        out, err = capfd.readouterr()
+        return status, out, err
 
     return run
 

@@ -34,7 +34,7 @@ def judged(kind: str, seed: int, folder: Path, workers: Workers) -> Judgement:
     program, arrays = sound_program(kind, seed)
     module, inputs = folder / "module.mlir", folder / "inputs.npz"
     module.write_text(jax.jit(program, keep_unused=True).lower(*arrays).as_text())
-    np.savez(inputs, **{f"arg{index}": array for index, array in enumerate(arrays)})
+    np.savez(inputs, *arrays)
     flagged = parse_variant(HARMLESS[seed % len(HARMLESS)])
     plain = parse_variant("cpu")
     return hold_trial(module, plain, flagged, workers=workers, inputs=inputs).judgement

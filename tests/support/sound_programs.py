@@ -164,7 +164,10 @@ def _random_numbers(random: np.random.Generator) -> Program:
         noise = jax.random.normal(key, x.shape)
         return jnp.where(kept, x / 0.9, 0), noise, jax.random.randint(key, (7,), 0, 100)
 
-    return program, (np.uint32(random.integers(1000)), _normal(random, _size(random), 9))
+    return program, (
+        np.asarray(random.integers(1000), np.uint32),
+        _normal(random, _size(random), 9),
+    )
 
 
 def _branches(random: np.random.Generator) -> Program:
@@ -176,7 +179,7 @@ def _branches(random: np.random.Generator) -> Program:
         )[0]
         return looped, chosen, newton, jnp.floor(x * 10).astype(jnp.int32), x.astype(jnp.float16)
 
-    return program, (_normal(random, _size(random), 5), np.int32(random.integers(2, 9)))
+    return program, (_normal(random, _size(random), 5), np.asarray(random.integers(2, 9), np.int32))
 
 
 KINDS: Mapping[str, Callable[[np.random.Generator], Program]] = {
