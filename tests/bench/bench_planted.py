@@ -155,6 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--all", action="store_true", help=f"{ALL} plants")
     parser.add_argument("--count", type=int, help="how many plants")
+    parser.add_argument("--model", action="append", help="only this one; several times: only these")
     parser.add_argument("--reference", default="f64", help="the other side's variant")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -166,7 +167,8 @@ def main() -> None:
     print(f"the other side is {arguments.reference}, seed {arguments.seed}")
     with tempfile.TemporaryDirectory() as folder, Workers(2) as workers:
         os.environ["SNAPRT_CACHE_DIR"] = folder
-        models = [planted_faults.lower(name) for name in planted_faults.MODELS]
+        names = arguments.model or list(planted_faults.MODELS)
+        models = [planted_faults.lower(name) for name in names]
         count = arguments.count or (ALL if arguments.all else len(models) * 5)
         results = []
         for result in run_all(workers, models, count, arguments.reference, arguments.seed):

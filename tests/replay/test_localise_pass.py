@@ -63,6 +63,7 @@ def localise_with_pass(
     return run
 
 
+@pytest.mark.full  # the next one is the same and more
 def test_an_operation_that_a_compiler_pass_breaks_is_found(
     localise_with_pass: Callable[..., Localisation],
 ) -> None:

@@ -112,7 +112,15 @@ def assert_found(found: Localisation, name: str) -> None:
     assert [one.name for one in found.instructions] == [name], found.sentence
 
 
-@pytest.mark.parametrize("kind", ["dropped precision", "wrong reduction", "NaN for one value"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "dropped precision",
+        "NaN for one value",
+        pytest.param("wrong op", marks=pytest.mark.full),
+        pytest.param("wrong reduction", marks=pytest.mark.full),
+    ],
+)
 def test_a_broken_instruction_is_found_against_float64(
     localise: Localise, small: Small, kind: str
 ) -> None:
@@ -273,18 +281,6 @@ def test_a_spent_budget_leaves_a_search_that_goes_on_later(
     again = Session(tmp_path)
     assert_found(localise(small.program, small.inputs, fault, again), name)
     assert again.compiles == 0
-
-
-def test_an_edited_program_is_matched_and_its_edit_found(
-    side: Callable[..., Side], small: Small
-) -> None:
-    name = first_named(small.program, "divide")
-    whole = small.program.module.SerializeToString()
-    edited = parse(HloModuleProto, _swap(whole, name, "multiply"), "edited")
-    sides = (side("edited", flatten(edited), "cpu"), side("original", small.program, "cpu"))
-    found = search(Session(), sides, small.inputs)
-    assert_found(found, name)
-    assert found.share_matched == 1.0
 
 
 def test_pieces_give_the_values_that_the_whole_program_gives(

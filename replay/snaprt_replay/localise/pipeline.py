@@ -7,7 +7,6 @@ question, search, and say what was found. It must not know how the user asked.
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -49,8 +48,8 @@ class Request:
         find: Which question; ``auto`` looks for NaN and Inf where nothing else differs.
         budget: Seconds; None for no limit.
         timeout: Seconds for one module.
-        state: A folder in which a search that was broken off goes on; None for none. It is removed
-            when the search ends.
+        state: A folder in which a search that was broken off goes on; None for none. When the
+            search ends, what it kept there is removed.
     """
 
     suspect: Variant | None = None
@@ -111,8 +110,8 @@ def localise(
         inputs = [one.value for one in case.inputs or ()]
         recorded = None if case.outputs is None else [one.value for one in case.outputs]
         found = search(session, sides, inputs, request.find, vary, recorded)
-    if request.state is not None and found.kind != "unfinished":
-        shutil.rmtree(request.state, ignore_errors=True)
+    if found.kind != "unfinished":
+        session.forget()
     notes = (*found.notes, *_notes_on_files(case, against))
     return dataclasses.replace(found, notes=notes)
 

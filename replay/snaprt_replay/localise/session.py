@@ -6,6 +6,7 @@ broken off takes the same way again without running anything.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -59,6 +60,7 @@ class Order:
 
 
 _KEPT_EXTRACTS = 8
+_ANSWER, _UNFINISHED = ".answer", ".unfinished"
 
 
 class BudgetSpentError(Exception):
@@ -144,7 +146,7 @@ class Session:
         if self._state is None:
             return None
         try:
-            with (self._state / f"{key}.run").open("rb") as file:
+            with (self._state / f"{key}{_ANSWER}").open("rb") as file:
                 kinds = json.loads(file.readline())
                 return tuple(
                     _read_array(file.read(size), dtype, shape) for dtype, shape, size in kinds
@@ -152,17 +154,30 @@ class Session:
         except (OSError, ValueError, TypeError):
             return None  # not there, or broken off while it was written
 
+    def forget(self) -> None:
+        """Remove the answers from the folder, and the folder if nothing else is in it."""
+        if self._state is None:
+            return
+        with contextlib.suppress(OSError):
+            for path in [*self._state.glob(f"*{_ANSWER}"), *self._state.glob(f"*{_UNFINISHED}")]:
+                path.unlink()
+            self._state.rmdir()
+
     def _remember(self, key: str, outputs: Sequence[np.ndarray]) -> None:
         if self._state is None:
             return
-        self._state.mkdir(parents=True, exist_ok=True)
         kinds = [(one.dtype.name, one.shape, one.nbytes) for one in outputs]
-        unfinished = self._state / f"{key}.unfinished"
-        with unfinished.open("wb") as file:
-            file.write(json.dumps(kinds).encode() + b"\n")
-            for one in outputs:
-                file.write(np.ascontiguousarray(one).tobytes())
-        unfinished.rename(self._state / f"{key}.run")
+        unfinished = self._state / f"{key}{_UNFINISHED}"
+        try:
+            self._state.mkdir(parents=True, exist_ok=True)
+            with unfinished.open("wb") as file:
+                file.write(json.dumps(kinds).encode() + b"\n")
+                for one in outputs:
+                    file.write(np.ascontiguousarray(one).tobytes())
+            unfinished.rename(self._state / f"{key}{_ANSWER}")
+        except OSError as error:
+            self.tell(f"{self._state} cannot be written ({error.strerror}): nothing is kept there")
+            self._state = None
 
 
 def _read_array(content: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
