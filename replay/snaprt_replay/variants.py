@@ -64,6 +64,9 @@ class Variant:
     matmul_precision: str | None = None
 
 
+RECORDED: Final = Variant("recorded", "recorded")
+
+
 def compile_only(device: str | None, options: Mapping[str, CompilerOption]) -> Variant:
     """Return the variant that compiles a program for a device, which need not be there."""
     text = device or "default"
