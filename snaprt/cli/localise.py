@@ -163,7 +163,7 @@ _HEADLINES: Final = {
     "instruction": ("FOUND", "bold red"),
     "interaction": ("FOUND", "bold red"),
     "amplification": ("ILL-CONDITIONED", "yellow"),
-    "nothing": ("AGREE", "green"),
+    "nothing": ("NOTHING FOUND", "green"),
     "unfinished": ("UNFINISHED", "yellow"),
 }
 

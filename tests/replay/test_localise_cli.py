@@ -47,7 +47,7 @@ def test_sides_that_agree_leave_with_status_0(snaprt: Run, recorded: Path) -> No
     status, out, _ = snaprt("localise", recorded)
     assert status == 0
     assert "note: f64 gives what was recorded" in out
-    assert "AGREE: cpu and f64 agree within tolerance" in out
+    assert "NOTHING FOUND: cpu and f64 agree within tolerance" in out
 
 
 def test_an_edited_module_is_compared_with_the_original(

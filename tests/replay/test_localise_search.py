@@ -248,6 +248,13 @@ def test_the_first_operation_that_makes_a_nan_of_finite_values_is_found(
     assert "makes NaN of finite inputs" in found.sentence
 
 
+def test_a_nan_that_comes_with_the_inputs_is_no_operation_s_fault(localise: Localise) -> None:
+    x = np.asarray([1, np.nan], np.float32)
+    found = localise(program_of(jnp.sin, x), [x], lambda hlo: hlo)
+    assert found.kind == "nothing"
+    assert "comes with the inputs" in found.sentence
+
+
 def test_an_infinity_behind_a_nan_is_followed_to_its_origin_in_a_loop(localise: Localise) -> None:
     def function(x):
         grown = jax.lax.fori_loop(0, 12, lambda _, x: x * x, x)

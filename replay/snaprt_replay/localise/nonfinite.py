@@ -71,6 +71,8 @@ def first_origin(session: Session, frame: Frame, outputs: Values) -> Origin | No
 
     None if it comes in with the inputs or the constants.
     """
+    if all(map(is_finite, outputs.values())):
+        return None
     nan = any(map(has_nan, outputs.values()))
     bad, made = (has_nan, "NaN") if nan else (has_infinity, "an infinity")
     found = _Search(session, bad, made).inside(frame, _all(frame), frame.arguments)

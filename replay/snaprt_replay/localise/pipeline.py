@@ -237,7 +237,9 @@ def _localise_nonfinite(session: Session, frame: Frame, outputs: Pair) -> Locali
     except BudgetSpentError:
         return _localisation(session, frame, outputs, Found("unfinished", ()))
     if origin is None:
-        return _localisation(session, frame, outputs, Found("nothing", ()))
+        result = _localisation(session, frame, outputs, Found("nothing", ()))
+        told = wording.no_origin_sentence(frame.sides[0].name, _is_nonfinite(outputs))
+        return dataclasses.replace(result, reference="", sentence=told)
     found = Found("instruction", (origin.place,), (), float("inf"))
     result = _localisation(session, frame, outputs, found)
     return dataclasses.replace(result, reference="", sentence=wording.origin_sentence(origin))

@@ -40,6 +40,13 @@ def origin_sentence(origin: Origin) -> str:
     return f"{place_text(origin.place)} makes {origin.made} of {inputs}"
 
 
+def no_origin_sentence(suspect: str, nonfinite: bool) -> str:
+    """Return the answer of such a search where no operation is the origin."""
+    if not nonfinite:
+        return f"the outputs of {suspect} are finite"
+    return f"what is not finite on {suspect} comes with the inputs, or is a constant of the program"
+
+
 def _instruction(found: Localisation) -> str:
     what = " or ".join(map(place_text, found.instructions))
     error = max((one.error for one in found.difference), default=math.inf)
