@@ -154,7 +154,8 @@ def command(
         )
     if needed > repeat:
         raise UsageError(
-            f"--needed {needed} of --repeat {repeat} looks", hint="raise --repeat, or lower --needed"
+            f"--needed {needed} of --repeat {repeat} looks",
+            hint="raise --repeat, or lower --needed",
         )
     name: CheckName = "command" if check_command is not None else check or "mismatch"
     case = load(file, inputs, seed)
@@ -227,7 +228,9 @@ def _show(file: Path, check: CheckName, found: Minified | None) -> None:
             "see --repeat and --needed"
         )
     if found.script_fails is not None:
-        console.print(f"repro.py {'fails, as it should' if found.script_fails else 'does not fail'}")
+        console.print(
+            f"repro.py {'fails, as it should' if found.script_fails else 'does not fail'}"
+        )
     console.print(
         f"{shrunk.asked} programs looked at in {tables.seconds_text(shrunk.seconds)}; "
         f"all is in {found.folder}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from snaprt.errors import ExecutionError
 from snaprt.execute import collection, prefetch
 from snaprt.execute.compile import Executable, compile_program
 from snaprt.execute.run import run
+from snaprt.execute.uncompiled import uncompiled
 from snaprt.lazy.array import LazyArray, read_to_host
 from snaprt.lazy.graph import Node, Program, ancestors, build_program
 from snaprt.lazy.trace import LazyTrace
-from snaprt.snapshot import flags
+from snaprt.snapshot import flags, repro
 from snaprt.snapshot.record import Recorder
 
 # What a recorded operation shows as its source is the user's line, not ours.
@@ -195,7 +197,8 @@ def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) ->
     outputs = [(node, index) for node in nodes for index in sorted(wanted[node.number])]
     program = build_program(nodes, outputs, placement=_placement_of(nodes))
     metrics.metric_add("TensorsGraphSize", len(nodes))
-    executable, arguments = _executable_for(program)
+    with _saved_if_it_cannot_be_compiled(program):
+        executable, arguments = _executable_for(program)
     try:
         # Zeros in place of results are not worth recording.
         results = run(executable, arguments, None if executable.is_collected else _recorder)
@@ -206,7 +209,9 @@ def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) ->
         )
         for node in nodes:
             node.fail(failure)
+        repro.after_failure("run", executable, arguments)
         raise failure from error
+    repro.after_run(executable, arguments)
     values: dict[int, dict[int, jax.Array]] = {node.number: {} for node in nodes}
     for (node, index), value in zip(outputs, results, strict=True):
         values[node.number][index] = value
@@ -216,6 +221,18 @@ def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) ->
             array = reference()
             if array is not None and index in values[node.number]:
                 array.settle(values[node.number][index], executable)
+
+
+@contextmanager
+def _saved_if_it_cannot_be_compiled(program: Program) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        if repro.level("compile"):
+            with suppress(Exception):  # it cannot be lowered either: there is nothing to save
+                arguments = program.arguments(frozenset())
+                repro.after_failure("compile", uncompiled(program), arguments)
+        raise
 
 
 def _placement_of(nodes: Sequence[Node]) -> Any:

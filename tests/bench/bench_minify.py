@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import measuring
-import numpy as np
 from bench_planted import draw
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
@@ -55,7 +54,9 @@ def broken(hlo: bytes, plant) -> bytes:
         return hlo
 
 
-def minify_all(workers, models: Sequence, count: int, reference: str, seed: int) -> Iterator[Result]:
+def minify_all(
+    workers, models: Sequence, count: int, reference: str, seed: int
+) -> Iterator[Result]:
     """Plant, minify."""
     from snaprt_replay.minify.checks import Mismatch
     from snaprt_replay.minify.cutting import Tap, normalised
@@ -76,8 +77,8 @@ def minify_all(workers, models: Sequence, count: int, reference: str, seed: int)
             return workers.submit(cpu, broken(hlo, plant) if plant else hlo, inputs)
 
         def visible(plant, candidate=candidate) -> bool:
-            def run(one, side):
-                return start(side, None, one.content(side), one.inputs, plant)
+            def run(tried, side):
+                return start(side, None, tried.content(side), tried.inputs, plant)
 
             return Mismatch().see(candidate, run) is not None
 
@@ -95,7 +96,9 @@ def minify_all(workers, models: Sequence, count: int, reference: str, seed: int)
             assert shrunk is not None, plant
             after = shrunk.candidate
             if after.instructions > SMALL:
-                print(f"{after.instructions} instructions: {plant} in {model.name}", file=sys.stderr)
+                print(
+                    f"{after.instructions} instructions: {plant} in {model.name}", file=sys.stderr
+                )
             yield Result(
                 model.name,
                 plant.kind,

@@ -27,7 +27,7 @@ from snaprt_replay.minify.tidying import tidy
 from snaprt_replay.workers import Outcome
 
 _TAPPED_AT_ONCE = 64
-"""From so few instructions on all values are recorded in one run; more taps slow a compiler down."""
+"""From so few instructions on all values are recorded in one run; more taps slow compiling down."""
 
 _MOSTLY_NAMED = 0.9
 
@@ -92,9 +92,7 @@ class Source:
         results = tuple(there[one] for one in piece.results)
         other = extract(line.program.module, line.computation, [Piece(results, given)])
         here = {there[one.instruction]: one.instruction for one in made.parameters[0]}
-        order = [
-            Value(here.get(one.instruction, -1), one.path) for one in other.parameters[0]
-        ]
+        order = [Value(here.get(one.instruction, -1), one.path) for one in other.parameters[0]]
         if sorted(order) != sorted(made.parameters[0]):
             return None
         numbers = {value: number for number, value in enumerate(made.parameters[0])}
@@ -237,9 +235,7 @@ class Base:
         here = {there[one] if index else one: one for one in instructions if one in there}
         made = extract(line.program.module, line.computation, [Piece(tuple(here))])
         numbers = {one.id: one.parameter_number for one in parameters(line.computation)}
-        inputs = [
-            self.candidate.inputs[numbers[one.instruction]] for one in made.parameters[0]
-        ]
+        inputs = [self.candidate.inputs[numbers[one.instruction]] for one in made.parameters[0]]
         outcome = tap.run(made.module.SerializeToString(), inputs).result()
         if outcome.outputs is None:
             return None
@@ -255,9 +251,7 @@ def matching_of(lines: Sequence[Line]) -> Matching:
     """
     suspect, reference = lines[0], lines[-1]
     there = {_identity(one): one.id for one in reference.order if one.opcode != "parameter"}
-    named = {
-        one.id: there[_identity(one)] for one in suspect.order if _identity(one) in there
-    }
+    named = {one.id: there[_identity(one)] for one in suspect.order if _identity(one) in there}
     takes = zip(parameters(suspect.computation), parameters(reference.computation), strict=False)
     named.update((one.id, other.id) for one, other in takes)
     named[suspect.root.id] = reference.root.id

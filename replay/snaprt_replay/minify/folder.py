@@ -22,7 +22,7 @@ from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.snapshot import layout, surroundings
 from snaprt.snapshot.write import write_snapshot
-from snaprt.snapshot.xla import HloSnapshot, parse, serialise, HloModuleProto
+from snaprt.snapshot.xla import HloModuleProto, HloSnapshot, parse, serialise
 from snaprt.snapshot.xla_literals import TUPLE, array_to_literal
 from snaprt_replay.case import Case
 from snaprt_replay.devices import find_device

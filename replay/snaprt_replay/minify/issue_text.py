@@ -43,8 +43,8 @@ def issue(
         _against(candidate),
         "## What it is like",
         _neighbour(shrunk),
-        f"It was made smaller from `{Path(case.path).name}`, {_count(shrunk.original.instructions)}, "
-        f"where the failure was: {shrunk.first}.",
+        f"It was made smaller from `{Path(case.path).name}` with "
+        f"{_count(shrunk.original.instructions)}, where the failure was: {shrunk.first}.",
         "## Versions and flags",
         _fenced("\n".join(f"{name}: {value}" for name, value in _versions(surrounding))),
     ]
@@ -55,9 +55,7 @@ def opcodes_of(candidate: Candidate) -> list[str]:
     """Return the operations of a program's entry, none twice."""
     silent = ("parameter", "constant", "tuple", "get-tuple-element")
     entry = candidate.modules[0].computations[-1]
-    return list(
-        dict.fromkeys(one.opcode for one in entry.instructions if one.opcode not in silent)
-    )
+    return list(dict.fromkeys(one.opcode for one in entry.instructions if one.opcode not in silent))
 
 
 def _count(instructions: int) -> str:

@@ -53,7 +53,7 @@ class Judge:
     Attributes:
         signature: What the failure looks like; None until `look_first` has seen it.
         asked: How many different candidates were looked at.
-        passing: Those that pass, of the program that all of the last ones were made of.
+        passing: Those that pass and were made of the last program that fails.
     """
 
     def __init__(self, check: Check, run: Run, patience: Patience) -> None:

@@ -86,9 +86,7 @@ def _difference(session: Session, frame: Frame) -> Candidate | None:
 
 
 def _not_finite(session: Session, frame: Frame) -> Candidate | None:
-    (outputs,) = run_suspect(
-        session, frame, [Piece((frame.line.root.id,))], [frame.arguments]
-    )
+    (outputs,) = run_suspect(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
     origin = first_origin(session, frame, outputs)
     return None if origin is None else _around(frame, origin)
 

@@ -17,9 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from snaprt.errors import UsageError
+from snaprt.snapshot.xla import XlaMessage
 from snaprt_replay.case import Case
+from snaprt_replay.hlo import instructions
 from snaprt_replay.localise.measure import error_between
-from snaprt_replay.localise.pipeline import read_program, with_options
+from snaprt_replay.localise.pipeline import read_program
 from snaprt_replay.minify import folder as folders
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import (
@@ -35,7 +37,7 @@ from snaprt_replay.minify.cutting import Tap, normalised
 from snaprt_replay.minify.judge import Patience
 from snaprt_replay.minify.work import Shrunk, Start, Tell, shrink, still_fails
 from snaprt_replay.player import check_playable
-from snaprt_replay.variants import RECORDED, Variant, parse_variant
+from snaprt_replay.variants import RECORDED, Variant, parse_variant, with_options
 from snaprt_replay.workers import Outcome, Workers
 
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
@@ -65,7 +67,7 @@ class Request:
     reference: Variant | None = None
     command: Sequence[str] = ()
     slower_than: float | None = None
-    patience: Patience = Patience()
+    patience: Patience = dataclasses.field(default_factory=Patience)
     timeout: float = 120.0
 
 
@@ -77,7 +79,7 @@ class Minified:
         shrunk: What came of its program.
         check: What it was asked for.
         confirmed: Whether the smallest program failed in new processes too.
-        script_fails: Whether `repro.py` fails, run by itself; None where it cannot show the failure.
+        script_fails: Whether `repro.py` fails, run by itself; None where it cannot show that.
         folder: Where everything was written.
         notes: What the reader should know.
     """
@@ -141,6 +143,7 @@ def _candidate(
     """Return the program with its sides chosen, and notes on that."""
     suspect = _suspect(case, request)
     modules = [read_program(one).module for one in (case, *([against] if against else []))]
+    _check_alone(case, modules[0])
     found = normalised(modules, [one.value for one in case.inputs or ()])
     if found is None:
         raise UsageError(
@@ -156,12 +159,22 @@ def _candidate(
     if reference is None:
         reference = suspect if against is not None else _F64
     if reference.kind != "recorded":
-        sides = (suspect, with_options(reference, case))
+        sides = (suspect, with_options(reference, case.compiler_options))
         return dataclasses.replace(candidate, variants=sides), ()
     if case.outputs is None or against is not None:
         raise UsageError(f"{case.path}: no outputs were recorded to compare with")
     expected = tuple(case.outputs[index].value for index in picks)
     return _compared_with_recorded(candidate, suspect, expected, start)
+
+
+def _check_alone(case: Case, module: XlaMessage) -> None:
+    for one in instructions(module):
+        if "python" in one.custom_call_target and "callback" in one.custom_call_target:
+            raise UsageError(
+                f"{case.path}: the program calls back into Python, at {one.name}, which it cannot "
+                "do from a file",
+                hint="leave the callback out: jax.debug.print, jax.pure_callback, io_callback",
+            )
 
 
 def _suspect(case: Case, request: Request) -> Variant:
@@ -172,7 +185,7 @@ def _suspect(case: Case, request: Request) -> Variant:
             "what was recorded has outputs only, there is no program in it to make smaller",
             hint="name it as side B, and as side A one that runs the program",
         )
-    return with_options(suspect, case)
+    return with_options(suspect, case.compiler_options)
 
 
 def _compared_with_recorded(

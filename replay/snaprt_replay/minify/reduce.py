@@ -9,6 +9,7 @@ from typing import Final
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.cutting import Base, Tap
 from snaprt_replay.minify.judge import BudgetSpentError, Judge
+from snaprt_replay.minify.neighbours import neighbours
 from snaprt_replay.minify.views import (
     dtypes,
     flags,
@@ -87,14 +88,23 @@ def reduce(
                     tell(f"{found.instructions} instructions: {found.change}")
     except BudgetSpentError:
         finished = False
-    return Reduced(candidate, closest(judge.passing), tuple(steps), finished)
+    return Reduced(candidate, _neighbour(candidate, judge), tuple(steps), finished)
 
 
-def closest(passing: Sequence[Candidate]) -> Candidate | None:
+def _neighbour(candidate: Candidate, judge: Judge) -> Candidate | None:
+    if judge.passing:
+        return _closest(judge.passing)
+    for one in neighbours(candidate):
+        if judge.answer(one) == "passes":
+            return one
+    return None
+
+
+def _closest(passing: Sequence[Candidate]) -> Candidate:
     """Return the program that differs least from the one that all of these were made of."""
     for view in _CLOSEST_FIRST:
         # The last that a view tries are those that change least.
         found = [one for one in passing if one.view == view]
         if found:
             return found[-1]
-    return passing[-1] if passing else None
+    return passing[-1]

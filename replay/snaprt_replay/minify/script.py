@@ -1,4 +1,4 @@
-"""Write `repro.py`, which shows a failure with nothing but JAX and NumPy; it runs no program itself.
+"""Write `repro.py`, which shows a failure with JAX and NumPy alone; it runs nothing in here.
 
 The program is in the script as a portable StableHLO artifact, which XLA takes as it is: JAX code
 that says the same might be lowered to something else, and be right. It is run the way exported
@@ -150,9 +150,7 @@ def _array_text(array: np.ndarray) -> str:
             numbers = str(array.tolist())
         return f"np.array({re.sub(chr(10), chr(10) + '    ', numbers)}, {dtype})"
     content = base64.b85encode(np.ascontiguousarray(array).tobytes()).decode()
-    return (
-        f'np.frombuffer(base64.b85decode("{content}"), {dtype}).reshape({array.shape})'
-    )
+    return f'np.frombuffer(base64.b85decode("{content}"), {dtype}).reshape({array.shape})'
 
 
 def _tolerances(right: Sequence[np.ndarray]) -> str:
@@ -199,32 +197,33 @@ def compile_program(inputs):
 
 '''
 
-_MISMATCH: Final = '''
+_MISMATCH: Final = """
 outputs = [np.asarray(one) for one in compile_program(inputs)(*inputs)]
 for number, (got, wanted) in enumerate(zip(outputs, expected, strict=True)):
     exact = not jnp.issubdtype(wanted.dtype, jnp.inexact)
     wide = "complex128" if jnp.issubdtype(wanted.dtype, jnp.complexfloating) else "float64"
     left, right = (one if exact else one.astype(wide) for one in (got, wanted))
-    size = 0.0 if exact else np.sqrt(np.nanmean(np.where(np.isfinite(right), np.abs(right), 0) ** 2))
-    allowed = 0 if exact else tolerances[number] * (np.abs(right) + size) + 1e-37
-    same = (left == right) if exact else np.isclose(left, right, rtol=0, atol=allowed, equal_nan=True)
+    finite = np.where(np.isfinite(right), np.abs(right), 0)
+    allowed = tolerances[number] * (finite + np.sqrt(np.mean(finite**2))) + 1e-37
+    near = np.isclose(left, right, rtol=0, atol=allowed, equal_nan=not exact)
+    same = left == right if exact else near
     assert same.all(), (
         f"output {{number}} is\\n{{got}}\\nand should be\\n{{wanted}}\\n"
         f"({{np.count_nonzero(~same)}} of {{same.size}} elements are wrong)"
     )
 print("right here")
-'''
+"""
 
-_NOT_FINITE: Final = '''
+_NOT_FINITE: Final = """
 outputs = [np.asarray(one) for one in compile_program(inputs)(*inputs)]
 for number, got in enumerate(outputs):
     assert np.isfinite(got.astype("complex128")).all(), (
         f"output {{number}} is not finite, though all inputs are:\\n{{got}}"
     )
 print("finite here")
-'''
+"""
 
-_CRASH: Final = '''
+_CRASH: Final = """
 if sys.argv[1:] == ["child"]:  # XLA may end the process: see it from outside
     jax.block_until_ready(compile_program(inputs)(*inputs))
     sys.exit()
@@ -233,19 +232,19 @@ assert done.returncode == 0, (
     f"XLA fails (status {{done.returncode}}):\\n{{done.stderr[-2000:]}}"
 )
 print("no failure here")
-'''
+"""
 
-_SLOW: Final = '''
+_SLOW: Final = """
 started = time.perf_counter()
 compile_program(inputs)
 seconds = time.perf_counter() - started
 assert seconds <= {seconds}, f"compiling took {{seconds:.1f}} s"
 print(f"compiled in {{seconds:.1f}} s here")
-'''
+"""
 
-_RUN: Final = '''
+_RUN: Final = """
 print([np.asarray(one) for one in compile_program(inputs)(*inputs)])
-'''
+"""
 
 _JUDGING: Final[Mapping[str, str]] = {
     "mismatch": _MISMATCH,

@@ -20,9 +20,7 @@ from snaprt_replay.hlo import (
 )
 
 
-def tidy(
-    modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]
-) -> tuple[np.ndarray, ...]:
+def tidy(modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     """Tidy modules that take the same inputs, in place, and return the inputs still read."""
     for module in modules:
         _fold_tuples(module)

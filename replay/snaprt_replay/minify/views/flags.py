@@ -19,9 +19,7 @@ def candidates(base: Base, grain: int) -> Iterator[Candidate]:
     for side, variant in enumerate(variants):
         for less, what in _less(variant):
             now = [less if index == side else one for index, one in enumerate(variants)]
-            yield changed(
-                base.candidate, _NAME, f"side {'AB'[side]} without {what}", variants=now
-            )
+            yield changed(base.candidate, _NAME, f"side {'AB'[side]} without {what}", variants=now)
 
 
 def _less(variant: Variant) -> Iterator[tuple[Variant, str]]:

@@ -86,7 +86,9 @@ class _Ties:
                 found.append((places, sizes.pop()))
         return found
 
-    def like(self, names: frozenset[tuple[str, int]], size: int) -> frozenset[tuple[str, int]] | None:
+    def like(
+        self, names: frozenset[tuple[str, int]], size: int
+    ) -> frozenset[tuple[str, int]] | None:
         """Return the names of those ties that share dimensions with a tie of another module."""
         free = {place for tie, length in self.free() if length == size for place in tie}
         wanted = {self._first(one) for one, name in self.names.items() if name in names}
@@ -190,7 +192,10 @@ def _reshape(ties: _Ties, one: XlaMessage) -> None:
     left = right = 0
     while left < len(before) or right < len(after):
         lefts, rights = [left], [right]
-        sizes = [before[left] if left < len(before) else 1, after[right] if right < len(after) else 1]
+        sizes = [
+            before[left] if left < len(before) else 1,
+            after[right] if right < len(after) else 1,
+        ]
         left, right = left + 1, right + 1
         while sizes[0] != sizes[1]:
             if sizes[0] < sizes[1] and left < len(before):

@@ -1,0 +1,327 @@
+"""Failing programs become small, remain the same failure, and are written down to show it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from snaprt_replay import hlo
+from snaprt_replay.inline import inline_calls
+from snaprt_replay.minify.candidate import Candidate
+from snaprt_replay.minify.checks import Check, Crash, Mismatch, NonFinite, Run, Signature
+from snaprt_replay.minify.cutting import Tap, normalised
+from snaprt_replay.minify.judge import Judge, Patience
+from snaprt_replay.minify.work import Shrunk, shrink
+from snaprt_replay.variants import Variant, parse_variant
+from snaprt_replay.workers import Workers
+
+from snaprt import jaxapi
+from snaprt.cli.main import group
+from snaprt.snapshot.xla import HloModuleProto, XlaMessage, parse, serialise
+
+CPU = parse_variant("cpu")
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(2) as started:
+        yield started
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def lowered(function: Callable, *arguments: np.ndarray) -> XlaMessage:
+    module = jax.jit(function, keep_unused=True).lower(*arguments).compiler_ir("stablehlo")
+    flat = parse(HloModuleProto, jaxapi.module_to_hlo_proto(module), "test")
+    inline_calls(flat)
+    return flat
+
+
+def candidate_of(modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]) -> Candidate:
+    found = normalised(modules, inputs)
+    assert found is not None
+    return found[0]
+
+
+def edited(module: XlaMessage, opcode: str, wrong: str) -> XlaMessage:
+    """Return a module in which one operation is another."""
+    copy = type(module)()
+    copy.CopyFrom(module)
+    (one,) = (one for one in hlo.instructions(copy) if one.opcode == opcode)
+    one.opcode = wrong
+    return copy
+
+
+def shrunk(
+    candidate: Candidate, check: Check, workers: Workers, side: int, *variants: Variant
+) -> Shrunk | None:
+    def start(number, variant, module, inputs):
+        return workers.submit(variant or (CPU, *variants)[number], module, inputs)
+
+    tap = Tap(side, lambda module, inputs: workers.submit(CPU, module, inputs))
+    return shrink(candidate, check, start, Patience(), lambda _: [tap])
+
+
+def opcodes(candidate: Candidate) -> list[str]:
+    entry = hlo.entry_computation(candidate.modules[0])
+    plumbing = ("parameter", "tuple", "constant")
+    return [one.opcode for one in entry.instructions if one.opcode not in plumbing]
+
+
+def network(x, w, v):
+    hidden = jnp.tanh(x @ w)
+    return jnp.exp(jnp.cos(hidden @ v)), jnp.sin(hidden)
+
+
+INPUTS = (normal(4, 6), normal(6, 8), normal(8, 3))
+
+
+# --- what is found ---
+
+
+def test_a_wrong_operation_is_left_alone_with_what_it_reads(workers: Workers) -> None:
+    right = lowered(network, *INPUTS)
+    pair = [edited(right, "cosine", "sine"), right]
+    found = shrunk(candidate_of(pair, INPUTS), Mismatch(), workers, 1, CPU)
+    assert found is not None
+    assert opcodes(found.candidate) == ["sine"]
+    assert found.candidate.inputs[0].size == 1
+    assert hlo.entry_computation(found.candidate.modules[1]).instructions[-2].opcode == "cosine"
+
+
+def test_a_nan_is_followed_to_where_finite_values_make_it(workers: Workers) -> None:
+    def loss(x):
+        return jnp.sum(jnp.sin(x) * jnp.log(jnp.abs(x) - 3) ** 2)
+
+    found = shrunk(candidate_of([lowered(loss, INPUTS[0])], INPUTS[:1]), NonFinite(), workers, 0)
+    assert found is not None
+    assert opcodes(found.candidate) == ["log"]
+    assert found.neighbour is not None
+
+
+REFUSED = """HloModule refused
+
+ENTRY main {
+  x = f32[16,8] parameter(0)
+  w = f32[8,4] parameter(1)
+  d = f32[16,4] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  t = f32[16,4] tanh(d)
+  c = f32[16,4] custom-call(t), custom_call_target="no_such_function"
+  s = f32[16,4] sine(c)
+  ROOT out = (f32[16,4], f32[16,4]) tuple(s, d)
+}
+"""
+
+
+def test_a_crash_is_left_alone_though_no_value_inside_the_program_is_known(
+    workers: Workers,
+) -> None:
+    module = parse(HloModuleProto, jaxapi.parse_hlo_text(REFUSED), "test")
+    candidate = candidate_of([module], (normal(16, 8), normal(8, 4)))
+    found = shrunk(candidate, Crash(), workers, 0)
+    assert found is not None
+    assert found.first.what == "compile error"
+    assert "no_such_function" in found.first.message
+    assert opcodes(found.candidate) == ["custom-call"]
+    assert not np.any(found.candidate.inputs[0])
+
+
+def test_another_failure_than_the_first_does_not_count(workers: Workers) -> None:
+    module = parse(HloModuleProto, jaxapi.parse_hlo_text(REFUSED), "test")
+    candidate = candidate_of([module], (normal(16, 8), normal(8, 4)))
+
+    def run(one: Candidate, side: int):
+        return workers.submit(CPU, one.content(side), one.inputs)
+
+    with Judge(Crash(), run, Patience()) as judge:
+        first = judge.look_first(candidate)
+        assert first is not None
+        judge.adopt(Signature(first.what, message="another function"))
+        assert judge.answer(candidate) == "fails otherwise"
+
+
+def test_a_small_error_does_not_stand_for_a_large_one() -> None:
+    first = Signature("wrong values", 1e4)
+    assert Mismatch().persists(first, Signature("wrong values", 1e3))
+    assert not Mismatch().persists(first, Signature("wrong values", 2.0))
+    assert not Mismatch().persists(first, Signature("a NaN", float("inf")))
+
+
+def test_a_program_that_is_right_is_not_minified(workers: Workers) -> None:
+    candidate = candidate_of([lowered(network, *INPUTS)], INPUTS)
+    assert shrunk(candidate, Mismatch(), workers, 1, CPU) is None
+
+
+# --- failures that come and go ---
+
+
+class SometimesNonFinite:
+    """A check that sees its failure in every third look."""
+
+    name = "nan"
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def see(self, candidate: Candidate, run: Run) -> Signature | None:
+        self.looks += 1
+        return Signature("NaN") if self.looks % 3 == 0 else None
+
+    def persists(self, first: Signature, seen: Signature) -> bool:
+        return first == seen
+
+
+@pytest.mark.parametrize(
+    ("repeat", "needed", "answer"),
+    [(2, 1, "passes"), (3, 1, "fails"), (5, 2, "passes"), (6, 2, "fails")],
+)
+def test_a_failure_counts_where_it_is_seen_often_enough(
+    repeat: int, needed: int, answer: str
+) -> None:
+    candidate = candidate_of([lowered(jnp.sin, INPUTS[0])], INPUTS[:1])
+
+    def run(one: Candidate, side: int):
+        raise AssertionError("this check runs nothing")
+
+    with Judge(SometimesNonFinite(), run, Patience(repeat, needed, jobs=1)) as judge:
+        judge.adopt(Signature("NaN"))
+        assert judge.answer(candidate) == answer
+
+
+# --- what is written, and the command line ---
+
+
+@pytest.fixture(scope="module")
+def minified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a program whose cosine is a sine, from the command line."""
+    folder = tmp_path_factory.mktemp("minify")
+    right = lowered(network, *INPUTS)
+    (folder / "right.hlo.pb").write_bytes(serialise(right))
+    (folder / "wrong.hlo.pb").write_bytes(serialise(edited(right, "cosine", "sine")))
+    np.savez(folder / "inputs.npz", **{f"arg{n}": one for n, one in enumerate(INPUTS)})
+    words = ["minify", str(folder / "wrong.hlo.pb"), "--against", str(folder / "right.hlo.pb")]
+    words += ["--inputs", str(folder / "inputs.npz"), "--a", "cpu,optimization=0", "--json"]
+    done = CliRunner().invoke(group, words)
+    assert done.exit_code == 1, done.output
+    (folder / "told.json").write_text(done.stdout)
+    return folder / "wrong.hlo.pb.minified"
+
+
+def test_the_command_says_what_it_did_as_json(minified: Path) -> None:
+    told = json.loads((minified.parent / "told.json").read_text())
+    assert (told["schema"], told["version"]) == ("snaprt.minify", 1)
+    assert (told["instructions_before"], told["instructions"]) == (6, 1)
+    assert told["confirmed"]
+    assert told["script_fails"]
+    assert any("--xla_backend_optimization_level" in step for step in told["steps"])
+
+
+def test_every_form_of_the_program_can_be_replayed(minified: Path) -> None:
+    files = ("minified.inputs.snap", "minified.snapshot.pb")
+    statuses = {}
+    for file in files:
+        done = CliRunner().invoke(group, ["replay", str(minified / file)])
+        statuses[file] = done.exit_code
+    # The snapshot has the outputs that are right; XLA's those that the failing side gives.
+    assert statuses == {"minified.inputs.snap": 1, "minified.snapshot.pb": 0}
+    for name in ("minified", "against", "neighbour"):
+        assert "HloModule" in (minified / f"{name}.hlo.txt").read_text()
+        assert "stablehlo." in (minified / f"{name}.stablehlo.mlir").read_text()
+
+
+def test_the_script_names_nothing_but_jax_and_numpy(minified: Path) -> None:
+    imports = [
+        line.split()[1].partition(".")[0]
+        for line in (minified / "repro.py").read_text().splitlines()
+        if line.startswith(("import ", "from "))
+    ]
+    assert set(imports) <= {*sys.stdlib_module_names, "jax", "numpy"}
+
+
+def test_the_issue_has_the_program_the_failure_and_the_versions(minified: Path) -> None:
+    text = (minified / "ISSUE.md").read_text()
+    for part in ("`sine` gives wrong values", "stablehlo.sine", "python repro.py", "jaxlib: "):
+        assert part in text
+    assert str(minified.parent) not in text
+
+
+def test_a_command_decides_what_the_failure_is(minified: Path, tmp_path: Path) -> None:
+    script = tmp_path / "has_tanh.py"
+    script.write_text(
+        "import sys, zipfile, zstandard\n"
+        "with zipfile.ZipFile(sys.argv[1]) as file:\n"
+        "    name = next(n for n in file.namelist() if n.startswith('module.hlo'))\n"
+        "    content = file.read(name)\n"
+        "if name.endswith('.zst'):\n"
+        "    content = zstandard.ZstdDecompressor().decompress(content)\n"
+        "sys.exit(3 if b'tanh' in content else 0)\n"
+    )
+    words = ["minify", str(minified.parent / "right.hlo.pb"), "--json", "-o", str(tmp_path / "out")]
+    words += ["--inputs", str(minified.parent / "inputs.npz")]
+    words += ["--check-command", f"{sys.executable} {script} {{}}"]
+    done = CliRunner().invoke(group, words)
+    assert done.exit_code == 1, done.output
+    told = json.loads(done.stdout)
+    assert told["instructions"] == 1
+    assert told["script_fails"] is None
+    assert "tanh" in (tmp_path / "out" / "minified.hlo.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--a", "recorded"], "there is no program in it"),
+        (["--needed", "3", "--repeat", "2"], "--needed 3"),
+        (["--check", "nan", "--check-command", "true"], "exclude each other"),
+        (["--b", "recorded"], "no outputs were recorded"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_with_a_reason(
+    minified: Path, words: list[str], message: str
+) -> None:
+    file = minified.parent / "right.hlo.pb"
+    inputs = minified.parent / "inputs.npz"
+    done = CliRunner().invoke(group, ["minify", str(file), "--inputs", str(inputs), *words])
+    assert message in str(done.exception)
+
+
+# --- programs that fail by themselves ---
+
+FAILING = """
+import sys, jax, jax.numpy as jnp, snaprt
+with snaprt.lazy():
+    x = jnp.tanh(jnp.ones((8, 8)) * 3)
+    y = jax.ffi.ffi_call("no_such_function", jax.ShapeDtypeStruct((8, 8), jnp.float32))(x)
+    z = jnp.sin(y) + 1
+    try:
+        snaprt.mark_step()
+    except snaprt.CompileError:
+        sys.exit(7)
+"""
+
+
+def test_a_program_that_cannot_be_compiled_is_saved_and_minified_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPRT_REPRO_AFTER", "compile")
+    monkeypatch.setenv("SNAPRT_REPRO_DIR", str(tmp_path / "repro"))
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 7, done.stderr
+    (folder,) = (tmp_path / "repro").iterdir()
+    assert f"the program that failed is in {folder}" in done.stderr
+    assert f"the smallest program that fails so is in {folder / 'minified'}" in done.stderr
+    text = (folder / "minified" / "minified.hlo.txt").read_text()
+    assert "no_such_function" in text
+    assert "tanh(" not in text
