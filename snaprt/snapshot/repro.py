@@ -108,9 +108,8 @@ def repro_for(snapshot: Path, asked: int, check: Sequence[str] = _CHECKS["run"])
     if asked < MINIFY:
         return None
     folder = snapshot.parent / "minified"
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("SNAPRT_REPRO_")
-    }
+    environment = dict(os.environ)
+    environment.pop("SNAPRT_REPRO_AFTER", None)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     words = ["-m", "snaprt", "minify", str(snapshot), *check, "--output", str(folder)]
     with (snapshot.parent / "minify.log").open("wb") as log:
