@@ -1,0 +1,239 @@
+"""Draw histograms, maps of an array and bars of errors; it must not know pages.
+
+Logarithmic throughout: errors range over many orders of magnitude.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from markupsafe import Markup
+
+from snaprt_replay.localise.findings import RegionError
+from snaprt_replay.report.model import SPECIALS, ErrorGrid
+from snaprt_replay.report.svg import element, picture
+from snaprt_replay.results import OutputComparison
+
+SHADES: Final = 8
+_MARKS: Final = ("", "special-same", "special-inf", "special-expected", "special-actual")
+
+
+def octave_text(octave: int) -> str:
+    """Return what distances in ULP an octave stands for: "0", "1", "2-3", "4-7", "2^10"."""
+    if octave < 2:
+        return str(octave)
+    low = 1 << (octave - 1)
+    return f"{low}-{2 * low - 1}" if octave < 8 else f"≥2^{octave - 1}"
+
+
+def ulp_histogram(identity: str, output: OutputComparison) -> Markup:
+    """Return bars of how many elements are how many ULP apart."""
+    counts = output.ulp_octaves
+    step, left, top, tall = max(16, min(44, 460 // len(counts))), 8, 36, 110
+    width, base = left + step * len(counts) + 10, top + tall
+    most = math.log10(max(counts) + 1) or 1.0
+    every = math.ceil(46 / step) if len(counts) > 8 else 1
+    parts = [
+        element("line", x1=left, x2=width - 6, y1=base, y2=base, class_="axis"),
+        element("text", "elements", x=2, y=12, class_="label"),
+    ]
+    for octave, count in enumerate(counts):
+        x = left + step * octave
+        size = tall * math.log10(count + 1) / most
+        if count:
+            height = max(size, 2.0)
+            bar = "bar" if octave else "bar same"
+            parts.append(
+                element(
+                    "rect",
+                    element("title", f"{octave_text(octave)} ULP: {count:,} elements"),
+                    x=x + 2,
+                    y=base - height,
+                    width=step - 4,
+                    height=height,
+                    class_=bar,
+                )
+            )
+            if step >= 30:
+                label = _short(count)
+                parts.append(_middle(label, x + step / 2, base - height - 4, "value"))
+        if octave % every == 0:
+            parts.append(_middle(octave_text(octave), x + step / 2, base + 14, "label"))
+    parts.append(element("text", "ULP apart", x=left, y=base + 32, class_="label"))
+    told = ", ".join(
+        f"{octave_text(octave)}: {count:,}" for octave, count in enumerate(counts) if count
+    )
+    return picture(
+        identity,
+        max(width, 200),
+        base + 40,
+        f"Distances in ULP of {output.name}",
+        f"Elements by distance in ULP. {told}.",
+        parts,
+    )
+
+
+def error_map(identity: str, name: str, grid: ErrorGrid) -> Markup:
+    """Return the grid with darker cells for larger errors."""
+    shades = [_shade(error, shade_range(grid.errors)) for error in grid.errors]
+    classes = ["" if shade is None else f"shade{shade}" for shade in shades]
+    cells = sum(shade is not None for shade in shades)
+    return _map(
+        identity,
+        grid,
+        classes,
+        f"Where {name} differs",
+        f"{cells} of {len(shades)} cells have an error, the largest {max(grid.errors):.3g}. "
+        + box_text(grid),
+    )
+
+
+def special_map(identity: str, name: str, grid: ErrorGrid) -> Markup:
+    """Return the grid with a mark for each cell that has a NaN or an infinity."""
+    counts = [
+        f"{grid.specials.count(mark)} cells: {words}"
+        for mark, words in enumerate(SPECIALS)
+        if mark in grid.specials
+    ]
+    return _map(
+        identity,
+        grid,
+        [_MARKS[mark] for mark in grid.specials],
+        f"NaN and Inf in {name}",
+        "; ".join(counts),
+    )
+
+
+def special_legend(grid: ErrorGrid) -> list[tuple[str, str]]:
+    """Return class and words of each mark that occurs."""
+    return [(_MARKS[mark], words) for mark, words in special_words(grid)]
+
+
+def special_words(grid: ErrorGrid) -> list[tuple[int, str]]:
+    """Return number and words of each mark that occurs."""
+    return [(mark, SPECIALS[mark]) for mark in sorted(set(grid.specials)) if mark]
+
+
+def shade_legend(grid: ErrorGrid) -> list[tuple[str, str]]:
+    """Return class and words of the lightest and of the darkest shade."""
+    low, high = shade_range(grid.errors)
+    if not high:
+        return []
+    return [("shade0", f"{low:.3g}"), (f"shade{SHADES - 1}", f"{high:.3g}")]
+
+
+def box_text(grid: ErrorGrid) -> str:
+    """Return in words what part of the array the elements that differ lie in."""
+    if not grid.box:
+        return ""
+    axes = ", ".join(
+        f"{first}" if first == last else f"{first}:{last + 1}" for first, last in grid.box
+    )
+    return f"All that differs lies within [{axes}]."
+
+
+def _map(
+    identity: str, grid: ErrorGrid, classes: Sequence[str], title: str, description: str
+) -> Markup:
+    side = max(4, min(16, 440 // grid.columns))
+    tall = max(6, min(16, 260 // grid.rows))
+    left, top = 2, 2
+    wide, high = side * grid.columns, tall * grid.rows
+    parts = [element("rect", x=left, y=top, width=wide, height=high, class_="ground")]
+    for row in range(grid.rows):
+        line = classes[row * grid.columns : (row + 1) * grid.columns]
+        start = 0
+        while start < len(line):  # equal neighbours are one rectangle
+            stop = start + 1
+            while stop < len(line) and line[stop] == line[start]:
+                stop += 1
+            if line[start]:
+                parts.append(
+                    element(
+                        "rect",
+                        x=left + side * start,
+                        y=top + tall * row,
+                        width=side * (stop - start),
+                        height=tall,
+                        class_=line[start],
+                    )
+                )
+            start = stop
+    parts.append(element("rect", x=left, y=top, width=wide, height=high, class_="frame"))
+    return picture(identity, wide + 4, high + 4, title, description, parts)
+
+
+def shade_range(errors: Sequence[float]) -> tuple[float, float]:
+    """Return what the lightest and the darkest shade stand for: at least a factor of ten apart."""
+    positive = [error for error in errors if error > 0]
+    return (min(*positive, max(positive) / 10), max(positive)) if positive else (0.0, 0.0)
+
+
+def _shade(error: float, limits: tuple[float, float]) -> int | None:
+    if error <= 0:
+        return None
+    low, high = map(math.log, limits)
+    return min(SHADES - 1, int((math.log(error) - low) / (high - low) * SHADES))
+
+
+class ErrorScale:
+    """Bars of errors in multiples of the tolerance, on one scale for a whole path.
+
+    Args:
+        path: The regions whose errors are drawn.
+    """
+
+    _WIDTH, _HEIGHT = 200, 22
+
+    def __init__(self, path: Sequence[RegionError]) -> None:
+        errors = [error for one in path for error in (one.made, one.carried_out)]
+        finite = [error for error in errors if math.isfinite(error) and error > 0]
+        self._low = math.log10(min([0.1, *finite]))
+        self._high = math.log10(max([10.0, *finite]))
+        # What is infinite reaches beyond what is not.
+        self._high += 0.5 if any(map(math.isinf, errors)) else 0.0
+
+    def bars(self, one: RegionError) -> Markup:
+        """Return two bars, of the error made and of the error carried out; words stand beside."""
+        limit = self._place(1.0)
+        parts = [
+            element("rect", x=0, y=0, width=self._WIDTH, height=self._HEIGHT, class_="ground"),
+            element("rect", x=0, y=3, width=self._place(one.made), height=7, class_="made"),
+            element("rect", x=0, y=12, width=self._place(one.carried_out), height=7, class_="kept"),
+            element("line", x1=limit, x2=limit, y1=0, y2=self._HEIGHT, class_="limit"),
+        ]
+        return element(
+            "svg",
+            *parts,
+            xmlns="http://www.w3.org/2000/svg",
+            viewBox=f"0 0 {self._WIDTH} {self._HEIGHT}",
+            width=self._WIDTH,
+            height=self._HEIGHT,
+            aria_hidden="true",
+            focusable="false",
+        )
+
+    def _place(self, error: float) -> float:
+        share = self.share(error)
+        return max(1.0, share * self._WIDTH) if share else 0.0
+
+    def share(self, error: float) -> float:
+        """Return how far an error reaches, from 0 to 1."""
+        if math.isinf(error):
+            return 1.0
+        if math.isnan(error) or error <= 0:
+            return 0.0
+        return max(1e-3, (math.log10(error) - self._low) / (self._high - self._low))
+
+
+def _middle(text: str, x: float, y: float, kind: str) -> Markup:
+    return element("text", text, x=x, y=y, text_anchor="middle", class_=kind)
+
+
+def _short(count: int) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= limit:
+            return f"{count / limit:.3g}{unit}"
+    return str(count)

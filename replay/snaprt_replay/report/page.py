@@ -1,0 +1,173 @@
+"""Write reports as one self-contained page; it must not know how anything was found.
+
+The page loads nothing and runs nothing: its content policy allows its own style sheet alone, by its
+hash. What comes from files is escaped by the template engine, and spelt out by `shown`.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any, Final
+
+import jinja2
+from markupsafe import Markup
+
+from snaprt_replay.localise.wording import error_text, place_text
+from snaprt_replay.report import charts, graph, shown
+from snaprt_replay.report.model import ErrorGrid, Report, Status
+from snaprt_replay.report.order import worst_first
+from snaprt_replay.results import IDENTICAL, MISMATCH, OutputComparison, Place, Verdict
+
+#: Outputs drawn; the table has all of them.
+_DRAWN: Final = 12
+
+_STATUS: Final[dict[Verdict, Status]] = {IDENTICAL: "ok", MISMATCH: "bad"}
+
+
+def page(reports: Sequence[Report]) -> str:
+    """Return the page of one or several reports as HTML."""
+    style = _style()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    template = _environment().get_template("page.html.j2")
+    return template.render(
+        style=Markup(style),
+        style_hash=digest,
+        title=_title(reports),
+        reports=[_Shown(f"r{number}", one) for number, one in enumerate(reports, 1)],
+    )
+
+
+def _title(reports: Sequence[Report]) -> str:
+    if len(reports) != 1:
+        return f"{len(reports)} files replayed"
+    return f"{reports[0].headline.word}: {reports[0].module or reports[0].path}"
+
+
+@functools.cache
+def _style() -> str:
+    # A page may be cut at "</" inside a style element: there is none in ours, a test looks.
+    return resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(str(__package__), "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_harmless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        name=shown.name,
+        sentence=shown.sentence,
+        times=error_text,
+        instruction=place_text,
+        number=_number,
+        place=_place,
+    )
+    return environment
+
+
+def _harmless(value: Any) -> Any:
+    """Spell out what a browser would obey in every value that the template shows."""
+    return (
+        value if isinstance(value, Markup) or not isinstance(value, str) else shown.visible(value)
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Drawn:
+    """An output with its drawings."""
+
+    identity: str
+    output: OutputComparison
+    grid: ErrorGrid | None
+
+    @property
+    def histogram(self) -> Markup | None:
+        if len(self.output.ulp_octaves) < 2:  # all are equal
+            return None
+        return charts.ulp_histogram(f"{self.identity}-ulp", self.output)
+
+    @property
+    def error_map(self) -> Markup | None:
+        # A map of a single cell says no more than the table.
+        if self.grid is None or len(self.grid.errors) == 1 or not any(self.grid.errors):
+            return None
+        return charts.error_map(f"{self.identity}-map", self.output.name, self.grid)
+
+    @property
+    def shades(self) -> list[tuple[str, str]]:
+        return charts.shade_legend(self.grid) if self.grid is not None else []
+
+    @property
+    def special_map(self) -> Markup | None:
+        if self.grid is None or not any(self.grid.specials):
+            return None
+        return charts.special_map(f"{self.identity}-special", self.output.name, self.grid)
+
+    @property
+    def specials(self) -> list[tuple[str, str]]:
+        return charts.special_legend(self.grid) if self.grid is not None else []
+
+    @property
+    def box(self) -> str:
+        return charts.box_text(self.grid) if self.grid is not None else ""
+
+    @property
+    def worth_drawing(self) -> bool:
+        return self.output.differing > 0 or self.special_map is not None
+
+
+class _Shown:
+    """A report with what the template asks of it."""
+
+    def __init__(self, identity: str, report: Report) -> None:
+        self.identity = identity
+        self.report = report
+
+    @property
+    def outputs(self) -> list[_Drawn]:
+        comparison = self.report.comparison
+        if comparison is None:
+            return []
+        grids = [*self.report.grids, *[None] * len(comparison.outputs)]
+        return [
+            _Drawn(f"{self.identity}-o{number}", comparison.outputs[number], grids[number])
+            for number in worst_first(comparison.outputs)
+        ]
+
+    @property
+    def drawn(self) -> list[_Drawn]:
+        return [one for one in self.outputs if one.worth_drawing][:_DRAWN]
+
+    @property
+    def scale(self) -> charts.ErrorScale:
+        assert self.report.localisation is not None
+        return charts.ErrorScale(self.report.localisation.path)
+
+    @property
+    def neighbourhood(self) -> Markup | None:
+        around = self.report.neighbourhood
+        return graph.neighbourhood(f"{self.identity}-graph", around) if around else None
+
+    @staticmethod
+    def status(output: OutputComparison) -> Status:
+        return _STATUS.get(output.verdict, "caution")
+
+
+def _number(value: float | int | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _place(place: Place | None) -> str:
+    return f"[{', '.join(map(str, place.index))}]" if place and place.index else ""

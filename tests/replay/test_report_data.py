@@ -1,0 +1,99 @@
+"""Reports as saved data, and as lines of text."""
+
+import dataclasses
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from sample_reports import HOSTILE, sample_report
+from snaprt_replay.report import model, shown, text
+from snaprt_replay.report.surroundings import source_excerpts
+
+from snaprt.errors import UsageError
+
+
+def test_a_saved_report_is_read_back_as_it_was():
+    report = sample_report()
+    saved = json.loads(json.dumps(model.to_json(report), allow_nan=False))
+    again = model.from_json(saved)
+    assert model.to_json(again) == model.to_json(report)
+    assert again.localisation == report.localisation
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"headline": {"status": "javascript:", "word": "", "sentence": ""}},
+        {"headline": None},
+        {"grids": [{"rows": 9, "columns": 9}]},
+        {"neighbourhood": {"nodes": [], "edges": [[0, 7]], "hidden": 0}},
+        {"comparison": {"schema": "another"}},
+        {"unknown": 1},
+    ],
+)
+def test_a_damaged_report_is_refused_with_words(damage):
+    saved = json.loads(json.dumps(model.to_json(sample_report())))
+    with pytest.raises(UsageError):
+        model.from_json({**saved, **damage})
+
+
+def test_the_text_ends_with_the_verdict_and_shows_where_the_error_sits():
+    lines = list(text.lines(sample_report()))
+    assert lines[-1] == "MISMATCH: 1 of 2 outputs differ: loss"
+    assert any("░" in line or "█" in line for line in lines)
+    assert any(line.endswith("NaN on the actual side only") for line in lines)
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=lambda name: repr(name[:12]))
+def test_the_text_holds_nothing_that_a_terminal_would_obey(name):
+    lines = list(text.lines(sample_report(name)))
+    assert all(line.isprintable() for line in lines)
+    assert max(map(len, lines)) < 5_000
+
+
+def test_a_count_is_seen_however_small():
+    assert text.bars((10**12, 0, 1)) == "█ ▁"
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "it's", "\x1b[2J\n", "caf\u00e9", "$(touch owned)", "\u202e"]
+)
+def test_a_command_is_taken_by_a_shell_as_it_was_meant(name):
+    word = shown.shell_word(name)
+    assert shown.visible(word) == word
+    told = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
+    assert told.stdout.decode() == name
+    assert word.startswith("$'") or shlex.split(word) == [name]
+
+
+def test_source_lines_come_from_python_files_below_the_folder_alone(tmp_path: Path):
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "model.py").write_text("\n".join(f"line {n}" for n in range(1, 21)))
+    (work / "notes.txt").write_text("secret")
+    (tmp_path / "outside.py").write_text("secret")
+    (work / "link.py").symlink_to(tmp_path / "outside.py")
+    asked = [
+        f"{work}/model.py:10 (f)",
+        "model.py:12 (g)",
+        "model.py:999 (g)",
+        "notes.txt:1",
+        "../outside.py:1",
+        "link.py:1",
+        "/etc/passwd:1",
+        "\x00.py:1",
+        "model.py:٣",
+        "nothing",
+    ]
+    (found,) = source_excerpts([asked[0], *asked[2:]], work)
+    assert found.lines == tuple(f"line {n}" for n in range(7, 14))
+    assert (found.first_line, found.marked) == (7, (10,))
+    (both,) = source_excerpts([asked[1], "model.py:13 (h)"], work)
+    assert both.marked == (12, 13)
+
+
+def test_a_report_without_anything_but_a_verdict_is_shown_too():
+    bare = dataclasses.replace(sample_report(), comparison=None, grids=(), localisation=None)
+    assert list(text.lines(bare))[-1].startswith("MISMATCH")
