@@ -89,7 +89,7 @@ def script(
     _, results = jaxapi.module_signature(stablehlo)
     options = dict(candidate.variants[0].options) if candidate.variants else {}
     device = candidate.variants[0].device if candidate.variants else None
-    platform = (device or "cpu").partition(":")[0]
+    platform, _, number = (device or "").partition(":")
     wide = any(dtype.itemsize == 8 and dtype.kind in "fiu" for dtype in _dtypes(candidate, results))
     judge = _JUDGING[check.name]
     limit = check.seconds if isinstance(check, SlowCompile) else 0.0
@@ -105,7 +105,9 @@ def script(
             text=_commented(jaxapi.stablehlo_text(stablehlo)),
             imports="".join(f"import {one}\n" for one in _IMPORTS[check.name]),
             options=repr(options),
-            platform=platform,
+            # What lowers for "gpu" is called "cuda" or "rocm", which the machine knows.
+            platforms=["cpu"] if platform == "cpu" else None,
+            device=f"jax.devices({platform or None!r})[{number or 0}]",
             results=", ".join(f"jnp.zeros({shape}, {dtype.name!r})" for shape, dtype in results),
         ),
         _assigned("inputs", candidate.inputs),
@@ -189,9 +191,9 @@ def compile_program(inputs):
     def signature(*arguments):
         return ({results},)
 
-    shaped = jax.export.export(jax.jit(signature, keep_unused=True), platforms=["{platform}"])
+    shaped = jax.export.export(jax.jit(signature, keep_unused=True), platforms={platforms})
     exported = dataclasses.replace(shaped(*inputs), mlir_module_serialized=PROGRAM)
-    with jax.default_device(jax.devices("{platform}")[0]):
+    with jax.default_device({device}):
         lowered = jax.jit(lambda *arguments: exported.call(*arguments)).lower(*inputs)
         return lowered.compile(compiler_options=OPTIONS)
 
