@@ -124,6 +124,36 @@ def test_a_contracting_dimension_is_cut_on_both_sides_of_a_dot(workers: Workers)
     np.testing.assert_allclose(got[0], wanted, rtol=1e-5)
 
 
+def test_batch_and_features_of_a_convolution_are_cut(workers: Workers) -> None:
+    def convolve(x, kernel):
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    x, kernel = normal(2, 5, 5, 3), normal(3, 3, 3, 4)
+    base = Base(candidate_of(convolve, x, kernel), [])
+    cut = {tuple(array.shape for array in one.inputs): one for one in shapes.candidates(base, 0)}
+    one = cut[(2, 5, 5, 1), (3, 3, 1, 4)]
+    assert ((1, 5, 5, 3), (3, 3, 3, 4)) in cut
+    assert ((2, 5, 5, 3), (3, 3, 3, 1)) in cut
+    got = workers.run(CPU, one.content(0), one.inputs).outputs
+    assert got is not None
+    wanted = convolve(x[..., :1], kernel[:, :, :1])
+    np.testing.assert_allclose(got[0], np.asarray(wanted), rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_dynamic_slice_takes_whole_is_cut(workers: Workers) -> None:
+    def row(x, index):
+        return jax.lax.dynamic_slice(x, (index, 0), (1, 6))
+
+    base = Base(candidate_of(row, normal(4, 6), np.int32(2)), [])
+    found = list(shapes.candidates(base, 0))
+    assert {one.inputs[0].shape for one in found} == {(4, 1), (4, 3), (4, 5)}
+    got = workers.run(CPU, found[0].content(0), found[0].inputs).outputs
+    assert got is not None
+    np.testing.assert_array_equal(got[0], normal(4, 6)[2:3, :1])
+
+
 def test_a_dimension_that_a_reshape_mixes_keeps_its_length() -> None:
     base = Base(candidate_of(lambda x: jnp.sin(x.reshape(2, 12)), normal(2, 3, 4)), [])
     cut = {one.inputs[0].shape for one in shapes.candidates(base, 0)}

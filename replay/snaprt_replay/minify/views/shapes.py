@@ -240,6 +240,51 @@ def _slice(ties: _Ties, one: XlaMessage) -> None:
             ties.pin_place((one.id, dimension))
 
 
+def _convolution(ties: _Ties, one: XlaMessage) -> None:
+    """Tie batch and features; what slides over the spatial dimensions keeps its length."""
+    if one.feature_group_count > 1 or one.batch_group_count > 1:
+        _pin_all(ties, one)
+        return
+    values, kernel = ties.operands(one)
+    numbers = one.convolution_dimension_numbers
+    ties.tie((values.id, numbers.input_batch_dimension), (one.id, numbers.output_batch_dimension))
+    ties.tie(
+        (values.id, numbers.input_feature_dimension),
+        (kernel.id, numbers.kernel_input_feature_dimension),
+    )
+    ties.tie(
+        (kernel.id, numbers.kernel_output_feature_dimension),
+        (one.id, numbers.output_feature_dimension),
+    )
+    for instruction, spatial in (
+        (values, numbers.input_spatial_dimensions),
+        (kernel, numbers.kernel_spatial_dimensions),
+        (one, numbers.output_spatial_dimensions),
+    ):
+        for dimension in spatial:
+            ties.pin_place((instruction.id, dimension))
+
+
+def _dynamic_slice(ties: _Ties, one: XlaMessage) -> None:
+    _tie_equal(ties, ties.operands(one)[0], one)
+
+
+def _dynamic_update_slice(ties: _Ties, one: XlaMessage) -> None:
+    whole, update = ties.operands(one)[:2]
+    _tie_equal(ties, whole, update)
+    _tie_equal(ties, whole, one)
+
+
+def _tie_equal(ties: _Ties, whole: XlaMessage, part: XlaMessage) -> None:
+    for dimension in range(len(whole.shape.dimensions)):
+        places = ((whole.id, dimension), (part.id, dimension))
+        if ties.size(places[0]) == ties.size(places[1]):
+            ties.tie(*places)
+        else:
+            for place in places:
+                ties.pin_place(place)
+
+
 _ELEMENTWISE: Final = (
     *("abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "compare", "complex", "convert"),
     *("copy", "cosine", "count-leading-zeros", "divide", "erf", "exponential"),
@@ -254,7 +299,10 @@ _RULES: Final[Mapping[str, Callable[[_Ties, XlaMessage], None]]] = {
     **dict.fromkeys(("parameter", "constant", "iota"), _nothing),
     "broadcast": _broadcast,
     "concatenate": _concatenate,
+    "convolution": _convolution,
     "dot": _dot,
+    "dynamic-slice": _dynamic_slice,
+    "dynamic-update-slice": _dynamic_update_slice,
     "reduce": _reduce,
     "reshape": _reshape,
     "slice": _slice,
@@ -294,6 +342,8 @@ def _shorten(one: XlaMessage, dimension: int, start: int, stop: int) -> None:
     if one.opcode == "constant":
         array = literal_to_array(one.literal).take(range(start, stop), dimension)
         one.literal.CopyFrom(array_to_literal(np.ascontiguousarray(array)))
+    if one.opcode == "dynamic-slice":
+        one.dynamic_slice_sizes[dimension] = stop - start
     if one.opcode == "slice":
         one.slice_dimensions[dimension].limit = stop - start
 
