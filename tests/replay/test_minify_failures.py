@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from snaprt_replay import hlo
 from snaprt_replay.inline import inline_calls
+from snaprt_replay.load import load
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check, Crash, Mismatch, NonFinite, Run, Signature
 from snaprt_replay.minify.cutting import Tap, normalised
@@ -23,6 +24,7 @@ from snaprt_replay.minify.work import Shrunk, shrink
 from snaprt_replay.variants import Variant, parse_variant
 from snaprt_replay.workers import Workers
 
+import snaprt
 from snaprt import jaxapi
 from snaprt.cli.main import group
 from snaprt.snapshot.xla import HloModuleProto, XlaMessage, parse, serialise
@@ -325,3 +327,33 @@ def test_a_program_that_cannot_be_compiled_is_saved_and_minified_by_itself(
     text = (folder / "minified" / "minified.hlo.txt").read_text()
     assert "no_such_function" in text
     assert "tanh(" not in text
+
+
+@pytest.mark.parametrize(
+    ("after", "level", "saved"), [("compile", "1", True), ("run", "1", True), (None, "1", False)]
+)
+def test_level_1_saves_a_program_that_can_be_replayed_and_does_no_more(
+    after: str | None,
+    level: str,
+    saved: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    if after is not None:
+        monkeypatch.setenv("SNAPRT_REPRO_AFTER", after)
+    monkeypatch.setenv("SNAPRT_REPRO_LEVEL", level)
+    monkeypatch.setenv("SNAPRT_REPRO_DIR", str(tmp_path / "repro"))
+    with snaprt.lazy():
+        x = jnp.tanh(jnp.ones((8, 8)) * 3)
+        y = jax.ffi.ffi_call("no_such_function", jax.ShapeDtypeStruct((8, 8), jnp.float32))(x)
+        with pytest.raises(snaprt.CompileError):
+            snaprt.mark_step()
+        del y
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert [file.name for file in files] == (["failing.inputs.snap"] if saved else [])
+    assert ("the program that failed is in" in capfd.readouterr().err) == saved
+    for file in files:
+        case = load(file)
+        assert case.inputs is not None
+        assert b"no_such_function" in case.stablehlo
