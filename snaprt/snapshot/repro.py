@@ -33,7 +33,7 @@ program goes on; and compare each new program with its operations run one by one
 
 SNAPSHOT_NAME: Final = "failing.inputs.snap"
 _FOUND: Final = 1  # the status with which `snaprt minify` says that there was something to minify
-_CHECKS: Final = {"compile": ("--check", "crash"), "run": ("--check", "crash")}
+_CRASH: Final = ("--check", "crash")
 _COMPARISON: Final = ("--check", "mismatch", "--b", "op-by-op")
 
 
@@ -78,9 +78,9 @@ def after_failure(stage: Stage, program: _Program, inputs: Sequence[Any]) -> Pat
         return None
     _say(f"the program that failed is in {snapshot.parent}")
     if asked >= MINIFY_ASIDE:
-        _aside().submit(repro_for, snapshot, asked, _CHECKS[stage])
+        _aside().submit(repro_for, snapshot, asked, _CRASH)
     elif asked == MINIFY:
-        repro_for(snapshot, asked, _CHECKS[stage])
+        repro_for(snapshot, asked, _CRASH)
     return snapshot.parent
 
 
@@ -94,7 +94,7 @@ def after_run(program: _Program, inputs: Sequence[Any]) -> None:
         _aside().submit(_compare, snapshot)
 
 
-def repro_for(snapshot: Path, asked: int, check: Sequence[str] = _CHECKS["run"]) -> Path | None:
+def repro_for(snapshot: Path, asked: int, check: Sequence[str] = _CRASH) -> Path | None:
     """Minify a snapshot in a process of its own, and tell on stderr where the result is.
 
     Args:

@@ -15,8 +15,8 @@ from snaprt_replay.minify.work import Shrunk
 _LONGEST_MODULE: Final = 20_000  # characters: a reader of an issue looks at no more
 
 _TITLES: Final[Mapping[str, str]] = {
-    "mismatch": "XLA: {opcodes} gives wrong values",
-    "nan": "XLA: {opcodes} gives {failure} for inputs without",
+    "mismatch": "XLA: wrong values from {opcodes}",
+    "nan": "XLA: {failure} from {opcodes} on inputs without one",
     "crash": "XLA: {failure} on {opcodes}",
     "slow-compile": "XLA: {failure} for {opcodes}",
     "command": "XLA: {opcodes}: {failure}",
@@ -92,7 +92,9 @@ def _neighbour(shrunk: Shrunk) -> str:
 
 def _versions(surrounding: Mapping[str, Any]) -> list[tuple[str, Any]]:
     flags = [("XLA_FLAGS", surrounding["xla_flags"])] if surrounding["xla_flags"] else []
-    recorded = [(f"recorded with {name}", value) for name, value in surrounding["recorded"].items()]
+    recorded = [
+        (f"recorded with {name}", value) for name, value in surrounding["recorded"].items() if value
+    ]
     return [*surrounding["versions"].items(), *flags, *recorded]
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from snaprt_replay.localise.program import Line
 
-
-def positions(line: Line, computed: Sequence[int]) -> list[int]:
+def positions(computed: Sequence[int]) -> list[int]:
     """Return how many instructions to leave out of a program: a half, a quarter, ..., one."""
     left_out, found = len(computed) // 2, []
     while left_out:

@@ -21,9 +21,8 @@ def candidates(base: Base, grain: int) -> Iterator[Candidate]:
     """
     computed = base.computed
     size = min(grain or len(computed) // 2, len(computed) // 2)
-    base_size = len(computed)
     while size:
-        for start in range(0, base_size, size):
+        for start in range(0, len(computed), size):
             gone = computed[start : start + size]
             results = [one for one in base.results if one not in gone]
             name = base.line.by_id[gone[0]].name

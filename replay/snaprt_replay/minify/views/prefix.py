@@ -14,10 +14,8 @@ _NAME = "prefix"
 def candidates(base: Base, grain: int) -> Iterator[Candidate]:
     """Yield the program up to its middle, then to three quarters, ..."""
     line = base.line
-    stops = positions(line, base.computed)
-    for left_out in stops:
-        stop = len(base.computed) - left_out
-        kept = base.computed[:stop]
+    for left_out in positions(base.computed):
+        kept = base.computed[: len(base.computed) - left_out]
         end = line.position[kept[-1]] + 1
         made = line.live(end)
         if made:

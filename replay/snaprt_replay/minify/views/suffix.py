@@ -14,7 +14,7 @@ _NAME = "suffix"
 def candidates(base: Base, grain: int) -> Iterator[Candidate]:
     """Yield the program from its middle on, then from the first quarter, ..."""
     line = base.line
-    starts = [line.position[base.computed[skipped]] for skipped in positions(line, base.computed)]
+    starts = [line.position[base.computed[skipped]] for skipped in positions(base.computed)]
     base.record({one for start in starts for one in line.live(start)})
     for start in starts:
         name = line.order[start].name
