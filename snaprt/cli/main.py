@@ -54,6 +54,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "minify": _Entry(
         "snaprt.cli.minify:command", "Find the smallest program that still fails.", uses_xla=True
     ),
+    "report": _Entry("snaprt.cli.report:command", "Show what a replay found, as a page too."),
     "inspect": _Entry(
         "snaprt.cli.inspect:command", "Print what is in a file without running it.", uses_xla=True
     ),

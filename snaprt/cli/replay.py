@@ -17,12 +17,13 @@ from rich.text import Text
 from snaprt_replay import devices, variants
 from snaprt_replay.array_statistics import describe
 from snaprt_replay.case import CompilerOption
+from snaprt_replay.many import ReplayRequest
 from snaprt_replay.rerun import Replay, replay
 from snaprt_replay.results import MISMATCH, to_json
 from snaprt_replay.tolerance import ToleranceRequest
 from snaprt_replay.variants import option_value, parse_variant, with_options
 
-from snaprt.cli import output, replay_compile, replay_verdict, tables
+from snaprt.cli import output, replay_compile, replay_many, replay_verdict, tables
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.snapshot.read import sibling_inputs
 
@@ -107,6 +108,21 @@ def _compiler_options(
     help="Run in a process of its own, so that a crash of XLA is reported like any other error."
     "  [default: unless snaprt wrote the module]",
 )
+@click.option(
+    "-j",
+    "processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Replay N files at a time, each in a process of its own.",
+)
+@click.option(
+    "--cluster",
+    "address",
+    metavar="ADDRESS",
+    help="Replay on a Dask cluster: its scheduler's tcp://HOST:PORT, or a scheduler file.",
+)
+@click.option("--html", type=_PATH, metavar="FILE", help="Write what was found as a page.")
+@click.option("--junit", type=_PATH, metavar="FILE", help="Write JUnit XML, for CI.")
 @output.json_option
 @click.pass_context
 def command(
@@ -129,12 +145,17 @@ def command(
     compile_only: bool,
     save_hlo: Path | None,
     isolated: bool | None,
+    processes: int | None,
+    address: str | None,
+    html: Path | None,
+    junit: Path | None,
     as_json: bool,
 ) -> None:
     """Run recorded executions again and compare their outputs with the recorded ones.
 
     FILE is a snapshot of snaprt's (*.inputs.snap) or of XLA's (*.snapshot.*.pb,
-    *.hlo_unoptimized_snapshot.pb), or a module without inputs: StableHLO or HLO, text or binary.
+    *.hlo_unoptimized_snapshot.pb), or a module without inputs: StableHLO or HLO, text or binary. A
+    folder stands for all recorded executions in it.
 
     An element passes if its error is at most atol + rtol * |recorded|, or at most max-ulp. As soon
     as one of the three is given, the others are 0; without any, defaults by dtype hold, which are
@@ -155,7 +176,13 @@ def command(
       snaprt replay module.mlir --random 0 --save out.npz
       snaprt replay step.inputs.snap --a recorded --b cpu,optimization=0 --reference f64
       snaprt replay step.inputs.snap --device tpu:v5e:2x2 --compile-only
+      snaprt replay dump -j 4 --junit replay.xml --html replay.html
     """
+    batch = replay_many.Batch(processes, address, html, junit)
+    judges = a is not None or b is not None or reference is not None
+    batch.check(saves=save is not None, judges=judges, compiles_only=compile_only)
+    is_batch = batch.is_asked_for(files)
+    files = tuple(replay_many.expand(files))
     if disabled_passes:
         compiler_options = {**compiler_options, "xla_disable_hlo_passes": ",".join(disabled_passes)}
     if compile_only:
@@ -165,7 +192,7 @@ def command(
         )
     if device is not None:
         devices.check_device_name(device)
-    if a is not None or b is not None or reference is not None:
+    if judges:
         judging = replay_verdict.Judging(
             a=parse_variant(a or "recorded"),
             b=with_options(parse_variant(b or device or "default"), compiler_options),
@@ -174,14 +201,31 @@ def command(
             timeout=timeout,
             inputs=inputs,
             random_seed=seed,
+            words=replay_many.words(context),
         )
-        context.exit(replay_verdict.judge_all(_distinct(files), judging, as_json=as_json))
+        context.exit(
+            replay_verdict.judge_all(
+                _distinct(files), judging, as_json=as_json, html=html, junit=junit
+            )
+        )
     if save is not None:
         _check_save(save, files)
+    tolerance = ToleranceRequest(rtol, atol, max_ulp)
+    if is_batch:
+        request = ReplayRequest(
+            variant=with_options(parse_variant(device or "default"), compiler_options),
+            repeat=repeat,
+            tolerance=tolerance,
+            inputs=inputs,
+            random_seed=seed,
+            timeout=timeout,
+            words=replay_many.words(context),
+        )
+        context.exit(replay_many.replay_many(_distinct(files), request, batch, as_json=as_json))
     options: dict[str, Any] = {
         "device": device,
         "repeat": repeat,
-        "tolerance": ToleranceRequest(rtol, atol, max_ulp),
+        "tolerance": tolerance,
         "inputs": inputs,
         "random_seed": seed,
         "compiler_options": compiler_options,

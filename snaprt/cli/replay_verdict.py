@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.text import Text
+from snaprt_replay import gather
 from snaprt_replay.trial import PROCESSES, Trial, hold_trial
 from snaprt_replay.variants import Variant
 from snaprt_replay.verdict import Judgement, SideJudgement
 from snaprt_replay.workers import Outcome, Workers
 
-from snaprt.cli import output, tables
+from snaprt.cli import output, report_files, tables
 from snaprt.errors import SnaprtError
 
 SCHEMA: Final = "snaprt.verdict"
@@ -36,11 +37,20 @@ class Judging:
     timeout: float
     inputs: Path | None
     random_seed: int | None
+    words: tuple[str, ...] = ()
 
 
-def judge_all(files: Sequence[Path], judging: Judging, *, as_json: bool) -> int:
+def judge_all(
+    files: Sequence[Path],
+    judging: Judging,
+    *,
+    as_json: bool,
+    html: Path | None = None,
+    junit: Path | None = None,
+) -> int:
     """Judge each file, show what was found, and return the command's status."""
     status, told = output.EXIT_OK, []
+    reports = []
     with Workers(PROCESSES, judging.timeout) as workers:
         for path in files:
             try:
@@ -48,15 +58,19 @@ def judge_all(files: Sequence[Path], judging: Judging, *, as_json: bool) -> int:
             except SnaprtError as error:
                 output.error(tables.printable(error.message), tables.printable(error.hint))
                 status = output.EXIT_FAILURE
+                reports.append(gather.of_failure(path, error))
                 told.append(
                     {"path": path, "status": status, "error": error.message, "hint": error.hint}
                 )
                 continue
             own = _status(trial.judgement)
+            if html is not None or junit is not None:
+                reports.append(gather.of_trial(trial, judging.words))
             status = max(status, own)
             told.append({"path": path, "status": own, **_to_json(trial)})
             if not as_json:
                 _show(path, trial, is_first=len(told) == 1)
+    report_files.write_reports(reports, html, junit)
     if as_json:
         output.emit_json(SCHEMA, SCHEMA_VERSION, {"status": status, "files": told})
     return status

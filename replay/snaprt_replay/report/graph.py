@@ -14,12 +14,19 @@ from markupsafe import Markup
 
 from snaprt_replay.report import shown
 from snaprt_replay.report.model import GraphNode, Neighbourhood
-from snaprt_replay.report.svg import element, picture
+from snaprt_replay.report.svg import Attribute, element, picture
 
 _WIDTH, _HEIGHT, _GAP, _LEVEL, _MARGIN = 168, 46, 16, 84, 10
 _SLOT = 12  # the width that an edge takes where it passes a row
 _TEXT = 22  # characters that fit in a box
 _SWEEPS = 4
+_ARROW: Mapping[str, Attribute] = {
+    "viewBox": "0 0 8 8",
+    "refX": 8,
+    "refY": 4,
+    "markerWidth": 7,
+    "markerHeight": 7,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +44,8 @@ def neighbourhood(identity: str, around: Neighbourhood) -> Markup:
     layout = _lay_out(around)
     arrow = f"{identity}-arrow"
     tip = element("path", d="M0 0 L8 4 L0 8 z", class_="arrow")
-    size = {"viewBox": "0 0 8 8", "refX": 8, "refY": 4, "markerWidth": 7, "markerHeight": 7}
     parts = [
-        element("defs", element("marker", tip, id=arrow, orient="auto", **size)),
+        element("defs", element("marker", tip, id=arrow, orient="auto", **_ARROW)),
         *(_edge(way, layout, arrow) for way in layout.ways),
         *(
             _box(node, layout.middles[number] - _WIDTH / 2, _top(node.level))

@@ -254,8 +254,13 @@ def from_json(plain: Mapping[str, Any]) -> Report:
 def _report(plain: Mapping[str, Any]) -> Report:
     fields: dict[str, Any] = dict(plain)
     fields["headline"] = Headline(**_checked(plain["headline"]))
-    for field, kind in (("environment", Fact), ("sides", Side), ("commands", Command)):
-        fields[field] = _all(lambda one, kind=kind: kind(**one), plain[field])
+    kinds: tuple[tuple[str, type], ...] = (
+        ("environment", Fact),
+        ("sides", Side),
+        ("commands", Command),
+    )
+    for field, kind in kinds:
+        fields[field] = tuple(kind(**one) for one in plain[field])
     fields["sides"] = tuple(
         dataclasses.replace(side, score=None if side.score is None else float(side.score))
         for side in fields["sides"]

@@ -23,6 +23,8 @@ from snaprt_replay.report.model import ErrorGrid, Report, Status
 from snaprt_replay.report.order import worst_first
 from snaprt_replay.results import IDENTICAL, MISMATCH, OutputComparison, Place, Verdict
 
+_PACKAGE: Final = "snaprt_replay.report"
+
 #: Outputs drawn; the table has all of them.
 _DRAWN: Final = 12
 
@@ -51,13 +53,13 @@ def _title(reports: Sequence[Report]) -> str:
 @functools.cache
 def _style() -> str:
     # A page may be cut at "</" inside a style element: there is none in ours, a test looks.
-    return resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    return resources.files(_PACKAGE).joinpath("page.css").read_text(encoding="utf-8")
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(str(__package__), "."),
+        loader=jinja2.PackageLoader(_PACKAGE, "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_harmless,

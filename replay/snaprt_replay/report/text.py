@@ -12,7 +12,7 @@ from snaprt_replay.report import charts, shown
 from snaprt_replay.report.grid import error_cells
 from snaprt_replay.report.model import ErrorGrid, Report
 from snaprt_replay.report.order import worst_first
-from snaprt_replay.results import OutputComparison
+from snaprt_replay.results import IDENTICAL, OutputComparison
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _SHADES: Final = "·░▒▓█"
@@ -50,6 +50,17 @@ def lines(report: Report) -> Iterator[str]:
         yield f"starts: {shown.sentence(report.localisation.sentence)}"
     yield ""
     yield f"{report.headline.word}: {shown.sentence(report.headline.sentence)}"
+
+
+def worst_words(report: Report) -> str:
+    """Return the worst output and how bad it is in a few words, or why there is none."""
+    if report.comparison is None or not report.comparison.outputs:
+        return shown.name(report.headline.sentence)
+    worst = report.comparison.outputs[worst_first(report.comparison.outputs)[0]]
+    if worst.verdict == IDENTICAL:
+        return "all identical"
+    far = "" if worst.max_ulp is None else f", {worst.max_ulp} ulp"
+    return f"{shown.name(worst.name, 60)}: {worst.beyond} of {worst.elements} beyond{far}"
 
 
 def _after(reason: str) -> str:

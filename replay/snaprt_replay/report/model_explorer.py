@@ -1,0 +1,148 @@
+"""Write a program and its errors for Google's Model Explorer; it must not know how they were found.
+
+Two files: ``graphs.json``, a graph collection with a graph for each computation, and
+``errors.json``, node data for it: the error made by each region on the way to the fault. Source:
+``graph_builder.py`` and ``node_data_builder.py`` of github.com/google-ai-edge/model-explorer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from snaprt.snapshot.xla import XlaMessage
+from snaprt_replay.localise.findings import Localisation
+from snaprt_replay.localise.program import Program, shape_text, source_of
+from snaprt_replay.report import shown
+
+GRAPHS, ERRORS = "graphs.json", "errors.json"
+
+#: What an infinite error is shown as: node data are JSON numbers.
+LARGEST: Final = 1e30
+
+_THRESHOLDS: Final = (
+    {"value": 1, "bgColor": "#dafbe1", "textColor": "#116329"},
+    {"value": 100, "bgColor": "#ffd8a8", "textColor": "#7a4d00"},
+    {"value": LARGEST, "bgColor": "#ffb3ba", "textColor": "#7d0a1c"},
+)
+
+
+def write(program: Program, found: Localisation | None, folder: Path) -> tuple[Path, ...]:
+    """Write the files and return their paths.
+
+    Args:
+        program: The program, as localising reads it.
+        found: What localising found in it; without, there are no node data.
+        folder: Where to; it is made where it is not there.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / GRAPHS]
+    written[0].write_text(json.dumps(graph_collection(program)), encoding="utf-8")
+    if found is not None:
+        written.append(folder / ERRORS)
+        data = json.dumps(node_data(program, found), allow_nan=False)
+        written[1].write_text(data, encoding="utf-8")
+    return tuple(written)
+
+
+def graph_collection(program: Program) -> dict[str, Any]:
+    """Return a graph for each computation, the entry first."""
+    module = program.module
+    computations = sorted(
+        module.computations, key=lambda one: one.id != module.entry_computation_id
+    )
+    names = {one.id: _graph_id(one) for one in computations}
+    return {
+        "label": shown.name(module.name),
+        "graphs": [_graph(program, one, names) for one in computations],
+        "graphSorting": "node_count_desc",
+    }
+
+
+def _graph(program: Program, computation: XlaMessage, names: Mapping[int, str]) -> dict[str, Any]:
+    return {
+        "id": names[computation.id],
+        "nodes": [_node(program, one, names) for one in computation.instructions],
+    }
+
+
+def _node(program: Program, one: XlaMessage, names: Mapping[int, str]) -> dict[str, Any]:
+    facts = {
+        "name": one.name,
+        "shape": shape_text(one.shape),
+        "op_name": one.metadata.op_name,
+        "source": source_of(program.module, one),
+    }
+    node: dict[str, Any] = {
+        "id": str(one.id),
+        "label": shown.name(one.opcode),
+        "namespace": _namespace(one.metadata.op_name),
+        "attrs": [
+            {"key": key, "value": shown.name(value, 400)} for key, value in facts.items() if value
+        ],
+        "incomingEdges": [
+            {
+                "sourceNodeId": str(operand),
+                "sourceNodeOutputId": "0",
+                "targetNodeInputId": str(number),
+            }
+            for number, operand in enumerate(one.operand_ids)
+        ],
+        "outputsMetadata": [
+            {"id": "0", "attrs": [{"key": "tensor_shape", "value": shape_text(one.shape)}]}
+        ],
+    }
+    called = [names[called] for called in one.called_computation_ids if called in names]
+    return {**node, "subgraphIds": called} if called else node
+
+
+def _namespace(op_name: str) -> str:
+    """Return JAX's scopes of an operation as a path; the last part is the operation's own name."""
+    return "/".join(shown.name(part, 60) for part in op_name.split("/")[:-1] if part)
+
+
+def _graph_id(computation: XlaMessage) -> str:
+    return f"{shown.name(computation.name)} ({computation.id})"
+
+
+def node_data(program: Program, found: Localisation) -> dict[str, Any]:
+    """Return the error made by the regions looked at, for the instructions in them, by graph."""
+    values: dict[str, float] = {}
+    for region in found.path:  # coarse ones first: what is known more closely comes later
+        for name in _between(program, region.first.name, region.last.name):
+            values[name] = region.made
+    for place in found.instructions:
+        worst = max((one.error for one in found.difference), default=math.inf)
+        values[place.name] = max(worst, values.get(place.name, 0.0))
+    graphs = {}
+    for computation in program.module.computations:
+        results = {
+            str(one.id): {"value": _number(values[one.name])}
+            for one in computation.instructions
+            if one.name in values
+        }
+        if results:
+            graphs[_graph_id(computation)] = {
+                "results": results,
+                "thresholds": [*_THRESHOLDS],
+            }
+    return graphs
+
+
+def _number(error: float) -> float:
+    return 0.0 if math.isnan(error) else min(error, LARGEST)
+
+
+def _between(program: Program, first: str, last: str) -> Sequence[str]:
+    """Return the names of the instructions of a region, which stand in a row."""
+    for computation in program.module.computations:
+        names = [one.name for one in computation.instructions]
+        if first in names and last in names:
+            return names[names.index(first) : names.index(last) + 1]
+    return ()

@@ -1,0 +1,213 @@
+"""``snaprt report``, and the pages and JUnit files of ``snaprt replay``."""
+
+import dataclasses
+import datetime
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_reports import HOSTILE, sample_report
+from snaprt_replay.localise import findings
+from snaprt_replay.report import junit, model, model_explorer
+from snaprt_replay.report.model import Headline, Report
+
+from snaprt.cli import report_files
+from snaprt.cli.main import main
+
+Run = Callable[..., tuple[int, str, str]]
+WHEN = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+
+
+@pytest.fixture
+def snaprt(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs the command line and gives status, stdout and stderr."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        status = main([str(word) for word in words])
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def spoil(name: str, value: np.ndarray) -> np.ndarray:
+    if value.dtype == np.float32:
+        value.reshape(-1)[2] *= 1.5
+    return value
+
+
+# --- from a file ---
+
+
+def test_a_page_of_a_mismatch_says_what_and_where_it_starts(
+    snaprt: Run, rewritten: Callable[..., Path], tmp_path: Path
+) -> None:
+    page, saved, folder = tmp_path / "page.html", tmp_path / "saved.json", tmp_path / "explorer"
+    status, out, err = snaprt(
+        "report", rewritten(spoil), "--html", page, "--save", saved, "--model-explorer", folder
+    )
+    assert status == 1
+    assert "MISMATCH: 1 of 3 outputs differ" in out
+    assert f"wrote {page}" in err
+    text = page.read_text()
+    assert "Where it starts" in text  # the sides agree with each other: recorded is what is off
+    assert "agree within tolerance" in text
+    assert json.loads((folder / model_explorer.GRAPHS).read_text())["graphs"]
+    again, out_again, _ = snaprt("report", saved)
+    assert (again, out_again) == (status, out)
+
+
+def test_a_match_is_not_localised(snaprt: Run, recorded: Path) -> None:
+    status, out, err = snaprt("report", recorded)
+    assert status == 0
+    assert out.rstrip().endswith("MATCH: all 3 outputs are identical, bit for bit")
+    assert "regions" not in err
+
+
+@pytest.mark.parametrize("options", [[], ["--a", "recorded", "--b", "cpu"]])
+def test_what_replay_printed_as_json_is_reported_without_running_anything(
+    options: list[str], snaprt: Run, rewritten: Callable[..., Path], tmp_path: Path
+) -> None:
+    status, out, _ = snaprt("replay", rewritten(spoil), *options, "--json")
+    saved = tmp_path / "result.json"
+    saved.write_text(out)
+    page = tmp_path / "page.html"
+    shown, text, _ = snaprt("report", saved, "--html", page)
+    assert shown == status
+    assert text.strip()
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_what_localise_printed_as_json_is_reported_alone_or_with_a_replay(
+    snaprt: Run, tmp_path: Path
+) -> None:
+    found, saved = tmp_path / "found.json", tmp_path / "saved.json"
+    report = sample_report()
+    found.write_text(json.dumps(findings.to_json(report.localisation)))
+    status, out, _ = snaprt("report", found)
+    assert status == 1
+    assert out.rstrip().endswith("FOUND: loss goes wrong")
+    report_files.save([dataclasses.replace(report, localisation=None)], saved)
+    status, out, _ = snaprt("report", saved, "--localised", found)
+    assert "starts: loss goes wrong" in out
+    assert out.rstrip().endswith("MISMATCH: 1 of 2 outputs differ: loss")
+
+
+def test_what_is_no_result_is_refused(snaprt: Run, tmp_path: Path) -> None:
+    damaged = ['{"schema": "another"}', "{", "[]", '{"schema": "snaprt.replay"}']
+    for number, text in enumerate(damaged):
+        path = tmp_path / f"{number}.json"
+        path.write_text(text)
+        status, _, err = snaprt("report", path)
+        assert status == 2
+        assert err.startswith("error:")
+    status, _, err = snaprt("report", tmp_path / "gone.json")
+    assert status == 2
+    assert "gone.json" in err
+
+
+def test_a_file_that_cannot_be_replayed_has_a_report_too(snaprt: Run, tmp_path: Path) -> None:
+    path = tmp_path / "noise.snap"
+    path.write_bytes(bytes(range(256)))
+    status, out, _ = snaprt("report", path, "--html", tmp_path / "page.html")
+    assert status == 2
+    assert "FAILED" in out
+    assert "FAILED" in (tmp_path / "page.html").read_text()
+
+
+# --- many files ---
+
+
+@pytest.fixture(scope="module")
+def folder(recorded: Path, xla_snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a match of snaprt's, one of XLA's and a damaged file."""
+    made = tmp_path_factory.mktemp("many")
+    (made / "below").mkdir()
+    for path in (recorded, recorded.with_name(recorded.name.replace(".inputs.", ".outputs."))):
+        (made / "below" / path.name).write_bytes(path.read_bytes())
+    (made / xla_snapshot.name).write_bytes(xla_snapshot.read_bytes())
+    (made / "broken.inputs.snap").write_bytes(recorded.read_bytes()[:-100])
+    return made
+
+
+def test_a_folder_is_replayed_and_summed_up(snaprt: Run, folder: Path, tmp_path: Path) -> None:
+    xml, page = tmp_path / "junit.xml", tmp_path / "page.html"
+    status, out, err = snaprt("replay", folder, "-j", "2", "--junit", xml, "--html", page)
+    assert status == 2
+    assert "3 files: 1 FAILED, 2 MATCH" in out
+    assert "[3/3]" in err
+    suite = ElementTree.parse(xml).getroot()[0]
+    counted = [suite.get(name) for name in ("tests", "failures", "errors", "skipped")]
+    assert counted == ["3", "0", "1", "0"]
+    (failed,) = suite.iter("error")
+    assert "broken" in str(failed.text)
+    assert page.read_text().count("<article") == 3
+
+
+def test_a_folder_without_recorded_executions_is_misuse(snaprt: Run, tmp_path: Path) -> None:
+    status, _, err = snaprt("replay", tmp_path)
+    assert status == 2
+    assert "holds no recorded execution" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-j", "2", "--save", "a.npz"], ["-j", "2", "--a", "cpu"], ["-j", "1", "--cluster", "x"]],
+)
+def test_options_that_do_not_go_together_are_misuse(
+    words: list[str], snaprt: Run, recorded: Path
+) -> None:
+    status, _, err = snaprt("replay", recorded, *words)
+    assert status == 2
+    assert "does not go with" in err
+
+
+# --- JUnit ---
+
+#: What a reader of junit-10.xsd takes: the attributes and children of each element.
+SCHEMA = {
+    "testsuites": ({"name", "time", "tests", "failures", "errors", "skipped"}, {"testsuite"}),
+    "testsuite": (
+        {"name", "tests", "failures", "errors", "skipped", "time", "timestamp"},
+        {"testcase"},
+    ),
+    "testcase": (
+        {"name", "classname", "time"},
+        {"failure", "error", "skipped", "system-out"},
+    ),
+    "failure": ({"message", "type"}, set()),
+    "error": ({"message", "type"}, set()),
+    "skipped": ({"message"}, set()),
+    "system-out": (set(), set()),
+}
+
+
+def test_junit_xml_follows_the_schema_whatever_names_there_are() -> None:
+    reports = [
+        *map(sample_report, HOSTILE),
+        Report("a/b.snap", Headline("ok", "MATCH", "identical")),
+        Report("a/c.snap", Headline("failed", "FAILED", "no\x00such ]]> file")),
+        Report("a/d.snap", Headline("caution", "NOTHING TO COMPARE WITH", "nothing")),
+    ]
+    root = ElementTree.fromstring(junit.junit_xml(reports, WHEN))
+    for element in root.iter():
+        attributes, children = SCHEMA[element.tag]
+        assert set(element.keys()) == attributes
+        assert {child.tag for child in element} <= children
+    (suite,) = root
+    assert suite.get("timestamp") == "2026-01-02T03:04:05"
+    kinds = [case[0].tag for case in suite]
+    assert kinds == ["failure"] * len(HOSTILE) + ["system-out", "error", "skipped"]
+    counted = {kind: int(suite.attrib[f"{kind}s"]) for kind in ("failure", "error")}
+    assert counted == {"failure": len(HOSTILE), "error": 1}
+
+
+def test_the_saved_form_of_a_report_has_a_schema_with_a_version(
+    snaprt: Run, recorded: Path
+) -> None:
+    _, out, _ = snaprt("report", recorded, "--json")
+    said = json.loads(out)
+    assert (said["schema"], said["version"]) == (model.SCHEMA, model.SCHEMA_VERSION)
+    assert model.from_json(said["reports"][0]).headline.word == "MATCH"

@@ -1,0 +1,90 @@
+"""The graph and the node data for Model Explorer, and the surroundings of an instruction."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from planted_faults import mlp
+from snaprt_replay.localise.findings import Localisation, RegionError, ValueDifference
+from snaprt_replay.localise.program import Program, flatten
+from snaprt_replay.report import model_explorer
+from snaprt_replay.report.graph import neighbourhood
+from snaprt_replay.report.surroundings import surroundings
+
+from snaprt import jaxapi
+from snaprt.snapshot.xla import HloModuleProto, parse
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    import jax
+
+    function, arguments = mlp()
+    lowered = jax.jit(function).lower(*arguments)
+    module = jaxapi.module_to_hlo_proto(jaxapi.parse_module(lowered.as_text().encode()))
+    return flatten(parse(HloModuleProto, module, Path("mlp")))
+
+
+@pytest.fixture(scope="module")
+def found(program: Program) -> Localisation:
+    line = program.entry
+    work = line.work()
+    first, bad, last = (line.place(one) for one in (work[3], work[5], work[8]))
+    return Localisation(
+        kind="instruction",
+        sentence="",
+        suspect="a",
+        reference="b",
+        instructions=(bad,),
+        difference=(ValueDifference(bad.name, math.inf),),
+        path=(RegionError(first, last, 6, 0, 12.5, 0.0, 20.0, chosen=True),),
+    )
+
+
+def test_the_graphs_are_whole(program: Program) -> None:
+    collection = model_explorer.graph_collection(program)
+    assert set(collection) == {"label", "graphs", "graphSorting"}
+    ids = [graph["id"] for graph in collection["graphs"]]
+    assert len(ids) == len(set(ids)) == len(program.module.computations)
+    count = 0
+    for graph in collection["graphs"]:
+        nodes = {node["id"] for node in graph["nodes"]}
+        assert len(nodes) == len(graph["nodes"])
+        for node in graph["nodes"]:
+            assert {edge["sourceNodeId"] for edge in node["incomingEdges"]} <= nodes
+            assert set(node.get("subgraphIds", ())) <= set(ids)
+            assert all(isinstance(one["value"], str) for one in node["attrs"])
+        count += len(nodes)
+    assert count == sum(len(one.instructions) for one in program.module.computations)
+
+
+def test_the_errors_are_those_of_the_regions_and_of_what_was_found(
+    program: Program, found: Localisation, tmp_path: Path
+) -> None:
+    graphs, errors = model_explorer.write(program, found, tmp_path / "new" / "folder")
+    data = json.loads(errors.read_text())
+    (results,) = [one["results"] for one in data.values()]
+    names = {str(one.id): one.name for one in program.entry.computation.instructions}
+    values = {names[key]: one["value"] for key, one in results.items()}
+    assert values[found.instructions[0].name] == model_explorer.LARGEST
+    assert values[found.path[0].first.name] == values[found.path[0].last.name] == 12.5
+    assert set(data) <= {graph["id"] for graph in json.loads(graphs.read_text())["graphs"]}
+
+
+def test_the_surroundings_have_what_is_read_above_what_reads_it(
+    program: Program, found: Localisation
+) -> None:
+    around = surroundings(program, found.instructions)
+    assert around is not None
+    assert [node.name for node in around.nodes if node.at_fault] == [found.instructions[0].name]
+    assert 3 <= len(around.nodes) <= 16
+    for start, stop in around.edges:
+        assert around.nodes[start].level < around.nodes[stop].level
+    drawn = neighbourhood("g", around)
+    assert drawn.count("<rect") == len(around.nodes)
+    assert drawn.count('class="edge"') == len(around.edges)
+
+
+def test_an_instruction_that_is_not_there_has_no_surroundings(program: Program) -> None:
+    assert surroundings(program, ()) is None
