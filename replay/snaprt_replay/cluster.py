@@ -43,6 +43,9 @@ def replay_files(
             "--cluster needs Dask, which is not installed", hint="pip install 'snaprt[cluster]'"
         ) from error
     is_file = address.endswith(".json")
+    hint = "start one with `dask scheduler`, and workers with `dask worker ADDRESS`"
+    if is_file and not Path(address).exists():  # Dask would wait for it
+        raise UsageError(f"there is no scheduler file {address}", hint=hint)
     try:
         client = distributed.Client(
             None if is_file else address,
@@ -53,14 +56,14 @@ def replay_files(
     except (OSError, ValueError) as error:
         raise UsageError(
             f"there is no Dask scheduler at {address}: {error or type(error).__name__}",
-            hint="start one with `dask scheduler`, and workers with `dask worker ADDRESS`",
+            hint=hint,
         ) from error
     with client:
         futures = {
             client.submit(_replay, str(path.absolute()), request, pure=False): number
             for number, path in enumerate(paths)
         }
-        for done in distributed.as_completed(futures):
+        for done in distributed.as_completed(futures, loop=client.loop):
             number = futures[done]
             yield number, _result(done, paths[number])
 
