@@ -24,7 +24,8 @@ from snaprt.lazy.array import LazyArray, read_to_host
 from snaprt.lazy.graph import Node, Program, ancestors, build_program
 from snaprt.lazy.trace import LazyTrace
 from snaprt.snapshot import flags
-from snaprt.snapshot.record import Recorder
+from snaprt.snapshot.record import process_recorder
+from snaprt.snapshot.steps import end_step
 
 # What a recorded operation shows as its source is the user's line, not ours.
 for _part in ("lazy", "execute", "jaxapi.py"):
@@ -46,14 +47,6 @@ class _Family:
 _families: OrderedDict[tuple[Any, ...], _Family] = OrderedDict()
 _families_lock = threading.Lock()
 _of_thread = threading.local()
-
-
-def steps_ended() -> int:
-    """Return how many steps this thread has marked."""
-    return getattr(_of_thread, "steps", 0)
-
-
-_recorder = Recorder(step=steps_ended)
 
 
 def thread_trace() -> LazyTrace:
@@ -86,8 +79,7 @@ def mark_step(wait: bool = False) -> None:
     with trace.graph.lock:
         arrays = trace.graph.live_arrays()
         _run(trace, _nodes_of(arrays), [], cause="mark_step")
-    _of_thread.steps = steps_ended() + 1
-    collection.step_ended(steps_ended())
+    collection.step_ended(end_step())
     if wait:
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
@@ -198,7 +190,9 @@ def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) ->
     executable, arguments = _executable_for(program)
     try:
         # Zeros in place of results are not worth recording.
-        results = run(executable, arguments, None if executable.is_collected else _recorder)
+        results = run(
+            executable, arguments, None if executable.is_collected else process_recorder()
+        )
     except Exception as error:
         failure = ExecutionError(
             f"graph {executable.name}.{executable.graph_id} failed while it ran ({cause}): {error}",

@@ -6,6 +6,7 @@ copied here either: JAX's are immutable, so the writer's thread fetches what it 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import time
@@ -20,19 +21,8 @@ import numpy as np
 
 from snaprt import jaxapi, metrics
 from snaprt.snapshot import layout, policy, surroundings
-from snaprt.snapshot.sources import source_locations
+from snaprt.snapshot.content import Artifacts, gather
 from snaprt.snapshot.writer import SnapshotWriter
-
-
-class _Artifacts(Protocol):
-    """The module of an executable, as ``layout.ModuleBytes`` describes its forms."""
-
-    @property
-    def stablehlo(self) -> bytes: ...
-    @property
-    def hlo(self) -> bytes: ...
-    @property
-    def compile_options(self) -> bytes: ...
 
 
 class _Executable(Protocol):
@@ -57,7 +47,7 @@ class _Executable(Protocol):
     def output_names(self) -> tuple[str, ...]: ...
     @property
     def donated(self) -> tuple[int, ...]: ...
-    def artifacts(self) -> _Artifacts: ...
+    def artifacts(self) -> Artifacts: ...
 
 
 @dataclass(frozen=True)
@@ -199,9 +189,15 @@ class Recorder:
         names = execution.input_names if role == "inputs" else execution.output_names
         self.writer.submit(
             surrounding.folder / layout.file_name(execution),
-            lambda: _contents(execution, executable, names, arrays, device),
+            lambda: gather(execution, executable.artifacts, names, arrays, device),
             sum(_nbytes(array) for array in arrays),
         )
+
+
+@functools.cache
+def process_recorder() -> Recorder:
+    """Return the recorder of this process, made at its first use: every program shares it."""
+    return Recorder(step=steps_ended)
 
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:
@@ -230,52 +226,3 @@ def _nbytes(array: Any) -> int:
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return 16 * array.size  # of keys: as many as the largest of JAX's own PRNGs takes
     return int(array.nbytes)
-
-
-def _contents(
-    execution: layout.Execution,
-    executable: _Executable,
-    names: Sequence[str],
-    arrays: Sequence[Any],
-    device: jaxapi.Device,
-) -> layout.Contents:
-    """Gather what goes into the file; in the writer's thread, so that it may take its time."""
-    artifacts = executable.artifacts()
-    module = layout.ModuleBytes(artifacts.stablehlo, artifacts.hlo, artifacts.compile_options)
-    fields = {**vars(execution), "source_locations": source_locations(module.hlo)}
-    return layout.Contents(
-        layout.Execution(**fields),
-        module,
-        [array_content(name, array, device) for name, array in zip(names, arrays, strict=True)],
-    )
-
-
-def array_content(name: str, array: Any, device: jaxapi.Device) -> layout.ArrayContent:
-    """Describe one array, or the part of it that lies on ``device``, for a snapshot.
-
-    Args:
-        name: Its name in the file.
-        array: A ``jax.Array``, PRNG keys included, or a NumPy array.
-        device: Where the part lies; an array that has none there is taken whole.
-    """
-    if not isinstance(array, jax.Array):
-        return layout.ArrayContent(name, lambda: array, array.nbytes)
-    shape = array.shape
-    sharding = str(array.sharding)
-    weak_type = bool(array.aval.weak_type)
-    key_dtype = key_impl = ""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        key_dtype, key_impl = str(array.dtype), str(jax.random.key_impl(array))
-        array = jax.random.key_data(array)
-    parts = [shard.data for shard in array.addressable_shards if shard.device == device]
-    part = parts[0] if parts else array
-    return layout.ArrayContent(
-        name=name,
-        fetch=lambda: np.asarray(part),
-        nbytes=part.nbytes,
-        weak_type=weak_type,
-        key_dtype=key_dtype,
-        key_impl=key_impl,
-        sharding=sharding,
-        global_shape=shape,
-    )
