@@ -22,6 +22,7 @@ import numpy as np
 from snaprt import jaxapi, metrics
 from snaprt.snapshot import layout, policy, surroundings
 from snaprt.snapshot.content import Artifacts, gather
+from snaprt.snapshot.steps import steps_ended
 from snaprt.snapshot.writer import SnapshotWriter
 
 
