@@ -17,7 +17,7 @@ import numpy as np
 FORMAT_NAME = "snaprt-snapshot"
 FORMAT_MAJOR = 1
 """Raised when an older reader would misread the file; such a reader refuses it by this number."""
-FORMAT_MINOR = 0
+FORMAT_MINOR = 1
 """Raised when something is added that an older reader may ignore."""
 
 MARK_MEMBER = "mimetype"
@@ -257,13 +257,23 @@ def manifest_from_json(text: bytes) -> Manifest:
 
 
 def _record(kind: type, values: Mapping[str, Any]) -> Any:
-    """Build a dataclass of ``kind``: lists become tuples, what it does not know is left out."""
+    """Build a dataclass of ``kind``: lists become tuples, what it does not know is left out.
+
+    A key that an older minor version did not write may be missing: its field has a default.
+    """
     known: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
-        value = tuple(values[field.name]) if isinstance(values[field.name], list) else None
-        known[field.name] = values[field.name] if value is None else value
+        if field.name not in values and _has_default(field):
+            continue
+        value = values[field.name]
+        known[field.name] = tuple(value) if isinstance(value, list) else value
         _check_kind(field, known[field.name])
     return kind(**known)
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is not missing or field.default_factory is not missing
 
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
