@@ -85,6 +85,7 @@ class ProgramCommand(click.Command):
 @click.option(
     "--dump", type=click.Path(path_type=Path), metavar="DIR", help="Record snapshots into DIR."
 )
+@click.option("--dedupe", is_flag=True, help="Store an array that several snapshots hold once.")
 @click.option(
     "--metrics", type=click.Path(path_type=Path), metavar="FILE", help="Save the metrics at exit."
 )
@@ -95,6 +96,7 @@ def command(
     lazy: bool | None,
     cache: Path | None,
     dump: Path | None,
+    dedupe: bool,
     metrics: Path | None,
     program: tuple[str, ...],
 ) -> None:
@@ -122,6 +124,8 @@ def command(
         if path is not None:
             # Absolute: the program may change its directory.
             os.environ[variable] = str(path.expanduser().absolute())
+    if dedupe:
+        os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
     if settings.get("SNAPRT_JAX_CACHE"):
         after_import.call_after_import("jax", autoload.initialize)
     context.exit(run(program, lazy=is_lazy))

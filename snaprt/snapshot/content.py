@@ -14,6 +14,7 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.snapshot import layout
+from snaprt.snapshot.shardings import describe_sharding, index_of
 from snaprt.snapshot.sources import source_locations
 
 
@@ -31,6 +32,26 @@ class Artifacts(Protocol):
     @property
     def compile_options(self) -> bytes:
         """A serialised ``xla.CompileOptionsProto``."""
+
+    @property
+    def proof(self) -> Proof:
+        """What tells the executable from others."""
+
+
+class Proof(Protocol):
+    """What tells an executable from others, as ``layout.ProofRecord`` describes it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """XLA's own of the executable."""
+
+    @property
+    def optimised_hlo(self) -> str:
+        """Digest of the optimised module."""
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """``result <- parameter`` for each result that takes a parameter's memory."""
 
 
 def gather(
@@ -52,32 +73,52 @@ def gather(
     forms = artifacts()
     module = layout.ModuleBytes(forms.stablehlo, forms.hlo, forms.compile_options)
     fields = {**vars(execution), "source_locations": source_locations(module.hlo)}
+    shardings: dict[layout.ShardingRecord, int] = {}
+    contents = [
+        array_content(name, array, device, shardings)
+        for name, array in zip(names, arrays, strict=True)
+    ]
     return layout.Contents(
         layout.Execution(**fields),
         module,
-        [array_content(name, array, device) for name, array in zip(names, arrays, strict=True)],
+        contents,
+        shardings=tuple(shardings),
+        proof=layout.ProofRecord(
+            forms.proof.fingerprint, forms.proof.optimised_hlo, forms.proof.aliases
+        ),
     )
 
 
-def array_content(name: str, array: Any, device: jaxapi.Device) -> layout.ArrayContent:
+def array_content(
+    name: str,
+    array: Any,
+    device: jaxapi.Device,
+    shardings: dict[layout.ShardingRecord, int] | None = None,
+) -> layout.ArrayContent:
     """Describe one array, or the part of it that lies on ``device``, for a snapshot.
 
     Args:
         name: Its name in the file.
         array: A ``jax.Array``, PRNG keys included, or a NumPy array.
         device: Where the part lies; an array that has none there is taken whole.
+        shardings: The file's shardings with their numbers; the array's is added if it is new.
     """
     if not isinstance(array, jax.Array):
-        return layout.ArrayContent(name, lambda: array, array.nbytes)
-    shape = array.shape
+        everything = tuple((0, size) for size in array.shape)
+        return layout.ArrayContent(name, lambda: array, array.nbytes, index=everything)
+    whole, shape = array, array.shape
     sharding = str(array.sharding)
     weak_type = bool(array.aval.weak_type)
     key_dtype = key_impl = ""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         key_dtype, key_impl = str(array.dtype), str(jax.random.key_impl(array))
         array = jax.random.key_data(array)
-    parts = [shard.data for shard in array.addressable_shards if shard.device == device]
-    part = parts[0] if parts else array
+    parts = [shard for shard in array.addressable_shards if shard.device == device]
+    part = parts[0].data if parts else array
+    number = -1
+    if shardings is not None:
+        described = describe_sharding(whole.sharding, len(shape))
+        number = shardings.setdefault(described, len(shardings))
     return layout.ArrayContent(
         name=name,
         fetch=lambda: np.asarray(part),
@@ -87,4 +128,7 @@ def array_content(name: str, array: Any, device: jaxapi.Device) -> layout.ArrayC
         key_impl=key_impl,
         sharding=sharding,
         global_shape=shape,
+        identity=(whole, device.id),
+        sharding_number=number,
+        index=index_of(parts[0].index if parts else (), shape),
     )

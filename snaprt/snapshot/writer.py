@@ -20,7 +20,9 @@ from pathlib import Path
 
 from snaprt import metrics
 from snaprt.snapshot.layout import Contents
-from snaprt.snapshot.write import remove_leftovers, write_snapshot
+from snaprt.snapshot.leftovers import remove_leftovers
+from snaprt.snapshot.store import store_for
+from snaprt.snapshot.write import write_snapshot
 
 QUEUE_BYTES = 2 << 30
 """How many bytes of arrays may wait to be written; a larger single snapshot waits alone."""
@@ -149,7 +151,7 @@ class SnapshotWriter:
                 self._cleaned.add(folder)
                 remove_leftovers(folder)
             started = time.perf_counter_ns()
-            write_snapshot(job.path, job.contents())
+            write_snapshot(job.path, job.contents(), store_for(folder))
             metrics.metric_add("SnapshotWriteTime", time.perf_counter_ns() - started)
             metrics.metric_add("SnapshotBytes", job.path.stat().st_size)
             metrics.counter_add("SnapshotsWritten")
