@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import jax
@@ -29,9 +30,12 @@ from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import layout as _layout
+from jax._src import pjit as _pjit
+from jax._src import sharding_impls as _shardings
 from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import lax as _lax
 from jax._src.random import prng as _prng
 from jax.experimental import serialize_executable
@@ -449,14 +453,14 @@ def _element_types() -> dict[str, np.dtype]:
 _NOT_ELEMENTS = ("float0", "int1", "uint1")
 
 
-def compile_module(module: Any, device: Device, options: Any) -> Any:
-    """Compile an MLIR module for ``device`` and load it."""
-    return device.client.compile_and_load(module, _device_list([device]), options)
+def compile_module(module: Any, devices: Sequence[Device], options: Any) -> Any:
+    """Compile an MLIR module for ``devices`` and load it."""
+    return devices[0].client.compile_and_load(module, _device_list(devices), options)
 
 
-def load_module(payload: bytes, device: Device) -> Any:
+def load_module(payload: bytes, devices: Sequence[Device]) -> Any:
     """Load an executable that `serialize_module` stored."""
-    return device.client.deserialize_executable(payload, _device_list([device]))
+    return devices[0].client.deserialize_executable(payload, _device_list(devices))
 
 
 def serialize_module(executable: Any) -> bytes:
@@ -464,10 +468,10 @@ def serialize_module(executable: Any) -> bytes:
     return executable.client.serialize_executable(executable)
 
 
-def run_module(executable: Any, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """Run a loaded executable of one device on arrays that live there."""
+def run_module(executable: Any, inputs: Sequence[jax.Array]) -> list[list[jax.Array]]:
+    """Run a loaded executable on arrays that live on its devices; return each result's shards."""
     results = executable.execute_sharded(list(inputs))
-    return [shards[0] for shards in results.disassemble_into_single_device_arrays()]
+    return results.disassemble_into_single_device_arrays()
 
 
 def _device_list(devices: Sequence[Device]) -> Any:
@@ -878,3 +882,384 @@ def partitions_of(module: Any) -> int:
     if "mhlo.num_partitions" not in attributes:
         return 1
     return ir.IntegerAttr(attributes["mhlo.num_partitions"]).value
+
+
+# --- several devices, and what was compiled -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """How XLA was told to spread a program over devices.
+
+    Attributes:
+        replicas: How many copies of the whole program run.
+        parameters: For each parameter, whether XLA may choose its sharding; or nothing.
+        results: The same of each result.
+        shardy: Whether the module's shardings are Shardy's rather than GSPMD's.
+    """
+
+    replicas: int = 1
+    parameters: tuple[bool, ...] = ()
+    results: tuple[bool, ...] = ()
+    shardy: bool = False
+
+
+def compile_options_of_lowered(lowered: jax.stages.Lowered) -> Any:
+    """Return the options that JAX compiles a lowered program with.
+
+    Checked with jax 0.10.2 and 0.12.0. Source: ``from_hlo`` of jax/_src/interpreters/pxla.py.
+    """
+    lowering: Any = lowered._lowering
+    arguments = lowering.compile_args
+    parameters, results = _pxla.get_prop_to_input_output(
+        arguments["in_shardings"], arguments["out_shardings"], len(arguments["ordered_effects"])
+    )
+    options = compile_options(devices_of_lowered(lowered), dict(lowering._compiler_options_kvs))
+    options.parameter_is_tupled_arguments = arguments["tuple_args"]
+    build_options = options.executable_build_options  # a view
+    build_options.allow_spmd_sharding_propagation_to_parameters = list(parameters)
+    build_options.allow_spmd_sharding_propagation_to_output = list(results)
+    return options
+
+
+def partitioning_of_options(serialised: bytes) -> Partitioning:
+    """Return what serialised compile options say of devices.
+
+    Raises:
+        ValueError: They cannot be read.
+    """
+    try:
+        options = _jaxlib.CompileOptions.ParseFromString(serialised)
+    except Exception as error:
+        raise ValueError(str(error)) from None
+    build_options = options.executable_build_options
+    return Partitioning(
+        replicas=options.num_replicas,
+        parameters=tuple(build_options.allow_spmd_sharding_propagation_to_parameters),
+        results=tuple(build_options.allow_spmd_sharding_propagation_to_output),
+        shardy=build_options.use_shardy_partitioner,
+    )
+
+
+def partition(options: Any, partitioning: Partitioning) -> None:
+    """Set compile options as ``partitioning`` has it, but for the number of replicas."""
+    build_options = options.executable_build_options
+    build_options.allow_spmd_sharding_propagation_to_parameters = list(partitioning.parameters)
+    build_options.allow_spmd_sharding_propagation_to_output = list(partitioning.results)
+    build_options.use_shardy_partitioner = partitioning.shardy
+
+
+def shardings_of_module(
+    executable: Any, devices: Sequence[Device], parameters: int, results: int
+) -> tuple[list[jax.sharding.Sharding], list[jax.sharding.Sharding]]:
+    """Return how a loaded executable spreads its parameters and its results over its devices."""
+    device_list = _device_list(devices)
+
+    def shardings(found: Any, count: int) -> list[jax.sharding.Sharding]:
+        if len(devices) == 1 or not found:  # the partitioner did not run: nothing is split
+            return [_shardings.GSPMDSharding.get_replicated(device_list)] * count
+        return [_shardings.GSPMDSharding(device_list, sharding) for sharding in found]
+
+    return (
+        shardings(executable.get_parameter_shardings(), parameters),
+        shardings(executable.get_output_shardings(), results),
+    )
+
+
+def hlo_sharding_text(sharding: jax.sharding.Sharding, ndim: int) -> str:
+    """Return a sharding of an array of ``ndim`` dimensions as XLA writes it in HLO."""
+    return str(sharding._to_xla_hlo_sharding(ndim))  # type: ignore[attr-defined]
+
+
+def optimised_hlo(executable: Any) -> str:
+    """Return what XLA made of a loaded executable's module, as HLO text, "" where it keeps none.
+
+    Names and source locations are left out: equal programs have equal texts.
+    """
+    options = _hlo.HloPrintOptions.canonical()
+    options.print_metadata = False
+    options.print_large_constants = True
+    try:
+        modules = executable.hlo_modules()
+    except Exception:  # a plugin that does not hand them out, in its own words
+        return ""
+    return "\n".join(module.to_string(options) for module in modules)
+
+
+def executable_fingerprint(executable: Any) -> str:
+    """Return the fingerprint that XLA gives a loaded executable, "" where it gives none."""
+    found = getattr(executable, "fingerprint", None) or b""
+    return found.decode() if found.isalnum() else found.hex()
+
+
+def loaded_executable(compiled: Any) -> Any:
+    """Return XLA's executable below a `jax.stages.Compiled`, None where there is none."""
+    runtime = getattr(compiled, "runtime_executable", None)
+    return None if runtime is None else runtime()
+
+
+# --- calls of jax.jit -----------------------------------------------------------------------------
+#
+# A jitted function is called in C++, which finds the executable by the arguments and by what of
+# JAX's configuration counts. A setting of our own counts here: while a thread has it, C++ finds
+# nothing and asks JAX's Python, which asks us. Nothing else of JAX looks at it. Checked with
+# jax 0.10.2 and 0.12.0.
+
+_watch: Any = _jaxlib.config.Config(
+    "snaprt_watch", None, include_in_jit_key=True, include_in_trace_context=False
+)
+
+
+class JitWatcher(Protocol):
+    """Makes the calls of jitted functions in threads that are watched."""
+
+    def leaves_to_jax(self, source: str) -> bool:
+        """Say whether a function is not watched; ``source`` is ``NAME at FILE:LINE``."""
+
+    def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``jax.jit(fun)``, of which JAX knows ``info``, as the user does."""
+
+    def bind(self, args: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:
+        """Run what `grad`, `vmap` and the like have made of a jitted function."""
+
+
+@dataclass(frozen=True)
+class FlatCall:
+    """A call of a jitted function as JAX lowers it.
+
+    Attributes:
+        args: The leaves of its arguments, static ones left out.
+        names: Of each argument, such as ``params['w']``.
+        params: The parameters of the primitive ``jit``.
+        own: JAX's record of the traced function, where the user called it.
+    """
+
+    args: tuple[Any, ...]
+    names: tuple[str, ...]
+    params: dict[str, Any]
+    own: Any = None
+
+
+_infer_jit: Any = _pjit._infer_params
+_run_jit: Any = _pjit._run_python_pjit
+_run_jit_primitive: Any = _pjit.jit_p.impl
+_NO_FAST_PATH = (None, None, None, SimpleNamespace(effects=(), consts=()), None, None, None)
+
+
+def use_jit_watcher(watcher: JitWatcher) -> None:
+    """Let ``watcher`` make the calls of jitted functions wherever `set_watch` says so."""
+    clean, source_of = _core.trace_state_clean, _source_of_jaxpr
+
+    def infer(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+        if (
+            _watch.value is None
+            or not clean()  # traced by something: a part of that program
+            or watcher.leaves_to_jax(info.fun_sourceinfo)
+        ):
+            return _infer_jit(fun, info, args, kwargs)
+        return None, info
+
+    def run(traced: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+        if traced is None:
+            return watcher.call(fun, flat, args, kwargs), *_NO_FAST_PATH
+        return _run_jit(traced, flat, fun, args, kwargs)
+
+    def run_primitive(*args: Any, **params: Any) -> Any:
+        if _watch.value is None or watcher.leaves_to_jax(source_of(params["jaxpr"])):
+            return _run_jit_primitive(*args, **params)
+        return watcher.bind(args, params)
+
+    _pjit._infer_params = infer
+    _pjit._run_python_pjit = run
+    _pjit.jit_p.def_impl(run_primitive)
+
+
+def set_watch(words: tuple[str, ...] | None) -> Any:
+    """Watch this thread's calls of jitted functions from here on; return what `restore_watch` takes.
+
+    Args:
+        words: Anything on which the watcher's `leaves_to_jax` depends; None not to watch.
+    """
+    return _watch.swap_local(words)
+
+
+def restore_watch(before: Any) -> None:
+    """Watch this thread again as it was before `set_watch`."""
+    _watch.set_local(before)
+
+
+def set_process_watch(words: tuple[str, ...] | None) -> None:
+    """Watch the calls of every thread that has no watch of its own."""
+    _watch.set_global(words)
+
+
+def watch() -> tuple[str, ...] | None:
+    """Return the words with which this thread is watched."""
+    return _watch.value
+
+
+def _source_of_jaxpr(jaxpr: Any) -> str:
+    return str(jaxpr.debug_info.func_src_info)
+
+
+def is_source_of_jax(source: str) -> bool:
+    """Say whether ``NAME at FILE:LINE`` names a file of JAX itself."""
+    return source.partition(" at ")[2].startswith(_JAX_FOLDER)
+
+
+_JAX_FOLDER = str(Path(jax.__file__).parent)
+
+
+def jit_again(fun: Any, info: Any) -> Any:
+    """Return another function as `jax.jit` made of ``fun``: both use the same compiled programs."""
+    return _pjit._cpp_pjit(fun, info)
+
+
+def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
+    """Return a call as JAX lowers it; the function is traced if it was not for such arguments."""
+    own, flat = _infer_jit(fun, info, args, kwargs)
+    names = [f"closure{number}" for number in range(len(own.consts))]
+    names += own.arg_names or [""] * (len(flat) - len(names))
+    return FlatCall(tuple(map(_core.full_lower, flat)), tuple(names), own.params, own)
+
+
+def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
+    """Return a call of the primitive ``jit`` as one with names."""
+    names = params["jaxpr"].debug_info.arg_names
+    if names is None or len(names) != len(args):
+        names = ("",) * len(args)
+    return FlatCall(args, tuple(names), params)
+
+
+def run_jit_call(call: FlatCall, fun: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    """Run a call of the user's as JAX does; return what the function returns, and its leaves."""
+    outputs, flat, *_ = _run_jit(call.own, list(call.args), fun, args, kwargs)
+    return outputs, flat
+
+
+def run_flat_jit_call(call: FlatCall) -> list[Any]:
+    """Run a flat call as JAX does."""
+    return _run_jit_primitive(*call.args, **call.params)
+
+
+def lower_jit_call(call: FlatCall) -> Any:
+    """Lower a flat call as JAX does when it runs it: it then finds this, and compiles it once."""
+    computation = _pjit._resolve_and_lower(
+        tuple(map(_pjit.convert_to_metaty, call.args)),
+        **call.params,
+        lowering_platforms=None,
+        lowering_parameters=_mlir.LoweringParameters(),
+        pgle_profiler=None,
+    )
+    return jax.stages.Lowered(computation, {}, None)
+
+
+@dataclass(frozen=True)
+class JitModule:
+    """What a lowered jitted function is called with, and what it returns.
+
+    Attributes:
+        name: Of the function.
+        devices: Where it runs, in the order of its partitions.
+        input_names: Of each parameter of the module; arguments that it does not use are gone.
+        output_names: Of each result.
+        donated: The parameters whose memory an execution may take.
+        is_recordable: Whether arrays alone go in and out.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    donated: tuple[int, ...]
+    is_recordable: bool
+
+
+def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModule:
+    """Describe what `lower_jit_call` returned for a call."""
+    lowering: Any = lowered._lowering
+    written = _written_references(lowering)
+    constants = [f"constant{number}" for number in range(len(lowering.const_args))]
+    arguments = [name or f"arg{number}" for number, name in enumerate(call.names)]
+    inputs = _module_arguments(lowering, [*constants, *arguments])
+    inputs += [f"reference{number}" for number in range(len(_captured_references(lowering)))]
+    paths = call.params["jaxpr"].debug_info.result_paths
+    results = len(lowering.compile_args["global_out_avals"]) - len(written) + written.count(None)
+    if not isinstance(paths, tuple) or len(paths) != results:
+        paths = ("",) * results
+    outputs = iter([path or f"out{number}" for number, path in enumerate(paths)])
+    taken = {place for place in written if place is not None}
+    donated = {number for number, flag in enumerate(lowering._donated_invars) if flag}
+    avals = [*lowering.compile_args["global_in_avals"], *lowering.compile_args["global_out_avals"]]
+    return JitModule(
+        name=call.params["name"],
+        devices=devices_of_lowered(lowered),
+        input_names=tuple(inputs),
+        output_names=tuple(
+            [inputs[place] if place is not None else next(outputs) for place in written]
+            if written
+            else outputs
+        ),
+        donated=tuple(sorted(donated | taken)),
+        is_recordable=all(hasattr(aval, "dtype") and hasattr(aval, "shape") for aval in avals),
+    )
+
+
+def jit_module_inputs(lowered: jax.stages.Lowered, call: FlatCall) -> list[Any]:
+    """Return the arrays with which the module of a call is run, each as it is placed."""
+    lowering: Any = lowered._lowering
+    given = _module_arguments(lowering, [*lowering.const_args, *call.args])
+    given += _captured_references(lowering)
+    arrays = [_behind_reference(value) for value in given]
+    if len(lowering._device_list) > 1:
+        shardings = lowering.compile()._in_shardings
+        return [
+            array
+            if isinstance(array, jax.Array)
+            and array.sharding.is_equivalent_to(sharding, array.ndim)
+            else jax.device_put(array, sharding)
+            for array, sharding in zip(arrays, shardings, strict=True)
+        ]
+    avals = lowering.compile_args["global_in_avals"]
+    return [
+        array if isinstance(array, jax.Array) else np.asarray(array, dtype=aval.dtype)
+        for array, aval in zip(arrays, avals, strict=True)
+    ]
+
+
+def jit_module_outputs(
+    lowered: jax.stages.Lowered, call: FlatCall, results: Sequence[Any]
+) -> list[Any]:
+    """Return the arrays that the module of a call returned, whose function returned ``results``."""
+    lowering: Any = lowered._lowering
+    written = _written_references(lowering)
+    if not written:
+        return list(results)
+    given = _module_arguments(lowering, [*lowering.const_args, *call.args])
+    given += _captured_references(lowering)
+    rest = iter(results)
+    # The next execution may write to the reference, and take the memory of what is there.
+    return [
+        next(rest) if place is None else jax.numpy.copy(_behind_reference(given[place]))
+        for place in written
+    ]
+
+
+def _module_arguments(lowering: Any, given: Sequence[Any]) -> list[Any]:
+    kept = lowering.compile_args["kept_var_idx"]
+    return [value for number, value in enumerate(given) if number in kept]
+
+
+def _written_references(lowering: Any) -> list[int | None]:
+    """Return for each result of a module the parameter it replaces, if it replaces one."""
+    references = lowering.compile_args["mut"]
+    return [] if references is None else list(references.out_mut)
+
+
+def _captured_references(lowering: Any) -> list[Any]:
+    references = lowering.compile_args["mut"]
+    return [] if references is None else list(references.in_mut)
+
+
+def _behind_reference(value: Any) -> Any:
+    return value._refs._buf if isinstance(value, _core.Ref) else value

@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from snaprt.execute.notes import (
     write_note,
 )
 from snaprt.execute.once import compile_once, load_entry
+from snaprt.execute.proof import Proof, proof_of
 from snaprt.execute.store import persistent_cache
 from snaprt.execute.summary import summarise
 from snaprt.lazy.graph import Program
@@ -52,12 +53,14 @@ class ModuleArtifacts:
         hlo: Serialised ``xla.HloModuleProto``, before optimisation.
         compile_options: Serialised ``xla.CompileOptionsProto``.
         num_devices: How many devices one execution runs on.
+        proof: What tells the executable from others.
     """
 
     stablehlo: bytes
     hlo: bytes
     compile_options: bytes
     num_devices: int
+    proof: Proof = field(default_factory=Proof)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +100,22 @@ class Executable:
 
 @functools.lru_cache(maxsize=8)
 def _artifacts(executable: Executable) -> ModuleArtifacts:
-    lowered = executable.lowered()
+    return artifacts_of(executable.lowered(), executable.call)
+
+
+def artifacts_of(lowered: jax.stages.Lowered, compiled: Any) -> ModuleArtifacts:
+    """Return a program in the forms in which it is recorded.
+
+    Args:
+        lowered: The program.
+        compiled: Its `jax.stages.Compiled`; what is none of those proves nothing.
+    """
     return ModuleArtifacts(
         stablehlo=jaxapi.portable_stablehlo(lowered),
         hlo=jaxapi.hlo_proto(lowered),
-        compile_options=jaxapi.compile_options(executable.devices).SerializeAsString(),
-        num_devices=len(executable.devices),
+        compile_options=jaxapi.compile_options_of_lowered(lowered).SerializeAsString(),
+        num_devices=len(jaxapi.devices_of_lowered(lowered)),
+        proof=proof_of(jaxapi.loaded_executable(compiled)),
     )
 
 
