@@ -12,6 +12,7 @@ import functools
 import hashlib
 import io
 import logging
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from jax._src import layout as _layout
 from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _shardings
 from jax._src import source_info_util as _source_info
+from jax._src import traceback_util as _traceback_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
@@ -177,6 +179,11 @@ def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
 def source_info() -> Any:
     """Return the Python traceback and the name stack of the operation being bound."""
     return _source_info.current()
+
+
+def hide_traceback_below(folder: Path) -> None:
+    """Leave code below ``folder`` out of the tracebacks of errors, as JAX leaves out its own."""
+    _traceback_util.register_exclusion(str(folder))
 
 
 def hide_frames_below(folder: Path) -> None:
@@ -1031,13 +1038,11 @@ class FlatCall:
         args: The leaves of its arguments, static ones left out.
         names: Of each argument, such as ``params['w']``.
         params: The parameters of the primitive ``jit``.
-        own: JAX's record of the traced function, where the user called it.
     """
 
     args: tuple[Any, ...]
     names: tuple[str, ...]
     params: dict[str, Any]
-    own: Any = None
 
 
 _infer_jit: Any = _pjit._infer_params
@@ -1115,12 +1120,22 @@ def jit_again(fun: Any, info: Any) -> Any:
     return _pjit._cpp_pjit(fun, info)
 
 
+def jit_entries(function: Any) -> int:
+    """Return for how many kinds of calls JAX has looked for a compiled program of a function."""
+    return function._cache_size()
+
+
+def identity_of_lowered(lowered: jax.stages.Lowered) -> int:
+    """Return what is the same for the same program, as long as it is alive."""
+    return id(lowered._lowering)
+
+
 def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
     """Return a call as JAX lowers it; the function is traced if it was not for such arguments."""
-    own, flat = _infer_jit(fun, info, args, kwargs)
-    names = [f"closure{number}" for number in range(len(own.consts))]
-    names += own.arg_names or [""] * (len(flat) - len(names))
-    return FlatCall(tuple(map(_core.full_lower, flat)), tuple(names), own.params, own)
+    traced, flat = _infer_jit(fun, info, args, kwargs)
+    names = [f"closure{number}" for number in range(len(traced.consts))]
+    names += traced.arg_names or [""] * (len(flat) - len(names))
+    return FlatCall(tuple(map(_core.full_lower, flat)), tuple(names), traced.params)
 
 
 def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
@@ -1129,12 +1144,6 @@ def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
     if names is None or len(names) != len(args):
         names = ("",) * len(args)
     return FlatCall(args, tuple(names), params)
-
-
-def run_jit_call(call: FlatCall, fun: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
-    """Run a call of the user's as JAX does; return what the function returns, and its leaves."""
-    outputs, flat, *_ = _run_jit(call.own, list(call.args), fun, args, kwargs)
-    return outputs, flat
 
 
 def run_flat_jit_call(call: FlatCall) -> list[Any]:
@@ -1228,14 +1237,14 @@ def jit_module_inputs(lowered: jax.stages.Lowered, call: FlatCall) -> list[Any]:
 
 
 def jit_module_outputs(
-    lowered: jax.stages.Lowered, call: FlatCall, results: Sequence[Any]
+    lowered: jax.stages.Lowered, call: Callable[[], FlatCall], results: Sequence[Any]
 ) -> list[Any]:
     """Return the arrays that the module of a call returned, whose function returned ``results``."""
     lowering: Any = lowered._lowering
     written = _written_references(lowering)
     if not written:
         return list(results)
-    given = _module_arguments(lowering, [*lowering.const_args, *call.args])
+    given = _module_arguments(lowering, [*lowering.const_args, *call().args])
     given += _captured_references(lowering)
     rest = iter(results)
     # The next execution may write to the reference, and take the memory of what is there.
@@ -1263,3 +1272,91 @@ def _captured_references(lowering: Any) -> list[Any]:
 
 def _behind_reference(value: Any) -> Any:
     return value._refs._buf if isinstance(value, _core.Ref) else value
+
+
+def without_locations_or_names(module: bytes, *, names: bool) -> bytes:
+    """Return a module, as a portable artifact, without what tells where it came from.
+
+    Args:
+        module: StableHLO in any form.
+        names: Whether to give neutral names to the module, its functions and the axes of its meshes
+            too, and take out JAX's notes on arguments and results.
+
+    Raises:
+        ValueError: It cannot be parsed.
+    """
+    parsed: Any = parse_module(module)
+    with parsed.context, ir.Location.unknown():
+        passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(parsed.operation)
+        if names:
+            _take_out_names(parsed)
+            text = _with_neutral_axes(parsed.operation.get_asm(enable_debug_info=False))
+            parsed = ir.Module.parse(text)
+        return _jaxlib.mlir.serialize_portable_artifact(
+            parsed, stablehlo.get_current_version(), True
+        )
+
+
+def _take_out_names(module: Any) -> None:
+    whole = module.operation
+    whole.attributes["sym_name"] = ir.StringAttr.get("graph")
+    functions = [one.operation for one in module.body if one.operation.name == "func.func"]
+    for number, function in enumerate(functions):
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        if name != "main":
+            neutral = f"snaprt_function{number}"
+            ir.SymbolTable.replace_all_symbol_uses(name, neutral, whole)
+            ir.SymbolTable.set_symbol_name(function, neutral)
+        for side in ("arg_attrs", "res_attrs"):
+            if side in function.attributes:
+                kept = [_without_notes(one) for one in ir.ArrayAttr(function.attributes[side])]
+                function.attributes[side] = ir.ArrayAttr.get(kept)
+
+
+def _without_notes(attributes: Any) -> Any:
+    """Return an argument's attributes without JAX's own, but for the one that has a meaning."""
+    return ir.DictAttr.get(
+        {
+            one.name: one.attr
+            for one in ir.DictAttr(attributes)
+            if not one.name.startswith("jax.") or one.name == "jax.buffer_donor"
+        }
+    )
+
+
+_AXIS = re.compile(r'(?<=[<,\[ ])"([^"]+)"=\d+')
+
+
+def _with_neutral_axes(text: str) -> str:
+    lines = text.splitlines()
+    meshes = [line for line in lines if line.lstrip().startswith("sdy.mesh ")]
+    axes = list(dict.fromkeys(name for line in meshes for name in _AXIS.findall(line)))
+    neutral = {f'"{name}"': f'"axis{number}"' for number, name in enumerate(axes)}
+    if not neutral:
+        return text
+    quoted = re.compile("|".join(map(re.escape, neutral)))
+    return "\n".join(
+        quoted.sub(lambda found: neutral[found[0]], line) if "sdy." in line else line
+        for line in lines
+    )
+
+
+def mesh_axes(module: bytes) -> tuple[str, ...]:
+    """Return the names of the axes of a StableHLO module's meshes, in their order there."""
+    parsed: Any = parse_module(module)
+    text = "\n".join(
+        one.operation.get_asm() for one in parsed.body if one.operation.name == "sdy.mesh"
+    )
+    return tuple(dict.fromkeys(_AXIS.findall(text)))
+
+
+def compile_options_without_paths(serialised: bytes) -> bytes:
+    """Return serialised compile options without the options that hold a path."""
+    options = _jaxlib.CompileOptions.ParseFromString(serialised)
+    build_options = options.executable_build_options  # each is a view into the one before it
+    flags = build_options.debug_options
+    for name in dir(flags):
+        value = getattr(flags, name)
+        if name.startswith("xla_") and isinstance(value, str) and ("/" in value or "\\" in value):
+            setattr(flags, name, "")
+    return options.SerializeAsString()
