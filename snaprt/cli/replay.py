@@ -18,7 +18,7 @@ from snaprt_replay import devices
 from snaprt_replay.array_statistics import describe
 from snaprt_replay.case import CompilerOption
 from snaprt_replay.rerun import Replay, replay
-from snaprt_replay.results import MISMATCH, to_json
+from snaprt_replay.results import MISMATCH, to_json, worst_verdict
 from snaprt_replay.tolerance import ToleranceRequest
 
 from snaprt.cli import output, tables
@@ -171,7 +171,10 @@ class _Outcome:
         if self.replay.played.agrees_with_itself is False:
             return "does not agree with itself"
         comparison = self.replay.comparison
-        return "nothing to compare with" if comparison is None else comparison.verdict
+        if comparison is None:
+            return "nothing to compare with"
+        verdicts = [one.verdict for one in (comparison, *self.replay.by_device)]
+        return worst_verdict(verdicts)
 
 
 def _distinct(files: Sequence[Path]) -> list[Path]:
@@ -186,9 +189,14 @@ def _distinct(files: Sequence[Path]) -> list[Path]:
 
 
 def _replay_all(files: Sequence[Path], options: Mapping[str, Any]) -> Iterator[_Outcome]:
+    joined: set[Path] = set()  # files of other devices, which their first one brought along
     for path in files:
+        if path.absolute() in joined:
+            continue
         try:
-            yield _Outcome(path, replay(path, **options))
+            done = replay(path, **options)
+            joined.update(one.absolute() for one in done.case.files)
+            yield _Outcome(path, done)
         except SnaprtError as error:
             output.error(tables.printable(error.message), tables.printable(error.hint))
             yield _Outcome(path, None, error)
@@ -252,6 +260,9 @@ def _show(outcome: _Outcome, *, is_first: bool) -> None:
         output.console.print()
         for line in tables.tolerance_lines(comparison):
             output.console.print(f"tolerance: {line}")
+    for number, on_device in enumerate(result.by_device):
+        told = tables.printable(on_device.summary)
+        output.console.print(f"device {number}: {on_device.verdict}: {told}")
     output.console.print()
     _show_verdict(outcome)
 
@@ -273,8 +284,12 @@ def _show_verdict(outcome: _Outcome) -> None:
     if comparison is None:
         output.console.print("nothing to compare with: no outputs were recorded for these inputs")
         return
-    word, style = ("MISMATCH", "bold red") if comparison.verdict == MISMATCH else ("MATCH", "green")
-    output.console.print(Text.assemble((word, style), f": {tables.printable(comparison.summary)}"))
+    word, style = ("MISMATCH", "bold red") if outcome.verdict == MISMATCH else ("MATCH", "green")
+    told = comparison.summary
+    bad = [str(n) for n, one in enumerate(outcome.replay.by_device) if one.verdict == MISMATCH]
+    if bad and comparison.verdict != MISMATCH:
+        told = f"the whole arrays match, but not what these devices hold: {', '.join(bad)}"
+    output.console.print(Text.assemble((word, style), f": {tables.printable(told)}"))
 
 
 def _show_summary(outcomes: Sequence[_Outcome]) -> None:
@@ -316,6 +331,8 @@ def _outcome_json(outcome: _Outcome) -> dict[str, Any]:
         "notes": case.notes,
         "warnings": outcome.replay.warnings,
         "comparison": None if comparison is None else to_json(comparison),
+        "files": case.files or (case.path,),
+        "by_device": [to_json(one) for one in outcome.replay.by_device],
         "repeats": None if played.repeats is None else to_json(played.repeats),
         "outputs": [describe(array) for array in played.outputs],
     }
