@@ -25,20 +25,24 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax._src import api as _api
+from jax._src import array as _array
 from jax._src import cache_key as _cache_key
 from jax._src import compilation_cache as _compilation_cache
 from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import layout as _layout
+from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _shardings
 from jax._src import source_info_util as _source_info
 from jax._src import traceback_util as _traceback_util
+from jax._src import tree_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import lax as _lax
+from jax._src.lib import jax_jit as _jax_jit
 from jax._src.random import prng as _prng
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
@@ -1080,7 +1084,7 @@ def use_jit_watcher(watcher: JitWatcher) -> None:
 
 
 def set_watch(words: tuple[str, ...] | None) -> Any:
-    """Watch this thread's calls of jitted functions from here on; return what `restore_watch` takes.
+    """Watch this thread's jitted functions from here on; return what `restore_watch` takes.
 
     Args:
         words: Anything on which the watcher's `leaves_to_jax` depends; None not to watch.
@@ -1123,6 +1127,35 @@ def jit_again(fun: Any, info: Any) -> Any:
 def jit_entries(function: Any) -> int:
     """Return for how many kinds of calls JAX has looked for a compiled program of a function."""
     return function._cache_size()
+
+
+def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return what tells calls of a jitted function that run different programs.
+
+    Returns:
+        A key, equal for calls of one kind as long as what stands beside it is alive; the same
+        call may have more than one.
+    """
+    signature, leaves = _jax_jit.parse_arguments(
+        args,
+        tuple(kwargs.values()),
+        tuple(kwargs),
+        info.static_argnums,
+        info.static_argnames,
+        tree_util.tracing_registry,
+    )
+    parts: list[Any] = []
+    alive: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, _array.ArrayImpl):
+            aval, sharding = leaf.aval, leaf.sharding
+            parts += (id(aval), id(sharding), leaf._committed)
+            alive += (aval, sharding)
+        else:
+            parts += (type(leaf), getattr(leaf, "dtype", None), np.shape(leaf))
+    mesh = _mesh.get_concrete_mesh()
+    context = (_config.trace_context(), _config.default_device.value, mesh)
+    return (signature, tuple(parts), context), alive
 
 
 def identity_of_lowered(lowered: jax.stages.Lowered) -> int:

@@ -44,6 +44,11 @@ _log = logging.getLogger("snaprt.compile")
 _numbers = itertools.count()
 
 
+def new_number() -> int:
+    """Return a number that no other executable of this process has."""
+    return next(_numbers)
+
+
 @dataclass(frozen=True)
 class ModuleArtifacts:
     """A program in the forms in which it is recorded.
@@ -151,7 +156,7 @@ def compile_program(
     return Executable(
         name=GRAPH_NAME,
         graph_id=found.graph_id,
-        number=next(_numbers),
+        number=new_number(),
         devices=found.devices,
         input_names=tuple(f"arg{i}" for i in range(arguments)),
         output_names=tuple(f"out{i}" for i in range(results)),

@@ -1,0 +1,241 @@
+"""The pipeline on one page: each call of a jitted function, seen by the recorder, run by JAX.
+
+JAX runs every program here, by the way it would have taken: what it is called with, what it
+compiles and what it returns are its own. A call is looked at closely only when something of it is
+to be recorded, or when it is not clear which program it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import jax
+
+from snaprt import jaxapi
+from snaprt.jit.executable import JitExecutable, executable_of
+from snaprt.snapshot.record import Recorder, process_recorder
+
+# What JAX shows as the user's line is none of ours.
+jaxapi.hide_frames_below(Path(__file__).parent)
+jaxapi.hide_traceback_below(Path(__file__).parent)
+
+#: How many functions are remembered; a program with more pays for a closer look at each call.
+MAX_FUNCTIONS = 512
+
+#: How many kinds of calls are remembered of each.
+MAX_KINDS = 256
+
+_log = logging.getLogger("snaprt.jit")
+
+
+class _Function:
+    """A jitted function that is called.
+
+    Attributes:
+        info: JAX's description of it; alive, or another's could take its id.
+        again: The function: it shares what JAX has compiled with the user's own.
+        only: Its executable, while it has no more than one.
+        entries: How many kinds of calls JAX knew of it when that was last clear.
+        kinds: Which executable each kind of call runs, and what must stay alive for that.
+    """
+
+    __slots__ = ("again", "entries", "info", "kinds", "only")
+
+    def __init__(self, fun: Any, info: Any) -> None:
+        self.info = info
+        self.again = jaxapi.jit_again(fun, info)
+        self.only: JitExecutable | None = None
+        self.entries = -1
+        self.kinds: dict[Any, tuple[JitExecutable, Any]] = {}
+
+    def executable(self, args: Any, kwargs: Any) -> JitExecutable | None:
+        """Return what a call runs, or None where that takes a closer look."""
+        # JAX makes an entry for a call that is unlike those before, and asks us afterwards.
+        if jaxapi.jit_entries(self.again) != self.entries:
+            return None
+        if self.only is not None:
+            return self.only
+        kind, _ = jaxapi.kind_of_jit_call(self.info, args, kwargs)
+        return self.kinds[kind][0] if kind in self.kinds else None
+
+    def ran(self, executable: JitExecutable, args: Any, kwargs: Any) -> None:
+        """Learn what a call ran."""
+        is_first = not self.kinds
+        if len(self.kinds) >= MAX_KINDS:
+            self.kinds.clear()
+        kind, alive = jaxapi.kind_of_jit_call(self.info, args, kwargs)
+        self.kinds[kind] = executable, alive
+        self.only = executable if is_first or self.only is executable else None
+        self.entries = jaxapi.jit_entries(self.again)
+
+
+class _Call(Sequence[Any]):
+    """A call: the inputs of an execution, which are found when they are first looked at."""
+
+    __slots__ = ("_flat", "_flatten", "_inputs", "executable")
+
+    def __init__(
+        self,
+        executable: JitExecutable,
+        flatten: Callable[[], jaxapi.FlatCall],
+        flat: jaxapi.FlatCall | None = None,
+    ) -> None:
+        self.executable = executable
+        self._flatten = flatten
+        self._flat = flat
+        self._inputs: Sequence[Any] | None = None
+
+    def flat(self) -> jaxapi.FlatCall:
+        """Return the call as JAX lowers it."""
+        if self._flat is None:
+            self._flat = self._flatten()
+        return self._flat
+
+    def inputs(self) -> Sequence[Any]:
+        """Return the arrays that go into the module."""
+        if self._inputs is None:
+            self._inputs = jaxapi.jit_module_inputs(self.executable.lowered, self.flat())
+        return self._inputs
+
+    def outputs(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Return the arrays that came out of the module, of which these are the user's."""
+        return jaxapi.jit_module_outputs(self.executable.lowered, self.flat, results)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Any]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        return self.inputs()[place]
+
+    def __len__(self) -> int:
+        return len(self.executable.input_names)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.inputs())
+
+
+class _Watcher:
+    """Makes the calls of jitted functions in the threads that are watched."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._functions: dict[int, _Function] = {}
+        # A function that is made, jitted and called once is not kept alive.
+        self._met: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def leaves_to_jax(self, source: str) -> bool:
+        """Say whether calls of a function are no executions: those of JAX's own, unless named."""
+        return _is_left_to_jax(source, jaxapi.watch())
+
+    def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a jitted function for the user."""
+        before = jaxapi.set_watch(None)
+        try:
+            function = self._functions.get(id(info)) or self._meet(fun, info)
+            flatten = functools.partial(jaxapi.flatten_jit_call, fun, info, args, kwargs)
+            executable = function.executable(args, kwargs)
+            if executable is not None:
+                call = _Call(executable, flatten)
+                token = self._recorder.before(executable, call)
+                if token is None:
+                    return function.again(*args, **kwargs)
+                run = functools.partial(function.again, *args, **kwargs)
+                return self._run_seen(token, call, run, jax.tree.leaves)
+            flat = flatten()
+            executable = _executable_or_none(flat)
+            run = functools.partial(function.again, *args, **kwargs)
+            if executable is None:
+                return run()
+            results = self._observe(_Call(executable, flatten, flat), run, jax.tree.leaves)
+            function.ran(executable, args, kwargs)
+            return results
+        finally:
+            jaxapi.restore_watch(before)
+
+    def bind(self, args: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:
+        """Run what a transformation outside of ``jit`` has made of a jitted function."""
+        before = jaxapi.set_watch(None)
+        try:
+            with jaxapi.evaluating():
+                flat = jaxapi.flat_jit_call(args, params)
+                executable = _executable_or_none(flat)
+                run = functools.partial(jaxapi.run_flat_jit_call, flat)
+                if executable is None:
+                    return run()
+                return self._observe(_Call(executable, lambda: flat, flat), run, list)
+        finally:
+            jaxapi.restore_watch(before)
+
+    def _meet(self, fun: Any, info: Any) -> _Function:
+        function = _Function(fun, info)
+        with self._lock:
+            if fun not in self._met:
+                self._met.add(fun)
+            else:
+                if len(self._functions) >= MAX_FUNCTIONS:
+                    del self._functions[next(iter(self._functions))]
+                self._functions[id(info)] = function
+        return function
+
+    def _observe(
+        self, call: _Call, run: Callable[[], Any], leaves: Callable[[Any], Sequence[Any]]
+    ) -> Any:
+        """Run an execution while the recorder looks on."""
+        token = self._recorder.before(call.executable, call)
+        return run() if token is None else self._run_seen(token, call, run, leaves)
+
+    def _run_seen(
+        self,
+        token: Any,
+        call: _Call,
+        run: Callable[[], Any],
+        leaves: Callable[[Any], Sequence[Any]],
+    ) -> Any:
+        """Run an execution of which the recorder wants to know how it ends."""
+        try:
+            results = run()
+        except Exception as error:
+            self._recorder.failed(token, error)
+            raise
+        outputs = call.outputs(leaves(results))
+        if len(outputs) == len(call.executable.output_names):
+            self._recorder.after(token, outputs)
+        else:
+            _log.error(
+                "the outputs of %s are not recorded: a class of its results holds other arrays "
+                "than it is made of",
+                call.executable.name,
+            )
+        return results
+
+
+def _executable_or_none(call: jaxapi.FlatCall) -> JitExecutable | None:
+    """Return what a call runs, or None where JAX is to run it unseen."""
+    try:
+        executable = executable_of(call)
+    except Exception:  # JAX raises it once more, in the words it has for the user's call
+        return None
+    return executable if executable.module.is_recordable else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_left_to_jax(source: str, names: tuple[str, ...] | None) -> bool:
+    if not jaxapi.is_source_of_jax(source):
+        return False
+    name = source.partition(" at ")[0]
+    return not any(re.search(pattern, name) for pattern in names or ())
+
+
+@functools.cache
+def start_watching() -> None:
+    """Let JAX ask for each call in threads that are watched; once a process."""
+    jaxapi.use_jit_watcher(_Watcher(process_recorder()))
