@@ -198,6 +198,10 @@ class Execution:
         redacted: What was taken out before the file was shared: ``values``, ``names``, ``paths``.
         driver: The device's driver, where it has one.
         processor: The machine's processor, where the device is one.
+        run: 8 hex digits that tell this process from all others that write into the folder.
+        rank: Which of the processes of a job it is, as RANK says, or as ``process``.
+        reason: The condition that held, as the user wrote it; or ``error``, ``keep-last``.
+        error: What the execution, or the program after it, failed with, and its traceback.
     """
 
     role: Role
@@ -223,6 +227,10 @@ class Execution:
     redacted: tuple[str, ...] = ()
     driver: str = ""
     processor: str = ""
+    run: str = ""
+    rank: int = 0
+    reason: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -293,7 +301,8 @@ def file_name(execution: Execution) -> str:
     name = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", execution.name).strip(".")[:_LONGEST_NAME]
     return (
         f"{name or 'graph'}.{execution.graph_id}"
-        f"-process{execution.process:06d}-executable{execution.executable:06d}"
+        f"-process{execution.process:06d}{f'-run{execution.run}' if execution.run else ''}"
+        f"-executable{execution.executable:06d}"
         f"-device{execution.device_index:06d}-execution{execution.execution_count:06d}"
         f"{SUFFIXES[execution.role]}"
     )

@@ -6,71 +6,66 @@ copied here either: JAX's are immutable, so the writer's thread fetches what it 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from snaprt import jaxapi, metrics
-from snaprt.snapshot import layout, policy, surroundings
-from snaprt.snapshot.content import Artifacts, gather
+from snaprt.errors import ExecutionError
+from snaprt.snapshot import layout, policy, signals
+from snaprt.snapshot.budgets import Budget
+from snaprt.snapshot.conditions import Condition, Moment
+from snaprt.snapshot.describe import Cause, contents, describe, error_text
+from snaprt.snapshot.failures import (
+    OutcomeWatch,
+    is_recorded,
+    listen_for_uncaught_errors,
+    mark_recorded,
+)
+from snaprt.snapshot.held import (
+    Executable,
+    HeldExecution,
+    about_to_donate,
+    hold_inputs,
+    remember,
+)
+from snaprt.snapshot.plan import Plan, current_plan
+from snaprt.snapshot.ring import Ring
 from snaprt.snapshot.steps import steps_ended
 from snaprt.snapshot.writer import SnapshotWriter
 
+_ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
 
-class _Executable(Protocol):
-    """What the recorder needs to know of an executable.
 
-    ``graph_id`` has 16 hex digits, ``number`` is unique in the process, ``donated`` are the numbers
-    of the arguments whose memory an execution may reuse. ``artifacts`` is called in the writer's
-    thread, and may lower the module again.
+@dataclass(frozen=True)
+class _Token:
+    """An execution under way.
+
+    Attributes:
+        held: Its arrays.
+        conditions: Those for which it is recorded, whatever comes of it.
+        cause: The same for its manifests.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def graph_id(self) -> str: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def devices(self) -> tuple[jaxapi.Device, ...]: ...
-    @property
-    def input_names(self) -> tuple[str, ...]: ...
-    @property
-    def output_names(self) -> tuple[str, ...]: ...
-    @property
-    def donated(self) -> tuple[int, ...]: ...
-    def artifacts(self) -> Artifacts: ...
+    held: HeldExecution
+    conditions: Sequence[Condition]
+    cause: Cause | None
 
 
-@dataclass(frozen=True)
-class _Surroundings:
-    """What is noted when an execution begins, for it may change before the file is written."""
+@dataclass
+class _Seen:
+    """What is known of an executable that has run."""
 
-    folder: Path
-    count: int
-    step: int
-    time: float
-    xla_flags: str
-    environment: Mapping[str, str]
-    jax_config: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class _Recording:
-    """An execution under way of which the outputs are to be recorded on some devices."""
-
-    executable: _Executable
-    surroundings: _Surroundings
-    devices: tuple[tuple[int, jaxapi.Device], ...]
+    counter: itertools.count[int] = field(default_factory=itertools.count)
+    devices: tuple[tuple[int, jaxapi.Device], ...] | None = None
 
 
 class Recorder:
@@ -86,113 +81,362 @@ class Recorder:
     ) -> None:
         self.writer = SnapshotWriter() if writer is None else writer
         self._step = step
-        self._counters: dict[int, itertools.count[int]] = {}
+        self._seen: dict[int, _Seen] = {}
+        self._plan: Plan | None = None  # the last one that was acted on
+        self._began: float | None = None
+        self._budget = Budget()
+        self._watch = OutcomeWatch(self._ended)
+        self._ring = Ring(self._spill, run_mark)
+        self._last: HeldExecution | None = None  # of those for which errors count
+        self._stop_with: str | None = None
+        self._room_made = 0.0
 
-    def before(self, executable: _Executable, inputs: Sequence[Any]) -> _Recording | None:
-        """See an execution begin: ask the policy, and queue its inputs if they are wanted.
+    def wants_flag(self) -> bool:
+        """Tell whether programs are to be compiled with `snaprt.execute.watch.watched`."""
+        plan = current_plan()
+        return plan is not None and plan.wants_flag
+
+    def withholds_donation(self) -> bool:
+        """Tell whether programs are to be compiled without donation."""
+        plan = current_plan()
+        return plan is not None and plan.withholds_donation
+
+    def before(self, executable: Executable, inputs: Sequence[Any]) -> _Token | None:
+        """See an execution begin: judge the conditions, and queue its inputs if they are wanted.
 
         Returns:
-            None, unless its outputs are wanted.
+            None, unless its end is of interest.
+
+        Raises:
+            ExecutionError: A failure was recorded, and SNAPRT_RECORD_STOP asks to stop.
         """
-        counter = self._counters.get(executable.number)
-        if counter is None:
-            counter = self._counters.setdefault(executable.number, itertools.count())
-        count = next(counter)
-        folder = policy.dump_folder()
-        if folder is None:
+        seen = self._seen.get(executable.number)
+        if seen is None:
+            seen = self._seen.setdefault(executable.number, _Seen())
+        count = next(seen.counter)
+        if self._stop_with is not None:
+            self._stop()
+        plan = current_plan()
+        if executable.donated:
+            hold = "device" if plan is None else plan.hold
+            about_to_donate([inputs[number] for number in executable.donated], hold)
+        if plan is None:
             return None
         try:
-            return self._begin(executable, inputs, folder, count)
+            if plan is not self._plan:
+                self._act_on(plan)
+            return self._begin(plan, executable, inputs, count, seen)
         except Exception as error:
             self.writer.complain(error)
             return None
 
-    def after(self, token: _Recording, outputs: Sequence[Any]) -> None:
-        """See the outputs of an execution, which may not be computed yet, and queue them."""
+    def after(self, token: _Token, outputs: Sequence[Any], flag: Any = None) -> None:
+        """See the outputs of an execution, which may not be computed yet.
+
+        Args:
+            token: What ``before`` returned.
+            outputs: The outputs, without the flag.
+            flag: The flag, of an executable that was compiled with one.
+        """
+        held = token.held
         try:
-            for index, device in token.devices:
-                self._submit(
-                    token.executable, "outputs", index, device, outputs, token.surroundings
-                )
+            held.outputs, held.flag = list(outputs), flag
+            if token.cause is not None:
+                self._budget.charge(self._submit(held, "outputs", token.conditions, token.cause))
+            if held.watching:
+                self._watch.add(held)
+            if held.plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
+                self._room_made = time.monotonic()
+                self.writer.call(lambda: self._ring.make_room(held.plan.keep_bytes))
         except Exception as error:
             self.writer.complain(error)
 
-    def failed(self, token: _Recording, error: BaseException) -> None:
+    def failed(self, token: _Token, error: BaseException) -> None:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
         metrics.counter_add("SnapshotFailedExecution")
+        try:
+            self._record_error(token.held, error)
+        except Exception as raised:
+            self.writer.complain(raised)
+
+    def compile_failed(
+        self, executable: Executable, inputs: Sequence[Any], error: BaseException
+    ) -> None:
+        """Learn that a program could not be compiled; record it with what it would have run on.
+
+        Args:
+            executable: The program; ``artifacts`` lowers it.
+            inputs: What it would have been called with.
+            error: What was raised.
+        """
+        token = self.before(executable, inputs)
+        if token is not None:
+            self.failed(token, error)
+
+    def program_failed(self, error: BaseException) -> None:
+        """Learn of an exception that ends the program or leaves a scope: record what ran last."""
+        plan = current_plan()
+        if plan is None or not plan.waits_for_errors:
+            return
+        if not isinstance(error, Exception) or is_recorded(error):
+            return
+        try:
+            recorded = metrics.counter_value("SnapshotFailures")
+            self._watch.settle()
+            last = self._last
+            if metrics.counter_value("SnapshotFailures") != recorded:
+                mark_recorded(error)  # an execution had failed, and this came of it
+            elif last is not None:
+                self._record_error(last, error)
+            elif plan.keep_last:
+                self._dump_ring(Cause("keep-last", error_text(error)))
+                mark_recorded(error)
+        except Exception as raised:
+            self.writer.complain(raised)
+
+    def dump_now(self) -> list[Path]:
+        """Write what the flight recorder holds, and empty it; return the files that are there."""
+        files = self._dump_ring(Cause("keep-last"))
+        self.flush()
+        return [file for file in files if file.exists()]
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything recorded so far is on disk, at most ``timeout`` seconds."""
+        self._watch.settle()
         return self.writer.flush(timeout)
 
+    def _act_on(self, plan: Plan) -> None:
+        """Get ready for what a plan that is new may ask for."""
+        self._plan = plan
+        if self._began is None:
+            self._began = time.monotonic()
+        if plan.waits_for_errors:
+            listen_for_uncaught_errors(self)
+        if plan.keep_last:
+            signals.on_user_signal(self.dump_now)
+        if plan.keep_last or any(condition.trigger for condition in plan.conditions):
+            atexit.unregister(self._finish)
+            atexit.register(self._finish)
+
     def _begin(
-        self, executable: _Executable, inputs: Sequence[Any], folder: Path, count: int
-    ) -> _Recording | None:
-        process = jax.process_index()
-        here = (device for device in executable.devices if device.process_index == process)
-        wanted = [
-            (index, device, words)
-            for index, device in enumerate(here)
-            if (words := policy.decide(executable.name, index, count))
-        ]
-        if not wanted:
+        self, plan: Plan, executable: Executable, inputs: Sequence[Any], count: int, seen: _Seen
+    ) -> _Token | None:
+        assert self._began is not None
+        moment = Moment(
+            executable.name,
+            executable.graph_id,
+            count,
+            -1 if self._step is None else self._step(),
+            time.monotonic() - self._began,
+            _rank(),
+        )
+        at_once: list[Condition] = []
+        watching: list[Condition] = []
+        for condition in plan.conditions:
+            if condition.holds(moment):
+                if condition.trigger:
+                    watching.append(condition)
+                elif condition.takes(executable.graph_id):
+                    at_once.append(condition)
+        if not at_once and not watching and not plan.keep_last:
             return None
-        surrounding = _Surroundings(
-            folder=folder,
-            count=count,
-            step=-1 if self._step is None else self._step(),
-            time=time.time(),
-            xla_flags=os.environ.get("XLA_FLAGS", ""),
-            environment=surroundings.environment(),
-            jax_config=surroundings.jax_config(),
+        self._watch.look()
+        devices = self._devices(executable, count, seen)
+        if not devices:
+            return None
+        held = HeldExecution(
+            executable,
+            plan,
+            moment,
+            devices,
+            hold_inputs(inputs, executable.donated, plan.hold),
+            tuple(watching),
         )
-        with_inputs = [(index, device) for index, device, words in wanted if "inputs" in words]
-        if with_inputs:
-            kept = _kept(inputs, executable.donated)
-            for index, device in with_inputs:
-                self._submit(executable, "inputs", index, device, kept, surrounding)
-        with_outputs = tuple(
-            (index, device) for index, device, words in wanted if "outputs" in words
+        remember(held)
+        if plan.keep_last:
+            self._ring.add(held)
+        if any(condition.trigger == "error" for condition in watching):
+            self._last = held
+        if not at_once or not self._admits(held, at_once):
+            return _Token(held, (), None)
+        cause = Cause(at_once[0].text)
+        self._submit(held, "inputs", at_once, cause)
+        return _Token(held, at_once, cause)
+
+    def _devices(
+        self, executable: Executable, count: int, seen: _Seen
+    ) -> tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]:
+        """Return this process's devices of which the callback lets something be recorded."""
+        if seen.devices is None:
+            process = jax.process_index()
+            here = [one for one in executable.devices if one.process_index == process]
+            seen.devices = tuple(enumerate(here))
+        return tuple(
+            (index, device, words)
+            for index, device in seen.devices
+            if (words := policy.decide(executable.name, index, count))
         )
-        return _Recording(executable, surrounding, with_outputs) if with_outputs else None
+
+    def _ended(self, held: HeldExecution, error: BaseException | None, nanoseconds: int) -> None:
+        """Judge the conditions that had to wait for the end of an execution."""
+        try:
+            if error is not None:
+                self._record_error(held, error)
+                return
+            for condition in held.watching:
+                if condition.trigger == "slower" and nanoseconds > condition.slower:
+                    if condition.takes(held.moment.graph_id):
+                        took = f"{condition.text} (it took {nanoseconds / 1e6:.3f} ms)"
+                        self._record(held, [condition], Cause(took))
+                elif condition.trigger == "nan" and held.has_new_infinity_or_nan():
+                    metrics.counter_add("SnapshotNaN")
+                    if condition.takes(held.moment.graph_id):
+                        self._record_failure(held, [condition], Cause(condition.text))
+        except Exception as raised:
+            self.writer.complain(raised)
+
+    def _record_error(self, held: HeldExecution, error: BaseException) -> None:
+        conditions = [
+            condition
+            for condition in held.watching
+            if condition.trigger == "error" and condition.takes(held.moment.graph_id)
+        ]
+        if conditions or held.plan.keep_last:
+            mark_recorded(error)
+            self._record_failure(held, conditions, Cause("error", error_text(error)))
+
+    def _record_failure(
+        self, held: HeldExecution, conditions: Sequence[Condition], cause: Cause
+    ) -> None:
+        metrics.counter_add("SnapshotFailures")
+        if conditions:
+            self._record(held, conditions, cause)
+        if held.plan.keep_last:
+            self._dump_ring(Cause("keep-last", cause.error))
+        if held.plan.stops:
+            self._stop_with = (
+                f"execution {held.moment.execution} of {held.executable.name}."
+                f"{held.executable.graph_id} was recorded for {cause.reason!r} into "
+                f"{held.plan.folder}, and the program is to stop then"
+            )
+
+    def _record(self, held: HeldExecution, conditions: Sequence[Condition], cause: Cause) -> None:
+        """Record an execution that has ended."""
+        if not self._admits(held, conditions):
+            return
+        self._submit(held, "inputs", conditions, cause)
+        if held.outputs is not None and not cause.error:
+            self._budget.charge(self._submit(held, "outputs", conditions, cause))
+
+    def _admits(self, held: HeldExecution, conditions: Sequence[Condition]) -> bool:
+        files = sum(len(_roles(index, words, conditions)) for index, _, words in held.devices)
+        nbytes = sum(array.nbytes for array in held.inputs)
+        return self._budget.admits(files, nbytes, held.plan.folder)
 
     def _submit(
         self,
-        executable: _Executable,
+        held: HeldExecution,
         role: layout.Role,
-        index: int,
-        device: jaxapi.Device,
-        arrays: Sequence[Any],
-        surrounding: _Surroundings,
-    ) -> None:
-        execution = layout.Execution(
-            role=role,
-            name=executable.name,
-            graph_id=executable.graph_id,
-            process=jax.process_index(),
-            executable=executable.number,
-            device_index=index,
-            execution_count=surrounding.count,
-            step=surrounding.step,
-            time=surrounding.time,
-            device=surroundings.describe_device(device),
-            devices=tuple(surroundings.describe_device(one) for one in executable.devices),
-            platform_version=surroundings.platform_version(device),
-            versions=surroundings.versions(),
-            xla_flags=surrounding.xla_flags,
-            environment=surrounding.environment,
-            jax_config=surrounding.jax_config,
-            input_names=_unique(executable.input_names),
-            output_names=_unique(executable.output_names),
-            donated=tuple(executable.donated),
-            source_locations=(),
+        conditions: Sequence[Condition],
+        cause: Cause,
+    ) -> int:
+        """Queue the files of one role; return how many bytes of arrays they hold."""
+        places = held.inputs if role == "inputs" else held.outputs or []
+        nbytes = sum(array.nbytes for array in places)
+        devices = [
+            (index, device)
+            for index, device, words in held.devices
+            if role in _roles(index, words, conditions)
+        ]
+        for index, device in devices:
+            execution = describe(held, role, index, device, cause, run_mark())
+            self.writer.submit(
+                held.plan.folder / layout.file_name(execution),
+                functools.partial(contents, execution, held, device),
+                nbytes,
+            )
+        return nbytes if devices else 0
+
+    def _spill(self, held: HeldExecution, folder: Path, cause: Cause | None = None) -> list[Path]:
+        """Write an execution of the ring into ``folder`` now, inputs first; return its files."""
+        files = []
+        for role in layout.ROLES:
+            if role == "outputs" and held.outputs is None:
+                continue
+            for index, device, words in held.devices:
+                if role in words:
+                    why = cause or Cause("keep-last")
+                    execution = describe(held, role, index, device, why, run_mark())
+                    file = folder / layout.file_name(execution)
+                    if self.writer.write(
+                        file, functools.partial(contents, execution, held, device)
+                    ):
+                        files.append(file)
+        return files
+
+    def _dump_ring(self, cause: Cause) -> list[Path]:
+        """Queue what the ring holds to be written, and return the files that it will become."""
+        expected: list[Path] = []
+        for held, files in self._ring.take():
+            folder = held.plan.folder
+            if files is not None:
+                expected += [folder / file.name for file in files]
+                self.writer.call(functools.partial(_move, files, folder))
+                continue
+            for role in layout.ROLES:
+                expected += [
+                    folder
+                    / layout.file_name(describe(held, role, index, device, cause, run_mark()))
+                    for index, device, words in held.devices
+                    if role in words
+                ]
+            nbytes = sum(array.nbytes for array in held.inputs)
+            self.writer.call(functools.partial(self._spill, held, folder, cause), nbytes)
+        return expected
+
+    def _finish(self) -> None:
+        """Record what the last executions turn out to be, before the process ends."""
+        self.flush()
+        self._ring.close()
+
+    def _stop(self) -> None:
+        self.flush()
+        reason, self._stop_with = self._stop_with, None
+        raise ExecutionError(
+            f"stopped: {reason}",
+            hint="SNAPRT_RECORD_STOP=0 lets it go on; `snaprt replay` runs what was recorded",
         )
-        names = execution.input_names if role == "inputs" else execution.output_names
-        self.writer.submit(
-            surrounding.folder / layout.file_name(execution),
-            lambda: gather(execution, executable.artifacts, names, arrays, device),
-            sum(_nbytes(array) for array in arrays),
-        )
+
+
+def _roles(index: int, words: frozenset[str], conditions: Sequence[Condition]) -> frozenset[str]:
+    """Return what of a device is recorded: what both the callback and a condition ask for."""
+    asked = [
+        condition.roles
+        for condition in conditions
+        if condition.devices is None or index in condition.devices
+    ]
+    return words & frozenset().union(*asked)
+
+
+def _move(files: Sequence[Path], folder: Path) -> None:
+    for file in files:
+        os.replace(file, folder / file.name)
+
+
+def _rank() -> int:
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdecimal() else jax.process_index()
+
+
+_run_marks: dict[int, str] = {}  # process id to mark: a forked child has one of its own
+
+
+def run_mark() -> str:
+    """Return 8 hex digits that tell this process from all others that write into a folder."""
+    process = os.getpid()
+    if process not in _run_marks:
+        _run_marks[process] = os.urandom(4).hex()
+    return _run_marks[process]
 
 
 @functools.cache
@@ -201,29 +445,10 @@ def process_recorder() -> Recorder:
     return Recorder(step=steps_ended)
 
 
-def _unique(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, each that was there before with its number added."""
-    taken: dict[str, None] = {}
-    for number, name in enumerate(names):
-        while name in taken:
-            name = f"{name}#{number}"
-        taken[name] = None
-    return tuple(taken)
+def dump_now() -> list[Path]:
+    """Write what the flight recorder holds (``--keep-last``), and begin afresh.
 
-
-def _kept(inputs: Sequence[Any], donated: Sequence[int]) -> list[Any]:
-    """Return arrays that stay as they are: copies of what is donated, and of NumPy's own."""
-    return [
-        jnp.copy(array)
-        if number in donated
-        else array
-        if isinstance(array, jax.Array)
-        else np.array(array)
-        for number, array in enumerate(inputs)
-    ]
-
-
-def _nbytes(array: Any) -> int:
-    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        return 16 * array.size  # of keys: as many as the largest of JAX's own PRNGs takes
-    return int(array.nbytes)
+    Returns:
+        The snapshots, oldest execution first; empty where none is held.
+    """
+    return process_recorder().dump_now()

@@ -1,0 +1,213 @@
+"""Executions whose arrays are held until they are written or let go; must not know when or where.
+
+JAX's arrays never change, so a reference holds one, until a program donates it: whoever runs one
+that does says so first (`about_to_donate`), and what is held elsewhere is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.snapshot.conditions import Condition, Moment
+from snaprt.snapshot.content import Artifacts
+from snaprt.snapshot.plan import Hold, Plan
+
+
+class Executable(Protocol):
+    """What the recorder needs to know of an executable."""
+
+    @property
+    def name(self) -> str:
+        """The name of its module."""
+
+    @property
+    def graph_id(self) -> str:
+        """16 hex digits that are the same for the same graph."""
+
+    @property
+    def number(self) -> int:
+        """Unique in the process."""
+
+    @property
+    def devices(self) -> tuple[jaxapi.Device, ...]:
+        """All that it runs on, in its own order."""
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """A name for each argument."""
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """A name for each result."""
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """The numbers of the arguments whose memory an execution may reuse."""
+
+    def artifacts(self) -> Artifacts:
+        """Return its module; called in the writer's thread, for it may lower it again."""
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class HeldExecution:
+    """One execution, with its arrays.
+
+    Attributes:
+        executable: What ran.
+        plan: What was to be recorded when it began.
+        moment: Which execution it is.
+        devices: ``(index, device, roles)`` of each device that may be recorded.
+        inputs: Its inputs.
+        watching: The conditions that hold if it ends as they say.
+        outputs: Its outputs, once there are any.
+        flag: A bool scalar: whether an output has a NaN or an infinity; None: it was not asked.
+        began: ``time.perf_counter_ns()`` when it began.
+        time: Seconds since 1970 when it began.
+        over: Whether it is known how it ended.
+    """
+
+    executable: Executable
+    plan: Plan
+    moment: Moment
+    devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]
+    inputs: list[Any]
+    watching: tuple[Condition, ...] = ()
+    outputs: list[Any] | None = None
+    flag: Any = None
+    began: int = field(default_factory=time.perf_counter_ns)
+    time: float = field(default_factory=time.time)
+    over: bool = False
+
+    def is_ready(self) -> bool:
+        """Tell, without waiting, whether it has ended."""
+        last = self._last_to_come()
+        return last is None or last.is_deleted() or bool(last.is_ready())
+
+    def wait(self) -> None:
+        """Wait until it has ended; raise its error if it failed."""
+        last = self._last_to_come()
+        if last is None:
+            return
+        try:
+            last.block_until_ready()
+        except Exception:
+            if not last.is_deleted():  # else somebody else has used it, so it was there
+                raise
+
+    def _last_to_come(self) -> Any:
+        if self.flag is not None:
+            return self.flag
+        arrays = [array for array in self.outputs or () if not _is_key(array)]
+        return arrays[0] if arrays else None
+
+    def has_new_infinity_or_nan(self) -> bool:
+        """Tell whether an output has a NaN, or an infinity, and no input has one."""
+        if self.flag is None or not bool(np.asarray(self.flag)):
+            return False
+        of_inputs, of_outputs = _kinds(self.inputs), _kinds(self.outputs or ())
+        # Outputs that somebody donated meanwhile cannot be looked at: the flag has seen them.
+        return bool(of_outputs - of_inputs) or not (of_outputs or of_inputs)
+
+
+def _kinds(arrays: Iterable[Any]) -> frozenset[str]:
+    """Return ``nan`` and ``inf``, as this process's parts of the arrays hold them."""
+    found: set[str] = set()
+    for array in arrays:
+        if _is_key(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
+            continue
+        with contextlib.suppress(RuntimeError):  # it was donated
+            for part in _parts(array):
+                if "nan" not in found and np.isnan(part).any():
+                    found.add("nan")
+                if "inf" not in found and np.isinf(part).any():
+                    found.add("inf")
+    return frozenset(found)
+
+
+def _is_key(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.extended))
+
+
+def _parts(array: Any) -> Iterable[np.ndarray]:
+    if isinstance(array, jax.Array):
+        return [np.asarray(shard.data) for shard in array.addressable_shards]
+    return [np.asarray(array)]
+
+
+def hold_inputs(inputs: Sequence[Any], donated: Sequence[int], hold: Hold) -> list[Any]:
+    """Return arrays that stay as they are while and after the execution runs.
+
+    Args:
+        inputs: What the execution is called with.
+        donated: Numbers of those whose memory it may take.
+        hold: Whether copies lie on the device or the host; ``host``: whether all are copies there.
+    """
+    going = frozenset(donated)
+    return [
+        np.array(array)  # NumPy's own may change
+        if not isinstance(array, jax.Array)
+        else array
+        if number not in going and (hold != "host" or _is_on_host(array))
+        else copy(array, hold)
+        for number, array in enumerate(inputs)
+    ]
+
+
+def copy(array: jax.Array, hold: Hold) -> jax.Array:
+    """Return a copy, with the same sharding, that nobody else can donate."""
+    if hold == "device" or _is_on_host(array):
+        return jnp.copy(array)
+    return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
+
+
+def _is_on_host(array: jax.Array) -> bool:
+    kind = array.sharding.memory_kind
+    if kind is not None and kind.endswith("host"):
+        return True
+    devices: set[Any] = array.sharding.device_set
+    return all(device.platform == "cpu" for device in devices)
+
+
+_alive: weakref.WeakSet[HeldExecution] = weakref.WeakSet()
+
+
+def remember(held: HeldExecution) -> HeldExecution:
+    """Let the arrays of ``held`` be copied if somebody donates them while it is alive."""
+    _alive.add(held)
+    return held
+
+
+def about_to_donate(arrays: Sequence[Any], hold: Hold) -> None:
+    """Copy, where they are held, arrays whose memory the next execution takes."""
+    if not _alive:
+        return
+    going = {id(array) for array in arrays}
+    copies: dict[int, Any] = {}
+    for held in list(_alive):
+        for places in (held.inputs, held.outputs or []):
+            for place, array in enumerate(places):
+                if id(array) in going:
+                    if id(array) not in copies:
+                        copies[id(array)] = copy(array, hold)
+                    places[place] = copies[id(array)]
+
+
+def read_again(fetch: Callable[[Any], np.ndarray], places: list[Any], place: int) -> np.ndarray:
+    """Return ``fetch(places[place])``, once more where it was donated and copied meanwhile."""
+    while True:
+        array = places[place]
+        try:
+            return fetch(array)
+        except RuntimeError:
+            if places[place] is array:
+                raise
