@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,18 +41,22 @@ class ShardedArray:
             return NamedArray(self.name, self.parts[0])
         value = np.empty(self.shape, self.parts[0].dtype)
         for part, index in reversed(list(zip(self.parts, self.indices, strict=True))):
-            value[tuple(slice(*ends) for ends in index)] = part
+            value[_slices(index)] = part
         return NamedArray(self.name, value)
 
     def fills_whole(self) -> bool:
         """Return whether each element of the whole lies in a part that has the size it should."""
         filled = np.zeros(self.shape, bool)
         for part, index in zip(self.parts, self.indices, strict=True):
-            region = filled[tuple(slice(*ends) for ends in index)]
+            region = filled[_slices(index)]
             if region.shape != part.shape:
                 return False
             region[...] = True
         return bool(filled.all())
+
+
+def _slices(index: Index) -> tuple[Any, ...]:
+    return (*(slice(*ends) for ends in index), ...)  # with the last one even a scalar is a view
 
 
 def sharded(

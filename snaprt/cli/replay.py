@@ -6,6 +6,7 @@ It knows options and how results are shown; the work is `snaprt_replay.rerun`'s.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from snaprt_replay import devices
 from snaprt_replay.array_statistics import describe
 from snaprt_replay.case import CompilerOption
 from snaprt_replay.rerun import Replay, replay
-from snaprt_replay.results import MISMATCH, to_json, worst_verdict
+from snaprt_replay.results import MISMATCH, Comparison, to_json, worst_verdict
 from snaprt_replay.tolerance import ToleranceRequest
 
 from snaprt.cli import output, tables
@@ -260,11 +261,21 @@ def _show(outcome: _Outcome, *, is_first: bool) -> None:
         output.console.print()
         for line in tables.tolerance_lines(comparison):
             output.console.print(f"tolerance: {line}")
-    for number, on_device in enumerate(result.by_device):
-        told = tables.printable(on_device.summary)
-        output.console.print(f"device {number}: {on_device.verdict}: {told}")
+    for numbers, told in _rows_of_devices(result.by_device):
+        output.console.print(f"{numbers}: {tables.printable(told)}")
     output.console.print()
     _show_verdict(outcome)
+
+
+def _rows_of_devices(by_device: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
+    """Yield ``devices 0-3`` and what was found there, once for each row with the same findings."""
+    found = enumerate(one.summary for one in by_device)
+    for told, row in itertools.groupby(found, key=lambda one: one[1]):
+        numbers = [number for number, _ in row]
+        if len(numbers) == 1:
+            yield f"device {numbers[0]}", told
+        else:
+            yield f"devices {numbers[0]}-{numbers[-1]}, each", told
 
 
 def _show_verdict(outcome: _Outcome) -> None:
