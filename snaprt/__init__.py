@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from snaprt.snapshot.policy import (
         register_hlo_snapshot_callback as register_hlo_snapshot_callback,
     )
+    from snaprt.snapshot.record import dump_now as dump_now
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "disable",
+    "dump_now",
     "enable",
     "lazy",
     "mark_step",
@@ -56,6 +58,7 @@ _WHERE = {
     "UsageError": "snaprt.errors:UsageError",
     "cache": "snaprt.cache",
     "disable": "snaprt.lazy.scope:disable",
+    "dump_now": "snaprt.snapshot.record:dump_now",
     "enable": "snaprt.lazy.scope:enable",
     "lazy": "snaprt.lazy",
     "mark_step": "snaprt.lazy.step:mark_step",

@@ -38,6 +38,7 @@ from snaprt.execute.once import compile_once, load_entry
 from snaprt.execute.proof import Proof, proof_of
 from snaprt.execute.store import persistent_cache
 from snaprt.execute.summary import summarise
+from snaprt.execute.watch import FLAG_NAME
 from snaprt.lazy.graph import Program
 
 _log = logging.getLogger("snaprt.compile")
@@ -84,6 +85,7 @@ class Executable:
         call: Runs it: arrays in, list of arrays out.
         lowered: Lowers the program again (or returns what compiling left), for recording.
         is_collected: Whether it was written down to be compiled later, and its results are zeros.
+        is_watched: Whether its last result is the flag of `snaprt.execute.watch`.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Executable:
     call: Callable[..., Sequence[jax.Array]]
     lowered: Callable[[], jax.stages.Lowered]
     is_collected: bool = False
+    is_watched: bool = False
 
     def artifacts(self) -> ModuleArtifacts:
         """Return the program in the forms in which it is recorded; the first call makes them."""
@@ -125,7 +128,11 @@ def artifacts_of(lowered: jax.stages.Lowered, compiled: Any) -> ModuleArtifacts:
 
 
 def compile_program(
-    program: Program, promoted: frozenset[int], overrides: Mapping[str, Any]
+    program: Program,
+    promoted: frozenset[int],
+    overrides: Mapping[str, Any],
+    *,
+    is_watched: bool = False,
 ) -> Executable:
     """Lower ``program``, and load its executable from the persistent cache or compile it.
 
@@ -133,18 +140,18 @@ def compile_program(
         program: What to compile, with the arrays it will first be called with.
         promoted: Which of its literals become arguments, after the inputs.
         overrides: Compiler options by name that do not change what the program computes.
+        is_watched: Whether it gets a flag, unless it is only collected; see
+            `snaprt.execute.watch`.
 
     Raises:
         CompileError: If JAX cannot lower it or XLA cannot compile it.
     """
-    arguments = len(program.inputs) + len(promoted)
-    results = len(program.outputs)
     folder = settings.get("SNAPRT_COLLECT")
     try:
         if folder is not None:
-            found = _collect(program, promoted, folder)
+            found, is_watched = _collect(program, promoted, folder), False
         else:
-            found = _obtain(program, promoted, arguments, results, overrides)
+            found = _obtain(program, promoted, overrides, is_watched)
     except CacheError:
         raise
     except Exception as error:
@@ -153,18 +160,52 @@ def compile_program(
             f"compiled: {error}",
             hint="the traceback above shows the error of JAX or XLA; its arrays stay pending",
         ) from error
+    return _executable(program, promoted, found, is_collected=folder is not None, flag=is_watched)
+
+
+def uncompiled_program(
+    program: Program, promoted: frozenset[int], *, is_watched: bool = False
+) -> Executable:
+    """Lower a program that cannot be compiled, so that it can be recorded; it cannot be called.
+
+    Args:
+        program: What could not be compiled.
+        promoted: Which of its literals become arguments, after the inputs.
+        is_watched: Whether it was to get a flag.
+
+    Raises:
+        Exception: It cannot be lowered either.
+    """
+    with placed(program.placement):
+        lowered = lowering(program, promoted, is_watched)()
+        graph_id = module_digest(jaxapi.stablehlo_without_locations(lowered))[:16]
+        devices = jaxapi.devices_of_lowered(lowered)
+
+    def call(*arguments: jax.Array) -> Sequence[jax.Array]:
+        raise CompileError(f"the graph {GRAPH_NAME}.{graph_id} could not be compiled")
+
+    found = _Found(call, graph_id, devices, False, lambda: lowered)
+    return _executable(program, promoted, found, is_collected=False, flag=is_watched)
+
+
+def _executable(
+    program: Program, promoted: frozenset[int], found: _Found, *, is_collected: bool, flag: bool
+) -> Executable:
+    arguments = len(program.inputs) + len(promoted)
+    results = [f"out{i}" for i in range(len(program.outputs))]
     return Executable(
         name=GRAPH_NAME,
         graph_id=found.graph_id,
         number=new_number(),
         devices=found.devices,
         input_names=tuple(f"arg{i}" for i in range(arguments)),
-        output_names=tuple(f"out{i}" for i in range(results)),
+        output_names=(*results, FLAG_NAME) if flag else tuple(results),
         donated=(),
         from_cache=found.from_cache,
         call=found.compiled,
         lowered=found.lowered,
-        is_collected=folder is not None,
+        is_collected=is_collected,
+        is_watched=flag,
     )
 
 
@@ -172,7 +213,7 @@ def compile_program(
 class _Found:
     """An executable, with what is known of it."""
 
-    compiled: jax.stages.Compiled
+    compiled: Callable[..., Sequence[jax.Array]]
     graph_id: str
     devices: tuple[jaxapi.Device, ...]
     from_cache: bool
@@ -190,16 +231,14 @@ def _collect(program: Program, promoted: frozenset[int], folder: Path) -> _Found
 
 
 def _obtain(
-    program: Program,
-    promoted: frozenset[int],
-    arguments: int,
-    results: int,
-    overrides: Mapping[str, Any],
+    program: Program, promoted: frozenset[int], overrides: Mapping[str, Any], is_watched: bool
 ) -> _Found:
     """Find the executable by the program's digest, else by its module, else compile it."""
-    lower = lowering(program, promoted)
+    arguments = len(program.inputs) + len(promoted)
+    results = len(program.outputs) + is_watched
+    lower = lowering(program, promoted, is_watched)
     cache = persistent_cache()
-    key_of_note = None if cache is None else note_key(program, promoted, cache)
+    key_of_note = None if cache is None else note_key(program, promoted, is_watched, cache)
     with placed(program.placement):
         if cache is not None and key_of_note is not None:
             noted = _load_noted(cache, key_of_note, program, lower)

@@ -42,7 +42,9 @@ class Note:
     device_ids: tuple[int, ...]
 
 
-def note_key(program: Program, promoted: frozenset[int], cache: Cache) -> Key | None:
+def note_key(
+    program: Program, promoted: frozenset[int], is_watched: bool, cache: Cache
+) -> Key | None:
     """Return the key of the program's note; ``None``, counted by its reason, where it has none."""
     try:
         digest = program_digest(program, promoted)
@@ -53,6 +55,8 @@ def note_key(program: Program, promoted: frozenset[int], cache: Cache) -> Key | 
         _log.info("a program has no digest: %r", error)
         metrics.counter_add(f"UnstableProgram::{type(error).__name__}")
         return None
+    if is_watched:
+        digest += " watched"
     return program_key(digest, devices_of_placement(program.placement), cache.folder)
 
 

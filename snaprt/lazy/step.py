@@ -6,6 +6,7 @@ runs what one value needs. Both go through `_run`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -16,9 +17,9 @@ from typing import Any
 import jax
 
 from snaprt import jaxapi, metrics
-from snaprt.errors import ExecutionError
+from snaprt.errors import CompileError, ExecutionError
 from snaprt.execute import collection, prefetch
-from snaprt.execute.compile import Executable, compile_program
+from snaprt.execute.compile import Executable, compile_program, uncompiled_program
 from snaprt.execute.run import run
 from snaprt.lazy.array import LazyArray, read_to_host
 from snaprt.lazy.graph import Node, Program, ancestors, build_program
@@ -193,6 +194,8 @@ def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) ->
         results = run(
             executable, arguments, None if executable.is_collected else process_recorder()
         )
+    except ExecutionError:  # the recorder stops the program: nothing has run
+        raise
     except Exception as error:
         failure = ExecutionError(
             f"graph {executable.name}.{executable.graph_id} failed while it ran ({cause}): {error}",
@@ -225,14 +228,16 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
     every step costs two compilations and not one a step.
     """
     literals = tuple([literal.key for literal in program.literals])
+    is_watched = process_recorder().wants_flag()
+    key = (is_watched, program.structure)
     with _families_lock:
-        family = _families.get(program.structure)
+        family = _families.get(key)
         if family is None:
-            family = _families[program.structure] = _Family(literals=literals)
+            family = _families[key] = _Family(literals=literals)
             if len(_families) > MAX_PROGRAMS:
                 _families.popitem(last=False)
         else:
-            _families.move_to_end(program.structure)
+            _families.move_to_end(key)
         promoted = family.promoted
         executable = family.executables.get(_constants(literals, promoted))
         if executable is None and family.executables:
@@ -242,7 +247,13 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
             family.executables.clear()
     if executable is None:
         flags.take_over()  # the script may have set XLA_FLAGS since
-        executable = compile_program(program, promoted, flags.compiler_overrides())
+        try:
+            executable = compile_program(
+                program, promoted, flags.compiler_overrides(), is_watched=is_watched
+            )
+        except CompileError as error:
+            _record_uncompiled(program, promoted, error, is_watched=is_watched)
+            raise
         if not executable.is_collected:
             metrics.counter_add("CachedCompile" if executable.from_cache else "UncachedCompile")
         with _families_lock:
@@ -251,6 +262,21 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
     elif not executable.is_collected:
         metrics.counter_add("CachedCompile")
     return executable, program.arguments(promoted)
+
+
+def _record_uncompiled(
+    program: Program, promoted: frozenset[int], error: CompileError, *, is_watched: bool
+) -> None:
+    recorder = process_recorder()
+    if recorder.waits_for_errors():
+        with contextlib.suppress(Exception):  # it cannot be lowered either: nothing would replay
+            executable = uncompiled_program(program, promoted, is_watched=is_watched)
+            recorder.compile_failed(executable, program.arguments(promoted), error)
+
+
+def left_with(error: BaseException) -> None:
+    """Learn of an exception that leaves a lazy scope: what ran last may have to be recorded."""
+    process_recorder().program_failed(error)
 
 
 def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[bytes, ...]:

@@ -6,7 +6,6 @@ that does says so first (`about_to_donate`), and what is held elsewhere is copie
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -70,7 +69,8 @@ class HeldExecution:
         inputs: Its inputs.
         watching: The conditions that hold if it ends as they say.
         outputs: Its outputs, once there are any.
-        flag: A bool scalar: whether an output has a NaN or an infinity; None: it was not asked.
+        flag: A bool scalar: whether an output has a NaN or an infinity; None where the program does
+            not say so, and the outputs have to be looked at.
         began: ``time.perf_counter_ns()`` when it began.
         time: Seconds since 1970 when it began.
         over: Whether it is known how it ended.
@@ -112,11 +112,10 @@ class HeldExecution:
 
     def has_new_infinity_or_nan(self) -> bool:
         """Tell whether an output has a NaN, or an infinity, and no input has one."""
-        if self.flag is None or not bool(np.asarray(self.flag)):
+        if self.flag is not None and not bool(np.asarray(self.flag)):
             return False
-        of_inputs, of_outputs = _kinds(self.inputs), _kinds(self.outputs or ())
-        # Outputs that somebody donated meanwhile cannot be looked at: the flag has seen them.
-        return bool(of_outputs - of_inputs) or not (of_outputs or of_inputs)
+        of_outputs = _kinds(self.outputs or ())
+        return bool(of_outputs) and bool(of_outputs - _kinds(self.inputs))
 
 
 def _kinds(arrays: Iterable[Any]) -> frozenset[str]:
@@ -125,12 +124,11 @@ def _kinds(arrays: Iterable[Any]) -> frozenset[str]:
     for array in arrays:
         if _is_key(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
             continue
-        with contextlib.suppress(RuntimeError):  # it was donated
-            for part in _parts(array):
-                if "nan" not in found and np.isnan(part).any():
-                    found.add("nan")
-                if "inf" not in found and np.isinf(part).any():
-                    found.add("inf")
+        for part in _parts(array):
+            if np.isnan(part).any():
+                found.add("nan")
+            if np.isinf(part).any():
+                found.add("inf")
     return frozenset(found)
 
 

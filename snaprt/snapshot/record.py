@@ -90,6 +90,7 @@ class Recorder:
         self._last: HeldExecution | None = None  # of those for which errors count
         self._stop_with: str | None = None
         self._room_made = 0.0
+        self._listens = False  # to SIGUSR1
 
     def wants_flag(self) -> bool:
         """Tell whether programs are to be compiled with `snaprt.execute.watch.watched`."""
@@ -100,6 +101,11 @@ class Recorder:
         """Tell whether programs are to be compiled without donation."""
         plan = current_plan()
         return plan is not None and plan.withholds_donation
+
+    def waits_for_errors(self) -> bool:
+        """Tell whether an error of the program would be recorded."""
+        plan = current_plan()
+        return plan is not None and plan.waits_for_errors
 
     def before(self, executable: Executable, inputs: Sequence[Any]) -> _Token | None:
         """See an execution begin: judge the conditions, and queue its inputs if they are wanted.
@@ -135,8 +141,9 @@ class Recorder:
 
         Args:
             token: What ``before`` returned.
-            outputs: The outputs, without the flag.
-            flag: The flag, of an executable that was compiled with one.
+            outputs: The outputs, a flag included.
+            flag: Whether another output has a NaN or an infinity, of an executable that was
+                compiled to say so: a bool scalar.
         """
         held = token.held
         try:
@@ -212,7 +219,8 @@ class Recorder:
             self._began = time.monotonic()
         if plan.waits_for_errors:
             listen_for_uncaught_errors(self)
-        if plan.keep_last:
+        if plan.keep_last and not self._listens:
+            self._listens = True
             signals.on_user_signal(self.dump_now)
         if plan.keep_last or any(condition.trigger for condition in plan.conditions):
             atexit.unregister(self._finish)
