@@ -28,6 +28,7 @@ import snaprt
 from snaprt import autoload, settings
 from snaprt.cli import after_import, output
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.snapshot.conditions import parse_conditions
 
 # What python leaves with after an exception that nothing caught.
 EXIT_UNCAUGHT: Final = 1
@@ -85,6 +86,19 @@ class ProgramCommand(click.Command):
 @click.option(
     "--dump", type=click.Path(path_type=Path), metavar="DIR", help="Record snapshots into DIR."
 )
+@click.option(
+    "--when",
+    multiple=True,
+    metavar="CONDITION",
+    help="Record only executions for which this holds: 'name=train, step=100-200', nan, error; "
+    "of several, one is enough (docs/recording.md has the words).",
+)
+@click.option(
+    "--keep-last",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Hold the last N executions; write them when something fails, or on SIGUSR1.",
+)
 @click.option("--dedupe", is_flag=True, help="Store an array that several snapshots hold once.")
 @click.option(
     "--metrics", type=click.Path(path_type=Path), metavar="FILE", help="Save the metrics at exit."
@@ -96,6 +110,8 @@ def command(
     lazy: bool | None,
     cache: Path | None,
     dump: Path | None,
+    when: tuple[str, ...],
+    keep_last: int | None,
     dedupe: bool,
     metrics: Path | None,
     program: tuple[str, ...],
@@ -103,7 +119,8 @@ def command(
     """Run a Python program under snaprt, unmodified: a script, or a module with -m.
 
     The program keeps its arguments, its exit status and its tracebacks. The options set
-    SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR and SNAPRT_METRICS_FILE for it and its child processes.
+    SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR, SNAPRT_RECORD, SNAPRT_RECORD_KEEP_LAST and
+    SNAPRT_METRICS_FILE for it and its child processes.
     With SNAPRT_JAX_CACHE=1 its jax.jit compiles through the compile cache.
     With --lazy, its main thread runs lazily from its own `import jax` on; JAX_... variables and
     XLA_FLAGS that it sets count as under python.
@@ -112,6 +129,7 @@ def command(
     Example:
       snaprt run --lazy --cache ~/.cache/train -- train.py --epochs 3
       snaprt run --lazy --dump dump -m my_package.train --epochs 3
+      snaprt run --lazy --when nan --when "step=100-200, every=10" -- train.py
     """
     if not program:
         raise click.UsageError("there is no program to run", context)
@@ -124,6 +142,11 @@ def command(
         if path is not None:
             # Absolute: the program may change its directory.
             os.environ[variable] = str(path.expanduser().absolute())
+    if when:
+        os.environ["SNAPRT_RECORD"] = "; ".join(when)
+    parse_conditions(os.environ.get("SNAPRT_RECORD", ""))
+    if keep_last is not None:
+        os.environ["SNAPRT_RECORD_KEEP_LAST"] = str(keep_last)
     if dedupe:
         os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
     if settings.get("SNAPRT_JAX_CACHE"):

@@ -85,6 +85,7 @@ def test_the_public_names_are_these():
         "UsageError",
         "__version__",
         "disable",
+        "dump_now",
         "enable",
         "lazy",
         "mark_step",
