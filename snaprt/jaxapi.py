@@ -15,11 +15,13 @@ import logging
 import re
 import sys
 import threading
+import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any, Protocol
 
 import jax
@@ -44,6 +46,7 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import lax as _lax
 from jax._src.lib import jax_jit as _jax_jit
 from jax._src.random import prng as _prng
+from jax._src.sharding_impls import UNSPECIFIED as _UNSPECIFIED
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
 from jaxlib import _hlo  # type: ignore[attr-defined]
@@ -325,7 +328,18 @@ def stablehlo_with_locations(module: Any, largest_constant: int) -> str:
         largest_constant: A constant with more elements than this loses its value, and the digests
             of those values stand at the end, each in a line ``// constant DIGEST``, in order.
     """
-    text = module.operation.get_asm(enable_debug_info=True, large_elements_limit=largest_constant)
+    return _text_to_compare(module, largest_constant, locations=True)
+
+
+def stablehlo_to_compare(module: Any, largest_constant: int) -> str:
+    """Do what `stablehlo_with_locations` does, but for the locations."""
+    return _text_to_compare(module, largest_constant, locations=False)
+
+
+def _text_to_compare(module: Any, largest_constant: int, *, locations: bool) -> str:
+    text = module.operation.get_asm(
+        enable_debug_info=locations, large_elements_limit=largest_constant
+    )
     if "__elided__" not in text:
         return text
     digests = [
@@ -360,7 +374,11 @@ def portable_stablehlo(lowered: jax.stages.Lowered) -> bytes:
 
     Modules with dialects that StableHLO does not version (Shardy) are stored in mixed form.
     """
-    module: Any = lowered.compiler_ir("stablehlo")
+    return portable_artifact(lowered.compiler_ir("stablehlo"))
+
+
+def portable_artifact(module: Any) -> bytes:
+    """Return an MLIR module as a portable StableHLO artifact; see `portable_stablehlo`."""
     return _jaxlib.mlir.serialize_portable_artifact(module, stablehlo.get_current_version(), True)
 
 
@@ -1041,17 +1059,26 @@ class FlatCall:
     Attributes:
         args: The leaves of its arguments, static ones left out.
         names: Of each argument, such as ``params['w']``.
+        results: The name of each result, such as ``result['loss']``.
         params: The parameters of the primitive ``jit``.
+        unflatten: Makes of the results what the function returns.
     """
 
     args: tuple[Any, ...]
     names: tuple[str, ...]
+    results: tuple[str, ...]
     params: dict[str, Any]
+    unflatten: Callable[[Sequence[Any]], Any] = list
 
 
 _infer_jit: Any = _pjit._infer_params
 _run_jit: Any = _pjit._run_python_pjit
 _run_jit_primitive: Any = _pjit.jit_p.impl
+_ASKED_BY_CPP = next(
+    constant
+    for constant in _pjit._cpp_pjit.__code__.co_consts
+    if isinstance(constant, CodeType) and constant.co_name == "cache_miss"
+)
 _NO_FAST_PATH = (None, None, None, SimpleNamespace(effects=(), consts=()), None, None, None)
 
 
@@ -1062,7 +1089,8 @@ def use_jit_watcher(watcher: JitWatcher) -> None:
     def infer(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
         if (
             _watch.value is None
-            or not clean()  # traced by something: a part of that program
+            or sys._getframe(1).f_code is not _ASKED_BY_CPP  # to lower it, say
+            or not clean()  # it is traced: a part of another program
             or watcher.leaves_to_jax(info.fun_sourceinfo)
         ):
             return _infer_jit(fun, info, args, kwargs)
@@ -1144,6 +1172,23 @@ def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         info.static_argnames,
         tree_util.tracing_registry,
     )
+    parts, alive = _kinds_of(leaves)
+    return (signature, parts, _jit_context()), alive
+
+
+def kind_of_flat_call(call: FlatCall) -> tuple[Any, Any]:
+    """Return what tells calls of one traced function that run different programs.
+
+    Returns:
+        As `kind_of_jit_call`.
+    """
+    params = call.params
+    chosen = (params["in_shardings"], params["out_shardings"], params["donated_invars"])
+    parts, alive = _kinds_of(call.args)
+    return (parts, chosen, _jit_context()), alive
+
+
+def _kinds_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
     parts: list[Any] = []
     alive: list[Any] = []
     for leaf in leaves:
@@ -1153,9 +1198,11 @@ def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
             alive += (aval, sharding)
         else:
             parts += (type(leaf), getattr(leaf, "dtype", None), np.shape(leaf))
-    mesh = _mesh.get_concrete_mesh()
-    context = (_config.trace_context(), _config.default_device.value, mesh)
-    return (signature, tuple(parts), context), alive
+    return tuple(parts), alive
+
+
+def _jit_context() -> tuple[Any, ...]:
+    return _config.trace_context(), _config.default_device.value, _mesh.get_concrete_mesh()
 
 
 def identity_of_lowered(lowered: jax.stages.Lowered) -> int:
@@ -1168,15 +1215,67 @@ def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
     traced, flat = _infer_jit(fun, info, args, kwargs)
     names = [f"closure{number}" for number in range(len(traced.consts))]
     names += traced.arg_names or [""] * (len(flat) - len(names))
-    return FlatCall(tuple(map(_core.full_lower, flat)), tuple(names), traced.params)
+    return FlatCall(
+        args=tuple(map(_core.full_lower, flat)),
+        names=_numbered("arg", names, len(flat)),
+        results=_results_of(traced.params["jaxpr"]),
+        params=traced.params,
+        unflatten=traced.out_tree.unflatten,
+    )
 
 
 def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
     """Return a call of the primitive ``jit`` as one with names."""
-    names = params["jaxpr"].debug_info.arg_names
-    if names is None or len(names) != len(args):
-        names = ("",) * len(args)
-    return FlatCall(args, tuple(names), params)
+    jaxpr = params["jaxpr"]
+    names = _numbered("arg", jaxpr.debug_info.arg_names, len(args))
+    return FlatCall(args, names, _results_of(jaxpr), params)
+
+
+def _results_of(jaxpr: Any) -> tuple[str, ...]:
+    return _numbered("out", jaxpr.debug_info.result_paths, len(jaxpr.out_avals))
+
+
+def _numbered(word: str, names: Any, count: int) -> tuple[str, ...]:
+    """Return names, made of ``word`` and a number where JAX knows none."""
+    if not isinstance(names, tuple | list) or len(names) != count:
+        names = [""] * count
+    return tuple([name or f"{word}{number}" for number, name in enumerate(names)])
+
+
+def without_donation(call: FlatCall) -> FlatCall:
+    """Return the call of a program that leaves its arguments as they are."""
+    donated = call.params["donated_invars"]
+    return replace(call, params={**call.params, "donated_invars": (False,) * len(donated)})
+
+
+def with_result(
+    call: FlatCall, add: Callable[[Callable[..., Any]], Callable[..., Any]], name: str
+) -> FlatCall:
+    """Return the call of a program that has one more result.
+
+    Args:
+        call: Arrays alone go in and out of it.
+        add: Makes of a flat function one that has it: the same for every call.
+        name: Its name.
+    """
+    params = call.params
+    jaxpr = params["jaxpr"]
+    if jaxpr not in _extended:
+        avals = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+            for aval in jaxpr.in_avals
+        ]
+        _extended[jaxpr] = jax.make_jaxpr(add(_core.jaxpr_as_fun(jaxpr)))(*avals)
+    params = {
+        **params,
+        "jaxpr": _extended[jaxpr],
+        "out_shardings": (*params["out_shardings"], _UNSPECIFIED),
+        "out_layouts": (*params["out_layouts"], None),
+    }
+    return replace(call, params=params, results=(*call.results, name))
+
+
+_extended: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def run_flat_jit_call(call: FlatCall) -> list[Any]:
@@ -1207,6 +1306,7 @@ class JitModule:
         output_names: Of each result.
         donated: The parameters whose memory an execution may take.
         is_recordable: Whether arrays alone go in and out.
+        is_pure: Whether it neither writes to references nor has effects.
     """
 
     name: str
@@ -1215,6 +1315,7 @@ class JitModule:
     output_names: tuple[str, ...]
     donated: tuple[int, ...]
     is_recordable: bool
+    is_pure: bool
 
 
 def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModule:
@@ -1222,14 +1323,9 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
     lowering: Any = lowered._lowering
     written = _written_references(lowering)
     constants = [f"constant{number}" for number in range(len(lowering.const_args))]
-    arguments = [name or f"arg{number}" for number, name in enumerate(call.names)]
-    inputs = _module_arguments(lowering, [*constants, *arguments])
+    inputs = _module_arguments(lowering, [*constants, *call.names])
     inputs += [f"reference{number}" for number in range(len(_captured_references(lowering)))]
-    paths = call.params["jaxpr"].debug_info.result_paths
-    results = len(lowering.compile_args["global_out_avals"]) - len(written) + written.count(None)
-    if not isinstance(paths, tuple) or len(paths) != results:
-        paths = ("",) * results
-    outputs = iter([path or f"out{number}" for number, path in enumerate(paths)])
+    outputs = iter(call.results)
     taken = {place for place in written if place is not None}
     donated = {number for number, flag in enumerate(lowering._donated_invars) if flag}
     avals = [*lowering.compile_args["global_in_avals"], *lowering.compile_args["global_out_avals"]]
@@ -1244,6 +1340,7 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
         ),
         donated=tuple(sorted(donated | taken)),
         is_recordable=all(hasattr(aval, "dtype") and hasattr(aval, "shape") for aval in avals),
+        is_pure=not call.params["jaxpr"].effects and lowering.compile_args["mut"] is None,
     )
 
 
@@ -1325,9 +1422,7 @@ def without_locations_or_names(module: bytes, *, names: bool) -> bytes:
             _take_out_names(parsed)
             text = _with_neutral_axes(parsed.operation.get_asm(enable_debug_info=False))
             parsed = ir.Module.parse(text)
-        return _jaxlib.mlir.serialize_portable_artifact(
-            parsed, stablehlo.get_current_version(), True
-        )
+        return portable_artifact(parsed)
 
 
 def _take_out_names(module: Any) -> None:
@@ -1348,10 +1443,11 @@ def _take_out_names(module: Any) -> None:
 
 def _without_notes(attributes: Any) -> Any:
     """Return an argument's attributes without JAX's own, but for the one that has a meaning."""
+    named: Any = ir.DictAttr(attributes)
     return ir.DictAttr.get(
         {
             one.name: one.attr
-            for one in ir.DictAttr(attributes)
+            for one in named
             if not one.name.startswith("jax.") or one.name == "jax.buffer_donor"
         }
     )
@@ -1393,3 +1489,100 @@ def compile_options_without_paths(serialised: bytes) -> bytes:
         if name.startswith("xla_") and isinstance(value, str) and ("/" in value or "\\" in value):
             setattr(flags, name, "")
     return options.SerializeAsString()
+
+
+# --- errors while a graph is recorded -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BoundOperation:
+    """A primitive with what it was bound to."""
+
+    primitive: Any
+    operands: Sequence[Any]
+    params: Mapping[str, Any]
+
+
+_watch_errors_lock = threading.Lock()
+_watched_errors: list[Callable[[BaseException], None]] = []
+
+
+def watch_errors(seen: Callable[[BaseException], None]) -> None:
+    """Call ``seen`` with each error that leaves JAX, before JAX cuts its traceback down.
+
+    Checked with jax 0.10.2 and 0.12.0: ``filter_traceback`` is called by the outermost of JAX's own
+    functions that an error passes, unless JAX_TRACEBACK_FILTERING is ``off`` or ``tracebackhide``.
+    """
+    with _watch_errors_lock:
+        if seen in _watched_errors:
+            return
+        _watched_errors.append(seen)
+        if len(_watched_errors) > 1:
+            return
+        original = _traceback_util.filter_traceback
+
+        def filter_traceback(tb: Any) -> Any:
+            error = sys.exc_info()[1]
+            if error is not None and error.__traceback__ is tb:
+                for one in _watched_errors:
+                    one(error)
+            return original(tb)
+
+        _traceback_util.filter_traceback = filter_traceback
+
+
+def failed_operation(error: BaseException) -> BoundOperation | None:
+    """Return the innermost primitive that was being bound when an error was raised."""
+    found = None
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code is _core.Primitive.bind_with_trace.__code__:
+            found = at.tb_frame
+        at = at.tb_next
+    if found is None:
+        return None
+    names = found.f_locals
+    return BoundOperation(names["self"], tuple(names["args"]), dict(names["params"]))
+
+
+def user_stack(error: BaseException) -> tuple[str, ...]:
+    """Return ``file:line (function)`` of the user's frames on the way to an error, outermost first.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    first = error.__traceback__
+    if first is None:
+        return ()
+    outer = list(traceback.walk_stack(first.tb_frame.f_back))[::-1]
+    frames = [*outer, *traceback.walk_tb(first)]
+    return tuple(
+        f"{frame.f_code.co_filename}:{line} ({frame.f_code.co_qualname})"
+        for frame, line in frames
+        if _source_info.is_user_filename(frame.f_code.co_filename)
+    )
+
+
+def primitive_named(name: str, module: str) -> Any:
+    """Return JAX's own primitive of that name, None where there is none.
+
+    Args:
+        name: Its name, which several may have.
+        module: What `lowering_module` says of it.
+    """
+    tables = [_mlir._lowerings, *_mlir._platform_specific_lowerings.values()]
+    named = {one for table in tables for one in table if one.name == name}
+    ours = [one for one in named if lowering_module(one).partition(".")[0] in ("jax", "jaxlib")]
+    return next((one for one in ours if lowering_module(one) == module), next(iter(ours), None))
+
+
+def is_extended_dtype(value: Any) -> bool:
+    """Say whether ``value`` is a dtype of JAX's own, as that of PRNG keys."""
+    return isinstance(value, _prng.KeyTy)
+
+
+def is_placed_aval(aval: Any) -> bool:
+    """Say whether the type of an array names the axes of a mesh."""
+    mesh = getattr(aval.sharding, "mesh", None)
+    kind = getattr(aval, "manual_axis_type", None)
+    varies = getattr(aval, "vma", None) or getattr(kind, "varying", None)
+    return bool(varies) or (mesh is not None and not mesh.empty)

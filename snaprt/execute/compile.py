@@ -60,6 +60,7 @@ class ModuleArtifacts:
         compile_options: Serialised ``xla.CompileOptionsProto``.
         num_devices: How many devices one execution runs on.
         proof: What tells the executable from others.
+        trace_error: What a snapshot says of the error that ended its recording, if one did.
     """
 
     stablehlo: bytes
@@ -67,6 +68,7 @@ class ModuleArtifacts:
     compile_options: bytes
     num_devices: int
     proof: Proof = field(default_factory=Proof)
+    trace_error: Any = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,16 +17,20 @@ from typing import Any
 import jax
 
 from snaprt import jaxapi, metrics
-from snaprt.errors import CompileError, ExecutionError
+from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.execute import collection, prefetch
 from snaprt.execute.compile import Executable, compile_program, uncompiled_program
 from snaprt.execute.run import run
+from snaprt.execute.unfinished import unfinished_graph
 from snaprt.lazy.array import LazyArray, read_to_host
 from snaprt.lazy.graph import Node, Program, ancestors, build_program
 from snaprt.lazy.trace import LazyTrace
 from snaprt.snapshot import flags
+from snaprt.snapshot.failures import is_recorded, mark_recorded
+from snaprt.snapshot.plan import current_plan
 from snaprt.snapshot.record import process_recorder
 from snaprt.snapshot.steps import end_step
+from snaprt.snapshot.trace_errors import describe_trace_error
 
 # What a recorded operation shows as its source is the user's line, not ours.
 for _part in ("lazy", "execute", "jaxapi.py"):
@@ -57,7 +61,8 @@ def thread_trace() -> LazyTrace:
         flags.take_over()
         jaxapi.teach_device_get(LazyArray, read_to_host)
         prefetch.start()
-        trace = _of_thread.trace = LazyTrace(_read)
+        trace = _of_thread.trace = LazyTrace(_read, _failed)
+        jaxapi.watch_errors(_left_jax)
     return trace
 
 
@@ -283,3 +288,38 @@ def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[b
     if not promoted:
         return literals
     return tuple([key for i, key in enumerate(literals) if i not in promoted])
+
+
+def _left_jax(error: BaseException) -> None:
+    """See an error leave a function of JAX's, such as a jitted one that was being traced."""
+    trace = jaxapi.current_trace()
+    if isinstance(trace, LazyTrace) and isinstance(error, Exception):
+        _failed(trace, error, None)
+
+
+def _failed(trace: LazyTrace, error: Exception, bound: jaxapi.BoundOperation | None) -> None:
+    """Record an error that was raised while the graph was being recorded, with the graph so far."""
+    if current_plan() is None or isinstance(error, SnaprtError) or is_recorded(error):
+        return
+    recorder = process_recorder()
+    try:
+        mark_recorded(error)
+        operation = jaxapi.failed_operation(error) or bound
+        with trace.graph.lock:
+            pending, part, program = _program_so_far(trace)
+        described = describe_trace_error(error, operation, pending, pending - part)
+        graph = unfinished_graph(program, described)
+        recorder.compile_failed(graph, program.inputs if program else (), error)
+    except Exception as raised:
+        recorder.writer.complain(raised)
+
+
+def _program_so_far(trace: LazyTrace) -> tuple[int, int, Program | None]:
+    """Return how many operations are pending, how many can be one program now, and that."""
+    nodes = ancestors(_nodes_of(trace.graph.live_arrays()))
+    if not nodes:
+        return 0, 0, None
+    wanted = _wanted_results(nodes, ())
+    part = next(iter(_split_by_placement(nodes, wanted)))
+    outputs = [(node, index) for node in part for index in sorted(wanted[node.number])]
+    return len(nodes), len(part), build_program(part, outputs, placement=_placement_of(part))

@@ -37,6 +37,10 @@ class Artifacts(Protocol):
     def proof(self) -> Proof:
         """What tells the executable from others."""
 
+    @property
+    def trace_error(self) -> layout.TraceErrorRecord | None:
+        """The error that ended the recording of the graph, if one did."""
+
 
 class Proof(Protocol):
     """What tells an executable from others, as ``layout.ProofRecord`` describes it."""
@@ -86,6 +90,7 @@ def gather(
         proof=layout.ProofRecord(
             forms.proof.fingerprint, forms.proof.optimised_hlo, forms.proof.aliases
         ),
+        trace_error=forms.trace_error,
     )
 
 

@@ -161,6 +161,39 @@ class ProofRecord:
 
 
 @dataclass(frozen=True)
+class TraceErrorRecord:
+    """An error that was raised while a graph was being recorded.
+
+    The file's module is the graph so far, its arrays are that graph's inputs.
+
+    Attributes:
+        kind: The error's class, with its module, as in ``builtins.TypeError``.
+        message: What it says.
+        stack: ``file:line (function)`` of the user's frames, outermost first.
+        x64: Whether 64-bit types were enabled.
+        pending: How many operations the graph had.
+        left_out: How many of them the file's module does not have.
+        primitive: The name of the JAX primitive that failed; empty where none did.
+        module: The Python module that defines how the primitive is lowered.
+        operands: Its operands' abstract values: ``shape``, ``dtype``, ``weak_type``, ``text``.
+        params: Its parameters by name, as ``parameters.py`` writes them.
+        unencodable: What of operands and parameters could not be written.
+    """
+
+    kind: str
+    message: str
+    stack: tuple[str, ...]
+    x64: bool = False
+    pending: int = 0
+    left_out: int = 0
+    primitive: str = ""
+    module: str = ""
+    operands: tuple[Mapping[str, Any], ...] = ()
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unencodable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class DeviceRecord:
     """A device: JAX's ``platform``, ``device_kind``, ``id`` and ``process_index``."""
 
@@ -242,6 +275,7 @@ class Manifest:
     arrays: tuple[ArrayRecord, ...]
     shardings: tuple[ShardingRecord, ...] = ()
     proof: ProofRecord = ProofRecord()
+    trace_error: TraceErrorRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -287,6 +321,7 @@ class Contents:
         arrays: Those to write; a record stands for one of which nothing is to be written.
         shardings: What the arrays' ``sharding_number`` counts.
         proof: What tells which executable ran.
+        trace_error: The error that ended the recording of the graph, if one did.
     """
 
     execution: Execution
@@ -294,6 +329,7 @@ class Contents:
     arrays: Sequence[ArrayContent | ArrayRecord]
     shardings: tuple[ShardingRecord, ...] = ()
     proof: ProofRecord = ProofRecord()
+    trace_error: TraceErrorRecord | None = None
 
 
 def file_name(execution: Execution) -> str:
@@ -356,6 +392,9 @@ def manifest_from_json(text: bytes) -> Manifest:
             arrays=tuple(_record(ArrayRecord, one) for one in body["arrays"]),
             shardings=tuple(_record(ShardingRecord, one) for one in body.get("shardings", ())),
             proof=_record(ProofRecord, body.get("proof", {})),
+            trace_error=(
+                _record(TraceErrorRecord, body["trace_error"]) if body.get("trace_error") else None
+            ),
         )
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -401,6 +440,10 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "Mapping[str, float]": lambda value: (
         isinstance(value, dict) and all(isinstance(one, (int, float)) for one in value.values())
     ),
+    "tuple[Mapping[str, Any], ...]": lambda value: (
+        isinstance(value, tuple) and all(isinstance(one, dict) for one in value)
+    ),
+    "Mapping[str, Any]": lambda value: isinstance(value, dict),
     "Mapping[str, str]": lambda value: (
         isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
     ),

@@ -93,7 +93,12 @@ def _write_container(
             for index, array in enumerate(contents.arrays)
         )
         manifest = layout.Manifest(
-            contents.execution, module, arrays, contents.shardings, contents.proof
+            contents.execution,
+            module,
+            arrays,
+            contents.shardings,
+            contents.proof,
+            contents.trace_error,
         )
         text = layout.manifest_to_json(manifest)
         container.add_bytes(layout.MANIFEST_MEMBER, text)
