@@ -5,6 +5,7 @@ Unlike `load`, which gathers all that a replay needs, this shows one file alone 
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +17,9 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
+from snaprt.snapshot import places
 from snaprt.snapshot.layout import Role
-from snaprt.snapshot.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.read import SnapshotFile, open_snapshot, sibling_outputs
 from snaprt.snapshot.xla import (
     HloModuleProto,
     HloProto,
@@ -27,7 +29,7 @@ from snaprt.snapshot.xla import (
     parse,
     serialise,
 )
-from snaprt_replay import floatbits, sniff
+from snaprt_replay import floatbits, shared, sniff
 from snaprt_replay.case import Case, NamedArray, Signature
 from snaprt_replay.load import load
 
@@ -102,9 +104,28 @@ def read(path: str | Path) -> Contents:
         SnapshotError: It cannot be read, is damaged, or is of no known format.
     """
     path = Path(path)
-    if sniff.sniff(path) == sniff.SNAPSHOT:
+    form = sniff.sniff(path)
+    if form == sniff.PACK:
+        return _of_pack(path)
+    if form == sniff.SNAPSHOT:
         return _of_snapshot(open_snapshot(path))
     return _of_case(load(path))
+
+
+def _of_pack(pack: Path) -> Contents:
+    """Show both sides of the one execution in a packed file, on its first device."""
+    first = open_snapshot(shared.only_execution(pack))
+    sides = [one for one in (first.path, sibling_outputs(first.path)) if one is not None]
+    shown = [_of_snapshot(open_snapshot(path)) for path in sides]
+    others = [path.name for path in places.snapshots_in(pack) if path not in sides]
+    return dataclasses.replace(
+        shown[0],
+        path=pack,
+        format=sniff.PACK,
+        facts={**shown[0].facts, "holds": ", ".join(one.facts["holds"] for one in shown)},
+        notes=(*shown[0].notes, *(f"holds {name} too: `snaprt ls {pack}`" for name in others)),
+        arrays=lambda: (array for one in shown for array in one.arrays()),
+    )
 
 
 def _of_snapshot(file: SnapshotFile) -> Contents:
@@ -126,6 +147,7 @@ def _of_snapshot(file: SnapshotFile) -> Contents:
         "jax config": _pairs(execution.jax_config),
         "donated": ", ".join(map(str, execution.donated)),
         "source": "; ".join(execution.source_locations[:5]),
+        "redacted": ", ".join(execution.redacted),
     }
 
     def arrays() -> Iterator[tuple[Role, NamedArray]]:

@@ -18,7 +18,7 @@ from snaprt.errors import SnapshotError, UsageError
 from snaprt.snapshot import layout
 from snaprt.snapshot.read import SnapshotFile, open_snapshot, sibling_inputs, sibling_outputs
 from snaprt_replay import inputs as given_inputs
-from snaprt_replay import isolate, siblings, sniff, xla_files
+from snaprt_replay import isolate, shared, siblings, sniff, xla_files
 from snaprt_replay.case import Case, NamedArray, Signature, name_arrays
 from snaprt_replay.shards import ShardedArray, sharded
 
@@ -309,7 +309,8 @@ def _named(values: Sequence[np.ndarray] | None, prefix: str) -> tuple[NamedArray
 
 
 _LOADERS: Final[Mapping[str, Callable[[Path], Case]]] = {
-    sniff.SNAPSHOT: _load_snapshot,
+    sniff.SNAPSHOT: lambda path: shared.as_redacted(_load_snapshot(path)),
+    sniff.PACK: lambda path: shared.as_redacted(_load_snapshot(shared.only_execution(path))),
     sniff.MLIR_TEXT: lambda path: _load_module_file(path, sniff.MLIR_TEXT),
     sniff.MLIR_BYTECODE: _load_bytecode,
     sniff.HLO_TEXT: lambda path: _load_xla(path, sniff.HLO_TEXT, xla_files.load_hlo_text),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import layout
+from snaprt.snapshot import layout, places
 from snaprt.snapshot.read import SnapshotFile, open_snapshot
 
 _MOST_SECONDS_APART = 600
@@ -68,7 +67,7 @@ def _candidates(file: SnapshotFile, role: layout.Role, number: int) -> list[Path
     start = f"{expected.partition('-process')[0]}-process{process:06d}-"
     _, mark, rest = expected.rpartition("-device")
     try:
-        names = os.listdir(file.path.parent)
+        names = [path.name for path in places.snapshots_in(file.path.parent)]
     except OSError as error:
         raise SnapshotError(f"cannot list {file.path.parent}: {error.strerror or error}") from error
     return sorted(

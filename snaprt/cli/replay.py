@@ -24,6 +24,8 @@ from snaprt_replay.tolerance import ToleranceRequest
 
 from snaprt.cli import output, tables
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.snapshot import places
+from snaprt.snapshot.executions import executions_in
 from snaprt.snapshot.read import sibling_inputs
 
 SCHEMA: Final = "snaprt.replay"
@@ -179,10 +181,18 @@ class _Outcome:
 
 
 def _distinct(files: Sequence[Path]) -> list[Path]:
-    """Leave out each ``.outputs.snap`` whose ``.inputs.snap`` is given too, as by ``dump/*``."""
-    given = {path.absolute() for path in files}
+    """Leave out each ``.outputs.snap`` whose ``.inputs.snap`` is given too, as by ``dump/*``.
+
+    A packed file stands for the executions in it.
+    """
+    unpacked = [
+        one
+        for path in files
+        for one in ((executions_in(path) if places.is_pack_file(path) else None) or [path])
+    ]
+    given = {path.absolute() for path in unpacked}
     kept = []
-    for path in dict.fromkeys(files):
+    for path in dict.fromkeys(unpacked):
         inputs = sibling_inputs(path)
         if inputs is None or inputs.absolute() not in given:
             kept.append(path)

@@ -79,6 +79,16 @@ def exists(path: Path) -> bool:
     return pack is not None and path.relative_to(pack).as_posix() in members(pack)
 
 
+def size(path: Path) -> int:
+    """Return the size in bytes of what a path leads to.
+
+    Raises:
+        OSError: There is no such file.
+    """
+    with open_bytes(path) as file:
+        return file.seek(0, os.SEEK_END)
+
+
 def members(pack: Path) -> tuple[str, ...]:
     """Return the names of a packed file's members, but for the mark; none where it is damaged."""
     try:

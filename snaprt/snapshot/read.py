@@ -186,6 +186,20 @@ class SnapshotFile:
                 else _RECORD_AGAIN,
             ) from error
 
+    def stored_files(self) -> Mapping[str, Path]:
+        """Return where the arrays lie that are kept in the store, by the names of their members.
+
+        Raises:
+            SnapshotError: One is not there.
+        """
+        found: dict[str, Path] = {}
+        for record in self.manifest.arrays:
+            path = self._stored_path(record)
+            if path is not None:
+                with self._reading(f"array {record.name}", path):
+                    found[record.member] = path
+        return found
+
     def _stored_path(self, record: layout.ArrayRecord) -> Path | None:
         """Return where the store keeps an array; None for one that lies in the file."""
         if not record.in_store:

@@ -117,7 +117,7 @@ class ArrayStore:
             with WholeWrites(temporary) as file:
                 encode.put(file, stored, compression)
                 os.fsync(file.fileno())
-            _move_unless_there(temporary, path)
+            move_unless_there(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         _force_to_disk(path.parent)
@@ -130,7 +130,7 @@ def _member(address: str, compression: str) -> str:
     return f"{FOLDER}/{address[:2]}/{address}{SUFFIXES[compression]}"
 
 
-def _move_unless_there(temporary: Path, path: Path) -> None:
+def move_unless_there(temporary: Path, path: Path) -> None:
     """Give a file its name, unless another process was faster: its length may be recorded."""
     try:
         os.link(temporary, path)
