@@ -18,8 +18,9 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.snapshot import places
-from snaprt.snapshot.layout import Role
+from snaprt.snapshot.layout import Role, ShardingRecord, TraceErrorRecord
 from snaprt.snapshot.read import SnapshotFile, open_snapshot, sibling_outputs
+from snaprt.snapshot.trace_errors import operation_text
 from snaprt.snapshot.xla import (
     HloModuleProto,
     HloProto,
@@ -129,7 +130,7 @@ def _of_pack(pack: Path) -> Contents:
 
 
 def _of_snapshot(file: SnapshotFile) -> Contents:
-    execution = file.manifest.execution
+    execution, proof = file.manifest.execution, file.manifest.proof
     when = datetime.datetime.fromtimestamp(execution.time).astimezone()
     facts = {
         "holds": execution.role,
@@ -141,11 +142,21 @@ def _of_snapshot(file: SnapshotFile) -> Contents:
         "device": f"{execution.device.platform} {execution.device.id} ({execution.device.kind}), "
         f"{execution.device_index + 1} of {len(execution.devices)}",
         "platform": execution.platform_version.replace("\n", " "),
+        "driver": execution.driver,
+        "processor": execution.processor,
+        "shardings": "; ".join(_sharding_text(one) for one in file.manifest.shardings),
+        "executable": proof.fingerprint,
+        "optimised HLO": proof.optimised_hlo,
         "versions": _pairs(execution.versions),
         "XLA_FLAGS": execution.xla_flags,
         "environment": _pairs(execution.environment),
         "jax config": _pairs(execution.jax_config),
         "donated": ", ".join(map(str, execution.donated)),
+        "aliases": ", ".join(proof.aliases) and f"{', '.join(proof.aliases)} (result <- parameter)",
+        "RNG keys": ", ".join(
+            f"{one.name} ({one.key_impl})" for one in file.manifest.arrays if one.key_impl
+        ),
+        **_facts_of_error(file.manifest.trace_error),
         "source": "; ".join(execution.source_locations[:5]),
         "redacted": ", ".join(execution.redacted),
     }
@@ -165,6 +176,28 @@ def _of_snapshot(file: SnapshotFile) -> Contents:
         hlo=lambda: jaxapi.hlo_text(file.module.hlo),
         arrays=arrays,
     )
+
+
+def _sharding_text(sharding: ShardingRecord) -> str:
+    mesh = ", ".join(
+        f"{name} {size}"
+        for name, size in zip(sharding.axis_names, sharding.axis_sizes, strict=True)
+    )
+    axes = ", ".join("+".join(entry) or "-" for entry in sharding.spec)
+    named = f" mesh ({mesh}) spec ({axes})" if mesh else ""
+    devices = " ".join(map(str, sharding.devices))
+    return f"{sharding.kind}{named} {sharding.hlo} on {devices}"
+
+
+def _facts_of_error(error: TraceErrorRecord | None) -> Mapping[str, str]:
+    if error is None:
+        return {}
+    return {
+        "error": f"{error.kind}: {error.message}",
+        "failed": operation_text(error) if error.primitive else "",
+        "not in the file": ", ".join(error.unencodable),
+        "stack": "; ".join(error.stack),
+    }
 
 
 def _pairs(values: Mapping[str, str]) -> str:

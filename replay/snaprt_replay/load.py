@@ -123,7 +123,7 @@ def _load_snapshot(path: Path) -> Case:
         inputs=inputs,
         outputs=outputs,
         parameters=parameters,
-        environment=_recorded_environment(file),
+        environment=recorded_environment(file),
         trusted=True,
         notes=tuple(notes),
     )
@@ -167,7 +167,7 @@ def _load_of_devices(file: SnapshotFile) -> Case:
             if wholes is not None
             else module_parameters(module.stablehlo, path)
         ),
-        environment=_recorded_environment(file),
+        environment=recorded_environment(file),
         devices=count,
         partitioning=_partitioning(module.compile_options, path),
         input_parts={one.name: one.parts for one in differing},
@@ -248,7 +248,8 @@ def _check_same_execution(one: SnapshotFile, other: SnapshotFile) -> None:
         )
 
 
-def _recorded_environment(file: SnapshotFile) -> Mapping[str, str]:
+def recorded_environment(file: SnapshotFile) -> Mapping[str, str]:
+    """Return what a snapshot says of where it was recorded, as in `Case.environment`."""
     execution, proof = file.manifest.execution, file.manifest.proof
     return {
         **execution.versions,

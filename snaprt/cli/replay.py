@@ -21,6 +21,7 @@ from snaprt_replay.case import CompilerOption
 from snaprt_replay.rerun import Replay, replay
 from snaprt_replay.results import MISMATCH, Comparison, to_json, worst_verdict
 from snaprt_replay.tolerance import ToleranceRequest
+from snaprt_replay.trace_errors import TraceErrorReplay, replay_trace_error
 
 from snaprt.cli import output, tables
 from snaprt.errors import SnaprtError, UsageError
@@ -116,6 +117,10 @@ def command(
     as one of the three is given, the others are 0; without any, defaults by dtype hold, which are
     printed.
 
+    Of a program on several devices, name the file of one of them: the others are found beside it,
+    and host devices take their place where there are too few. Of an error that was raised while
+    a graph was recorded, the operation that failed is evaluated again, and its errors compared.
+
     The status is 0 if all match, 1 if one differs, 2 if one cannot be replayed.
 
     \b
@@ -160,15 +165,21 @@ class _Outcome:
     path: Path
     replay: Replay | None
     error: SnaprtError | None = None
+    trace_error: TraceErrorReplay | None = None
 
     @property
     def status(self) -> int:
+        if self.trace_error is not None:
+            return output.EXIT_OK if self.trace_error.reproduces else output.EXIT_MISMATCH
         if self.replay is None:
             return output.EXIT_FAILURE
         return output.EXIT_MISMATCH if self.replay.mismatch else output.EXIT_OK
 
     @property
     def verdict(self) -> str:
+        if self.trace_error is not None:
+            does = "reproduces" if self.trace_error.reproduces else "does not reproduce"
+            return f"{does} the error"
         if self.replay is None:
             return "failed"
         if self.replay.played.agrees_with_itself is False:
@@ -205,6 +216,10 @@ def _replay_all(files: Sequence[Path], options: Mapping[str, Any]) -> Iterator[_
         if path.absolute() in joined:
             continue
         try:
+            trace_error = replay_trace_error(path)
+            if trace_error is not None:
+                yield _Outcome(path, None, trace_error=trace_error)
+                continue
             done = replay(path, **options)
             joined.update(one.absolute() for one in done.case.files)
             yield _Outcome(path, done)
@@ -244,11 +259,13 @@ def _save(path: Path, result: Replay) -> None:
 
 def _show(outcome: _Outcome, *, is_first: bool) -> None:
     result = outcome.replay
+    if not is_first and outcome.error is None:
+        output.console.print()
+    if outcome.trace_error is not None:
+        _show_trace_error(outcome.trace_error)
     if result is None:
         return
     case, played, comparison = result.case, result.played, result.comparison
-    if not is_first:
-        output.console.print()
     output.console.print(f"{outcome.path}: {case.format}, module {tables.printable(case.name)}")
     source = "loaded from the cache" if played.from_cache else "compiled"
     times = ", ".join(map(tables.seconds_text, played.execute_seconds[:3]))
@@ -275,6 +292,29 @@ def _show(outcome: _Outcome, *, is_first: bool) -> None:
         output.console.print(f"{numbers}: {tables.printable(told)}")
     output.console.print()
     _show_verdict(outcome)
+
+
+def _show_trace_error(found: TraceErrorReplay) -> None:
+    recorded = found.recorded
+    lines = [
+        f"{found.path}: an error while the graph was recorded, module {found.name}",
+        f"recorded: {recorded.kind}: {recorded.message}",
+        f"operation: {found.operation or 'none; Python code raised the error'}",
+        *(f"  at {frame}" for frame in recorded.stack),
+        f"graph so far: {recorded.pending} operations",
+    ]
+    if recorded.left_out:
+        lines.append(f"note: {recorded.left_out} of them, on other devices, are not in the file")
+    lines += [f"note: not in the file: {one}" for one in recorded.unencodable]
+    for line in lines:
+        output.console.print(tables.printable(line))
+    for warning in found.warnings:
+        output.console.print(Text.assemble(("warning:", "yellow"), f" {tables.printable(warning)}"))
+    output.console.print()
+    word, style = (
+        ("REPRODUCES", "green") if found.reproduces else ("DOES NOT REPRODUCE", "bold red")
+    )
+    output.console.print(Text.assemble((word, style), f": {tables.printable(found.summary)}"))
 
 
 def _rows_of_devices(by_device: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
@@ -329,6 +369,16 @@ def _outcome_json(outcome: _Outcome) -> dict[str, Any]:
         "verdict": outcome.verdict,
         "status": outcome.status,
     }
+    if outcome.trace_error is not None:
+        found = outcome.trace_error
+        return {
+            **data,
+            "trace_error": dataclasses.asdict(found.recorded),
+            "operation": found.operation,
+            "raised": dataclasses.asdict(found.raised),
+            "summary": found.summary,
+            "warnings": found.warnings,
+        }
     if outcome.replay is None:
         assert outcome.error is not None
         return {**data, "error": outcome.error.message, "hint": outcome.error.hint}

@@ -70,7 +70,7 @@ def describe_trace_error(
 def raise_again(record: TraceErrorRecord) -> RaisedAgain:
     """Evaluate the operation that failed, as JAX did, and return the error."""
     if not record.primitive:
-        return RaisedAgain(obstacle="no operation of JAX's failed: its Python code, or the user's")
+        return RaisedAgain(obstacle="no operation failed: Python code raised the error")
     primitive = jaxapi.primitive_named(record.primitive, record.module)
     if primitive is None:
         whose = f"{record.module or 'no module of JAX'}"
