@@ -23,7 +23,7 @@ SMALL = 4 << 10
 """Bytes: below, compression saves nothing and ordinary tools have it easier."""
 
 _LARGE = 64 << 20  # bytes: from here on a good disk takes an array faster than zstd shrinks it
-_SAMPLE_BLOCK = 32 << 10
+_SAMPLE_BLOCK = 64 << 10  # bytes: less would hide what shuffling gains
 _SAMPLE_BLOCKS = 8
 _SHUFFLE_GAIN = 0.95  # shuffled where that makes the sample smaller by this factor
 _DIGEST_THREADS = 2  # of BLAKE3 over a large array: it then costs less than the zip's own CRC-32

@@ -52,6 +52,12 @@ def redact(file: SnapshotFile, redaction: Redaction) -> tuple[layout.Contents, t
         SnapshotError: The snapshot is damaged, its module cannot be rewritten, or a path is left.
     """
     manifest, kinds = file.manifest, redaction.kinds
+    if manifest.trace_error is not None:
+        raise SnapshotError(
+            f"{file.path} records an error raised while a graph was recorded, with its message and "
+            "the parameters of an operation: what is in them cannot be redacted",
+            hint="pack it without --redact, or send the message alone",
+        )
     axes = jaxapi.mesh_axes(file.module.stablehlo) if "names" in kinds else ()
     names = _Names(manifest.execution, axes)
     module = _redact_module(file, kinds)

@@ -145,8 +145,8 @@ _SPECIALS: Final = {
 def _place_specials(
     flat: np.ndarray, kept: Mapping[str, float], generator: np.random.Generator
 ) -> None:
-    shares = {name: kept.get(name, 0.0) for name in _SPECIALS}
-    if not any(shares.values()):
+    shares = {name: kept[name] for name in _SPECIALS if name in kept}
+    if not shares:
         return
     places = generator.permutation(flat.size)
     start = 0

@@ -60,7 +60,8 @@ class ArrayStore:
             fetched = np.asarray(array.fetch())
             record = self._stored(array, fetched, to_storage(fetched))
             self._remember(array, record)
-        return dataclasses.replace(record, name=array.name)
+        # The rest is the array's own; these two are its place in one file.
+        return dataclasses.replace(record, name=array.name, sharding_number=array.sharding_number)
 
     def _seen_before(self, array: layout.ArrayContent) -> layout.ArrayRecord | None:
         if array.identity is None:
