@@ -85,6 +85,10 @@ def _limit(text: str) -> int | None:
     return parse_size(text) or None
 
 
+def _rank(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() else None
+
+
 def _count(text: str) -> int:
     number = int(text)
     if number < 0:
@@ -142,6 +146,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default=False,
         default_text="off",
         help="Of what NEURON_DUMP_HLO_SNAPSHOT asks for, record rank 0's first device alone.",
+    ),
+    Setting(
+        "RANK",
+        _rank,
+        allowed="a number, 0 or more; any other text counts as not set",
+        default=None,
+        default_text="`jax.process_index()`",
+        help="Which of the processes of a job this is, as torchrun and others say it.",
     ),
     Setting(
         "SNAPRT_CACHE",

@@ -52,12 +52,11 @@ class OutcomeWatch:
         self._awaited: deque[HeldExecution] = deque()  # by the thread
         self._thread: threading.Thread | None = None
         self._quiet: deque[HeldExecution] = deque()  # of which only an error would matter
-        self._quiet_lock = threading.Lock()
         self._last_end = 0
 
     def add(self, held: HeldExecution) -> None:
         """Watch an execution that has begun and whose outputs are on their way."""
-        if all(condition.trigger == "error" for condition in held.watching):
+        if not held.is_awaited:
             self._quiet.append(held)
             return
         with self._changed:
@@ -74,21 +73,24 @@ class OutcomeWatch:
 
     def look(self) -> None:
         """Tell of those that have ended and that the thread does not wait for."""
-        while self._quiet and self._quiet[0].is_ready():
-            self._tell_oldest(only_if_ready=True)
+        quiet = self._quiet
+        while quiet and quiet[0].is_ready():
+            self._tell_oldest()
 
     def settle(self) -> None:
         """Wait until all that were added have ended and were told of."""
         while self._quiet:
-            self._tell_oldest(only_if_ready=False)
+            self._tell_oldest()
         if threading.current_thread() is not self._thread:
             with self._changed:
                 self._changed.wait_for(lambda: not self._awaited)
 
-    def _tell_oldest(self, *, only_if_ready: bool) -> None:
-        with self._quiet_lock:
-            if self._quiet and (not only_if_ready or self._quiet[0].is_ready()):
-                self._tell(self._quiet.popleft())
+    def _tell_oldest(self) -> None:
+        try:
+            oldest = self._quiet.popleft()
+        except IndexError:  # another thread was faster
+            return
+        self._tell(oldest)
 
     def _work(self) -> None:
         changed = self._changed

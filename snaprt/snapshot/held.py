@@ -68,12 +68,15 @@ class HeldExecution:
         devices: ``(index, device, roles)`` of each device that may be recorded.
         inputs: Its inputs.
         watching: The conditions that hold if it ends as they say.
+        is_awaited: Whether its end matters even if it is no error.
         outputs: Its outputs, once there are any.
         flag: A bool scalar: whether an output has a NaN or an infinity; None where the program does
             not say so, and the outputs have to be looked at.
         began: ``time.perf_counter_ns()`` when it began.
         time: Seconds since 1970 when it began.
         over: Whether it is known how it ended.
+        recorded_for: The conditions for which it is recorded, whatever comes of it.
+        cause: The same for its manifests; None where it is not recorded yet.
     """
 
     executable: Executable
@@ -81,12 +84,15 @@ class HeldExecution:
     moment: Moment
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]
     inputs: list[Any]
-    watching: tuple[Condition, ...] = ()
+    watching: Sequence[Condition] = ()
+    is_awaited: bool = False
     outputs: list[Any] | None = None
     flag: Any = None
     began: int = field(default_factory=time.perf_counter_ns)
     time: float = field(default_factory=time.time)
     over: bool = False
+    recorded_for: Sequence[Condition] = ()
+    cause: Any = None
 
     def is_ready(self) -> bool:
         """Tell, without waiting, whether it has ended."""
@@ -107,8 +113,10 @@ class HeldExecution:
     def _last_to_come(self) -> Any:
         if self.flag is not None:
             return self.flag
-        arrays = [array for array in self.outputs or () if not _is_key(array)]
-        return arrays[0] if arrays else None
+        for array in self.outputs or ():
+            if hasattr(array, "is_ready"):  # arrays of PRNG keys cannot say it
+                return array
+        return None
 
     def has_new_infinity_or_nan(self) -> bool:
         """Tell whether an output has a NaN, or an infinity, and no input has one."""
@@ -176,22 +184,25 @@ def _is_on_host(array: jax.Array) -> bool:
     return all(device.platform == "cpu" for device in devices)
 
 
-_alive: weakref.WeakSet[HeldExecution] = weakref.WeakSet()
+_alive: list[weakref.ref[HeldExecution]] = []
+_MANY = 256  # of these, most are dead
 
 
-def remember(held: HeldExecution) -> HeldExecution:
+def remember(held: HeldExecution) -> None:
     """Let the arrays of ``held`` be copied if somebody donates them while it is alive."""
-    _alive.add(held)
-    return held
+    _alive.append(weakref.ref(held))
+    if len(_alive) > _MANY:
+        _alive[:] = [one for one in _alive if one() is not None]
 
 
 def about_to_donate(arrays: Sequence[Any], hold: Hold) -> None:
     """Copy, where they are held, arrays whose memory the next execution takes."""
     if not _alive:
         return
+    _alive[:] = alive = [one for one in _alive if one() is not None]
     going = {id(array) for array in arrays}
     copies: dict[int, Any] = {}
-    for held in list(_alive):
+    for held in filter(None, [one() for one in alive]):
         for places in (held.inputs, held.outputs or []):
             for place, array in enumerate(places):
                 if id(array) in going:

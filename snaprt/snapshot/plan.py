@@ -6,9 +6,11 @@ their texts with those it has read last, which takes 0.5 us.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -38,6 +40,7 @@ class Plan:
         hold: Where inputs are held whose execution may fail: on the device, donated ones on the
             host, or all on the host.
         stops: Whether the program is stopped when a failure was recorded.
+        rank: What RANK says; None where it says nothing.
     """
 
     folder: Path
@@ -46,6 +49,7 @@ class Plan:
     keep_bytes: int
     hold: Hold
     stops: bool
+    rank: int | None = None
 
     @functools.cached_property
     def wants_flag(self) -> bool:
@@ -73,7 +77,7 @@ _NEURON_HOLDS: Final[dict[str, Hold]] = {
 _READ: Final = (
     *("XLA_FLAGS", "SNAPRT_DUMP_DIR", "SNAPRT_RECORD", "SNAPRT_RECORD_KEEP_LAST"),
     *("NEURON_DUMP_HLO_SNAPSHOT", "NEURON_FRAMEWORK_DEBUG", "NEURON_NC0_ONLY_SNAPSHOT"),
-    *("SNAPRT_RECORD_HOLD", "SNAPRT_RECORD_STOP", "SNAPRT_RECORD_KEEP_BYTES"),
+    *("SNAPRT_RECORD_HOLD", "SNAPRT_RECORD_STOP", "SNAPRT_RECORD_KEEP_BYTES", "RANK"),
 )
 
 # `os.environ.get` takes half a microsecond for a variable that is not set, and every execution
@@ -87,12 +91,30 @@ _keys: Final[tuple[Any, ...]] = tuple(
 _seen: tuple[list[Any], Plan | None] = ([], None)  # the texts, and what follows of them
 
 
+class _OfThread(threading.local):
+    """What a scope in this thread asks for, in place of the environment."""
+
+    plan: Plan | None = None
+
+
+_of_thread = _OfThread()
+
+
+def set_thread_plan(plan: Plan | None) -> Plan | None:
+    """Put a plan in the place of the environment's for this thread; return what stood there."""
+    before, _of_thread.plan = _of_thread.plan, plan
+    return before
+
+
 def current_plan() -> Plan | None:
     """Return what is to be recorded, or None while recording is off.
 
     A setting that cannot be used is logged once and counts as off.
     """
     global _seen
+    asked = _of_thread.plan
+    if asked is not None:
+        return asked
     get = _variables.get
     texts = [get(key) for key in _keys]
     seen = _seen
@@ -144,7 +166,32 @@ def _read_plan() -> Plan | None:
         keep_bytes=settings.get("SNAPRT_RECORD_KEEP_BYTES"),
         hold=hold,
         stops=stops,
+        rank=settings.get("RANK"),
     )
+
+
+def plan_with(conditions: tuple[Condition, ...] | None, folder: Path | None) -> Plan:
+    """Return the environment's plan with other conditions, another directory, or both.
+
+    Where neither says what is recorded, everything is.
+
+    Raises:
+        UsageError: A variable has a value that is not allowed.
+    """
+    plan = _read_plan()
+    if plan is None:
+        plan = Plan(
+            folder=folder or settings.get("SNAPRT_DUMP_DIR") or _default_folder(),
+            conditions=parse_conditions("all"),
+            keep_last=0,
+            keep_bytes=settings.get("SNAPRT_RECORD_KEEP_BYTES"),
+            hold=settings.get("SNAPRT_RECORD_HOLD"),
+            stops=settings.get("SNAPRT_RECORD_STOP"),
+            rank=settings.get("RANK"),
+        )
+    if conditions is not None:
+        plan = dataclasses.replace(plan, conditions=conditions)
+    return plan if folder is None else dataclasses.replace(plan, folder=folder)
 
 
 def _neuron_conditions() -> tuple[Condition, ...]:

@@ -66,6 +66,11 @@ def register_hlo_snapshot_callback(callback: Callback | None) -> Callback:
     return before
 
 
+def records_all() -> bool:
+    """Tell whether the callback is the default one, so that it need not be asked."""
+    return _callback is _record_all
+
+
 def decide(name: str, device_index: int, count: int) -> frozenset[str]:
     """Ask the callback what to write of an execution on one device: ``inputs``, ``outputs``."""
     callback = _callback

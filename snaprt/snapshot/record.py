@@ -22,7 +22,7 @@ from snaprt import jaxapi, metrics
 from snaprt.errors import ExecutionError
 from snaprt.snapshot import layout, policy, signals
 from snaprt.snapshot.budgets import Budget
-from snaprt.snapshot.conditions import Condition, Moment
+from snaprt.snapshot.conditions import BOTH_ROLES, Condition, Moment
 from snaprt.snapshot.describe import Cause, contents, describe, error_text
 from snaprt.snapshot.failures import (
     OutcomeWatch,
@@ -45,27 +45,12 @@ from snaprt.snapshot.writer import SnapshotWriter
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
 
 
-@dataclass(frozen=True)
-class _Token:
-    """An execution under way.
-
-    Attributes:
-        held: Its arrays.
-        conditions: Those for which it is recorded, whatever comes of it.
-        cause: The same for its manifests.
-    """
-
-    held: HeldExecution
-    conditions: Sequence[Condition]
-    cause: Cause | None
-
-
 @dataclass
 class _Seen:
     """What is known of an executable that has run."""
 
     counter: itertools.count[int] = field(default_factory=itertools.count)
-    devices: tuple[tuple[int, jaxapi.Device], ...] | None = None
+    devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
 
 
 class Recorder:
@@ -84,6 +69,7 @@ class Recorder:
         self._seen: dict[int, _Seen] = {}
         self._plan: Plan | None = None  # the last one that was acted on
         self._began: float | None = None
+        self._process = 0  # of JAX's, once somebody asks to record
         self._budget = Budget()
         self._watch = OutcomeWatch(self._ended)
         self._ring = Ring(self._spill, run_mark)
@@ -107,7 +93,7 @@ class Recorder:
         plan = current_plan()
         return plan is not None and plan.waits_for_errors
 
-    def before(self, executable: Executable, inputs: Sequence[Any]) -> _Token | None:
+    def before(self, executable: Executable, inputs: Sequence[Any]) -> HeldExecution | None:
         """See an execution begin: judge the conditions, and queue its inputs if they are wanted.
 
         Returns:
@@ -136,20 +122,19 @@ class Recorder:
             self.writer.complain(error)
             return None
 
-    def after(self, token: _Token, outputs: Sequence[Any], flag: Any = None) -> None:
+    def after(self, held: HeldExecution, outputs: Sequence[Any], flag: Any = None) -> None:
         """See the outputs of an execution, which may not be computed yet.
 
         Args:
-            token: What ``before`` returned.
+            held: What ``before`` returned.
             outputs: The outputs, a flag included.
             flag: Whether another output has a NaN or an infinity, of an executable that was
                 compiled to say so: a bool scalar.
         """
-        held = token.held
         try:
             held.outputs, held.flag = list(outputs), flag
-            if token.cause is not None:
-                self._budget.charge(self._submit(held, "outputs", token.conditions, token.cause))
+            if held.cause is not None:
+                self._budget.charge(self._submit(held, "outputs", held.recorded_for, held.cause))
             if held.watching:
                 self._watch.add(held)
             if held.plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
@@ -158,11 +143,11 @@ class Recorder:
         except Exception as error:
             self.writer.complain(error)
 
-    def failed(self, token: _Token, error: BaseException) -> None:
+    def failed(self, held: HeldExecution, error: BaseException) -> None:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
         metrics.counter_add("SnapshotFailedExecution")
         try:
-            self._record_error(token.held, error)
+            self._record_error(held, error)
         except Exception as raised:
             self.writer.complain(raised)
 
@@ -176,9 +161,9 @@ class Recorder:
             inputs: What it would have been called with.
             error: What was raised.
         """
-        token = self.before(executable, inputs)
-        if token is not None:
-            self.failed(token, error)
+        held = self.before(executable, inputs)
+        if held is not None:
+            self.failed(held, error)
 
     def program_failed(self, error: BaseException) -> None:
         """Learn of an exception that ends the program or leaves a scope: record what ran last."""
@@ -217,6 +202,7 @@ class Recorder:
         self._plan = plan
         if self._began is None:
             self._began = time.monotonic()
+            self._process = jax.process_index()
         if plan.waits_for_errors:
             listen_for_uncaught_errors(self)
         if plan.keep_last and not self._listens:
@@ -228,7 +214,7 @@ class Recorder:
 
     def _begin(
         self, plan: Plan, executable: Executable, inputs: Sequence[Any], count: int, seen: _Seen
-    ) -> _Token | None:
+    ) -> HeldExecution | None:
         assert self._began is not None
         moment = Moment(
             executable.name,
@@ -236,14 +222,16 @@ class Recorder:
             count,
             -1 if self._step is None else self._step(),
             time.monotonic() - self._began,
-            _rank(),
+            plan.rank if plan.rank is not None else self._process,
         )
         at_once: list[Condition] = []
         watching: list[Condition] = []
+        is_awaited = False
         for condition in plan.conditions:
             if condition.holds(moment):
                 if condition.trigger:
                     watching.append(condition)
+                    is_awaited |= condition.trigger != "error"
                 elif condition.takes(executable.graph_id):
                     at_once.append(condition)
         if not at_once and not watching and not plan.keep_last:
@@ -258,30 +246,31 @@ class Recorder:
             moment,
             devices,
             hold_inputs(inputs, executable.donated, plan.hold),
-            tuple(watching),
+            watching,
+            is_awaited,
         )
         remember(held)
         if plan.keep_last:
             self._ring.add(held)
-        if any(condition.trigger == "error" for condition in watching):
+        if watching and plan.waits_for_errors:
             self._last = held
-        if not at_once or not self._admits(held, at_once):
-            return _Token(held, (), None)
-        cause = Cause(at_once[0].text)
-        self._submit(held, "inputs", at_once, cause)
-        return _Token(held, at_once, cause)
+        if at_once and self._admits(held, at_once):
+            held.recorded_for, held.cause = at_once, Cause(at_once[0].text)
+            self._submit(held, "inputs", at_once, held.cause)
+        return held
 
     def _devices(
         self, executable: Executable, count: int, seen: _Seen
     ) -> tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]:
         """Return this process's devices of which the callback lets something be recorded."""
         if seen.devices is None:
-            process = jax.process_index()
-            here = [one for one in executable.devices if one.process_index == process]
-            seen.devices = tuple(enumerate(here))
+            here = [one for one in executable.devices if one.process_index == self._process]
+            seen.devices = tuple((index, one, BOTH_ROLES) for index, one in enumerate(here))
+        if policy.records_all():
+            return seen.devices
         return tuple(
             (index, device, words)
-            for index, device in seen.devices
+            for index, device, _ in seen.devices
             if (words := policy.decide(executable.name, index, count))
         )
 
@@ -429,11 +418,6 @@ def _roles(index: int, words: frozenset[str], conditions: Sequence[Condition]) -
 def _move(files: Sequence[Path], folder: Path) -> None:
     for file in files:
         os.replace(file, folder / file.name)
-
-
-def _rank() -> int:
-    rank = os.environ.get("RANK", "")
-    return int(rank) if rank.isdecimal() else jax.process_index()
 
 
 _run_marks: dict[int, str] = {}  # process id to mark: a forked child has one of its own
