@@ -104,7 +104,7 @@ def draw(record: ArrayRecord) -> np.ndarray:
     part = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
     table = _table(kept, generator, part)
     flat = table[generator.integers(0, _TABLE, size, np.uint32)]
-    _place_specials(flat, kept, generator)
+    _place_specials(flat, kept, table, generator)
     return flat.view(dtype).reshape(record.shape)
 
 
@@ -143,14 +143,18 @@ _SPECIALS: Final = {
 
 
 def _place_specials(
-    flat: np.ndarray, kept: Mapping[str, float], generator: np.random.Generator
+    flat: np.ndarray,
+    kept: Mapping[str, float],
+    table: np.ndarray,
+    generator: np.random.Generator,
 ) -> None:
-    shares = {name: kept[name] for name in _SPECIALS if name in kept}
-    if not shares:
-        return
-    places = generator.permutation(flat.size)
+    """Put zeros, NaNs and infinities where chance wants them, and the extremes, which are rare."""
+    counts = {name: round(kept[name] * flat.size) for name in _SPECIALS if name in kept}
+    wanted = min(flat.size, sum(counts.values()) + 2)
+    places = generator.choice(flat.size, wanted, replace=False)
     start = 0
-    for name, share in shares.items():
-        stop = start + round(share * flat.size)
-        flat[places[start:stop]] = np.array(_SPECIALS[name]).astype(flat.dtype)
-        start = stop
+    for name, count in counts.items():
+        flat[places[start : start + count]] = np.array(_SPECIALS[name]).astype(flat.dtype)
+        start += count
+    extremes = places[start:]
+    flat[extremes] = table[: len(extremes)]
