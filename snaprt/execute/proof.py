@@ -14,6 +14,8 @@ from blake3 import blake3
 
 from snaprt import jaxapi
 
+# What the partitioner was allowed, which shows in what it did; with one device it does nothing.
+_ALLOWED = re.compile(r", allow_spmd_sharding_propagation_to_\w+=\{[^}]*\}")
 _ALIAS = re.compile(r"\{([0-9, ]*)\}: \(([0-9]+), \{[0-9, ]*\}, (?:may|must)-alias\)")
 
 
@@ -40,11 +42,12 @@ def proof_of(executable: Any) -> Proof:
     """
     if executable is None:
         return Proof()
-    text = jaxapi.optimised_hlo(executable)
+    header, _, body = jaxapi.optimised_hlo(executable).partition("\n")
+    text = f"{_ALLOWED.sub('', header)}\n{body}"
     return Proof(
         fingerprint=jaxapi.executable_fingerprint(executable),
-        optimised_hlo=blake3(text.encode()).hexdigest() if text else "",
-        aliases=_aliases(text.partition("\n")[0]),
+        optimised_hlo=blake3(text.encode()).hexdigest() if header else "",
+        aliases=_aliases(header),
     )
 
 
