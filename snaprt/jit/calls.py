@@ -19,7 +19,9 @@ from typing import Any, overload
 import jax
 
 from snaprt import jaxapi
-from snaprt.jit.executable import JitExecutable, executable_of
+from snaprt.execute.watch import FLAG_NAME, watched
+from snaprt.jit.executable import MAX_KINDS, JitExecutable, executable_of
+from snaprt.snapshot.plan import current_plan
 from snaprt.snapshot.record import Recorder, process_recorder
 
 # What JAX shows as the user's line is none of ours.
@@ -28,9 +30,6 @@ jaxapi.hide_traceback_below(Path(__file__).parent)
 
 #: How many functions are remembered; a program with more pays for a closer look at each call.
 MAX_FUNCTIONS = 512
-
-#: How many kinds of calls are remembered of each.
-MAX_KINDS = 256
 
 _log = logging.getLogger("snaprt.jit")
 
@@ -143,20 +142,25 @@ class _Watcher:
             function = self._functions.get(id(info)) or self._meet(fun, info)
             flatten = functools.partial(jaxapi.flatten_jit_call, fun, info, args, kwargs)
             executable = function.executable(args, kwargs)
-            if executable is not None:
-                call = _Call(executable, flatten)
+            flat = None
+            if executable is None:
+                flat = flatten()
+                executable = _executable_or_none(flat)
+                if executable is None:
+                    return function.again(*args, **kwargs)
+            call = _Call(executable, flatten, flat)
+            changed = _changed(call)
+            if changed is not None:
+                results = call.flat().unflatten(self._run_changed(changed))
+            else:
                 token = self._recorder.before(executable, call)
                 if token is None:
-                    return function.again(*args, **kwargs)
-                run = functools.partial(function.again, *args, **kwargs)
-                return self._run_seen(token, call, run, jax.tree.leaves)
-            flat = flatten()
-            executable = _executable_or_none(flat)
-            run = functools.partial(function.again, *args, **kwargs)
-            if executable is None:
-                return run()
-            results = self._observe(_Call(executable, flatten, flat), run, jax.tree.leaves)
-            function.ran(executable, args, kwargs)
+                    results = function.again(*args, **kwargs)
+                else:
+                    run = functools.partial(function.again, *args, **kwargs)
+                    results = self._run_seen(token, call, run)
+            if flat is not None:
+                function.ran(executable, args, kwargs)
             return results
         finally:
             jaxapi.restore_watch(before)
@@ -171,7 +175,12 @@ class _Watcher:
                 run = functools.partial(jaxapi.run_flat_jit_call, flat)
                 if executable is None:
                     return run()
-                return self._observe(_Call(executable, lambda: flat, flat), run, list)
+                call = _Call(executable, lambda: flat, flat)
+                changed = _changed(call)
+                if changed is not None:
+                    return self._run_changed(changed)
+                token = self._recorder.before(executable, call)
+                return run() if token is None else self._run_seen(token, call, run)
         finally:
             jaxapi.restore_watch(before)
 
@@ -186,29 +195,24 @@ class _Watcher:
                 self._functions[id(info)] = function
         return function
 
-    def _observe(
-        self, call: _Call, run: Callable[[], Any], leaves: Callable[[Any], Sequence[Any]]
-    ) -> Any:
-        """Run an execution while the recorder looks on."""
+    def _run_changed(self, call: _Call) -> list[Any]:
+        """Run a program in the place of the user's; return the results that are the user's."""
+        run = functools.partial(jaxapi.run_flat_jit_call, call.flat())
         token = self._recorder.before(call.executable, call)
-        return run() if token is None else self._run_seen(token, call, run, leaves)
+        results = run() if token is None else self._run_seen(token, call, run)
+        return results[:-1] if call.executable.is_watched else results
 
-    def _run_seen(
-        self,
-        token: Any,
-        call: _Call,
-        run: Callable[[], Any],
-        leaves: Callable[[Any], Sequence[Any]],
-    ) -> Any:
+    def _run_seen(self, token: Any, call: _Call, run: Callable[[], Any]) -> Any:
         """Run an execution of which the recorder wants to know how it ends."""
         try:
             results = run()
         except Exception as error:
             self._recorder.failed(token, error)
             raise
-        outputs = call.outputs(leaves(results))
+        outputs = call.outputs(jax.tree.leaves(results))
         if len(outputs) == len(call.executable.output_names):
-            self._recorder.after(token, outputs)
+            flag = outputs[-1] if call.executable.is_watched else None
+            self._recorder.after(token, outputs, flag)
         else:
             _log.error(
                 "the outputs of %s are not recorded: a class of its results holds other arrays "
@@ -216,6 +220,24 @@ class _Watcher:
                 call.executable.name,
             )
         return results
+
+
+def _changed(call: _Call) -> _Call | None:
+    """Return the call of another program, where the recorder needs one to learn how it ends."""
+    plan = current_plan()
+    if plan is None or not (plan.wants_flag or plan.withholds_donation):
+        return None
+    module = call.executable.module
+    is_watched = plan.wants_flag and module.is_pure
+    if not is_watched and not (plan.withholds_donation and module.donated):
+        return None
+    flat = call.flat()
+    if is_watched:
+        flat = jaxapi.with_result(flat, watched, FLAG_NAME)
+    if plan.withholds_donation:
+        flat = jaxapi.without_donation(flat)
+    executable = _executable_or_none(flat)
+    return None if executable is None else _Call(executable, lambda: flat, flat)
 
 
 def _executable_or_none(call: jaxapi.FlatCall) -> JitExecutable | None:

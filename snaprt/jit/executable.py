@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -12,6 +12,11 @@ import jax
 from snaprt import jaxapi
 from snaprt.execute.compile import ModuleArtifacts, artifacts_of, new_number
 from snaprt.execute.key import module_digest
+from snaprt.execute.watch import FLAG_NAME
+
+
+#: How many kinds of calls of a function are remembered.
+MAX_KINDS = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +63,11 @@ class JitExecutable:
         """The arguments whose memory it takes."""
         return self.module.donated
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether its last result says that another one has a NaN or an infinity."""
+        return self.module.output_names[-1:] == (FLAG_NAME,)
+
     def artifacts(self) -> ModuleArtifacts:
         """Return the program in the forms in which it is recorded; the first call makes them."""
         return _artifacts(self)
@@ -69,8 +79,21 @@ def _artifacts(executable: JitExecutable) -> ModuleArtifacts:
     return artifacts_of(executable.lowered, executable.lowered.compile())
 
 
-# Of each traced function: what was lowered of it, which JAX keeps as long as the function.
-_executables: weakref.WeakKeyDictionary[Any, dict[int, JitExecutable]] = weakref.WeakKeyDictionary()
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a traced function.
+
+    Attributes:
+        lowered: Its executables, by the identity of what was lowered.
+        kinds: Which of them each kind of call runs, and what must stay alive for that.
+    """
+
+    lowered: dict[int, JitExecutable] = field(default_factory=dict)
+    kinds: dict[Any, tuple[JitExecutable, Any]] = field(default_factory=dict)
+
+
+# JAX forgets a traced function when nobody holds it any more, and so do we.
+_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
 def executable_of(call: jaxapi.FlatCall) -> JitExecutable:
@@ -79,11 +102,17 @@ def executable_of(call: jaxapi.FlatCall) -> JitExecutable:
     Raises:
         Exception: Whatever JAX raises for a program that it cannot lower.
     """
+    known = _known.setdefault(call.params["jaxpr"], _Known())
+    kind, alive = jaxapi.kind_of_flat_call(call)
+    if kind in known.kinds:
+        return known.kinds[kind][0]
     lowered = jaxapi.lower_jit_call(call)
-    lowerings = _executables.setdefault(call.params["jaxpr"], {})
-    which = jaxapi.identity_of_lowered(lowered)
-    found = lowerings.get(which)
+    identity = jaxapi.identity_of_lowered(lowered)
+    found = known.lowered.get(identity)
     if found is None:
         module = jaxapi.describe_jit_module(lowered, call)
-        found = lowerings[which] = JitExecutable(new_number(), lowered, module)
+        found = known.lowered[identity] = JitExecutable(new_number(), lowered, module)
+    if len(known.kinds) >= MAX_KINDS:
+        known.kinds.clear()
+    known.kinds[kind] = found, alive
     return found
