@@ -44,7 +44,10 @@ class Budget:
             over = self._over(files, nbytes, folder)
             if over is None:
                 self._files += files
-                self._charge(nbytes)
+                self._bytes += nbytes
+                self._waiting += nbytes
+                if self._saved is not None:
+                    self._saved -= nbytes
                 return True
             is_new = over not in self._said
             self._said.add(over)
@@ -55,21 +58,10 @@ class Budget:
             )
         return False
 
-    def charge(self, nbytes: int) -> None:
-        """Count bytes that belong to an execution that was admitted."""
-        with self._lock:
-            self._charge(nbytes)
-
     def written(self, nbytes: int) -> None:
         """Learn that so many of the admitted bytes are on disk, or given up."""
         with self._lock:
             self._waiting -= nbytes
-
-    def _charge(self, nbytes: int) -> None:
-        self._bytes += nbytes
-        self._waiting += nbytes
-        if self._saved is not None:
-            self._saved -= nbytes
 
     def _over(self, files: int, nbytes: int, folder: Path) -> str | None:
         max_files: int = settings.get("SNAPRT_RECORD_MAX_FILES")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,16 +19,16 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.errors import ExecutionError
-from snaprt.snapshot import layout, policy, signals
-from snaprt.snapshot.budgets import Budget
+from snaprt.snapshot import policy, signals
 from snaprt.snapshot.conditions import BOTH_ROLES, Condition, Moment
-from snaprt.snapshot.describe import Cause, contents, describe, error_text
+from snaprt.snapshot.describe import Cause, error_text
 from snaprt.snapshot.failures import (
     OutcomeWatch,
     is_recorded,
     listen_for_uncaught_errors,
     mark_recorded,
 )
+from snaprt.snapshot.filing import KEEP_LAST, Filing, names_of, run_mark
 from snaprt.snapshot.held import (
     Executable,
     HeldExecution,
@@ -51,6 +50,7 @@ class _Seen:
 
     counter: itertools.count[int] = field(default_factory=itertools.count)
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
+    output_bytes: int = 0  # as far as it is known
 
 
 class Recorder:
@@ -70,9 +70,9 @@ class Recorder:
         self._plan: Plan | None = None  # the last one that was acted on
         self._began: float | None = None
         self._process = 0  # of JAX's, once somebody asks to record
-        self._budget = Budget()
+        self._filing = Filing(self.writer)
         self._watch = OutcomeWatch(self._ended)
-        self._ring = Ring(self._spill, run_mark)
+        self._ring = Ring(self._filing.write_now, run_mark)
         self._last: HeldExecution | None = None  # of those for which errors count
         self._stop_with: str | None = None
         self._room_made = 0.0
@@ -113,6 +113,7 @@ class Recorder:
             hold = "device" if plan is None else plan.hold
             about_to_donate([inputs[number] for number in executable.donated], hold)
         if plan is None:
+            self._last = None
             return None
         try:
             if plan is not self._plan:
@@ -134,7 +135,8 @@ class Recorder:
         try:
             held.outputs, held.flag = list(outputs), flag
             if held.cause is not None:
-                self._budget.charge(self._submit(held, "outputs", held.recorded_for, held.cause))
+                nbytes = self._filing.queue(held, "outputs", held.recorded_for, held.cause)
+                self._seen[held.executable.number].output_bytes = nbytes
             if held.watching:
                 self._watch.add(held)
             if held.plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
@@ -176,19 +178,21 @@ class Recorder:
             recorded = metrics.counter_value("SnapshotFailures")
             self._watch.settle()
             last = self._last
+            if last is not None and last.plan is not plan:
+                last = None  # it ran when something else was asked for
             if metrics.counter_value("SnapshotFailures") != recorded:
                 mark_recorded(error)  # an execution had failed, and this came of it
             elif last is not None:
                 self._record_error(last, error)
             elif plan.keep_last:
-                self._dump_ring(Cause("keep-last", error_text(error)))
+                self._dump_ring(Cause(KEEP_LAST, error_text(error)))
                 mark_recorded(error)
         except Exception as raised:
             self.writer.complain(raised)
 
     def dump_now(self) -> list[Path]:
         """Write what the flight recorder holds, and empty it; return the files that are there."""
-        files = self._dump_ring(Cause("keep-last"))
+        files = self._dump_ring(Cause(KEEP_LAST))
         self.flush()
         return [file for file in files if file.exists()]
 
@@ -254,9 +258,9 @@ class Recorder:
             self._ring.add(held)
         if watching and plan.waits_for_errors:
             self._last = held
-        if at_once and self._admits(held, at_once):
+        if at_once and self._filing.admits(held, at_once, seen.output_bytes):
             held.recorded_for, held.cause = at_once, Cause(at_once[0].text)
-            self._submit(held, "inputs", at_once, held.cause)
+            self._filing.queue(held, "inputs", at_once, held.cause)
         return held
 
     def _devices(
@@ -309,7 +313,7 @@ class Recorder:
         if conditions:
             self._record(held, conditions, cause)
         if held.plan.keep_last:
-            self._dump_ring(Cause("keep-last", cause.error))
+            self._dump_ring(Cause(KEEP_LAST, cause.error))
         if held.plan.stops:
             self._stop_with = (
                 f"execution {held.moment.execution} of {held.executable.name}."
@@ -319,76 +323,21 @@ class Recorder:
 
     def _record(self, held: HeldExecution, conditions: Sequence[Condition], cause: Cause) -> None:
         """Record an execution that has ended."""
-        if not self._admits(held, conditions):
-            return
-        self._submit(held, "inputs", conditions, cause)
-        if held.outputs is not None and not cause.error:
-            self._budget.charge(self._submit(held, "outputs", conditions, cause))
-
-    def _admits(self, held: HeldExecution, conditions: Sequence[Condition]) -> bool:
-        files = sum(len(_roles(index, words, conditions)) for index, _, words in held.devices)
-        nbytes = sum(array.nbytes for array in held.inputs)
-        return self._budget.admits(files, nbytes, held.plan.folder)
-
-    def _submit(
-        self,
-        held: HeldExecution,
-        role: layout.Role,
-        conditions: Sequence[Condition],
-        cause: Cause,
-    ) -> int:
-        """Queue the files of one role; return how many bytes of arrays they hold."""
-        places = held.inputs if role == "inputs" else held.outputs or []
-        nbytes = sum(array.nbytes for array in places)
-        devices = [
-            (index, device)
-            for index, device, words in held.devices
-            if role in _roles(index, words, conditions)
-        ]
-        for index, device in devices:
-            execution = describe(held, role, index, device, cause, run_mark())
-            self.writer.submit(
-                held.plan.folder / layout.file_name(execution),
-                functools.partial(contents, execution, held, device),
-                nbytes,
-            )
-        return nbytes if devices else 0
-
-    def _spill(self, held: HeldExecution, folder: Path, cause: Cause | None = None) -> list[Path]:
-        """Write an execution of the ring into ``folder`` now, inputs first; return its files."""
-        files = []
-        for role in layout.ROLES:
-            if role == "outputs" and held.outputs is None:
-                continue
-            for index, device, words in held.devices:
-                if role in words:
-                    why = cause or Cause("keep-last")
-                    execution = describe(held, role, index, device, why, run_mark())
-                    file = folder / layout.file_name(execution)
-                    if self.writer.write(
-                        file, functools.partial(contents, execution, held, device)
-                    ):
-                        files.append(file)
-        return files
+        outputs = [] if held.outputs is None or cause.error else held.outputs
+        if self._filing.admits(held, conditions, sum(array.nbytes for array in outputs)):
+            self._filing.queue(held, "inputs", conditions, cause)
+            if outputs:
+                self._filing.queue(held, "outputs", conditions, cause)
 
     def _dump_ring(self, cause: Cause) -> list[Path]:
         """Queue what the ring holds to be written, and return the files that it will become."""
         expected: list[Path] = []
         for held, files in self._ring.take():
-            folder = held.plan.folder
-            if files is not None:
-                expected += [folder / file.name for file in files]
-                self.writer.call(functools.partial(_move, files, folder))
-                continue
-            for role in layout.ROLES:
-                expected += [
-                    folder
-                    / layout.file_name(describe(held, role, index, device, cause, run_mark()))
-                    for index, device, words in held.devices
-                    if role in words
-                ]
-            nbytes = sum(array.nbytes for array in held.inputs)
-            self.writer.call(functools.partial(self._spill, held, folder, cause), nbytes)
+            if files is None:
+                expected += names_of(held, cause)
+            else:
+                expected += [held.plan.folder / file.name for file in files]
+            self._filing.queue_all(held, files, cause)
         return expected
 
     def _finish(self) -> None:
@@ -403,32 +352,6 @@ class Recorder:
             f"stopped: {reason}",
             hint="SNAPRT_RECORD_STOP=0 lets it go on; `snaprt replay` runs what was recorded",
         )
-
-
-def _roles(index: int, words: frozenset[str], conditions: Sequence[Condition]) -> frozenset[str]:
-    """Return what of a device is recorded: what both the callback and a condition ask for."""
-    asked = [
-        condition.roles
-        for condition in conditions
-        if condition.devices is None or index in condition.devices
-    ]
-    return words & frozenset().union(*asked)
-
-
-def _move(files: Sequence[Path], folder: Path) -> None:
-    for file in files:
-        os.replace(file, folder / file.name)
-
-
-_run_marks: dict[int, str] = {}  # process id to mark: a forked child has one of its own
-
-
-def run_mark() -> str:
-    """Return 8 hex digits that tell this process from all others that write into a folder."""
-    process = os.getpid()
-    if process not in _run_marks:
-        _run_marks[process] = os.urandom(4).hex()
-    return _run_marks[process]
 
 
 @functools.cache

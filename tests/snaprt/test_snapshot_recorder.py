@@ -25,8 +25,9 @@ from snaprt import jaxapi, metrics
 from snaprt.execute.compile import Executable
 from snaprt.execute.run import run
 from snaprt.snapshot import layout, policy
+from snaprt.snapshot.filing import run_mark
 from snaprt.snapshot.read import open_snapshot
-from snaprt.snapshot.record import Recorder, run_mark
+from snaprt.snapshot.record import Recorder
 from snaprt.snapshot.writer import SnapshotWriter
 
 numbers = itertools.count(1000)
