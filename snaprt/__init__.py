@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from snaprt.errors import SnaprtError as SnaprtError
     from snaprt.errors import SnapshotError as SnapshotError
     from snaprt.errors import UsageError as UsageError
+    from snaprt.jit.scope import record as record
     from snaprt.lazy.scope import disable as disable
     from snaprt.lazy.scope import enable as enable
     from snaprt.lazy.scope import lazy as lazy
@@ -44,6 +45,7 @@ __all__ = [
     "lazy",
     "mark_step",
     "metrics",
+    "record",
     "register_hlo_snapshot_callback",
 ]
 
@@ -62,6 +64,7 @@ _WHERE = {
     "enable": "snaprt.lazy.scope:enable",
     "lazy": "snaprt.lazy",
     "mark_step": "snaprt.lazy.step:mark_step",
+    "record": "snaprt.jit.scope:record",
     "register_hlo_snapshot_callback": "snaprt.snapshot.policy:register_hlo_snapshot_callback",
     "replay": "snaprt.replay",
 }

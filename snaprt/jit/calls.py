@@ -21,6 +21,7 @@ import jax
 from snaprt import jaxapi
 from snaprt.execute.watch import FLAG_NAME, watched
 from snaprt.jit.executable import MAX_KINDS, JitExecutable, executable_of
+from snaprt.snapshot import flags
 from snaprt.snapshot.plan import current_plan
 from snaprt.snapshot.record import Recorder, process_recorder
 
@@ -144,6 +145,7 @@ class _Watcher:
             executable = function.executable(args, kwargs)
             flat = None
             if executable is None:
+                flags.take_over()  # the script may have set XLA_FLAGS since
                 flat = flatten()
                 executable = _executable_or_none(flat)
                 if executable is None:

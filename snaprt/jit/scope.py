@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ContextDecorator
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +12,7 @@ from snaprt import jaxapi
 from snaprt.jit.calls import start_watching
 from snaprt.snapshot import flags
 from snaprt.snapshot.conditions import names_in, parse_conditions
-from snaprt.snapshot.plan import Plan, current_plan, plan_with, set_thread_plan
+from snaprt.snapshot.plan import Plan, check_plan, current_plan, plan_with, set_thread_plan
 from snaprt.snapshot.record import process_recorder
 
 
@@ -74,8 +75,17 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
 
 
 def record_process() -> None:
-    """Record calls of jitted functions in every thread, as the environment says, from here on."""
+    """Record calls of jitted functions in every thread from here on, as the environment says.
+
+    Where it says nothing of what to record, everything is.
+
+    Raises:
+        UsageError: A variable has a value that is not allowed.
+    """
     flags.take_over()
     start_watching()
+    check_plan()
+    if current_plan() is None and "NEURON_DUMP_HLO_SNAPSHOT" not in os.environ:
+        os.environ["SNAPRT_RECORD"] = "all"
     plan = current_plan()
     jaxapi.set_process_watch(names_in(() if plan is None else plan.conditions))

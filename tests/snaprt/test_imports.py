@@ -90,6 +90,7 @@ def test_the_public_names_are_these():
         "lazy",
         "mark_step",
         "metrics",
+        "record",
         "register_hlo_snapshot_callback",
     ]
 
