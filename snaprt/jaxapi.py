@@ -10,6 +10,7 @@ import copy
 import copyreg
 import functools
 import hashlib
+import inspect
 import io
 import logging
 import re
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import CodeType, SimpleNamespace
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, Protocol
 
 import jax
@@ -1550,16 +1551,20 @@ def user_stack(error: BaseException) -> tuple[str, ...]:
 
     Checked with jax 0.10.2 and 0.12.0.
     """
-    first = error.__traceback__
-    if first is None:
-        return ()
-    outer = list(traceback.walk_stack(first.tb_frame.f_back))[::-1]
-    frames = [*outer, *traceback.walk_tb(first)]
     return tuple(
         f"{frame.f_code.co_filename}:{line} ({frame.f_code.co_qualname})"
-        for frame, line in frames
+        for frame, line in _frames_to(error)
         if _source_info.is_user_filename(frame.f_code.co_filename)
     )
+
+
+def _frames_to(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Return the frames on the way to an error, those it has not come to included."""
+    first = error.__traceback__
+    if first is None:
+        return []
+    outer = list(traceback.walk_stack(first.tb_frame.f_back))[::-1]
+    return [*outer, *traceback.walk_tb(first)]
 
 
 def primitive_named(name: str, module: str) -> Any:
@@ -1586,3 +1591,107 @@ def is_placed_aval(aval: Any) -> bool:
     kind = getattr(aval, "manual_axis_type", None)
     varies = getattr(aval, "vma", None) or getattr(kind, "varying", None)
     return bool(varies) or (mesh is not None and not mesh.empty)
+
+
+_NOT_CALLED_AGAIN = frozenset({"load", "save", "savez", "fromfile"})  # they open files
+
+
+@functools.cache
+def public_functions() -> Mapping[str, Callable[..., Any]]:
+    """Return the public functions of JAX that compute with arrays, by name: ``jax.numpy.where``."""
+    modules = (jax.numpy, jax.numpy.linalg, jax.numpy.fft, jax.nn, jax.lax)
+    return {
+        f"{module.__name__}.{name}": value
+        for module in modules
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and name not in _NOT_CALLED_AGAIN
+        and callable(value)
+        and hasattr(inspect.unwrap(value), "__code__")
+    }
+
+
+@functools.cache
+def _names_of_code() -> Mapping[CodeType, str]:
+    codes: dict[CodeType, str] = {}
+    for name, function in public_functions().items():  # of several names, the first one stays
+        code: Any = inspect.unwrap(function)
+        codes.setdefault(code.__code__, name)
+    return codes
+
+
+@dataclass(frozen=True)
+class FailedCall:
+    """A public function of JAX's that raised an error, with its arguments as they were then."""
+
+    function: str
+    arguments: Mapping[str, Any]
+
+
+def failed_calls(error: BaseException) -> list[FailedCall]:
+    """Return the public functions of JAX's that an error came through, outermost first.
+
+    Only those are returned that were called after the last of the user's own functions.
+    """
+    calls: list[FailedCall] = []
+    for frame, _ in _frames_to(error):
+        code = frame.f_code
+        if _source_info.is_user_filename(code.co_filename):
+            calls.clear()
+        elif code in _names_of_code():
+            name = _names_of_code()[code]
+            parameters = inspect.signature(inspect.unwrap(public_functions()[name])).parameters
+            found = {one: frame.f_locals[one] for one in parameters if one in frame.f_locals}
+            calls.append(FailedCall(name, found))
+    return calls
+
+
+def call_abstractly(name: str, arguments: Mapping[str, Any]) -> None:
+    """Call a public function of JAX's with abstract values in place of arrays.
+
+    Args:
+        name: One of `public_functions`.
+        arguments: By parameter; abstract values anywhere inside of them.
+    """
+    function = public_functions()[name]
+    leaves, tree = jax.tree.flatten(dict(arguments), is_leaf=is_array_aval)
+    shapes = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+        for leaf in leaves
+        if is_array_aval(leaf)
+    ]
+
+    def call(*arrays: Any) -> Any:
+        left = iter(arrays)
+        filled = [next(left) if is_array_aval(leaf) else leaf for leaf in leaves]
+        return _call_with(function, jax.tree.unflatten(tree, filled))
+
+    jax.eval_shape(call, *shapes)
+
+
+def _call_with(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    given: list[Any] = []
+    named: dict[str, Any] = {}
+    for name, parameter in inspect.signature(inspect.unwrap(function)).parameters.items():
+        if name not in arguments:
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            given.extend(arguments[name])
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            named.update(arguments[name])
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            named[name] = arguments[name]
+        else:
+            given.append(arguments[name])
+    return function(*given, **named)
+
+
+def raised_inside(error: BaseException) -> bool:
+    """Say whether JAX's own code raised an error, not what the user wrote."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] == "jax"
+
+
+def is_scalar_type(value: Any) -> bool:
+    """Say whether ``value`` is one of JAX's own scalar types, such as ``jax.numpy.float32``."""
+    return isinstance(value, type(jax.numpy.float32))

@@ -194,7 +194,7 @@ def _facts_of_error(error: TraceErrorRecord | None) -> Mapping[str, str]:
         return {}
     return {
         "error": f"{error.kind}: {error.message}",
-        "failed": operation_text(error) if error.primitive else "",
+        "failed": operation_text(error),
         "not in the file": ", ".join(error.unencodable),
         "stack": "; ".join(error.stack),
     }

@@ -39,7 +39,7 @@ class TraceErrorReplay:
     @property
     def operation(self) -> str:
         """Return the operation that failed as one line, empty where none did."""
-        return operation_text(self.recorded) if self.recorded.primitive else ""
+        return operation_text(self.recorded)
 
     @property
     def summary(self) -> str:
@@ -51,7 +51,8 @@ class TraceErrorReplay:
             return raised.obstacle
         if raised.kind:
             return f"the operation raises another error, {raised.kind}: {raised.message}"
-        return f"{self.recorded.primitive} raises no error with these operands and parameters"
+        what = self.recorded.primitive or self.recorded.function
+        return f"{what} raises no error with these operands and parameters"
 
 
 def replay_trace_error(path: Path) -> TraceErrorReplay | None:

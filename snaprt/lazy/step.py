@@ -280,7 +280,12 @@ def _record_uncompiled(
 
 
 def left_with(error: BaseException) -> None:
-    """Learn of an exception that leaves a lazy scope: what ran last may have to be recorded."""
+    """Learn of an exception that leaves a lazy scope.
+
+    JAX's own is one of recording; for any other, what ran last may have to be recorded.
+    """
+    if isinstance(error, Exception) and jaxapi.raised_inside(error):
+        _failed(thread_trace(), error, None)
     process_recorder().program_failed(error)
 
 
@@ -299,7 +304,9 @@ def _left_jax(error: BaseException) -> None:
 
 def _failed(trace: LazyTrace, error: Exception, bound: jaxapi.BoundOperation | None) -> None:
     """Record an error that was raised while the graph was being recorded, with the graph so far."""
-    if current_plan() is None or isinstance(error, SnaprtError) or is_recorded(error):
+    if current_plan() is None or is_recorded(error):
+        return
+    if isinstance(error, (SnaprtError, jax.errors.JaxRuntimeError)):  # of running, not recording
         return
     recorder = process_recorder()
     try:

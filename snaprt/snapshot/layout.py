@@ -177,6 +177,8 @@ class TraceErrorRecord:
         module: The Python module that defines how the primitive is lowered.
         operands: Its operands' abstract values: ``shape``, ``dtype``, ``weak_type``, ``text``.
         params: Its parameters by name, as ``parameters.py`` writes them.
+        function: Where no primitive failed, the public function of JAX's that raised the error, as
+            in ``jax.numpy.where``; ``params`` are then its arguments.
         unencodable: What of operands and parameters could not be written.
     """
 
@@ -190,6 +192,7 @@ class TraceErrorRecord:
     module: str = ""
     operands: tuple[Mapping[str, Any], ...] = ()
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    function: str = ""
     unencodable: tuple[str, ...] = ()
 
 

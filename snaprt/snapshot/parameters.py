@@ -46,7 +46,7 @@ class NotEncodableError(ValueError):
 
 
 def encode(value: Any) -> Any:
-    """Return ``value`` as JSON data."""
+    """Return ``value`` as JSON data; of an array of JAX's, the abstract value alone."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -55,8 +55,12 @@ def encode(value: Any) -> Any:
         return encoder(value)
     if kind in _NAMES:
         return _encode_object(value, _NAMES[kind])
+    if isinstance(value, jax.Array) or jaxapi.is_array_aval(value):
+        return {"aval": encode_aval(jaxapi.typeof(value))}
     if isinstance(value, np.dtype) or jaxapi.is_extended_dtype(value):
         return {"dtype": str(value)}
+    if jaxapi.is_scalar_type(value):
+        return {"dtype": np.dtype(value).name}
     if isinstance(value, type) and issubclass(value, np.generic):
         return {"scalar_type": value.__name__}
     if isinstance(value, (np.ndarray, np.generic)) and value.nbytes <= _MAX_ARRAY_BYTES:
@@ -112,6 +116,7 @@ _DECODERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "tuple": lambda data: tuple(map(decode, data["tuple"])),
     "list": lambda data: list(map(decode, data["list"])),
     "dict": lambda data: {decode(key): decode(one) for key, one in data["dict"]},
+    "aval": lambda data: decode_aval(data["aval"]),
     "dtype": lambda data: jaxapi.dtype_of_name(data["dtype"]),
     "scalar_type": lambda data: jaxapi.dtype_of_name(data["scalar_type"]).type,
     "array": lambda data: np.frombuffer(

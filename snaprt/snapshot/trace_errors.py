@@ -6,7 +6,8 @@ parameters. Its shapes and dtypes alone decide, so the error comes again on any 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,56 +42,78 @@ def describe_trace_error(
         pending: How many operations the graph had.
         left_out: How many of them the snapshot's module does not have.
     """
-    what: dict[str, Any] = {}
-    if operation is not None:
-        encoded = {name: parameters.encode(one) for name, one in operation.params.items()}
-        avals = tuple(parameters.encode_aval(jaxapi.typeof(one)) for one in operation.operands)
-        what = {
-            "primitive": operation.primitive.name,
-            "module": jaxapi.lowering_module(operation.primitive),
-            "operands": avals,
-            "params": encoded,
-            "unencodable": tuple(
-                f"{name} ({kind})"
-                for name, data in (*encoded.items(), *(("an operand", one) for one in avals))
-                for kind in parameters.unencodable(data)
-            ),
-        }
-    return TraceErrorRecord(
+    bare = TraceErrorRecord(
         kind=_class_name(error),
         message=str(error),
         stack=jaxapi.user_stack(error),
         x64=jaxapi.x64_enabled(),
         pending=pending,
         left_out=left_out,
-        **what,
+    )
+    candidates = [] if operation is None else [_with_operation(bare, operation)]
+    candidates += [_with_call(bare, call) for call in jaxapi.failed_calls(error)]
+    # What raises the error again when it is read back, is what failed.
+    return next(filter(raises_the_same, candidates), (candidates or [bare])[0])
+
+
+def _with_operation(bare: TraceErrorRecord, operation: jaxapi.BoundOperation) -> TraceErrorRecord:
+    params = {name: parameters.encode(one) for name, one in operation.params.items()}
+    operands = tuple(parameters.encode_aval(jaxapi.typeof(one)) for one in operation.operands)
+    return dataclasses.replace(
+        bare,
+        primitive=operation.primitive.name,
+        module=jaxapi.lowering_module(operation.primitive),
+        operands=operands,
+        params=params,
+        unencodable=_unencodable({**params, "an operand": operands}),
     )
 
 
+def _with_call(bare: TraceErrorRecord, call: jaxapi.FailedCall) -> TraceErrorRecord:
+    params = {name: parameters.encode(one) for name, one in call.arguments.items()}
+    return dataclasses.replace(
+        bare, function=call.function, params=params, unencodable=_unencodable(params)
+    )
+
+
+def _unencodable(params: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        f"{name} ({kind})" for name, data in params.items() for kind in parameters.unencodable(data)
+    )
+
+
+def raises_the_same(record: TraceErrorRecord) -> bool:
+    """Say whether what failed raises the same error here, word for word."""
+    again = raise_again(record)
+    return (again.kind, again.message) == (record.kind, record.message)
+
+
 def raise_again(record: TraceErrorRecord) -> RaisedAgain:
-    """Evaluate the operation that failed, as JAX did, and return the error."""
-    if not record.primitive:
+    """Evaluate what failed on abstract values, as JAX did, and return the error."""
+    if not record.primitive and not record.function:
         return RaisedAgain(obstacle="no operation failed: Python code raised the error")
     primitive = jaxapi.primitive_named(record.primitive, record.module)
-    if primitive is None:
-        whose = f"{record.module or 'no module of JAX'}"
+    if record.primitive and primitive is None:
+        whose = record.module or "no module of JAX"
         return RaisedAgain(
             obstacle=f"this JAX has no primitive {record.primitive} (it was from {whose})"
         )
+    if record.function and record.function not in jaxapi.public_functions():
+        return RaisedAgain(obstacle=f"this JAX has no function {record.function}")
     try:
         avals = [parameters.decode_aval(one) for one in record.operands]
         params = {name: parameters.decode(one) for name, one in record.params.items()}
     except ValueError as error:
         return RaisedAgain(obstacle=str(error))
-    return _evaluate(primitive, avals, params, record.x64)
+    if record.function:
+        return _evaluate(record.x64, lambda: jaxapi.call_abstractly(record.function, params))
+    return _evaluate(record.x64, lambda: jaxapi.abstract_evaluate(primitive, avals, params))
 
 
-def _evaluate(
-    primitive: Any, avals: Sequence[Any], params: dict[str, Any], x64: bool
-) -> RaisedAgain:
+def _evaluate(x64: bool, evaluate: Callable[[], object]) -> RaisedAgain:
     try:
         with jaxapi.x64(x64), jaxapi.evaluating():
-            jaxapi.abstract_evaluate(primitive, avals, params)
+            evaluate()
     except Exception as error:
         return RaisedAgain(kind=_class_name(error), message=str(error))
     return RaisedAgain()
@@ -102,7 +125,12 @@ def _class_name(error: BaseException) -> str:
 
 
 def operation_text(record: TraceErrorRecord) -> str:
-    """Return the failed operation as one line, in the way JAX prints it."""
+    """Return the failed operation as one line, in the way JAX prints it; empty if none failed."""
+    if record.function:
+        told = ", ".join(f"{name}={_shown(one)}" for name, one in record.params.items())
+        return f"{record.function}({told})"
+    if not record.primitive:
+        return ""
     operands = ", ".join(str(one.get("text", one)) for one in record.operands)
     params = ", ".join(f"{name}={_shown(one)}" for name, one in record.params.items())
     return f"{record.primitive}({operands})" + (f" with {params}" if params else "")

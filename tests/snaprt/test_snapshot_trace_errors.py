@@ -17,7 +17,7 @@ from snaprt import jaxapi
 from snaprt.snapshot import layout, parameters
 from snaprt.snapshot.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.record import process_recorder
-from snaprt.snapshot.trace_errors import operation_text, raise_again
+from snaprt.snapshot.trace_errors import operation_text, raise_again, raises_the_same
 
 
 @pytest.fixture
@@ -146,6 +146,43 @@ def test_a_primitive_of_the_users_own_is_named_and_what_cannot_be_written_too(fo
     error = error_of(recorded(folder))
     assert error.unencodable == ("function (builtins.builtin_function_or_method)",)
     assert "this JAX has no primitive my_own" in raise_again(error).obstacle
+
+
+CALLS = [
+    ("jax.numpy.reshape", lambda x: jnp.reshape(x, (5,))),
+    ("jax.lax.dot", lambda x: jax.lax.dot(x, x)),
+    ("jax.numpy.split", lambda x: jnp.split(x, 5)),
+    ("jax.numpy.linalg.inv", lambda x: jnp.linalg.inv(x)),
+    ("jax.numpy.sum", lambda x: jnp.sum(x, axis=5, dtype=jnp.float32)),
+    ("jax.nn.softmax", lambda x: jax.nn.softmax(x, axis=7)),
+]
+
+
+@pytest.mark.parametrize(("function", "call"), CALLS, ids=[name for name, _ in CALLS])
+def test_where_python_refuses_a_call_the_public_function_stands_for_the_operation(
+    function: str, call: Any, folder: Path
+) -> None:
+    x = jnp.ones((3, 4))
+    with pytest.raises((TypeError, ValueError)) as caught, snaprt.lazy():
+        call(x + 1)
+    error = error_of(recorded(folder))
+    assert (error.function, error.primitive) == (function, "")
+    assert "float32[3,4]" in operation_text(error)
+    assert error.message == str(caught.value)
+    assert raises_the_same(error)
+
+
+def test_an_error_of_the_users_own_code_is_none_of_recording(folder: Path) -> None:
+    with pytest.raises(ZeroDivisionError), snaprt.lazy():
+        1 / 0  # noqa: B018
+    process_recorder().flush(60)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_function_that_jax_does_not_have_or_that_opens_files_is_not_called() -> None:
+    for name in ("jax.numpy.load", "jax.numpy.save", "os.system", "jax.numpy.warp"):
+        record = layout.TraceErrorRecord("builtins.TypeError", "", (), function=name)
+        assert raise_again(record).obstacle == f"this JAX has no function {name}"
 
 
 def test_64_bit_types_are_as_they_were(folder: Path) -> None:
