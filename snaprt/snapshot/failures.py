@@ -1,7 +1,8 @@
 """Learns how executions and programs end, without making them wait; must not know what follows.
 
-An execution whose outcome matters in itself (a NaN, a duration) is waited for by a thread. One of
-which only an error would matter is looked at when the next begins, which takes 1 us.
+An execution is looked at when a later one begins, which takes 2 us and wakes nobody, and every now
+and then by a thread, for the program may not run another. One whose duration matters is waited for
+by a thread of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from snaprt.snapshot.held import HeldExecution
 
 MAX_WAITING: Final = 64
 """How many executions may be under way before the program waits for the oldest."""
+
+LOOK_SECONDS: Final = 0.05
+"""How often the thread looks."""
 
 Outcome = Callable[[HeldExecution, BaseException | None, int], None]
 """``outcome(execution, error, nanoseconds)`` is told how an execution ended."""
@@ -49,30 +53,33 @@ class OutcomeWatch:
 
     def _start_afresh(self) -> None:
         self._changed = threading.Condition()
-        self._awaited: deque[HeldExecution] = deque()  # by the thread
-        self._thread: threading.Thread | None = None
-        self._quiet: deque[HeldExecution] = deque()  # of which only an error would matter
+        self._awaited: deque[HeldExecution] = deque()  # by the waiting thread
+        self._waiting: threading.Thread | None = None
+        self._quiet: deque[HeldExecution] = deque()  # the others
+        self._looking: threading.Thread | None = None
+        self._something_to_see = threading.Event()
         self._last_end = 0
 
     def add(self, held: HeldExecution) -> None:
         """Watch an execution that has begun and whose outputs are on their way."""
         if not held.is_awaited:
             self._quiet.append(held)
+            if not self._something_to_see.is_set():
+                self._something_to_see.set()
+                if self._looking is None:
+                    self._looking = _start(self._look_on, "snaprt-snapshot-look")
             return
         with self._changed:
             if len(self._awaited) >= MAX_WAITING:
                 with metrics.timed("SnapshotWatchWait"):
                     self._changed.wait_for(lambda: len(self._awaited) < MAX_WAITING)
             self._awaited.append(held)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="snaprt-snapshot-watch", daemon=True
-                )
-                self._thread.start()
+            if self._waiting is None:
+                self._waiting = _start(self._wait_on, "snaprt-snapshot-wait")
             self._changed.notify_all()
 
     def look(self) -> None:
-        """Tell of those that have ended and that the thread does not wait for."""
+        """Tell of those that have ended, as far as no thread waits for them."""
         quiet = self._quiet
         while quiet and quiet[0].is_ready():
             self._tell_oldest()
@@ -81,7 +88,7 @@ class OutcomeWatch:
         """Wait until all that were added have ended and were told of."""
         while self._quiet:
             self._tell_oldest()
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._waiting:
             with self._changed:
                 self._changed.wait_for(lambda: not self._awaited)
 
@@ -92,7 +99,18 @@ class OutcomeWatch:
             return
         self._tell(oldest)
 
-    def _work(self) -> None:
+    def _look_on(self) -> None:
+        seen = self._something_to_see
+        while True:
+            seen.wait()
+            time.sleep(LOOK_SECONDS)
+            self.look()
+            if not self._quiet:
+                seen.clear()
+                if self._quiet:  # added meanwhile, by who saw that it was set
+                    seen.set()
+
+    def _wait_on(self) -> None:
         changed = self._changed
         while True:
             with changed:
@@ -116,6 +134,12 @@ class OutcomeWatch:
         self._last_end = now
         held.over = True
         self._outcome(held, error, took)
+
+
+def _start(work: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 _MARK: Final = "_snaprt_recorded"

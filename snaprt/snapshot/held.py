@@ -68,7 +68,7 @@ class HeldExecution:
         devices: ``(index, device, roles)`` of each device that may be recorded.
         inputs: Its inputs.
         watching: The conditions that hold if it ends as they say.
-        is_awaited: Whether its end matters even if it is no error.
+        is_awaited: Whether it matters when it ends.
         outputs: Its outputs, once there are any.
         flag: A bool scalar: whether an output has a NaN or an infinity; None where the program does
             not say so, and the outputs have to be looked at.
@@ -118,10 +118,12 @@ class HeldExecution:
                 return array
         return None
 
+    def may_have_infinity_or_nan(self) -> bool:
+        """Tell whether the flag of an execution that has ended is up; true where it has none."""
+        return self.flag is None or bool(np.asarray(self.flag))
+
     def has_new_infinity_or_nan(self) -> bool:
-        """Tell whether an output has a NaN, or an infinity, and no input has one."""
-        if self.flag is not None and not bool(np.asarray(self.flag)):
-            return False
+        """Read all arrays: does an output have a NaN, or an infinity, and no input one?"""
         of_outputs = _kinds(self.outputs or ())
         return bool(of_outputs) and bool(of_outputs - _kinds(self.inputs))
 

@@ -7,6 +7,7 @@ copied here either: JAX's are immutable, so the writer's thread fetches what it 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import time
@@ -192,6 +193,9 @@ class Recorder:
 
     def dump_now(self) -> list[Path]:
         """Write what the flight recorder holds, and empty it; return the files that are there."""
+        for held in self._ring.executions():
+            with contextlib.suppress(Exception):  # it failed: there are no outputs
+                held.wait()
         files = self._dump_ring(Cause(KEEP_LAST))
         self.flush()
         return [file for file in files if file.exists()]
@@ -211,7 +215,7 @@ class Recorder:
             listen_for_uncaught_errors(self)
         if plan.keep_last and not self._listens:
             self._listens = True
-            signals.on_user_signal(self.dump_now)
+            signals.on_user_signal(lambda: self._dump_ring(Cause(KEEP_LAST)))
         if plan.keep_last or any(condition.trigger for condition in plan.conditions):
             atexit.unregister(self._finish)
             atexit.register(self._finish)
@@ -235,7 +239,7 @@ class Recorder:
             if condition.holds(moment):
                 if condition.trigger:
                     watching.append(condition)
-                    is_awaited |= condition.trigger != "error"
+                    is_awaited |= condition.trigger == "slower"
                 elif condition.takes(executable.graph_id):
                     at_once.append(condition)
         if not at_once and not watching and not plan.keep_last:
@@ -289,12 +293,18 @@ class Recorder:
                     if condition.takes(held.moment.graph_id):
                         took = f"{condition.text} (it took {nanoseconds / 1e6:.3f} ms)"
                         self._record(held, [condition], Cause(took))
-                elif condition.trigger == "nan" and held.has_new_infinity_or_nan():
-                    metrics.counter_add("SnapshotNaN")
-                    if condition.takes(held.moment.graph_id):
-                        self._record_failure(held, [condition], Cause(condition.text))
+                elif condition.trigger == "nan" and held.may_have_infinity_or_nan():
+                    judge = functools.partial(self._judge_arrays, held, condition)
+                    self.writer.call(judge, sum(array.nbytes for array in held.inputs))
         except Exception as raised:
             self.writer.complain(raised)
+
+    def _judge_arrays(self, held: HeldExecution, condition: Condition) -> None:
+        """Record an execution whose flag is up, if it was the first to have such a value."""
+        if held.has_new_infinity_or_nan():
+            metrics.counter_add("SnapshotNaN")
+            if condition.takes(held.moment.graph_id):
+                self._record_failure(held, [condition], Cause(condition.text))
 
     def _record_error(self, held: HeldExecution, error: BaseException) -> None:
         conditions = [

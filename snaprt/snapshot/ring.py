@@ -68,6 +68,11 @@ class Ring:
                 else:
                     self._forget(files)
 
+    def executions(self) -> list[HeldExecution]:
+        """Return those that it holds, oldest first."""
+        with self._lock:
+            return list(self._held)
+
     def take(self) -> list[tuple[HeldExecution, list[Path] | None]]:
         """Empty the ring; return each execution with its files, or None where it is in memory."""
         with self._lock:

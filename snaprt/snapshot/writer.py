@@ -85,7 +85,9 @@ class SnapshotWriter:
         """
         job = _Job(work, nbytes)
         with self._changed:
-            if self._bytes and self._bytes + nbytes > self._queue_bytes:
+            # The writer's own thread must not wait for itself.
+            may_wait = threading.current_thread() is not self._thread
+            if may_wait and self._bytes and self._bytes + nbytes > self._queue_bytes:
                 started = time.perf_counter_ns()
                 while self._bytes and self._bytes + nbytes > self._queue_bytes:
                     self._changed.wait()
