@@ -25,9 +25,10 @@ from snaprt.snapshot import flags
 from snaprt.snapshot.plan import current_plan
 from snaprt.snapshot.record import Recorder, process_recorder
 
-# What JAX shows as the user's line is none of ours.
-jaxapi.hide_frames_below(Path(__file__).parent)
-jaxapi.hide_traceback_below(Path(__file__).parent)
+# What JAX shows as the user's lines is none of ours.
+for _part in ("jit", "jaxapi.py"):
+    jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
+    jaxapi.hide_traceback_below(Path(__file__).parent.parent / _part)
 
 #: How many functions are remembered; a program with more pays for a closer look at each call.
 MAX_FUNCTIONS = 512
@@ -39,18 +40,23 @@ class _Function:
     """A jitted function that is called.
 
     Attributes:
+        fun: What was jitted.
         info: JAX's description of it; alive, or another's could take its id.
         again: The function: it shares what JAX has compiled with the user's own.
+        first: The number of the executable that it first ran; None where this is the first time,
+            -1 where it has run several.
         only: Its executable, while it has no more than one.
         entries: How many kinds of calls JAX knew of it when that was last clear.
         kinds: Which executable each kind of call runs, and what must stay alive for that.
     """
 
-    __slots__ = ("again", "entries", "info", "kinds", "only")
+    __slots__ = ("again", "entries", "first", "fun", "info", "kinds", "only")
 
-    def __init__(self, fun: Any, info: Any) -> None:
+    def __init__(self, fun: Any, info: Any, first: int | None) -> None:
+        self.fun = fun
         self.info = info
         self.again = jaxapi.jit_again(fun, info)
+        self.first = first
         self.only: JitExecutable | None = None
         self.entries = -1
         self.kinds: dict[Any, tuple[JitExecutable, Any]] = {}
@@ -67,12 +73,13 @@ class _Function:
 
     def ran(self, executable: JitExecutable, args: Any, kwargs: Any) -> None:
         """Learn what a call ran."""
-        is_first = not self.kinds
         if len(self.kinds) >= MAX_KINDS:
             self.kinds.clear()
         kind, alive = jaxapi.kind_of_jit_call(self.info, args, kwargs)
         self.kinds[kind] = executable, alive
-        self.only = executable if is_first or self.only is executable else None
+        if executable.number != self.first:
+            self.first = -1
+        self.only = executable if self.first == executable.number else None
         self.entries = jaxapi.jit_entries(self.again)
 
 
@@ -128,8 +135,8 @@ class _Watcher:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._functions: dict[int, _Function] = {}
-        # A function that is made, jitted and called once is not kept alive.
-        self._met: weakref.WeakSet[Any] = weakref.WeakSet()
+        # What each first ran: one that is made, jitted and called once is not kept alive.
+        self._met: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def leaves_to_jax(self, source: str) -> bool:
@@ -161,7 +168,9 @@ class _Watcher:
                 else:
                     run = functools.partial(function.again, *args, **kwargs)
                     results = self._run_seen(token, call, run)
-            if flat is not None:
+            if function.first is None:
+                self._met[fun] = executable.number
+            elif flat is not None:
                 function.ran(executable, args, kwargs)
             return results
         finally:
@@ -187,13 +196,13 @@ class _Watcher:
             jaxapi.restore_watch(before)
 
     def _meet(self, fun: Any, info: Any) -> _Function:
-        function = _Function(fun, info)
         with self._lock:
-            if fun not in self._met:
-                self._met.add(fun)
-            else:
+            first = self._met.get(fun)
+            function = _Function(fun, info, first)
+            if first is not None:
                 if len(self._functions) >= MAX_FUNCTIONS:
-                    del self._functions[next(iter(self._functions))]
+                    forgotten = self._functions.pop(next(iter(self._functions)))
+                    self._met[forgotten.fun] = -1
                 self._functions[id(info)] = function
         return function
 

@@ -14,7 +14,6 @@ from snaprt.execute.compile import ModuleArtifacts, artifacts_of, new_number
 from snaprt.execute.key import module_digest
 from snaprt.execute.watch import FLAG_NAME
 
-
 #: How many kinds of calls of a function are remembered.
 MAX_KINDS = 256
 
