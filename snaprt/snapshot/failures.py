@@ -132,7 +132,6 @@ class OutcomeWatch:
         # Where executions queue up, one begins when the one before it ends.
         took = now - max(held.began, self._last_end)
         self._last_end = now
-        held.over = True
         self._outcome(held, error, took)
 
 

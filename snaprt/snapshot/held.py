@@ -6,7 +6,6 @@ that does says so first (`about_to_donate`), and what is held elsewhere is copie
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +56,7 @@ class Executable(Protocol):
         """Return its module; called in the writer's thread, for it may lower it again."""
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(eq=False)
 class HeldExecution:
     """One execution, with its arrays.
 
@@ -69,12 +68,11 @@ class HeldExecution:
         inputs: Its inputs.
         watching: The conditions that hold if it ends as they say.
         is_awaited: Whether it matters when it ends.
+        time: Seconds since 1970 when it began.
+        began: ``time.perf_counter_ns()`` when it began, where it matters when it ends.
         outputs: Its outputs, once there are any.
         flag: A bool scalar: whether an output has a NaN or an infinity; None where the program does
             not say so, and the outputs have to be looked at.
-        began: ``time.perf_counter_ns()`` when it began.
-        time: Seconds since 1970 when it began.
-        over: Whether it is known how it ended.
         recorded_for: The conditions for which it is recorded, whatever comes of it.
         cause: The same for its manifests; None where it is not recorded yet.
     """
@@ -84,20 +82,23 @@ class HeldExecution:
     moment: Moment
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]
     inputs: list[Any]
-    watching: Sequence[Condition] = ()
-    is_awaited: bool = False
-    outputs: list[Any] | None = None
-    flag: Any = None
-    began: int = field(default_factory=time.perf_counter_ns)
-    time: float = field(default_factory=time.time)
-    over: bool = False
-    recorded_for: Sequence[Condition] = ()
-    cause: Any = None
+    watching: Sequence[Condition]
+    is_awaited: bool
+    time: float
+    # An armed program makes one of these for each execution: the class holds these until then.
+    began: int = field(default=0, init=False)
+    outputs: list[Any] | None = field(default=None, init=False)
+    flag: Any = field(default=None, init=False)
+    recorded_for: Sequence[Condition] = field(default=(), init=False)
+    cause: Any = field(default=None, init=False)
 
     def is_ready(self) -> bool:
         """Tell, without waiting, whether it has ended."""
         last = self._last_to_come()
-        return last is None or last.is_deleted() or bool(last.is_ready())
+        try:
+            return last is None or bool(last.is_ready())
+        except RuntimeError:  # it was donated, so it was there
+            return True
 
     def wait(self) -> None:
         """Wait until it has ended; raise its error if it failed."""

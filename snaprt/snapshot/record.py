@@ -256,7 +256,10 @@ class Recorder:
             hold_inputs(inputs, executable.donated, plan.hold),
             watching,
             is_awaited,
+            time.time(),
         )
+        if is_awaited:
+            held.began = time.perf_counter_ns()
         remember(held)
         if plan.keep_last:
             self._ring.add(held)

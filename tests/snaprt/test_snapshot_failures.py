@@ -251,7 +251,7 @@ class _AnyExecutable:
 
 def test_what_is_held_is_copied_when_another_program_donates_it() -> None:
     x, y = jnp.arange(4.0), jnp.arange(4.0) + 1
-    held: Any = HeldExecution(_AnyExecutable(), None, None, (), [x, y])  # type: ignore[arg-type]
+    held: Any = HeldExecution(_AnyExecutable(), None, None, (), [x, y], (), False, 0.0)  # type: ignore[arg-type]
     remember(held)
     about_to_donate([y], "device")
     assert held.inputs[0] is x
