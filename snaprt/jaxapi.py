@@ -998,7 +998,7 @@ def shardings_of_module(
 
 def hlo_sharding_text(sharding: jax.sharding.Sharding, ndim: int) -> str:
     """Return a sharding of an array of ``ndim`` dimensions as XLA writes it in HLO."""
-    return str(sharding._to_xla_hlo_sharding(ndim))  # type: ignore[attr-defined]
+    return str(sharding._to_xla_hlo_sharding(ndim))
 
 
 def optimised_hlo(executable: Any) -> str:

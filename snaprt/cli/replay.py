@@ -187,8 +187,7 @@ class _Outcome:
         comparison = self.replay.comparison
         if comparison is None:
             return "nothing to compare with"
-        verdicts = [one.verdict for one in (comparison, *self.replay.by_device)]
-        return worst_verdict(verdicts)
+        return worst_verdict(one.verdict for one in (comparison, *self.replay.by_device))
 
 
 def _distinct(files: Sequence[Path]) -> list[Path]:

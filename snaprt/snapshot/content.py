@@ -24,22 +24,27 @@ class Artifacts(Protocol):
     @property
     def stablehlo(self) -> bytes:
         """A portable artifact."""
+        ...
 
     @property
     def hlo(self) -> bytes:
         """A serialised ``xla.HloModuleProto``."""
+        ...
 
     @property
     def compile_options(self) -> bytes:
         """A serialised ``xla.CompileOptionsProto``."""
+        ...
 
     @property
     def proof(self) -> Proof:
         """What tells the executable from others."""
+        ...
 
     @property
     def trace_error(self) -> layout.TraceErrorRecord | None:
         """The error that ended the recording of the graph, if one did."""
+        ...
 
 
 class Proof(Protocol):
@@ -48,14 +53,17 @@ class Proof(Protocol):
     @property
     def fingerprint(self) -> str:
         """XLA's own of the executable."""
+        ...
 
     @property
     def optimised_hlo(self) -> str:
         """Digest of the optimised module."""
+        ...
 
     @property
     def aliases(self) -> tuple[str, ...]:
         """``result <- parameter`` for each result that takes a parameter's memory."""
+        ...
 
 
 def gather(
