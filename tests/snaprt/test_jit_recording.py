@@ -1,4 +1,4 @@
-"""Plain jitted functions inside `snaprt.record`: results as without it, and a file for each call."""
+"""Plain jitted functions in `snaprt.record`: results as without it, and a file for each call."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_references_are_recorded_before_and_after(dump: Path) -> None:
     expected = run()
     with snaprt.record(folder=dump):
         assert_same(run(), expected)
-    first, second = recorded(dump)
+    _, second = recorded(dump)
     assert second.array("counter").tolist() == [2.0, 2.0]
     assert recorded(dump, "outputs")[1].array("counter").tolist() == [5.0, 5.0]
 
