@@ -1063,6 +1063,7 @@ class FlatCall:
         results: The name of each result, such as ``result['loss']``.
         params: The parameters of the primitive ``jit``.
         unflatten: Makes of the results what the function returns.
+        captured: How many of the arguments are no leaves of the user's, and come before those.
     """
 
     args: tuple[Any, ...]
@@ -1070,6 +1071,7 @@ class FlatCall:
     results: tuple[str, ...]
     params: dict[str, Any]
     unflatten: Callable[[Sequence[Any]], Any] = list
+    captured: int = 0
 
 
 _infer_jit: Any = _pjit._infer_params
@@ -1165,7 +1167,13 @@ def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         A key, equal for calls of one kind as long as what stands beside it is alive; the same
         call may have more than one.
     """
-    signature, leaves = _jax_jit.parse_arguments(
+    signature, leaves = _parse_jit_call(info, args, kwargs)
+    parts, alive = _kinds_of(leaves)
+    return (signature, parts, _jit_context()), alive
+
+
+def _parse_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    return _jax_jit.parse_arguments(
         args,
         tuple(kwargs.values()),
         tuple(kwargs),
@@ -1173,8 +1181,6 @@ def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         info.static_argnames,
         tree_util.tracing_registry,
     )
-    parts, alive = _kinds_of(leaves)
-    return (signature, parts, _jit_context()), alive
 
 
 def kind_of_flat_call(call: FlatCall) -> tuple[Any, Any]:
@@ -1222,7 +1228,14 @@ def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
         results=_results_of(traced.params["jaxpr"]),
         params=traced.params,
         unflatten=traced.out_tree.unflatten,
+        captured=len(traced.consts),
     )
+
+
+def flatten_again(like: FlatCall, info: Any, args: Any, kwargs: Any) -> FlatCall:
+    """Return a call of the same kind as another, which captured nothing, without tracing it."""
+    leaves = tuple(map(_core.full_lower, _parse_jit_call(info, args, kwargs)[1]))
+    return FlatCall(leaves, like.names, like.results, like.params, like.unflatten)
 
 
 def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
@@ -1308,6 +1321,7 @@ class JitModule:
         donated: The parameters whose memory an execution may take.
         is_recordable: Whether arrays alone go in and out.
         is_pure: Whether it neither writes to references nor has effects.
+        kept: Which arguments go in, where those alone do, on one device; else None.
     """
 
     name: str
@@ -1317,12 +1331,18 @@ class JitModule:
     donated: tuple[int, ...]
     is_recordable: bool
     is_pure: bool
+    kept: tuple[int, ...] | None
 
 
 def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModule:
     """Describe what `lower_jit_call` returned for a call."""
     lowering: Any = lowered._lowering
     written = _written_references(lowering)
+    is_plain = (
+        len(lowering._device_list) == 1
+        and not lowering.const_args
+        and lowering.compile_args["mut"] is None
+    )
     constants = [f"constant{number}" for number in range(len(lowering.const_args))]
     inputs = _module_arguments(lowering, [*constants, *call.names])
     inputs += [f"reference{number}" for number in range(len(_captured_references(lowering)))]
@@ -1342,12 +1362,17 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
         donated=tuple(sorted(donated | taken)),
         is_recordable=all(hasattr(aval, "dtype") and hasattr(aval, "shape") for aval in avals),
         is_pure=not call.params["jaxpr"].effects and lowering.compile_args["mut"] is None,
+        kept=tuple(sorted(lowering.compile_args["kept_var_idx"])) if is_plain else None,
     )
 
 
-def jit_module_inputs(lowered: jax.stages.Lowered, call: FlatCall) -> list[Any]:
+def jit_module_inputs(lowered: jax.stages.Lowered, module: JitModule, call: FlatCall) -> list[Any]:
     """Return the arrays with which the module of a call is run, each as it is placed."""
     lowering: Any = lowered._lowering
+    if module.kept is not None:
+        arrays = [call.args[number] for number in module.kept]
+        if all(type(array) is _array.ArrayImpl for array in arrays):
+            return arrays
     given = _module_arguments(lowering, [*lowering.const_args, *call.args])
     given += _captured_references(lowering)
     arrays = [_behind_reference(value) for value in given]

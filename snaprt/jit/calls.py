@@ -13,8 +13,9 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import jax
 
@@ -36,6 +37,13 @@ MAX_FUNCTIONS = 512
 _log = logging.getLogger("snaprt.jit")
 
 
+class _Known(NamedTuple):
+    """What calls of one kind run, and one of them without its arguments, if it captured nothing."""
+
+    executable: JitExecutable
+    like: jaxapi.FlatCall | None
+
+
 class _Function:
     """A jitted function that is called.
 
@@ -45,9 +53,9 @@ class _Function:
         again: The function: it shares what JAX has compiled with the user's own.
         first: The number of the executable that it first ran; None where this is the first time,
             -1 where it has run several.
-        only: Its executable, while it has no more than one.
+        only: What each call runs, while there is no more than one executable.
         entries: How many kinds of calls JAX knew of it when that was last clear.
-        kinds: Which executable each kind of call runs, and what must stay alive for that.
+        kinds: What each kind of call runs, and what must stay alive for that.
     """
 
     __slots__ = ("again", "entries", "first", "fun", "info", "kinds", "only")
@@ -57,11 +65,11 @@ class _Function:
         self.info = info
         self.again = jaxapi.jit_again(fun, info)
         self.first = first
-        self.only: JitExecutable | None = None
+        self.only: _Known | None = None
         self.entries = -1
-        self.kinds: dict[Any, tuple[JitExecutable, Any]] = {}
+        self.kinds: dict[Any, tuple[_Known, Any]] = {}
 
-    def executable(self, args: Any, kwargs: Any) -> JitExecutable | None:
+    def known(self, args: Any, kwargs: Any) -> _Known | None:
         """Return what a call runs, or None where that takes a closer look."""
         # JAX makes an entry for a call that is unlike those before, and asks us afterwards.
         if jaxapi.jit_entries(self.again) != self.entries:
@@ -71,15 +79,16 @@ class _Function:
         kind, _ = jaxapi.kind_of_jit_call(self.info, args, kwargs)
         return self.kinds[kind][0] if kind in self.kinds else None
 
-    def ran(self, executable: JitExecutable, args: Any, kwargs: Any) -> None:
+    def ran(self, executable: JitExecutable, flat: jaxapi.FlatCall, args: Any, kwargs: Any) -> None:
         """Learn what a call ran."""
+        known = _Known(executable, None if flat.captured else replace(flat, args=()))
         if len(self.kinds) >= MAX_KINDS:
             self.kinds.clear()
         kind, alive = jaxapi.kind_of_jit_call(self.info, args, kwargs)
-        self.kinds[kind] = executable, alive
+        self.kinds[kind] = known, alive
         if executable.number != self.first:
             self.first = -1
-        self.only = executable if self.first == executable.number else None
+        self.only = known if self.first == executable.number else None
         self.entries = jaxapi.jit_entries(self.again)
 
 
@@ -108,7 +117,9 @@ class _Call(Sequence[Any]):
     def inputs(self) -> Sequence[Any]:
         """Return the arrays that go into the module."""
         if self._inputs is None:
-            self._inputs = jaxapi.jit_module_inputs(self.executable.lowered, self.flat())
+            self._inputs = jaxapi.jit_module_inputs(
+                self.executable.lowered, self.executable.module, self.flat()
+            )
         return self._inputs
 
     def outputs(self, results: Sequence[Any]) -> Sequence[Any]:
@@ -148,16 +159,22 @@ class _Watcher:
         before = jaxapi.set_watch(None)
         try:
             function = self._functions.get(id(info)) or self._meet(fun, info)
-            flatten = functools.partial(jaxapi.flatten_jit_call, fun, info, args, kwargs)
-            executable = function.executable(args, kwargs)
+            known = function.known(args, kwargs)
             flat = None
-            if executable is None:
+            if known is None:
                 flags.take_over()  # the script may have set XLA_FLAGS since
-                flat = flatten()
+                flat = jaxapi.flatten_jit_call(fun, info, args, kwargs)
                 executable = _executable_or_none(flat)
                 if executable is None:
                     return function.again(*args, **kwargs)
-            call = _Call(executable, flatten, flat)
+                call = _Call(executable, lambda: flat, flat)
+            else:
+                executable, like = known
+                if like is None:
+                    flatten = functools.partial(jaxapi.flatten_jit_call, fun, info, args, kwargs)
+                else:
+                    flatten = functools.partial(jaxapi.flatten_again, like, info, args, kwargs)
+                call = _Call(executable, flatten)
             changed = _changed(call)
             if changed is not None:
                 results = call.flat().unflatten(self._run_changed(changed))
@@ -171,7 +188,7 @@ class _Watcher:
             if function.first is None:
                 self._met[fun] = executable.number
             elif flat is not None:
-                function.ran(executable, args, kwargs)
+                function.ran(executable, flat, args, kwargs)
             return results
         finally:
             jaxapi.restore_watch(before)
