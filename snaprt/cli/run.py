@@ -86,9 +86,7 @@ class ProgramCommand(click.Command):
 @click.option(
     "--dump", type=click.Path(path_type=Path), metavar="DIR", help="Record snapshots into DIR."
 )
-@click.option(
-    "--record", is_flag=True, help="Record calls of jax.jit functions, in every thread."
-)
+@click.option("--record", is_flag=True, help="Record calls of jax.jit functions, in every thread.")
 @click.option(
     "--when",
     multiple=True,
@@ -123,8 +121,8 @@ def command(
     """Run a Python program under snaprt, unmodified: a script, or a module with -m.
 
     The program keeps its arguments, its exit status and its tracebacks. The options set
-    SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR, SNAPRT_RECORD, SNAPRT_RECORD_KEEP_LAST and
-    SNAPRT_METRICS_FILE for it and its child processes.
+    SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR, SNAPRT_RECORD, SNAPRT_RECORD_DEDUPE,
+    SNAPRT_RECORD_KEEP_LAST and SNAPRT_METRICS_FILE for it and its child processes.
     With SNAPRT_JAX_CACHE=1 its jax.jit compiles through the compile cache.
     With --lazy, its main thread runs lazily from its own `import jax` on; JAX_... variables and
     XLA_FLAGS that it sets count as under python.
@@ -149,9 +147,10 @@ def command(
         if path is not None:
             # Absolute: the program may change its directory.
             os.environ[variable] = str(path.expanduser().absolute())
+    conditions = "; ".join(when) or os.environ.get("SNAPRT_RECORD", "")
+    parse_conditions(conditions)  # so that a wrong one is told before the program runs
     if when:
-        os.environ["SNAPRT_RECORD"] = "; ".join(when)
-    parse_conditions(os.environ.get("SNAPRT_RECORD", ""))
+        os.environ["SNAPRT_RECORD"] = conditions
     if keep_last is not None:
         os.environ["SNAPRT_RECORD_KEEP_LAST"] = str(keep_last)
     if dedupe:

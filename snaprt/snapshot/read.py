@@ -132,7 +132,7 @@ class SnapshotFile:
         what = f"array {name}"
         _check_record(self.path, record)
         if record.seeded:
-            return seeded.draw(record)
+            return self._draw(record)
         with self._reading(what, self._stored_path(record)) as file:
             source = self._array_stream(file, record, what)
             _check_size(record, record.raw_bytes)
@@ -184,6 +184,16 @@ class SnapshotFile:
                 hint="remove the stored array, and record the execution again"
                 if stored
                 else _RECORD_AGAIN,
+            ) from error
+
+    def _draw(self, record: layout.ArrayRecord) -> np.ndarray:
+        try:
+            return seeded.draw(record)
+        except (KeyError, ValueError, OverflowError) as error:
+            raise SnapshotError(
+                f"{self.path} is damaged: nothing can be drawn from what it says of array "
+                f"{record.name}: {error}",
+                hint="pack it again where it was recorded",
             ) from error
 
     def stored_files(self) -> Mapping[str, Path]:

@@ -80,8 +80,8 @@ def _shown(value: float, size: int) -> float:
         return 0.0
     if size < FEW:
         return math.copysign(2.0 ** math.floor(math.log2(abs(value))), value)
-    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 2)
-    return float(f"{math.trunc(value / unit) * unit:.3g}")
+    mantissa, exponent = f"{value:.17e}".split("e")
+    return float(f"{mantissa[: mantissa.index('.') + 3]}e{exponent}")
 
 
 def draw(record: ArrayRecord) -> np.ndarray:

@@ -265,6 +265,7 @@ def test_every_kind_of_dtype_can_be_drawn(name: str) -> None:
         lambda: np.array(0.001, np.float32),
         lambda: np.array([np.nan, np.inf, -np.inf] * 20, np.float32),
         lambda: np.array([1e300, -1e300] * 20),
+        lambda: np.array([5e-324, 1e-310] * 20),
         lambda: np.array([2**64 - 1, 5] * 20, np.uint64),
         lambda: np.array([-(2**63), 2**63 - 1] * 20),
         lambda: np.repeat(np.array([1.0, 1000.0], np.float32), 30),
@@ -283,3 +284,16 @@ def test_of_a_few_elements_only_the_magnitude_is_told() -> None:
     kept = seeded.summarise(np.array([0.001234, 5000.0]), 5)
     assert kept["minimum"] == 2.0**-10
     assert kept["maximum"] == 4096.0
+
+
+def test_what_is_told_never_leaves_the_range_of_the_values() -> None:
+    kept = seeded.summarise(np.array([-50256, 50256, 7] * 20), 5)
+    assert (kept["minimum"], kept["maximum"]) == (-50200, 50200)
+
+
+def test_a_record_from_which_nothing_can_be_drawn_is_an_error(tmp_path: Path) -> None:
+    inputs, _ = opened(shared(recorded(tmp_path), "values")[0])
+    name = inputs.array_names[0]
+    object.__setattr__(inputs.record(name), "seeded", {"zeros": 1.0})
+    with pytest.raises(SnapshotError, match="nothing can be drawn"):
+        inputs.array(name)
