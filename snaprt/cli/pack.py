@@ -37,7 +37,7 @@ _PATH: Final = click.Path(path_type=Path)
 @click.option("--replace", is_flag=True, help="Write over OUT if it is there.")
 @output.json_option
 def pack_command(
-    files: tuple[Path, ...], out: Path, kinds: Sequence[str], replace: bool, as_json: bool
+    files: tuple[Path, ...], out: Path, kinds: Sequence[redact.Kind], replace: bool, as_json: bool
 ) -> None:
     """Make one file of recorded executions: inputs, outputs, all devices, stored arrays.
 

@@ -22,7 +22,7 @@ from snaprt.snapshot import layout, places, store
 from snaprt.snapshot.executions import whole_executions
 from snaprt.snapshot.leftovers import temporary_name
 from snaprt.snapshot.read import SnapshotFile, open_snapshot
-from snaprt.snapshot.redact import Redaction, redact
+from snaprt.snapshot.redact import Kind, Redaction, redact
 from snaprt.snapshot.write import write_snapshot
 
 COMMENT: Final = b"snaprt-pack 1.0"
@@ -52,7 +52,7 @@ class Packed:
 
 
 def pack(
-    files: Sequence[Path], out: Path, kinds: Sequence[str] = (), replace: bool = False
+    files: Sequence[Path], out: Path, kinds: Sequence[Kind] = (), replace: bool = False
 ) -> Packed:
     """Make one self-contained file of snapshots and the stored arrays that they refer to.
 
@@ -83,17 +83,17 @@ def pack(
     return packed
 
 
-def _write(file: BinaryIO, paths: Sequence[Path], out: Path, kinds: Sequence[str]) -> Packed:
+def _write(file: BinaryIO, paths: Sequence[Path], out: Path, kinds: Sequence[Kind]) -> Packed:
     snapshots: dict[str, None] = {}
     arrays: dict[str, None] = {}
     notes: dict[str, None] = {}
-    redaction = Redaction(frozenset(kinds)) if kinds else None  # type: ignore[arg-type]
+    redaction = Redaction(frozenset(kinds)) if kinds else None
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.comment = COMMENT
         archive.writestr(zipfile.ZipInfo(places.MARK_MEMBER), places.PACK_MARK)
         for path in paths:
             snapshot = open_snapshot(path)
-            with _shareable(snapshot, redaction) as (shared, told):
+            with _shareable(snapshot, redaction, out.parent) as (shared, told):
                 notes |= dict.fromkeys(told)
                 name = shared.path.name
                 if name in snapshots:
@@ -112,13 +112,13 @@ def _write(file: BinaryIO, paths: Sequence[Path], out: Path, kinds: Sequence[str
 
 @contextlib.contextmanager
 def _shareable(
-    snapshot: SnapshotFile, redaction: Redaction | None
+    snapshot: SnapshotFile, redaction: Redaction | None, beside: Path
 ) -> Iterator[tuple[SnapshotFile, tuple[str, ...]]]:
     if redaction is None:
         yield snapshot, ()
         return
     contents, notes = redact(snapshot, redaction)
-    with tempfile.TemporaryDirectory(prefix="snaprt-pack-") as folder:
+    with tempfile.TemporaryDirectory(prefix=".snaprt-pack-", dir=beside) as folder:
         path = Path(folder) / layout.file_name(contents.execution)
         write_snapshot(path, contents)
         yield open_snapshot(path), notes
