@@ -313,7 +313,7 @@ def _condition(text: str) -> Condition:
             else:
                 hint = f"write {word.name} alone, without ="
             raise _wrong(text, f"{part.strip()!r} cannot be understood", hint) from None
-    triggers = [trigger for trigger in _TRIGGERS if trigger in values]
+    triggers: list[Trigger] = [trigger for trigger in _TRIGGERS if trigger in values]
     if len(triggers) > 1:
         both = " and ".join(triggers)
         raise _wrong(text, f"{both} cannot hold together", f"--when {triggers[0]} --when ...")

@@ -77,6 +77,7 @@ class Recorder:
         self._last: HeldExecution | None = None  # of those for which errors count
         self._stop_with: str | None = None
         self._room_made = 0.0
+        self._is_flushed_by_signal = False  # SIGTERM
         self._listens = False  # to SIGUSR1
 
     def wants_flag(self) -> bool:
@@ -124,15 +125,16 @@ class Recorder:
             self.writer.complain(error)
             return None
 
-    def after(self, held: HeldExecution, outputs: Sequence[Any], flag: Any = None) -> None:
+    def after(self, token: HeldExecution, outputs: Sequence[Any], flag: Any = None) -> None:
         """See the outputs of an execution, which may not be computed yet.
 
         Args:
-            held: What ``before`` returned.
+            token: What ``before`` returned.
             outputs: The outputs, a flag included.
             flag: Whether another output has a NaN or an infinity, of an executable that was
                 compiled to say so: a bool scalar.
         """
+        held = token
         try:
             held.outputs, held.flag = list(outputs), flag
             if held.cause is not None:
@@ -146,11 +148,11 @@ class Recorder:
         except Exception as error:
             self.writer.complain(error)
 
-    def failed(self, held: HeldExecution, error: BaseException) -> None:
+    def failed(self, token: HeldExecution, error: BaseException) -> None:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
         metrics.counter_add("SnapshotFailedExecution")
         try:
-            self._record_error(held, error)
+            self._record_error(token, error)
         except Exception as raised:
             self.writer.complain(raised)
 
@@ -211,6 +213,8 @@ class Recorder:
         if self._began is None:
             self._began = time.monotonic()
             self._process = jax.process_index()
+        if not self._is_flushed_by_signal:
+            self._is_flushed_by_signal = signals.before_terminated(self.writer.flush)
         if plan.waits_for_errors:
             listen_for_uncaught_errors(self)
         if plan.keep_last and not self._listens:

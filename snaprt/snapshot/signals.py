@@ -18,12 +18,18 @@ _flushes: list[Callable[[], object]] = []
 _dumps: list[Callable[[], object]] = []
 
 
-def before_terminated(flush: Callable[[], object]) -> None:
-    """Call ``flush`` when SIGTERM comes, before the process ends by it or its own handler runs."""
-    if _can_set_handlers():
-        if not _flushes:
-            _set_handler(signal.SIGTERM, lambda: [flush() for flush in _flushes])
-        _flushes.append(flush)
+def before_terminated(flush: Callable[[], object]) -> bool:
+    """Call ``flush`` when SIGTERM comes, before the process ends by it or its own handler runs.
+
+    Returns:
+        Whether that could be arranged: only in the main thread.
+    """
+    if not _can_set_handlers():
+        return False
+    if not _flushes:
+        _set_handler(signal.SIGTERM, lambda: [flush() for flush in _flushes])
+    _flushes.append(flush)
+    return True
 
 
 def on_user_signal(dump: Callable[[], object]) -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 from snaprt import metrics
 from snaprt.snapshot.layout import Contents
 from snaprt.snapshot.leftovers import remove_leftovers
-from snaprt.snapshot.signals import before_terminated
 from snaprt.snapshot.store import store_for
 from snaprt.snapshot.write import write_snapshot
 
@@ -139,7 +138,6 @@ class SnapshotWriter:
             self._thread = thread
             # Now, not at import: what is registered later runs earlier, and JAX must be alive.
             atexit.register(self.flush)
-            before_terminated(self.flush)
         return True
 
     def _work(self) -> None:

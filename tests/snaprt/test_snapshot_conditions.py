@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from snaprt import lazy, mark_step, metrics
+from snaprt.cli.main import main
 from snaprt.errors import UsageError
 from snaprt.snapshot import plan, policy
 from snaprt.snapshot.conditions import WORDS, Moment, parse_conditions
@@ -105,6 +107,17 @@ def test_a_wrong_word_is_an_error_that_says_what_is_right(text: str, said: str, 
 def test_the_document_has_every_word() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     assert [word.name for word in WORDS if f"| `{word.name}" not in text] == []
+
+
+def test_a_wrong_condition_on_the_command_line_ends_before_the_program_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('it runs')")
+    assert main(["run", "--when", "all", "--when", "stop=3", "--", str(script)]) == 2
+    said = capsys.readouterr()
+    assert (said.out, "did you mean step?" in said.err) == ("", True)
+    assert "SNAPRT_RECORD" not in os.environ
 
 
 # What is recorded
