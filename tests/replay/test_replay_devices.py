@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from several_devices import (
-    PROGRAM,
     TWO_PROCESSES,
     finish,
     free_port,
@@ -30,11 +29,9 @@ from snaprt.errors import DeviceError, SnapshotError, UsageError
 from snaprt.snapshot.read import open_snapshot
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("devices")
-    finish(record(PROGRAM, folder, 8))
-    return folder
+@pytest.fixture
+def recorded(recorded_on_8_devices: Path) -> Path:
+    return recorded_on_8_devices
 
 
 @pytest.fixture

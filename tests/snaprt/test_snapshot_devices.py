@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from several_devices import PROGRAM, finish, of_executable, record, write_anew
+from several_devices import of_executable, write_anew
 
 from snaprt.errors import SnapshotError
 from snaprt.snapshot import layout
@@ -17,11 +17,9 @@ from snaprt.snapshot.shardings import describe_sharding, index_of
 OLD = Path(__file__).parents[1] / "support" / "snapshots" / "format-1.0.inputs.snap"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("devices")
-    finish(record(PROGRAM, folder, 8))
-    return folder
+@pytest.fixture
+def folder(recorded_on_8_devices: Path) -> Path:
+    return recorded_on_8_devices
 
 
 def files(folder: Path, executable: int, role: layout.Role = "inputs") -> list[SnapshotFile]:
