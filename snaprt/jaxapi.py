@@ -46,8 +46,8 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import lax as _lax
 from jax._src.lib import jax_jit as _jax_jit
+from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 from jax._src.random import prng as _prng
-from jax._src.sharding_impls import UNSPECIFIED as _UNSPECIFIED
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
 from jaxlib import _hlo  # type: ignore[attr-defined]
@@ -1045,12 +1045,14 @@ class JitWatcher(Protocol):
 
     def leaves_to_jax(self, source: str) -> bool:
         """Say whether a function is not watched; ``source`` is ``NAME at FILE:LINE``."""
+        ...
 
     def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``jax.jit(fun)``, of which JAX knows ``info``, as the user does."""
 
     def bind(self, args: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:
         """Run what `grad`, `vmap` and the like have made of a jitted function."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -1109,9 +1111,10 @@ def use_jit_watcher(watcher: JitWatcher) -> None:
             return _run_jit_primitive(*args, **params)
         return watcher.bind(args, params)
 
-    _pjit._infer_params = infer
-    _pjit._run_python_pjit = run
-    _pjit.jit_p.def_impl(run_primitive)
+    module: Any = _pjit
+    module._infer_params = infer
+    module._run_python_pjit = run
+    module.jit_p.def_impl(run_primitive)
 
 
 def set_watch(words: tuple[str, ...] | None) -> Any:

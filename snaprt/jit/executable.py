@@ -24,11 +24,13 @@ class JitExecutable:
 
     Attributes:
         number: Counts the executables of this process, lazy graphs included.
+        graph_id: The first 16 hexadecimal digits of the digest of its StableHLO.
         lowered: The program, which holds its executable when it is compiled.
         module: Its arguments and results.
     """
 
     number: int
+    graph_id: str
     lowered: jax.stages.Lowered
     module: jaxapi.JitModule
 
@@ -36,11 +38,6 @@ class JitExecutable:
     def name(self) -> str:
         """The name of the function."""
         return self.module.name
-
-    @functools.cached_property
-    def graph_id(self) -> str:
-        """The first 16 hexadecimal digits of the digest of its StableHLO."""
-        return module_digest(jaxapi.stablehlo_without_locations(self.lowered))[:16]
 
     @property
     def devices(self) -> tuple[jaxapi.Device, ...]:
@@ -110,7 +107,9 @@ def executable_of(call: jaxapi.FlatCall) -> JitExecutable:
     found = known.lowered.get(identity)
     if found is None:
         module = jaxapi.describe_jit_module(lowered, call)
-        found = known.lowered[identity] = JitExecutable(new_number(), lowered, module)
+        digest = module_digest(jaxapi.stablehlo_without_locations(lowered))
+        found = JitExecutable(new_number(), digest[:16], lowered, module)
+        known.lowered[identity] = found
     if len(known.kinds) >= MAX_KINDS:
         known.kinds.clear()
     known.kinds[kind] = found, alive

@@ -248,7 +248,8 @@ def test_an_error_of_the_device_is_raised_and_the_inputs_are_recorded(dump: Path
 
 def test_eager_operations_and_functions_of_jax_itself_are_not_recorded(dump: Path) -> None:
     with snaprt.record(folder=dump):
-        jnp.where(x > 2, x, 0) + jax.random.normal(jax.random.key(0), (8,)) + jax.nn.relu(x)
+        y = jnp.where(x > 2, x, 0) + jax.random.normal(jax.random.key(0), (8,)) + jax.nn.relu(x)
+        jax.block_until_ready(y)
     assert names(dump) == []
 
 
