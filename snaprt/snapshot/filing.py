@@ -76,14 +76,14 @@ class Filing:
     def write_now(
         self, held: HeldExecution, folder: Path, cause: Cause | None = None
     ) -> list[Path]:
-        """Write all of an execution into ``folder`` in this thread: no outputs if it runs still.
+        """Write all of an execution into ``folder`` in this thread; no outputs without an end.
 
         Returns:
             The files that are there then.
         """
         files = []
         for role in layout.ROLES:
-            if role == "outputs" and not held.is_ready():
+            if role == "outputs" and not held.has_outputs():
                 continue
             for execution, device in _files(held, role, None, cause or Cause(KEEP_LAST)):
                 file = folder / layout.file_name(execution)

@@ -17,7 +17,7 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.snapshot.conditions import Condition, Moment
-from snaprt.snapshot.content import Artifacts
+from snaprt.snapshot.content import Artifacts, to_host
 from snaprt.snapshot.plan import Hold, Plan
 
 
@@ -119,6 +119,16 @@ class HeldExecution:
             if not last.is_deleted():  # else somebody else has used it, so it was there
                 raise
 
+    def has_outputs(self) -> bool:
+        """Tell, without waiting, whether it has ended without an error."""
+        if self.outputs is None or not self.is_ready():
+            return False
+        try:
+            self.wait()
+        except Exception:
+            return False
+        return True
+
     def _last_to_come(self) -> Any:
         if self.flag is not None:
             return self.flag
@@ -157,7 +167,7 @@ def _is_key(array: Any) -> bool:
 
 def _parts(array: Any) -> Iterable[np.ndarray]:
     if isinstance(array, jax.Array):
-        return [np.asarray(shard.data) for shard in array.addressable_shards]
+        return [to_host(shard.data) for shard in array.addressable_shards]
     return [np.asarray(array)]
 
 

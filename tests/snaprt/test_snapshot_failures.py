@@ -214,6 +214,23 @@ def test_a_program_that_cannot_be_compiled_is_recorded_with_its_inputs(
     assert any(np.array_equal(inputs.array(name), x) for name in inputs.array_names)
 
 
+def test_outputs_that_an_execution_out_of_memory_left_out_end_no_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD", "all; error")
+    with lazy():
+        slow = jax.lax.fori_loop(0, 100, lambda i, a: a @ a * 0.001, jnp.ones((300, 300)))
+        mark_step()  # so that the next is dispatched before it can run
+        filled = jax.lax.fori_loop(
+            0, 2, lambda i, a: a + slow[0, 0], jnp.zeros((1 << 21, 1 << 20), jnp.float32)
+        )
+        with pytest.raises(Exception, match=r"(?i)out of memory"):  # noqa: PT012
+            mark_step(wait=True)
+            filled.block_until_ready()
+    errors = [one.manifest.execution.error for one in recorded(folder)]
+    assert any("ut of memory" in error for error in errors)
+
+
 def test_an_exception_that_leaves_a_lazy_scope_records_what_ran_last(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
