@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -45,14 +47,25 @@ class ShardedArray:
         return NamedArray(self.name, value)
 
     def fills_whole(self) -> bool:
-        """Return whether each element of the whole lies in a part that has the size it should."""
-        filled = np.zeros(self.shape, bool)
+        """Return whether each element of the whole lies in one part, which is as large as it says.
+
+        Copies of one part count once.
+        """
         for part, index in zip(self.parts, self.indices, strict=True):
-            region = filled[_slices(index)]
-            if region.shape != part.shape:
+            expected = tuple(end - begin for begin, end in index) + self.shape[len(index) :]
+            inside = all(end <= size for (_, end), size in zip(index, self.shape, strict=False))
+            if part.shape != expected or not inside:
                 return False
-            region[...] = True
-        return bool(filled.all())
+        distinct = dict(zip(self.indices, self.parts, strict=True))
+        elements = sum(part.size for part in distinct.values())
+        return elements == math.prod(self.shape) and not any(
+            _overlap(one, other) for one, other in itertools.combinations(distinct, 2)
+        )
+
+
+def _overlap(one: Index, other: Index) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(max(a, c) < min(b, d) for (a, b), (c, d) in pairs)
 
 
 def _slices(index: Index) -> tuple[Any, ...]:

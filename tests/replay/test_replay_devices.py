@@ -189,6 +189,21 @@ def test_a_number_of_a_device_is_refused_where_several_are_needed() -> None:
         devices.find_devices("cpu", 99)
 
 
+@pytest.mark.parametrize(
+    ("indices", "fills"),
+    [
+        ([((0, 2), (0, 4)), ((2, 4), (0, 4))], True),
+        ([((0, 2), (0, 4))] * 2, False),
+        ([((0, 2), (0, 4)), ((1, 3), (0, 4))], False),
+        ([((0, 2), (0, 4)), ((3, 5), (0, 4))], False),
+        ([((0, 2), (0, 4)), ((2, 4), (0, 3))], False),
+    ],
+)
+def test_parts_fill_the_whole_or_are_told_apart(indices: Any, fills: bool) -> None:
+    parts = [np.zeros((2, 4, 3))] * 2  # as of PRNG keys, with a dimension that no index has
+    assert sharded("a", (4, 4, 3), parts, indices).fills_whole() == fills
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128, np.int8])
 def test_equal_copies_are_held_once(dtype: Callable[..., Any]) -> None:
     one, other = np.arange(4, dtype=dtype), np.arange(4, dtype=dtype)
