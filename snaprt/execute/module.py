@@ -103,7 +103,11 @@ class LoadedModule:
                 else:
                     arrays = [self._spread(number, one) for number, one in enumerate(inputs)]
                 results = jaxapi.run_module(self.executable, arrays)
-                return [[np.asarray(shard) for shard in shards] for shards in results]
+                # NumPy alone ends the process where an execution out of memory left nothing.
+                return [
+                    [np.asarray(shard.block_until_ready()) for shard in shards]
+                    for shards in results
+                ]
         except Exception as error:
             where = ", ".join(map(str, self.devices))
             raise ExecutionError(f"the module failed while it ran on {where}: {error}") from error

@@ -101,7 +101,7 @@ def training() -> Any:
 
     import snaprt
 
-    width, batch, layers = 192, 1024, 4
+    width, batch, layers = 160, 1024, 4
     keys = jax.random.split(jax.random.key(0), layers + 1)
     start = [jax.random.normal(key, (width, width)) * 0.08 for key in keys[:layers]]
     x = jax.random.normal(keys[layers], (batch, width))
@@ -154,8 +154,10 @@ def measure_steps(make: Any, count: int, modes: dict[str, dict[str, str]], folde
 
 def measure_armed(folder: Path, megabytes: int) -> dict[str, Any]:
     modes = {OFF: {}, **ARMED}
+    # Without a flag, which only lazy graphs and jitted functions get, all arrays are read for NaN.
+    unwatched = {mode: variables for mode, variables in modes.items() if mode != "nan"}
     return {
-        "20 us": measure_steps(small_run, 200, modes, folder),
+        "20 us": measure_steps(small_run, 200, unwatched, folder),
         "1 ms": measure_steps(lazy_steps, 10, modes, folder),
     }
 
