@@ -365,10 +365,12 @@ class Recorder:
     def _stop(self) -> None:
         self.flush()
         reason, self._stop_with = self._stop_with, None
-        raise ExecutionError(
+        error = ExecutionError(
             f"stopped: {reason}",
             hint="SNAPRT_RECORD_STOP=0 lets it go on; `snaprt replay` runs what was recorded",
         )
+        mark_recorded(error)  # it is no failure of its own
+        raise error
 
 
 @functools.cache

@@ -156,14 +156,15 @@ def test_watched_programs_are_cached_apart_from_others(
 def test_the_program_stops_where_it_is_asked_to_and_the_snapshot_is_there(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SNAPRT_RECORD", "nan")
+    monkeypatch.setenv("SNAPRT_RECORD", "nan; error")
     monkeypatch.setenv("SNAPRT_RECORD_STOP", "1")
-    with lazy():
+    stopped = "stopped: execution 0 of lazy_graph"
+    with pytest.raises(ExecutionError, match=stopped), lazy():  # noqa: PT012
         x = jnp.log(jnp.asarray([-1.0]))
         mark_step()
         assert process_recorder().flush(30)
-        with pytest.raises(ExecutionError, match="stopped: execution 0 of lazy_graph"):
-            mark_step_of(x)
+        mark_step_of(x)
+    assert process_recorder().flush(30)
     assert len(list(folder.glob("*.inputs.snap"))) == 1
 
 
