@@ -1150,7 +1150,7 @@ def is_source_of_jax(source: str) -> bool:
     return source.partition(" at ")[2].startswith(_JAX_FOLDER)
 
 
-_JAX_FOLDER = str(Path(jax.__file__).parent)
+_JAX_FOLDER = str(Path(jax.__file__).parent / "_")[:-1]  # with the separator
 
 
 def jit_again(fun: Any, info: Any) -> Any:
@@ -1321,6 +1321,7 @@ class JitModule:
         devices: Where it runs, in the order of its partitions.
         input_names: Of each parameter of the module; arguments that it does not use are gone.
         output_names: Of each result.
+        input_shapes: Of each parameter.
         donated: The parameters whose memory an execution may take.
         is_recordable: Whether arrays alone go in and out.
         is_pure: Whether it neither writes to references nor has effects.
@@ -1330,6 +1331,7 @@ class JitModule:
     name: str
     devices: tuple[Device, ...]
     input_names: tuple[str, ...]
+    input_shapes: list[tuple[int, ...]]
     output_names: tuple[str, ...]
     donated: tuple[int, ...]
     is_recordable: bool
@@ -1357,6 +1359,9 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
         name=call.params["name"],
         devices=devices_of_lowered(lowered),
         input_names=tuple(inputs),
+        input_shapes=[
+            getattr(aval, "shape", ()) for aval in lowering.compile_args["global_in_avals"]
+        ],
         output_names=tuple(
             [inputs[place] if place is not None else next(outputs) for place in written]
             if written

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, overload
 import jax
 
 from snaprt import jaxapi
+from snaprt.errors import SnapshotError
 from snaprt.execute.watch import FLAG_NAME, watched
 from snaprt.jit.executable import MAX_KINDS, JitExecutable, executable_of
 from snaprt.snapshot import flags
@@ -137,6 +138,9 @@ class _Call(Sequence[Any]):
         return len(self.executable.input_names)
 
     def __iter__(self) -> Iterator[Any]:
+        # Threads that call a function for the first time at once may mix up its programs.
+        if [array.shape for array in self.inputs()] != self.executable.module.input_shapes:
+            raise SnapshotError(f"a call of {self.executable.name} may have run another program")
         return iter(self.inputs())
 
 

@@ -14,6 +14,7 @@ import pytest
 from jax.experimental import io_callback
 
 import snaprt
+from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.snapshot import policy
 from snaprt.snapshot.read import SnapshotFile, open_snapshot
@@ -259,6 +260,13 @@ def test_functions_of_jax_itself_are_recorded_where_a_condition_names_them(dump:
         jnp.cumsum(x)
         jax.jit(double)(x)
     assert names(dump) == ["_where"]
+
+
+def test_packages_whose_names_begin_like_jax_are_not_jax_itself() -> None:
+    folder = Path(jax.__file__).parent
+    assert jaxapi.is_source_of_jax(f"_where at {folder / 'numpy' / 'util.py'}:1")
+    assert not jaxapi.is_source_of_jax(f"solve at {folder}opt/solver.py:1")
+    assert not jaxapi.is_source_of_jax("<unknown>")
 
 
 def test_inside_disable_jit_there_are_no_executions(dump: Path) -> None:
