@@ -128,9 +128,8 @@ def training() -> Any:
     def runs(count: int) -> None:
         with snaprt.lazy():
             for _ in range(count):
-                *state[:], value = update(*state)
+                *state[:], _loss = update(*state)
                 snaprt.mark_step(wait=True)
-            del value
 
     return runs
 
