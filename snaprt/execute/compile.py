@@ -178,15 +178,21 @@ def _obtain(
     results: int,
     overrides: Mapping[str, Any],
 ) -> _Found:
-    """Find the executable by the program's digest, else by its module, else compile it."""
+    """Find the executable by the program's digest, else by its module, else compile it.
+
+    Of the processes that want one program at the same time, one lowers and compiles it: the others
+    wait for its note.
+    """
     lower = lowering(program, promoted)
     cache = persistent_cache()
     key_of_note = None if cache is None else note_key(program, promoted, cache)
-    with placed(program.placement):
-        if cache is not None and key_of_note is not None:
-            noted = _load_noted(cache, key_of_note, program, lower)
-            if noted is not None:
-                return noted
+
+    def by_note() -> _Found | None:
+        assert cache is not None
+        assert key_of_note is not None
+        return _load_noted(cache, key_of_note, program, lower)
+
+    def by_module() -> tuple[_Found, bool]:
         lowered = lower()
         stablehlo = jaxapi.stablehlo_without_locations(lowered)
         graph_id = module_digest(stablehlo)[:16]
@@ -194,11 +200,17 @@ def _obtain(
         compiled, from_cache, key = _load_or_compile(
             cache, lowered, stablehlo, devices, arguments, results, overrides
         )
-    if cache is not None and key_of_note is not None and key is not None:
-        ids = tuple(device.id for device in devices)
-        note = Note(key, graph_id, arguments, results, ids)
-        write_note(cache, key_of_note, note, GRAPH_NAME)
-    return _Found(compiled, graph_id, devices, from_cache, lambda: lowered)
+        is_noted = False
+        if cache is not None and key_of_note is not None and key is not None:
+            ids = tuple(device.id for device in devices)
+            note = Note(key, graph_id, arguments, results, ids)
+            is_noted = write_note(cache, key_of_note, note, GRAPH_NAME)
+        return _Found(compiled, graph_id, devices, from_cache, lambda: lowered), is_noted
+
+    with placed(program.placement):
+        if cache is None or key_of_note is None:
+            return by_module()[0]
+        return by_note() or compile_once(cache, key_of_note, by_note, by_module)[0]
 
 
 def _load_noted(

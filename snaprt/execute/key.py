@@ -15,11 +15,11 @@ from typing import Any
 
 import jax
 from blake3 import blake3
+from snaprt_cache.file_digests import file_digest
 from snaprt_cache.key import (
     Key,
     KeyPart,
     cpu_features,
-    file_digest,
     flags_with_file_contents,
     relevant_xla_flags,
 )

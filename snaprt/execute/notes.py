@@ -85,8 +85,15 @@ def read_note(cache: Cache, key: Key) -> Note | None:
         return None
 
 
-def write_note(cache: Cache, key: Key, note: Note, name: str) -> None:
-    """Store ``note`` under ``key``; ``name`` is what the cache's index calls it."""
+def write_note(cache: Cache, key: Key, note: Note, name: str) -> bool:
+    """Store ``note`` under ``key``, and say whether it is there now.
+
+    Args:
+        cache: Where to store it.
+        key: From `note_key`.
+        note: What to store.
+        name: What the cache's index calls it.
+    """
     content = {
         "executable": [[part.name, part.value] for part in note.executable.parts],
         "graph_id": note.graph_id,
@@ -94,7 +101,9 @@ def write_note(cache: Cache, key: Key, note: Note, name: str) -> None:
         "results": note.results,
         "device_ids": note.device_ids,
     }
-    cache.put(key, json.dumps(content).encode(), {"name": name, "kind": "note"}, counted=False)
+    return cache.put(
+        key, json.dumps(content).encode(), {"name": name, "kind": "note"}, counted=False
+    )
 
 
 def devices_by_id(ids: Sequence[int], platform_of: jaxapi.Device) -> tuple[jaxapi.Device, ...]:

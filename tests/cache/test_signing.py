@@ -10,8 +10,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from snaprt_cache import Cache, CacheError, Key, KeyPart, read_key_file
-from snaprt_cache import key as key_module
+from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digests, read_key_file
 
 from snaprt.execute.store import persistent_cache
 
@@ -210,7 +209,7 @@ def test_a_digest_that_others_could_have_written_down_is_not_believed(
     theirs = folder / "v1"
     theirs.mkdir()
     (theirs / "file-digests.json").write_text(json.dumps(memo))
-    key_module._digests_of_this_process.clear()
+    file_digests._digests_of_this_process.clear()
     assert file_digest(library, theirs) == digest
 
 
