@@ -217,9 +217,9 @@ def _load_noted(
     cache: Cache, key: Key, program: Program, lower: Callable[[], jax.stages.Lowered]
 ) -> _Found | None:
     ready = prefetch.take(key)
-    if ready is not None:
+    if ready is not None and ready.note is not None:
         metrics.counter_add("LoweringSkipped")
-        return _Found(ready.compiled, ready.note.graph_id, ready.devices, True, lower)
+        return _Found(ready.loaded, ready.note.graph_id, ready.devices, True, lower)
     note = read_note(cache, key)
     entry = None if note is None else cache.get(note.executable, counted=False)
     if note is None or entry is None:

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import jax
 from snaprt_cache.key import Key, KeyPart
@@ -21,6 +22,9 @@ from snaprt.lazy.digest import Unstable, program_digest
 from snaprt.lazy.graph import Placement, Program
 
 _log = logging.getLogger("snaprt.cache")
+
+#: What the cache calls the entries of notes.
+KIND: Final = "note"
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,7 @@ def write_note(cache: Cache, key: Key, note: Note, name: str) -> bool:
         "results": note.results,
         "device_ids": note.device_ids,
     }
-    return cache.put(
-        key, json.dumps(content).encode(), {"name": name, "kind": "note"}, counted=False
-    )
+    return cache.put(key, json.dumps(content).encode(), {"name": name, "kind": KIND}, counted=False)
 
 
 def devices_by_id(ids: Sequence[int], platform_of: jaxapi.Device) -> tuple[jaxapi.Device, ...]:
