@@ -22,10 +22,11 @@ from typing import Any, Final
 import jax
 from snaprt_cache.frame import BlobHeader
 from snaprt_cache.jax_plugin import KIND as JIT_KIND
-from snaprt_cache.key import Key, KeyPart
+from snaprt_cache.key import Key
 from snaprt_cache.store import Cache, Entry
 
 from snaprt import jaxapi, metrics, settings
+from snaprt.execute.key import start_key
 from snaprt.execute.notes import KIND as NOTE_KIND
 from snaprt.execute.notes import Note, devices_by_id, read_note
 from snaprt.execute.store import persistent_cache
@@ -195,15 +196,15 @@ def _devices(ids: Sequence[int], entry: Entry, deadline: float) -> tuple[jaxapi.
     return devices_by_id(ids, jax.local_devices(backend=platform)[0])
 
 
-def _list_key() -> Key:
+def _list_key(cache: Cache) -> Key:
     """Return the key of the list of a program: its path, or the module's that runs as it."""
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None) or sys.argv[0]
-    return Key((KeyPart("prefetch of", os.path.abspath(path)), KeyPart("jax", jax.__version__)))
+    return start_key(os.path.abspath(path), cache.folder)
 
 
 def _read_list(cache: Cache) -> list[str]:
-    entry = cache.get(_list_key(), counted=False)
+    entry = cache.get(_list_key(cache), counted=False)
     if entry is None:
         return []
     try:
@@ -231,4 +232,6 @@ def _finish() -> None:
     used = list(_state.used)[:MAX_PROGRAMS]
     if _state.cache is not None and used and used != _state.remembered:
         metadata = {"name": "prefetch list", "kind": "list"}
-        _state.cache.put(_list_key(), json.dumps(used).encode(), metadata, counted=False)
+        _state.cache.put(
+            _list_key(_state.cache), json.dumps(used).encode(), metadata, counted=False
+        )
