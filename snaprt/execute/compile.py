@@ -252,9 +252,10 @@ def _load_or_compile(
             metrics.counter_add("PersistentCacheUncacheable")
         return _compile(lowered, overrides), False, None
     key = module_key(stablehlo, devices, kind="compiled", folder=cache.folder)
+    name = f"{script_name()}: {GRAPH_NAME}"
 
     def load() -> jax.stages.Compiled | None:
-        entry = cache.get(key)
+        entry = cache.get(key, name=name)
         if entry is None:
             return None
         return load_entry(
@@ -262,7 +263,6 @@ def _load_or_compile(
         )
 
     def compile_and_put() -> tuple[jax.stages.Compiled, bool]:
-        name = f"{script_name()}: {GRAPH_NAME}"
         record_miss(cache, key, name)
         started = time.perf_counter()
         compiled = _compile(lowered, overrides)
