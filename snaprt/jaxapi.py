@@ -677,6 +677,17 @@ class Compilation:
     written: Any
 
 
+JitExecutable = tuple[Any, int]
+"""What JAX takes from its cache: an executable that is loaded, and the seconds its making took."""
+
+
+def load_jit_executable(payload: bytes, devices: Sequence[Device]) -> JitExecutable:
+    """Load what JAX puts into its cache, as JAX does when it finds it there."""
+    packed = _compilation_cache.decompress_executable(payload)
+    serialized, seconds = _compilation_cache.extract_executable_and_time(packed)
+    return devices[0].client.deserialize_executable(serialized, _device_list(devices)), seconds
+
+
 class _OwnCache(threading.local):
     """Whether this thread keeps what it compiles elsewhere."""
 
@@ -691,6 +702,7 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 def use_compilation_cache(
     cache: Any,
     key_of: Callable[[Compilation], str],
+    loaded: Callable[[str, Sequence[Device]], JitExecutable | None],
     compiled: Callable[[BaseException | None], None],
 ) -> None:
     """Put ``cache`` in the place of JAX's compilation cache, whatever directory JAX was given.
@@ -701,6 +713,7 @@ def use_compilation_cache(
     Args:
         cache: Has ``get`` and ``put`` as JAX's ``CacheInterface``.
         key_of: Returns the string by which JAX asks the cache for a compilation.
+        loaded: Returns what is behind a string where it has been loaded for these devices already.
         compiled: Called after every compilation or load, in its thread, with the error it ended
             with.
     """
@@ -729,10 +742,22 @@ def use_compilation_cache(
         if event == _COMPILE_EVENT:
             compiled(sys.exc_info()[1])
 
+    get_from_cache = _compilation_cache.get_executable_and_time
+
+    def get_executable_and_time(
+        cache_key: str, compile_options: Any, backend: Any, executable_devices: Any, *callbacks: Any
+    ) -> Any:
+        # Callbacks into Python are bound to an executable as it is loaded (JAX 0.12).
+        ready = None if any(callbacks) else loaded(cache_key, tuple(executable_devices))
+        if ready is not None:
+            return ready
+        return get_from_cache(cache_key, compile_options, backend, executable_devices, *callbacks)
+
     _compilation_cache.reset_cache()
     _compilation_cache._cache = cache
     _compilation_cache._cache_initialized = True
     _compilation_cache.get_cache_key = get_cache_key  # type: ignore[assignment]
+    _compilation_cache.get_executable_and_time = get_executable_and_time
     jax.monitoring.register_event_duration_secs_listener(heard)
 
 

@@ -144,9 +144,7 @@ def _load_of_devices(file: SnapshotFile) -> Case:
     notes = [f"joined from {len(files)} files: {count} devices"]
     processes = len({device.process for device in execution.devices})
     if processes > 1:
-        notes[0] += (
-            f" of {processes} processes, whose collectives may have added in another order"
-        )
+        notes[0] += f" of {processes} processes, whose collectives may have added in another order"
     if inputs is None:
         notes.append("there are no files with inputs beside it")
     if outputs is None:

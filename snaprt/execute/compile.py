@@ -235,17 +235,23 @@ def _collect(program: Program, promoted: frozenset[int], folder: Path) -> _Found
 def _obtain(
     program: Program, promoted: frozenset[int], overrides: Mapping[str, Any], is_watched: bool
 ) -> _Found:
-    """Find the executable by the program's digest, else by its module, else compile it."""
+    """Find the executable by the program's digest, else by its module, else compile it.
+
+    Of the processes that want one program at the same time, one lowers and compiles it: the others
+    wait for its note.
+    """
     arguments = len(program.inputs) + len(promoted)
     results = len(program.outputs) + is_watched
     lower = lowering(program, promoted, is_watched)
     cache = persistent_cache()
     key_of_note = None if cache is None else note_key(program, promoted, is_watched, cache)
-    with placed(program.placement):
-        if cache is not None and key_of_note is not None:
-            noted = _load_noted(cache, key_of_note, program, lower)
-            if noted is not None:
-                return noted
+
+    def by_note() -> _Found | None:
+        assert cache is not None
+        assert key_of_note is not None
+        return _load_noted(cache, key_of_note, program, lower)
+
+    def by_module() -> tuple[_Found, bool]:
         lowered = lower()
         stablehlo = jaxapi.stablehlo_without_locations(lowered)
         graph_id = module_digest(stablehlo)[:16]
@@ -253,20 +259,26 @@ def _obtain(
         compiled, from_cache, key = _load_or_compile(
             cache, lowered, stablehlo, devices, arguments, results, overrides
         )
-    if cache is not None and key_of_note is not None and key is not None:
-        ids = tuple(device.id for device in devices)
-        note = Note(key, graph_id, arguments, results, ids)
-        write_note(cache, key_of_note, note, GRAPH_NAME)
-    return _Found(compiled, graph_id, devices, from_cache, lambda: lowered)
+        is_noted = False
+        if cache is not None and key_of_note is not None and key is not None:
+            ids = tuple(device.id for device in devices)
+            note = Note(key, graph_id, arguments, results, ids)
+            is_noted = write_note(cache, key_of_note, note, GRAPH_NAME)
+        return _Found(compiled, graph_id, devices, from_cache, lambda: lowered), is_noted
+
+    with placed(program.placement):
+        if cache is None or key_of_note is None:
+            return by_module()[0]
+        return by_note() or compile_once(cache, key_of_note, by_note, by_module)[0]
 
 
 def _load_noted(
     cache: Cache, key: Key, program: Program, lower: Callable[[], jax.stages.Lowered]
 ) -> _Found | None:
     ready = prefetch.take(key)
-    if ready is not None:
+    if ready is not None and ready.note is not None:
         metrics.counter_add("LoweringSkipped")
-        return _Found(ready.compiled, ready.note.graph_id, ready.devices, True, lower)
+        return _Found(ready.loaded, ready.note.graph_id, ready.devices, True, lower)
     note = read_note(cache, key)
     entry = None if note is None else cache.get(note.executable, counted=False)
     if note is None or entry is None:
@@ -299,9 +311,10 @@ def _load_or_compile(
             metrics.counter_add("PersistentCacheUncacheable")
         return _compile(lowered, overrides), False, None
     key = module_key(stablehlo, devices, kind="compiled", folder=cache.folder)
+    name = f"{script_name()}: {GRAPH_NAME}"
 
     def load() -> jax.stages.Compiled | None:
-        entry = cache.get(key)
+        entry = cache.get(key, name=name)
         if entry is None:
             return None
         return load_entry(
@@ -309,7 +322,6 @@ def _load_or_compile(
         )
 
     def compile_and_put() -> tuple[jax.stages.Compiled, bool]:
-        name = f"{script_name()}: {GRAPH_NAME}"
         record_miss(cache, key, name)
         started = time.perf_counter()
         compiled = _compile(lowered, overrides)
