@@ -41,7 +41,8 @@ def program(name: str = "f", body: str = _BODY, before: str = _INSTALL) -> str:
 
 def start(folder: Path, code: str, *words: str, **environment: str) -> subprocess.Popen[str]:
     script = folder / f"script-{abs(hash(code))}.py"
-    script.write_text(code)
+    if not script.exists():  # others may be about to read it
+        script.write_text(code)
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("SNAPRT_", "XLA_", "JAX_"))}
     return subprocess.Popen(
         [sys.executable, *words, str(script)],
