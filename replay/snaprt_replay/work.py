@@ -262,7 +262,7 @@ def _prepare_compile_only(job: Job) -> Prepared:
             executable = jaxapi.compile_unloaded(module, there, options)
         else:
             compile_options = jaxapi.compile_options(there, options)
-            executable = jaxapi.compile_module(module, there[0], compile_options)
+            executable = jaxapi.compile_module(module, there, compile_options)
     except Exception as error:
         raise CompileError(f"the program cannot be compiled for {name}: {error}") from error
     memory, cost, text = jaxapi.executable_report(executable)

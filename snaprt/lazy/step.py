@@ -6,10 +6,10 @@ runs what one value needs. Both go through `_run`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,20 @@ from typing import Any
 import jax
 
 from snaprt import jaxapi, metrics
-from snaprt.errors import ExecutionError
+from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.execute import collection, prefetch
-from snaprt.execute.compile import Executable, compile_program
+from snaprt.execute.compile import Executable, compile_program, uncompiled_program
 from snaprt.execute.run import run
-from snaprt.execute.uncompiled import uncompiled
+from snaprt.execute.unfinished import unfinished_graph
 from snaprt.lazy.array import LazyArray, read_to_host
 from snaprt.lazy.graph import Node, Program, ancestors, build_program
 from snaprt.lazy.trace import LazyTrace
 from snaprt.snapshot import flags, repro
-from snaprt.snapshot.record import Recorder
+from snaprt.snapshot.failures import is_recorded, mark_recorded
+from snaprt.snapshot.plan import current_plan
+from snaprt.snapshot.record import process_recorder
+from snaprt.snapshot.steps import end_step
+from snaprt.snapshot.trace_errors import describe_trace_error
 
 # What a recorded operation shows as its source is the user's line, not ours.
 for _part in ("lazy", "execute", "jaxapi.py"):
@@ -50,14 +54,6 @@ _families_lock = threading.Lock()
 _of_thread = threading.local()
 
 
-def steps_ended() -> int:
-    """Return how many steps this thread has marked."""
-    return getattr(_of_thread, "steps", 0)
-
-
-_recorder = Recorder(step=steps_ended)
-
-
 def thread_trace() -> LazyTrace:
     """Return this thread's lazy trace, made at its first use."""
     trace = getattr(_of_thread, "trace", None)
@@ -65,7 +61,8 @@ def thread_trace() -> LazyTrace:
         flags.take_over()
         jaxapi.teach_device_get(LazyArray, read_to_host)
         prefetch.start()
-        trace = _of_thread.trace = LazyTrace(_read)
+        trace = _of_thread.trace = LazyTrace(_read, _failed)
+        jaxapi.watch_errors(_left_jax)
     return trace
 
 
@@ -88,8 +85,7 @@ def mark_step(wait: bool = False) -> None:
     with trace.graph.lock:
         arrays = trace.graph.live_arrays()
         _run(trace, _nodes_of(arrays), [], cause="mark_step")
-    _of_thread.steps = steps_ended() + 1
-    collection.step_ended(steps_ended())
+    collection.step_ended(end_step())
     if wait:
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
@@ -201,7 +197,11 @@ def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) ->
         executable, arguments = _executable_for(program)
     try:
         # Zeros in place of results are not worth recording.
-        results = run(executable, arguments, None if executable.is_collected else _recorder)
+        results = run(
+            executable, arguments, None if executable.is_collected else process_recorder()
+        )
+    except ExecutionError:  # the recorder stops the program: nothing has run
+        raise
     except Exception as error:
         failure = ExecutionError(
             f"graph {executable.name}.{executable.graph_id} failed while it ran ({cause}): {error}",
@@ -223,15 +223,17 @@ def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) ->
                 array.settle(values[node.number][index], executable)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _saved_if_it_cannot_be_compiled(program: Program) -> Iterator[None]:
     try:
         yield
     except Exception:
         if repro.level("compile"):
-            with suppress(Exception):  # it cannot be lowered either: there is nothing to save
+            with contextlib.suppress(
+                Exception
+            ):  # it cannot be lowered either: there is nothing to save
                 arguments = program.arguments(frozenset())
-                repro.after_failure("compile", uncompiled(program), arguments)
+                repro.after_failure("compile", uncompiled_program(program, frozenset()), arguments)
         raise
 
 
@@ -248,14 +250,16 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
     every step costs two compilations and not one a step.
     """
     literals = tuple([literal.key for literal in program.literals])
+    is_watched = process_recorder().wants_flag()
+    key = (is_watched, program.structure)
     with _families_lock:
-        family = _families.get(program.structure)
+        family = _families.get(key)
         if family is None:
-            family = _families[program.structure] = _Family(literals=literals)
+            family = _families[key] = _Family(literals=literals)
             if len(_families) > MAX_PROGRAMS:
                 _families.popitem(last=False)
         else:
-            _families.move_to_end(program.structure)
+            _families.move_to_end(key)
         promoted = family.promoted
         executable = family.executables.get(_constants(literals, promoted))
         if executable is None and family.executables:
@@ -265,7 +269,13 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
             family.executables.clear()
     if executable is None:
         flags.take_over()  # the script may have set XLA_FLAGS since
-        executable = compile_program(program, promoted, flags.compiler_overrides())
+        try:
+            executable = compile_program(
+                program, promoted, flags.compiler_overrides(), is_watched=is_watched
+            )
+        except CompileError as error:
+            _record_uncompiled(program, promoted, error, is_watched=is_watched)
+            raise
         if not executable.is_collected:
             metrics.counter_add("CachedCompile" if executable.from_cache else "UncachedCompile")
         with _families_lock:
@@ -276,7 +286,64 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
     return executable, program.arguments(promoted)
 
 
+def _record_uncompiled(
+    program: Program, promoted: frozenset[int], error: CompileError, *, is_watched: bool
+) -> None:
+    recorder = process_recorder()
+    if recorder.waits_for_errors():
+        with contextlib.suppress(Exception):  # it cannot be lowered either: nothing would replay
+            executable = uncompiled_program(program, promoted, is_watched=is_watched)
+            recorder.compile_failed(executable, program.arguments(promoted), error)
+
+
+def left_with(error: BaseException) -> None:
+    """Learn of an exception that leaves a lazy scope.
+
+    JAX's own is one of recording; for any other, what ran last may have to be recorded.
+    """
+    if isinstance(error, Exception) and jaxapi.raised_inside(error):
+        _failed(thread_trace(), error, None)
+    process_recorder().program_failed(error)
+
+
 def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[bytes, ...]:
     if not promoted:
         return literals
     return tuple([key for i, key in enumerate(literals) if i not in promoted])
+
+
+def _left_jax(error: BaseException) -> None:
+    """See an error leave a function of JAX's, such as a jitted one that was being traced."""
+    trace = jaxapi.current_trace()
+    if isinstance(trace, LazyTrace) and isinstance(error, Exception):
+        _failed(trace, error, None)
+
+
+def _failed(trace: LazyTrace, error: Exception, bound: jaxapi.BoundOperation | None) -> None:
+    """Record an error that was raised while the graph was being recorded, with the graph so far."""
+    if current_plan() is None or is_recorded(error):
+        return
+    if isinstance(error, (SnaprtError, jax.errors.JaxRuntimeError)):  # of running, not recording
+        return
+    recorder = process_recorder()
+    try:
+        mark_recorded(error)
+        operation = jaxapi.failed_operation(error) or bound
+        with trace.graph.lock:
+            pending, part, program = _program_so_far(trace)
+        described = describe_trace_error(error, operation, pending, pending - part)
+        graph = unfinished_graph(program, described)
+        recorder.compile_failed(graph, program.inputs if program else (), error)
+    except Exception as raised:
+        recorder.writer.complain(raised)
+
+
+def _program_so_far(trace: LazyTrace) -> tuple[int, int, Program | None]:
+    """Return how many operations are pending, how many can be one program now, and that."""
+    nodes = ancestors(_nodes_of(trace.graph.live_arrays()))
+    if not nodes:
+        return 0, 0, None
+    wanted = _wanted_results(nodes, ())
+    part = next(iter(_split_by_placement(nodes, wanted)))
+    outputs = [(node, index) for node in part for index in sorted(wanted[node.number])]
+    return len(nodes), len(part), build_program(part, outputs, placement=_placement_of(part))

@@ -23,13 +23,20 @@ class LazyTrace(jaxapi.Trace):
 
     Args:
         run: Computes the value of a lazy array of this trace: ``run(trace, array, cause)``.
+        failed: Is told of an error, and of what was bound, before the error goes on to the user:
+            ``failed(trace, error, operation)``.
     """
 
-    def __init__(self, run: Callable[[LazyTrace, LazyArray, str], None]) -> None:
+    def __init__(
+        self,
+        run: Callable[[LazyTrace, LazyArray, str], None],
+        failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
+    ) -> None:
         super().__init__()
         self.graph = Graph()
         self.recording_time = 0
         self._run = run
+        self._failed = failed
 
     def __eq__(self, other: object) -> bool:
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
@@ -46,7 +53,11 @@ class LazyTrace(jaxapi.Trace):
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
         """Record one operation and return its results as lazy arrays."""
         started = time.perf_counter_ns()
-        results = self._record(primitive, args, params)
+        try:
+            results = self._record(primitive, args, params)
+        except Exception as error:
+            self._failed(self, error, jaxapi.BoundOperation(primitive, args, params))
+            raise
         if isinstance(results, str):
             return self._run_at_once(primitive, args, params, cause=results)
         self.recording_time += time.perf_counter_ns() - started

@@ -22,7 +22,7 @@ import jax
 
 from snaprt import jaxapi, settings
 from snaprt.snapshot import layout, surroundings
-from snaprt.snapshot.record import array_content
+from snaprt.snapshot.content import array_content
 from snaprt.snapshot.write import write_snapshot
 
 Stage = Literal["compile", "run"]
