@@ -25,6 +25,7 @@ from snaprt_replay.report.model import (
     SourceExcerpt,
     Status,
 )
+from snaprt_replay.report.saved import headline_of
 from snaprt_replay.report.shown import shell_word
 from snaprt_replay.rerun import Replay
 from snaprt_replay.results import MISMATCH, Comparison
@@ -91,6 +92,26 @@ def of_trial(trial: Trial, words: Sequence[str] = ()) -> Report:
         comparison=judgement.comparison,
         grids=_grids(judgement.comparison, trial.a.outputs or (), trial.b.outputs or ()),
         commands=_commands(case.path, words),
+    )
+
+
+def of_localisation(case: Case, found: Localisation, root: Path) -> Report:
+    """Return the report of a localisation, with source lines of Python files below ``root``.
+
+    Raises:
+        SnapshotError: The module cannot be read.
+    """
+    around, lines = neighbourhood_of(case, found, root)
+    return Report(
+        path=str(case.path),
+        headline=headline_of(found),
+        format=case.format,
+        module=case.name,
+        notes=case.notes,
+        localisation=found,
+        neighbourhood=around,
+        sources=lines,
+        commands=_commands(case.path, ()),
     )
 
 
