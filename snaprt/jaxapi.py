@@ -33,6 +33,7 @@ from jax._src import source_info_util as _source_info
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lax import lax as _lax
+from jax._src.lib import xla_client as _xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.random import prng as _prng
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
@@ -907,9 +908,7 @@ def interpret(module: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     with module.context, ir.Location.unknown():
         _generalise_dots(module)
         arguments = [
-            ir.DenseElementsAttr.get(
-                np.ascontiguousarray(array).reshape(-1).view(np.uint8), type=kind
-            )
+            ir.DenseElementsAttr.get(np.ascontiguousarray(array).tobytes(), type=kind)
             for array, kind in zip(inputs, main.function_type.value.inputs, strict=True)
         ]
         try:
@@ -957,3 +956,28 @@ def executable_report(executable: Any) -> tuple[dict[str, int], dict[str, float]
     except Exception:  # not every plugin has one
         cost = {}
     return memory, cost, "\n".join(one.to_string() for one in executable.hlo_modules())
+
+
+def own_cpu() -> Device:
+    """Return the device of a new CPU client, beside JAX's own, none of which is started.
+
+    Checked with JAX 0.10.2 and 0.12.0.
+    """
+    client: Any = _xla_client.make_cpu_client()
+    device: Device = client.local_devices()[0]
+    return device
+
+
+def put_on(device: Device, value: np.ndarray) -> jax.Array:
+    """Return an array on a device of any client; it may share the memory of ``value``.
+
+    Checked with JAX 0.10.2 and 0.12.0.
+    """
+    with x64(True):  # or 64-bit values would be narrowed
+        array: jax.Array = _xla_client.batched_device_put(
+            ShapedArray(value.shape, value.dtype),
+            jax.sharding.SingleDeviceSharding(device),
+            [value],
+            [device],
+        )
+    return array
