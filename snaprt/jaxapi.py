@@ -46,6 +46,7 @@ from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import lax as _lax
 from jax._src.lib import jax_jit as _jax_jit
+from jax._src.lib import xla_client as _xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 from jax._src.random import prng as _prng
 from jax.experimental import serialize_executable
@@ -961,7 +962,7 @@ def interpret(module: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     with module.context, ir.Location.unknown():
         _generalise_dots(module)
         arguments = [
-            ir.DenseElementsAttr.get(_bytes_of(array).data, type=kind)
+            ir.DenseElementsAttr.get(np.ascontiguousarray(array).tobytes(), type=kind)
             for array, kind in zip(inputs, main.function_type.value.inputs, strict=True)
         ]
         try:
@@ -969,10 +970,6 @@ def interpret(module: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         except Exception as error:  # of several types, by version and cause
             raise ValueError(str(error)) from None
         return [np.asarray(result) for result in results]
-
-
-def _bytes_of(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _generalise_dots(module: Any) -> None:
@@ -1829,3 +1826,28 @@ def raised_inside(error: BaseException) -> bool:
 def is_scalar_type(value: Any) -> bool:
     """Say whether ``value`` is one of JAX's own scalar types, such as ``jax.numpy.float32``."""
     return isinstance(value, type(jax.numpy.float32))
+
+
+def own_cpu() -> Device:
+    """Return the device of a new CPU client, beside JAX's own, none of which is started.
+
+    Checked with JAX 0.10.2 and 0.12.0.
+    """
+    client: Any = _xla_client.make_cpu_client()
+    device: Device = client.local_devices()[0]
+    return device
+
+
+def put_on(device: Device, value: np.ndarray) -> jax.Array:
+    """Return an array on a device of any client; it may share the memory of ``value``.
+
+    Checked with JAX 0.10.2 and 0.12.0.
+    """
+    with x64(True):  # or 64-bit values would be narrowed
+        array: jax.Array = _xla_client.batched_device_put(
+            ShapedArray(value.shape, value.dtype),
+            jax.sharding.SingleDeviceSharding(device),
+            [value],
+            [device],
+        )
+    return array

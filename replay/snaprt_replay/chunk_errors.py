@@ -20,10 +20,9 @@ from snaprt_replay.tolerance import Tolerance
 # Every differing chunk is counted in the histogram of ULP distances up to the first number, and
 # one in the second, as so many, from there on.
 _COUNTED_CHUNKS, _COUNTED_EVERY = 16, 64
-# OpenBLAS takes one thread for up to 10,000 elements.
-_DOT = 1 << 13
+_DOT = 1 << 13  # up to 10,000 elements OpenBLAS takes one thread
 # Sums of squares outside of this lost precision to underflow, or overflowed.
-_SQUARES = {4: (1e-30, 1e37), 8: (1e-290, 1e300)}
+SQUARES = {4: (1e-30, 1e37), 8: (1e-290, 1e300)}
 
 
 class ChunkMeter:
@@ -122,7 +121,7 @@ class ChunkMeter:
         Where the sides are close, the difference gives the actual side's sums: their own rounding
         would be larger than what a cosine near 1 is to show.
         """
-        low, high = _SQUARES[wide.itemsize]
+        low, high = SQUARES[wide.itemsize]
         expected, moved = _dot(wide, wide), _dot(difference, difference)
         if not (low < expected < high and moved < high):
             return False
@@ -150,7 +149,7 @@ class ChunkMeter:
         np.multiply(size, bound, out=size)
         candidates = np.greater(distance, size, out=self._flags[:count])
         if candidates.any():
-            _offer_relative(self.errors, wide, distance, np.flatnonzero(candidates), start)
+            offer_relative(self.errors, wide, distance, np.flatnonzero(candidates), start)
 
     def _measure_ulps(
         self,
@@ -213,13 +212,14 @@ class ChunkMeter:
         return int(worst[0])
 
 
-def _offer_relative(
+def offer_relative(
     errors: FloatErrors,
     wide: np.ndarray,
     distance: np.ndarray,
     candidates: np.ndarray,
     start: int,
 ) -> None:
+    """Offer the relative errors of candidates."""
     size = np.abs(wide[candidates].astype(np.float64))
     relative = np.divide(
         distance[candidates].astype(np.float64), size, out=np.zeros(size.shape), where=size > 0
@@ -239,7 +239,7 @@ def _add_equal(errors: FloatErrors, wide: np.ndarray) -> None:
     """Add a chunk that is the same on both sides."""
     square = _dot(wide, wide)
     finite = wide.size
-    low, high = _SQUARES[wide.itemsize]
+    low, high = SQUARES[wide.itemsize]
     if not low < square < high:  # zeros, underflow, overflow, or something not finite
         numbers = wide[np.isfinite(wide)].astype(np.float64)
         finite = numbers.size

@@ -64,6 +64,29 @@ class OpenChunk:
         return self.worst_abs < tolerance.atol * (1 - 1e-6) or self.worst_ulp <= tolerance.max_ulp
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenBlock:
+    """A block of which it is open whether anything in it is beyond tolerance.
+
+    Args:
+        start: Its first flat index.
+        rows: The rows to look at.
+        absolute: The largest absolute error of each row.
+        ulp: The largest distance in ULP of each row.
+    """
+
+    start: int
+    rows: np.ndarray
+    absolute: np.ndarray
+    ulp: np.ndarray
+
+    def open_rows(self, tolerance: Tolerance) -> np.ndarray:
+        """Return the indices of the rows whose worst errors leave it open."""
+        within = self.absolute < tolerance.atol * (1 - 1e-6)
+        within |= self.ulp <= tolerance.max_ulp
+        return np.flatnonzero(self.rows & ~within)
+
+
 @dataclasses.dataclass
 class FloatErrors:
     """What was found; indices are flat, and the sums run over pairs of finite numbers."""
@@ -85,6 +108,7 @@ class FloatErrors:
     expected_all_squared: float = 0.0
     finite_expected: int = 0
     open_chunks: list[OpenChunk] = dataclasses.field(default_factory=list)
+    open_blocks: list[OpenBlock] = dataclasses.field(default_factory=list)
 
     def merge(self, later: FloatErrors) -> None:
         """Add what was found further on in the array."""
@@ -147,7 +171,7 @@ class FloatErrors:
 
 _ADDED = (
     *("differing", "buckets", "expected_squared", "actual_squared", "product"),
-    *("expected_all_squared", "finite_expected", "open_chunks"),
+    *("expected_all_squared", "finite_expected", "open_chunks", "open_blocks"),
 )
 
 

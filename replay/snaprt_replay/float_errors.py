@@ -1,29 +1,30 @@
 """Measure how two float arrays of any size differ; it must not know verdicts, names or files.
 
-The work is done in chunks that stay in a core's cache, over several threads (NumPy lets the others
-run), by `chunk_errors`. The tolerance depends on the expected side's root mean square, so what is
+The work is done over several threads (NumPy and XLA let the others run): where there is much of
+it, in large blocks by `block_errors`, else in chunks that stay in a core's cache by `chunk_errors`.
+The tolerance depends on the expected side's root mean square, so what is
 beyond it is counted at the end, and only in chunks whose worst errors leave that open.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
 import os
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
 
 import numpy as np
 
+from snaprt_replay.block_errors import BlockMeter, Sides, count_beyond_in_block
 from snaprt_replay.chunk_errors import ChunkMeter, count_beyond
-from snaprt_replay.error_totals import FloatErrors, OpenChunk
+from snaprt_replay.error_totals import FloatErrors
+from snaprt_replay.fused_kernels import BLOCK, kernels_for
 from snaprt_replay.tolerance import Tolerance
 
 _CHUNK_BYTES = 1 << 17
 _ELEMENTS_PER_THREAD = 1 << 20
 _MOST_THREADS = 8
-
-_Chunk = TypeVar("_Chunk")
+# Importing JAX and compiling the kernels takes longer than comparing fewer with NumPy alone.
+_FUSED_FROM = 4 * BLOCK
 
 
 def measure(
@@ -40,41 +41,68 @@ def measure(
         tolerance_for: Gives the tolerance for a root mean square of the expected side.
     """
     step = _CHUNK_BYTES // max(4, expected.itemsize)
-    chunks = [(start, min(start + step, expected.size)) for start in range(0, expected.size, step)]
+    kernels = kernels_for(expected.dtype) if expected.size >= _FUSED_FROM else None
 
-    def measure_part(part: Sequence[tuple[int, int]]) -> FloatErrors:
-        meter = ChunkMeter(expected, actual, min(step, expected.size))
-        with np.errstate(all="ignore"):  # each thread has its own
-            for start, stop in part:
-                meter.measure(start, stop)
-        return meter.errors
+    def measure_part(low: int, high: int) -> FloatErrors:
+        chunks = ChunkMeter(expected, actual, min(step, expected.size))
+        if kernels is not None:
+            sides = Sides(expected, actual)
+            blocks = BlockMeter(sides, kernels, chunks)
+            first = min(sides.first_aligned(low), high)
+            _measure_chunks(chunks, low, first, step)
+            low = first + (high - first) // BLOCK * BLOCK
+            for start in range(first, low, BLOCK):
+                blocks.measure(start)
+        _measure_chunks(chunks, low, high, step)
+        return chunks.errors
 
     result = FloatErrors()
-    for errors in _in_threads(measure_part, chunks, expected.size):
+    for errors in _in_threads(measure_part, expected.size, expected.size):
         result.merge(errors)
     tolerance = result.tolerance = tolerance_for(result.rms)
+    open_blocks = [block for block in result.open_blocks if block.open_rows(tolerance).size]
+    open_chunks = [chunk for chunk in result.open_chunks if not chunk.is_within(tolerance)]
 
-    def count_part(part: Sequence[OpenChunk]) -> FloatErrors:
-        errors = FloatErrors()
-        with np.errstate(all="ignore"):
-            for chunk in part:
-                count_beyond(errors, expected, actual, tolerance, chunk)
+    def count_in_blocks(low: int, high: int) -> FloatErrors:
+        errors, sides = FloatErrors(), Sides(expected, actual)
+        for block in open_blocks[low:high]:
+            assert kernels is not None
+            count_beyond_in_block(errors, sides, kernels, tolerance, block)
         return errors
 
-    still_open = [chunk for chunk in result.open_chunks if not chunk.is_within(tolerance)]
-    for errors in _in_threads(count_part, still_open, len(still_open) * step):
+    def count_in_chunks(low: int, high: int) -> FloatErrors:
+        errors = FloatErrors()
+        for chunk in open_chunks[low:high]:
+            count_beyond(errors, expected, actual, tolerance, chunk)
+        return errors
+
+    for errors in _in_threads(count_in_blocks, len(open_blocks), len(open_blocks) * BLOCK):
+        result.merge(errors)
+    for errors in _in_threads(count_in_chunks, len(open_chunks), len(open_chunks) * step):
         result.merge(errors)
     return result
 
 
+def _measure_chunks(meter: ChunkMeter, low: int, high: int, step: int) -> None:
+    for start in range(low, high, step):
+        meter.measure(start, min(start + step, high))
+
+
 def _in_threads(
-    work: Callable[[Sequence[_Chunk]], FloatErrors], chunks: Sequence[_Chunk], elements: int
+    work: Callable[[int, int], FloatErrors], count: int, elements: int
 ) -> list[FloatErrors]:
-    """Deal chunks to as many threads as are worth starting; results come in array order."""
-    count = max(1, min(os.cpu_count() or 1, _MOST_THREADS, elements // _ELEMENTS_PER_THREAD))
-    if count == 1:
-        return [work(chunks)]
-    edges = [len(chunks) * index // count for index in range(count + 1)]
-    parts = [chunks[low:high] for low, high in itertools.pairwise(edges)]
-    with concurrent.futures.ThreadPoolExecutor(count) as pool:
-        return list(pool.map(work, parts))
+    """Deal ``count`` things, in ranges, to as many threads as ``elements`` are worth starting.
+
+    Results come in the things' order.
+    """
+
+    def quietly(low: int, high: int) -> FloatErrors:
+        with np.errstate(all="ignore"):  # each thread has its own
+            return work(low, high)
+
+    threads = max(1, min(os.cpu_count() or 1, _MOST_THREADS, elements // _ELEMENTS_PER_THREAD))
+    if threads == 1:
+        return [quietly(0, count)]
+    edges = [count * index // threads for index in range(threads + 1)]
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(quietly, edges[:-1], edges[1:]))

@@ -17,14 +17,15 @@ from snaprt_replay.report.grid import error_grid
 from snaprt_replay.report.model import (
     Command,
     ErrorGrid,
-    Fact,
     Headline,
     Neighbourhood,
     Report,
     Side,
     SourceExcerpt,
     Status,
+    facts,
 )
+from snaprt_replay.report.saved import headline_of
 from snaprt_replay.report.shown import shell_word
 from snaprt_replay.rerun import Replay
 from snaprt_replay.results import MISMATCH, Comparison
@@ -54,7 +55,7 @@ def of_replay(replayed: Replay, words: Sequence[str] = ()) -> Report:
         module=case.name,
         device=f"{played.device} ({played.environment.get('device_kind', '')})",
         seconds=(played.compile_seconds, sum(played.execute_seconds)),
-        environment=_facts(case.environment, played.environment),
+        environment=facts(case.environment, played.environment),
         warnings=replayed.warnings,
         notes=case.notes,
         comparison=replayed.comparison,
@@ -85,12 +86,32 @@ def of_trial(trial: Trial, words: Sequence[str] = ()) -> Report:
             sum(one.compile_seconds for _, _, one in sides),
             sum(sum(one.execute_seconds) for _, _, one in sides),
         ),
-        environment=_facts(case.environment, trial.b.environment or trial.a.environment),
+        environment=facts(case.environment, trial.b.environment or trial.a.environment),
         notes=(*case.notes, *judgement.notes),
         sides=tuple(_side(*side) for side in sides),
         comparison=judgement.comparison,
         grids=_grids(judgement.comparison, trial.a.outputs or (), trial.b.outputs or ()),
         commands=_commands(case.path, words),
+    )
+
+
+def of_localisation(case: Case, found: Localisation, root: Path) -> Report:
+    """Return the report of a localisation, with source lines of Python files below ``root``.
+
+    Raises:
+        SnapshotError: The module cannot be read.
+    """
+    around, lines = neighbourhood_of(case, found, root)
+    return Report(
+        path=str(case.path),
+        headline=headline_of(found),
+        format=case.format,
+        module=case.name,
+        notes=case.notes,
+        localisation=found,
+        neighbourhood=around,
+        sources=lines,
+        commands=_commands(case.path, ()),
     )
 
 
@@ -124,14 +145,6 @@ def _headline(replayed: Replay) -> Headline:
     if comparison.verdict == MISMATCH:
         return Headline("bad", "MISMATCH", comparison.summary)
     return Headline("ok", "MATCH", comparison.summary)
-
-
-def _facts(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[Fact, ...]:
-    return tuple(
-        Fact(name, recorded.get(name, ""), here.get(name, ""))
-        for name in dict.fromkeys([*recorded, *here])
-        if recorded.get(name) or here.get(name)
-    )
 
 
 def _grids(

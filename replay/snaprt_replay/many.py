@@ -147,6 +147,10 @@ def _replay(case: Case, outcome: Outcome, request: ReplayRequest) -> Replay:
     if case.outputs is not None:
         comparison = compare(case.outputs, outputs, request.tolerance)
     warnings = devices.differences(case.environment, outcome.environment)
+    options = {**case.compiler_options, **dict(request.variant.options)}
+    if options:
+        told = ", ".join(f"{name}={value}" for name, value in options.items())
+        warnings = (*warnings, f"replayed with the compiler options {told}")
     return Replay(case, played, comparison, warnings)
 
 

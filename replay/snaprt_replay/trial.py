@@ -13,8 +13,9 @@ from snaprt.errors import UsageError
 from snaprt_replay import player
 from snaprt_replay.case import Case
 from snaprt_replay.load import load
+from snaprt_replay.reference_distance import Yardstick
 from snaprt_replay.variants import Variant, parse_variant, with_options
-from snaprt_replay.verdict import Evidence, Judgement, Yardstick, judge
+from snaprt_replay.verdict import Evidence, Judgement, judge
 from snaprt_replay.work import STABLEHLO
 from snaprt_replay.workers import Outcome, Workers
 

@@ -11,13 +11,14 @@ from typing import Final
 import click
 from rich.table import Table
 from rich.text import Text
+from snaprt_replay import gather
 from snaprt_replay.load import load
 from snaprt_replay.localise.findings import Localisation, RegionError, to_json
 from snaprt_replay.localise.pipeline import Find, Request, localise
 from snaprt_replay.localise.wording import error_text, place_text
 from snaprt_replay.variants import Variant, parse_variant
 
-from snaprt.cli import output, tables
+from snaprt.cli import output, report_files, tables
 
 _PATH: Final = click.Path(path_type=Path)
 _STATE_SUFFIX: Final = ".localise"
@@ -75,6 +76,7 @@ def _variant(
 )
 @click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs.")
 @click.option("--random", "seed", type=click.IntRange(min=0), help="Run on random inputs: a seed.")
+@click.option("--html", type=_PATH, metavar="OUT", help="Write what was found as a page.")
 @output.json_option
 @click.pass_context
 def command(
@@ -89,6 +91,7 @@ def command(
     state: Path | None,
     inputs: Path | None,
     seed: int | None,
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Find the operation where two sides of a program start to differ.
@@ -115,6 +118,8 @@ def command(
     found = localise(
         case, request, other, tell=lambda line: output.log.print(tables.printable(line))
     )
+    if html is not None:
+        report_files.write_reports([gather.of_localisation(case, found, Path())], html)
     if as_json:
         envelope = to_json(found)
         output.emit_json(envelope.pop("schema"), envelope.pop("version"), envelope)

@@ -1,5 +1,6 @@
 """Comparing: every kind of difference is found, counted and placed."""
 
+import dataclasses
 import json
 import math
 
@@ -216,10 +217,11 @@ def test_cosine_works_for_tiny_and_for_huge_numbers() -> None:
         assert compared(left, right).cosine == pytest.approx(wide_left @ wide_right / norms)
 
 
-def test_large_arrays_are_cut_for_threads_and_put_together_again() -> None:
-    expected = normal(3, 3_000_017)
+@pytest.mark.parametrize("columns", [1_000_017, 3_000_017])  # without and with fused kernels
+def test_large_arrays_are_cut_for_threads_and_put_together_again(columns: int) -> None:
+    expected = normal(3, columns)
     actual = expected.copy()
-    places = [(0, 5), (1, 2_000_000), (2, 3_000_016)]
+    places = [(0, 5), (1, columns - 17), (2, columns - 1)]
     for steps, place in enumerate(places, start=1):
         actual.view(np.int32)[place] += steps
     actual[1, 7] = math.nan
@@ -228,9 +230,49 @@ def test_large_arrays_are_cut_for_threads_and_put_together_again() -> None:
     assert result.first_difference is not None
     assert result.first_difference.index == (0, 5)
     assert result.worst_ulp is not None
-    assert (result.worst_ulp.index, result.max_ulp) == ((2, 3_000_016), 3)
+    assert (result.worst_ulp.index, result.max_ulp) == ((2, columns - 1), 3)
     assert result.ulp_octaves == (expected.size - 4, 1, 2)
     assert (result.specials.nan_only_actual, result.beyond) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+def test_fused_kernels_find_what_numpy_finds_in_small_pieces(kind: type) -> None:
+    generator = np.random.default_rng(7)
+    pieces, size = 36, 1 << 18
+    expected = generator.standard_normal(pieces * size, dtype=np.float32)
+    noise = 1 + generator.standard_normal(expected.size, dtype=np.float32) * np.float32(1e-2)
+    noise[: 6 * size] = 1
+    actual = expected * noise
+    strange = np.array([0, -0.0, math.nan, math.inf, -math.inf, 1e-40, -3e38, 1e-33], np.float32)
+    for side in (expected, actual):
+        side[generator.integers(7 * size, 9 * size, 500)] = generator.choice(strange, 500)
+        side[20 * size : 22 * size] = np.maximum(side[20 * size : 22 * size], 0)
+    with np.errstate(over="ignore"):
+        expected, actual = expected.astype(kind), actual.astype(kind)
+    request = ToleranceRequest(rtol=1e-2, atol=1e-3)
+    whole = compared(expected, actual, request)
+    parts = [
+        compared(one, other, request)
+        for one, other in zip(
+            expected.reshape(pieces, size), actual.reshape(pieces, size), strict=True
+        )
+    ]
+    for count in ("differing", "beyond"):
+        assert getattr(whole, count) == sum(getattr(part, count) for part in parts)
+    for worst in ("max_abs_error", "max_rel_error", "max_ulp"):
+        assert getattr(whole, worst) == max(getattr(part, worst) for part in parts)
+    for worst, error in (
+        ("worst_abs", "max_abs_error"),
+        ("worst_rel", "max_rel_error"),
+        ("worst_ulp", "max_ulp"),
+    ):
+        values = [getattr(part, error) for part in parts]
+        piece = values.index(max(values))
+        within = getattr(parts[piece], worst).index[0]
+        assert getattr(whole, worst).index == (piece * size + within,)
+    counts = [dataclasses.astuple(part.specials) for part in parts]
+    assert dataclasses.astuple(whole.specials) == tuple(map(sum, zip(*counts, strict=True)))
+    assert sum(whole.ulp_octaves) == pytest.approx(expected.size, rel=0.1)  # a sample
 
 
 def test_a_comparison_survives_json() -> None:

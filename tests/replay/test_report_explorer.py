@@ -69,6 +69,8 @@ def test_the_errors_are_those_of_the_regions_and_of_what_was_found(
     values = {names[key]: one["value"] for key, one in results.items()}
     assert values[found.instructions[0].name] == model_explorer.LARGEST
     assert values[found.path[0].first.name] == values[found.path[0].last.name] == 12.5
+    opcodes = {one.name: one.opcode for one in program.entry.computation.instructions}
+    assert not {"parameter", "constant"} & {opcodes[name] for name in values}
     assert set(data) <= {graph["id"] for graph in json.loads(graphs.read_text())["graphs"]}
 
 

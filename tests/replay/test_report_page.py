@@ -11,6 +11,7 @@ from importlib import resources
 
 import pytest
 from sample_reports import HOSTILE, sample_report
+from snaprt_replay.report.model import Headline, Report
 from snaprt_replay.report.page import page
 
 VOID = {"meta", "br", "img", "link", "input"}
@@ -133,9 +134,17 @@ def test_headings_ids_and_tables_are_as_a_screen_reader_needs_them():
         assert all(a.get("scope") in ("col", "row") for tag, a in elements.found if tag == "th")
 
 
+def test_of_very_many_files_the_page_shows_those_alone_that_are_worth_a_look():
+    fine = Report("fine.snap", Headline("ok", "MATCH", "identical"))
+    elements = Elements(page([*[fine] * 60, sample_report()]))
+    assert [tag for tag, _ in elements.found].count("article") == 1
+    assert elements.text.count("fine.snap") == 60
+
+
 def test_writing_a_page_does_not_import_jax():
     code = (
-        "import sys, snaprt_replay.report.page, snaprt_replay.report.text;"
-        "assert not {'jax', 'jaxlib', 'click', 'rich'} & set(sys.modules)"
+        "import sys; from snaprt_replay.report import junit, page, saved;"
+        "assert not {'jax', 'jaxlib', 'click', 'rich'} & set(sys.modules)\n"
+        "import snaprt.cli.report; assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from snaprt_replay.verdict import LIMIT, Evidence, Judgement, Yardstick, judge
+from snaprt_replay.reference_distance import LIMIT, Yardstick
+from snaprt_replay.verdict import Evidence, Judgement, judge
 
 from snaprt.cli.main import main
 
@@ -51,6 +52,7 @@ def test_the_side_with_a_larger_error_is_wrong_and_the_element_is_named() -> Non
     assert verdict.kind == "A is wrong"
     assert verdict.a.outputs[0].worst == (3, 4)
     assert verdict.a.outputs[0].beyond == 1
+    assert [verdict.to_json()[letter]["wrong"] for letter in "ab"] == [True, False]
     assert "out0[3,4] is off by 0.00" in verdict.sentence
 
 
@@ -141,35 +143,32 @@ def snaprt(capfd: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-def test_the_command_judges_what_was_recorded(snaprt: Run, recorded: Path) -> None:
-    status, out, _ = snaprt("replay", recorded, "--b", "cpu,optimization=0", "--repeat", "2")
-    assert status == 0
-    assert "WITHIN ROUNDING: both are within rounding" in out
-    assert "all runs gave the same bits" in out
-
-
-def test_the_command_says_that_a_recorded_side_is_wrong(
-    snaprt: Run, rewritten: Callable[..., Path]
+def test_the_command_judges_what_was_recorded_file_by_file(
+    snaprt: Run, recorded: Path, rewritten: Callable[..., Path]
 ) -> None:
     def spoil(name: str, value: np.ndarray) -> np.ndarray:
         if value.dtype == np.float32:
             value.reshape(-1)[2] *= 1.01
         return value
 
-    status, out, _ = snaprt("replay", rewritten(spoil), "--a", "recorded", "--b", "cpu", "--json")
-    found = json.loads(out)
-    assert (status, found["schema"], found["version"]) == (1, "snaprt.verdict", 1)
-    (file,) = found["files"]
-    assert file["verdict"] == "A is wrong"
-    assert file["judgement"]["a"]["wrong"]
-    assert not file["judgement"]["b"]["wrong"]
-    assert file["runs"]["b"]["device"] == "cpu:0"
+    status, out, _ = snaprt(
+        *("replay", recorded, rewritten(spoil), "--a", "recorded"),
+        *("--b", "cpu,optimization=0", "--repeat", "2"),
+    )
+    assert status == 1
+    assert "WITHIN ROUNDING: both are within rounding" in out
+    assert "A IS WRONG: " in out
+    assert "all runs gave the same bits" in out
 
 
 def test_a_side_that_cannot_run_leaves_with_status_2(snaprt: Run, recorded: Path) -> None:
-    status, out, _ = snaprt("replay", recorded, "--b", "cpu:77")
-    assert status == 2
-    assert "CANNOT BE JUDGED: B (cpu:77) gave no result: missing device" in out
+    status, out, _ = snaprt("replay", recorded, "--a", "cpu", "--b", "cpu:77", "--json")
+    found = json.loads(out)
+    assert (status, found["schema"], found["version"]) == (2, "snaprt.verdict", 1)
+    (file,) = found["files"]
+    assert file["verdict"] == "cannot be judged"
+    assert "B (cpu:77) gave no result: missing device" in file["judgement"]["sentence"]
+    assert file["runs"]["a"]["device"] == "cpu:0"
 
 
 def test_a_file_without_outputs_needs_another_side(snaprt: Run, modules: dict[str, Path]) -> None:

@@ -59,6 +59,15 @@ class Fact:
         return bool(self.recorded and self.here) and self.recorded != self.here
 
 
+def facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[Fact, ...]:
+    """Return what is known of two environments, in the order of the first."""
+    return tuple(
+        Fact(name, str(recorded.get(name, "")), str(here.get(name, "")))
+        for name in dict.fromkeys([*recorded, *here])
+        if recorded.get(name) or here.get(name)
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Side:
     """One side of a trial of variants.

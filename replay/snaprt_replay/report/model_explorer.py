@@ -140,9 +140,11 @@ def _number(error: float) -> float:
 
 
 def _between(program: Program, first: str, last: str) -> Sequence[str]:
-    """Return the names of the instructions of a region, which stand in a row."""
+    """Return the names of the instructions of a region that do something; they stand in a row."""
     for computation in program.module.computations:
         names = [one.name for one in computation.instructions]
         if first in names and last in names:
-            return names[names.index(first) : names.index(last) + 1]
+            work = {one.name for one in program.line(computation.id).work()} | {first, last}
+            row = names[names.index(first) : names.index(last) + 1]
+            return [name for name in row if name in work]
     return ()

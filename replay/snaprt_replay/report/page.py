@@ -28,6 +28,9 @@ _PACKAGE: Final = "snaprt_replay.report"
 #: Outputs drawn; the table has all of them.
 _DRAWN: Final = 12
 
+#: Files shown one by one; beyond so many, only those that are worth a look.
+_SHOWN: Final = 50
+
 _STATUS: Final[dict[Verdict, Status]] = {IDENTICAL: "ok", MISMATCH: "bad"}
 
 
@@ -40,7 +43,10 @@ def page(reports: Sequence[Report]) -> str:
         style=Markup(style),
         style_hash=digest,
         title=_title(reports),
-        reports=[_Shown(f"r{number}", one) for number, one in enumerate(reports, 1)],
+        reports=[
+            _Shown(f"r{number}", one, len(reports) <= _SHOWN or one.headline.status != "ok")
+            for number, one in enumerate(reports, 1)
+        ],
     )
 
 
@@ -92,13 +98,13 @@ class _Drawn:
     output: OutputComparison
     grid: ErrorGrid | None
 
-    @property
+    @functools.cached_property
     def histogram(self) -> Markup | None:
         if len(self.output.ulp_octaves) < 2:  # all are equal
             return None
         return charts.ulp_histogram(f"{self.identity}-ulp", self.output)
 
-    @property
+    @functools.cached_property
     def error_map(self) -> Markup | None:
         # A map of a single cell says no more than the table.
         if self.grid is None or len(self.grid.errors) == 1 or not any(self.grid.errors):
@@ -109,7 +115,7 @@ class _Drawn:
     def shades(self) -> list[tuple[str, str]]:
         return charts.shade_legend(self.grid) if self.grid is not None else []
 
-    @property
+    @functools.cached_property
     def special_map(self) -> Markup | None:
         if self.grid is None or not any(self.grid.specials):
             return None
@@ -131,11 +137,12 @@ class _Drawn:
 class _Shown:
     """A report with what the template asks of it."""
 
-    def __init__(self, identity: str, report: Report) -> None:
+    def __init__(self, identity: str, report: Report, in_full: bool) -> None:
         self.identity = identity
         self.report = report
+        self.in_full = in_full
 
-    @property
+    @functools.cached_property
     def outputs(self) -> list[_Drawn]:
         comparison = self.report.comparison
         if comparison is None:
@@ -146,7 +153,7 @@ class _Shown:
             for number in worst_first(comparison.outputs)
         ]
 
-    @property
+    @functools.cached_property
     def drawn(self) -> list[_Drawn]:
         return [one for one in self.outputs if one.worth_drawing][:_DRAWN]
 
@@ -155,7 +162,7 @@ class _Shown:
         assert self.report.localisation is not None
         return charts.ErrorScale(self.report.localisation.path)
 
-    @property
+    @functools.cached_property
     def neighbourhood(self) -> Markup | None:
         around = self.report.neighbourhood
         return graph.neighbourhood(f"{self.identity}-graph", around) if around else None

@@ -10,7 +10,7 @@ from snaprt.errors import UsageError
 from snaprt_replay.localise import findings
 from snaprt_replay.localise.findings import Kind
 from snaprt_replay.report import model
-from snaprt_replay.report.model import Fact, Headline, Report, Side, Status
+from snaprt_replay.report.model import Headline, Report, Side, Status
 from snaprt_replay.results import MISMATCH, comparison_from_json
 
 _VERSION: Final = 1
@@ -102,7 +102,7 @@ def _replay(plain: Mapping[str, Any]) -> Report:
         module=plain["name"],
         device=plain["device"],
         seconds=(float(plain["compile_seconds"]), math.fsum(plain["execute_seconds"])),
-        environment=_facts(plain["recorded_environment"], plain["environment"]),
+        environment=model.facts(plain["recorded_environment"], plain["environment"]),
         warnings=tuple(plain["warnings"]),
         notes=tuple(plain["notes"]),
         comparison=comparison,
@@ -130,7 +130,7 @@ def _verdict(plain: Mapping[str, Any]) -> Report:
         ),
         format=plain["format"],
         module=plain["name"],
-        environment=_facts({}, runs["b"]["environment"]),
+        environment=model.facts({}, runs["b"]["environment"]),
         notes=tuple(judged["notes"]),
         sides=tuple(
             _side(letter, judged[key], runs[key]["device"])
@@ -151,14 +151,6 @@ def _side(letter: str, judged: Mapping[str, Any], device: str) -> Side:
 def _failed(plain: Mapping[str, Any]) -> Report:
     told = f"{plain['error']}; {plain['hint']}" if plain["hint"] else plain["error"]
     return Report(plain["path"], Headline("failed", "FAILED", told))
-
-
-def _facts(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[Fact, ...]:
-    return tuple(
-        Fact(name, str(recorded.get(name, "")), str(here.get(name, "")))
-        for name in dict.fromkeys([*recorded, *here])
-        if recorded.get(name) or here.get(name)
-    )
 
 
 _STATUSES: Final[tuple[Status, ...]] = ("ok", "bad", "failed")

@@ -118,10 +118,11 @@ def _path_lines(found: Localisation) -> Iterator[str]:
     if not found.path:
         return
     scale = charts.ErrorScale(found.path)
-    yield "error made, in multiples of the tolerance, along the program (> looked into):"
+    yield "error made, in multiples of the tolerance, along the program"
+    yield "(> looked into, ░ up to 1x and allowed, █ above):"
     for one in found.path:
         name = one.first.name if one.instructions == 1 else f"{one.first.name} .. {one.last.name}"
         mark = ">" if one.chosen else " "
-        bar = "█" * round(scale.share(one.made) * _PATH_WIDTH)
+        bar = ("█" if one.made > 1 else "░") * round(scale.share(one.made) * _PATH_WIDTH)
         indented = f"{'  ' * min(one.depth, 8)}{mark} {shown.name(name, 44)}"
         yield f"  {indented:<56} {error_text(one.made):>9} {bar}".rstrip()
