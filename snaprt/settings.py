@@ -65,6 +65,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
@@ -213,6 +220,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default=False,
         default_text="off",
         help="Whether `snaprt run` runs the program lazily when it is not told by --lazy.",
+    ),
+    Setting(
+        "SNAPRT_MAX_GRAPH_SIZE",
+        _count,
+        allowed="a number of operations; 0 for no limit",
+        default=100_000,
+        default_text="100000",
+        help="Run what is pending once this many operations have been recorded without a cut.",
     ),
     Setting(
         "SNAPRT_METRICS_FILE",

@@ -142,7 +142,7 @@ def compile_program(
         devices=found.devices,
         input_names=tuple(f"arg{i}" for i in range(arguments)),
         output_names=tuple(f"out{i}" for i in range(results)),
-        donated=(),
+        donated=program.donated,
         from_cache=found.from_cache,
         call=found.compiled,
         lowered=found.lowered,

@@ -31,10 +31,10 @@ def lowering(program: Program, promoted: frozenset[int]) -> Callable[[], jax.sta
     """
     function = program.as_function(promoted)
     shapes = jaxapi.shapes_of(program.arguments(promoted))
-    placement = program.placement
+    placement, donated = program.placement, program.donated
 
     def lower() -> jax.stages.Lowered:
         with placed(placement), metrics.timed("LowerTime"):
-            return jaxapi.lower(function, shapes)
+            return jaxapi.lower(function, shapes, donated)
 
     return lower

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from snaprt import jaxapi, metrics
+from snaprt import jaxapi, metrics, settings
 from snaprt.errors import ExecutionError
 from snaprt.execute import collection, prefetch
 from snaprt.execute.compile import Executable, compile_program
 from snaprt.execute.run import run
 from snaprt.lazy.array import LazyArray, read_to_host
-from snaprt.lazy.graph import Node, Program, ancestors, build_program
+from snaprt.lazy.calls import follow_jit
+from snaprt.lazy.cut import Part, plan
+from snaprt.lazy.graph import Program, Structure
+from snaprt.lazy.paths import Point
+from snaprt.lazy.recording import DataHandle, carry_over
 from snaprt.lazy.trace import LazyTrace
 from snaprt.snapshot import flags
 from snaprt.snapshot.record import Recorder
@@ -33,6 +37,12 @@ for _part in ("lazy", "execute", "jaxapi.py"):
 #: How many programs stay loaded in a process; the least recently used one goes first.
 MAX_PROGRAMS = 2048
 
+#: A thread's paths are forgotten once they have so many points; its programs stay loaded.
+MAX_POINTS = 200_000
+
+#: How often in a row a program must find other inputs free before it is compiled for those.
+_DONATIONS_TO_COMPILE = 2
+
 
 @dataclass
 class _Family:
@@ -40,10 +50,38 @@ class _Family:
 
     promoted: frozenset[int] = frozenset()
     literals: tuple[bytes, ...] = ()
-    executables: dict[tuple[bytes, ...], Executable] = field(default_factory=dict)
+    executables: dict[tuple[bytes, ...], _Variants] = field(default_factory=dict)
 
 
-_families: OrderedDict[tuple[Any, ...], _Family] = OrderedDict()
+@dataclass
+class _Variants:
+    """The executables of one program that differ in the inputs whose memory they take."""
+
+    by_donated: dict[tuple[int, ...], Executable] = field(default_factory=dict)
+    latest: Executable | None = None
+    missed: int = 0
+
+    def find(self, donated: tuple[int, ...]) -> Executable | None:
+        """Return the executable to use when these inputs are free; ``None`` to compile one.
+
+        Which inputs are free may change by chance, as when a garbage collector lets go of an
+        array. So a program is compiled anew when it has found others free twice in a row; before
+        that, what an executable takes and should not is copied.
+        """
+        found = self.by_donated.get(donated)
+        if found is not None or self.latest is None:
+            self.missed = 0
+            return found
+        self.missed += 1
+        return self.latest if self.missed < _DONATIONS_TO_COMPILE else None
+
+    def add(self, executable: Executable) -> None:
+        """Keep an executable that was compiled."""
+        self.by_donated[executable.donated] = self.latest = executable
+        self.missed = 0
+
+
+_families: OrderedDict[Structure, _Family] = OrderedDict()
 _families_lock = threading.Lock()
 _of_thread = threading.local()
 
@@ -63,7 +101,8 @@ def thread_trace() -> LazyTrace:
         flags.take_over()
         jaxapi.teach_device_get(LazyArray, read_to_host)
         prefetch.start()
-        trace = _of_thread.trace = LazyTrace(_read)
+        jaxapi.intercept_jit(LazyTrace, follow_jit)
+        trace = _of_thread.trace = LazyTrace(_read, _grown)
     return trace
 
 
@@ -83,9 +122,10 @@ def mark_step(wait: bool = False) -> None:
     """
     metrics.counter_add("MarkStep")
     trace = thread_trace()
-    with trace.graph.lock:
-        arrays = trace.graph.live_arrays()
-        _run(trace, _nodes_of(arrays), [], cause="mark_step")
+    with trace.lock:
+        arrays = trace.recording.live_arrays()
+        _run(trace, arrays, arrays, cause="mark_step")
+        trace.forget_paths(MAX_POINTS)
     _of_thread.steps = steps_ended() + 1
     collection.step_ended(steps_ended())
     if wait:
@@ -95,132 +135,92 @@ def mark_step(wait: bool = False) -> None:
 
 def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
     """Compute one value: run what it needs, and leave the rest pending."""
-    with trace.graph.lock:
-        if array._value is not None:  # another thread was faster
-            return
-        node = array._node
-        assert node is not None
-        if node.values is None:
-            _run(trace, [node], _nodes_of(trace.graph.live_arrays()), cause=cause)
-        if node.error is not None:
-            raise node.error
-        if array._value is None:
-            assert node.values is not None
-            array.settle(node.values[array._index], None)
+    with trace.lock:
+        if array._value is None and not array.has_failed():  # another thread may be faster
+            _run(trace, [array], trace.recording.live_arrays(), cause=cause)
+        if array.has_failed():
+            raise array._origin
 
 
-def _nodes_of(arrays: Iterable[LazyArray]) -> list[Node]:
-    nodes = {array._node.number: array._node for array in arrays if array._node is not None}
-    return list(nodes.values())
+def _grown(trace: LazyTrace) -> None:
+    """Look at a recording that has grown: drop what is dead, and cut what is too long."""
+    depth = trace.recording.point.depth
+    if depth & (depth - 1) == 0:
+        trace.begin(carry_over(trace.recording, trace.root, set(), {}, {}))
+    limit = settings.get("SNAPRT_MAX_GRAPH_SIZE")
+    if limit and trace.recording.point.depth >= limit:
+        metrics.counter_add("cut::graph_size")
+        arrays = trace.recording.live_arrays()
+        _run(trace, arrays, arrays, cause="graph_size")
 
 
-def _run(trace: LazyTrace, roots: Sequence[Node], later: Sequence[Node], *, cause: str) -> None:
-    """Run ``roots``, what they need, and every pending effect; keep what ``later`` will need."""
-    graph = trace.graph
-    nodes = [n for n in ancestors([*roots, *graph.effectful]) if not n.inherit_failure()]
-    if not nodes:
+def _run(
+    trace: LazyTrace, targets: Sequence[LazyArray], alive: Sequence[LazyArray], *, cause: str
+) -> None:
+    """Compute ``targets`` and run every pending effect; keep what else is alive or needed later."""
+    recording = trace.recording
+    at_step = targets is alive
+    numbers = tuple([array._result.number for array in alive])  # type: ignore[union-attr]
+    wanted = numbers if at_step else tuple([a._result.number for a in targets])  # type: ignore[union-attr]
+    key = (at_step, wanted, numbers)
+    found = recording.point.plans.get(key)
+    if found is None:
+        found = plan(recording, wanted, numbers)
+        recording.point.keep_plan(key, found)
+    if not found.parts:
+        trace.begin()
         return
     metrics.metric_add("LazyTracing", trace.recording_time)
     trace.recording_time = 0
-    wanted = _wanted_results(nodes, later)
+    by_number = dict(zip(numbers, alive, strict=True))
+    values: dict[int, tuple[jax.Array, DataHandle]] = {}
+    done: set[Point] = set()
+    failed: dict[int, BaseException] = {}
+    complete = False
     try:
         with jaxapi.evaluating():
-            for part in _split_by_placement(nodes, wanted):
-                _run_part(part, wanted, cause)
+            for part in found.parts:
+                donate = found.complete and len(found.parts) == 1
+                program = part.program(recording, values, donate)
+                try:
+                    _run_part(part, program, by_number, values, cause)
+                except ExecutionError as error:
+                    results = [result for node in part.nodes for result in node.results]
+                    failed.update({result.number: error for result in results})
+                    done.update(part.nodes)
+                    raise
+                if not found.complete or len(found.parts) > 1:
+                    done.update(part.nodes)
+        complete = found.complete
     finally:
-        graph.effectful = [node for node in graph.effectful if node.values is None]
+        new = None if complete else carry_over(recording, trace.root, done, values, failed)
+        trace.begin(new)
 
 
-def _wanted_results(nodes: Sequence[Node], later: Sequence[Node]) -> dict[int, set[int]]:
-    """Return node number -> results that somebody still needs after ``nodes`` have run.
-
-    That is what the user holds, and what ``later`` will use of them: without the latter, reading
-    the loss in the middle of a step would compute the forward pass twice.
-    """
-    inside = {node.number for node in nodes}
-    wanted: dict[int, set[int]] = {number: set() for number in inside}
-    for node in nodes:
-        for index, reference in enumerate(node.arrays):
-            if reference() is not None:
-                wanted[node.number].add(index)
-    for node in ancestors(later):
-        if node.number in inside:
-            continue
-        for edge in node.pending_edges():
-            if edge.node.number in inside:
-                wanted[edge.node.number].add(edge.index)
-    return wanted
-
-
-def _split_by_placement(
-    nodes: Sequence[Node], wanted: dict[int, set[int]]
-) -> Iterable[Sequence[Node]]:
-    """Yield ``nodes`` in parts of one placement each, in an order in which they can run.
-
-    Nearly always there is one part. Otherwise uncommitted work that only committed work uses
-    joins it, as under `jax.jit`; the rest is layered, so that a part uses earlier parts alone.
-    """
-    if all(node.placement is nodes[0].placement for node in nodes):
-        return [nodes]
-    placement = {node.number: node.placement for node in nodes}
-    users: dict[int, set[Any]] = {node.number: set() for node in nodes}
-    for node in reversed(nodes):
-        number = node.number
-        uses = users[number]
-        if not placement[number].committed and not wanted[number] and len(uses) == 1:
-            (only,) = uses
-            if only.x64 == placement[number].x64:
-                placement[number] = only
-        for edge in node.pending_edges():
-            users[edge.node.number].add(placement[number])
-    levels: dict[int, int] = {}
-    parts: dict[tuple[int, int], list[Node]] = {}
-    for node in nodes:
-        own = placement[node.number]
-        level = 0
-        for edge in node.pending_edges():
-            producer = edge.node.number
-            if placement[producer] is own:
-                level = max(level, levels[producer])
-            else:
-                level = max(level, levels[producer] + 1)
-                wanted[producer].add(edge.index)
-        levels[node.number] = level
-        parts.setdefault((level, id(own)), []).append(node)
-    return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
-
-
-def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) -> None:
-    """Compile and run ``nodes`` as one program, and hand out the results."""
-    outputs = [(node, index) for node in nodes for index in sorted(wanted[node.number])]
-    program = build_program(nodes, outputs, placement=_placement_of(nodes))
-    metrics.metric_add("TensorsGraphSize", len(nodes))
+def _run_part(
+    part: Part,
+    program: Program,
+    arrays: dict[int, LazyArray],
+    values: dict[int, tuple[jax.Array, DataHandle]],
+    cause: str,
+) -> None:
+    """Compile and run one program of a cut, and hand out the results."""
+    metrics.metric_add("TensorsGraphSize", len(program.nodes))
     executable, arguments = _executable_for(program)
     try:
         # Zeros in place of results are not worth recording.
         results = run(executable, arguments, None if executable.is_collected else _recorder)
     except Exception as error:
-        failure = ExecutionError(
+        raise ExecutionError(
             f"graph {executable.name}.{executable.graph_id} failed while it ran ({cause}): {error}",
             hint="its arrays cannot be used any more; the error above comes from the device",
-        )
-        for node in nodes:
-            node.fail(failure)
-        raise failure from error
-    values: dict[int, dict[int, jax.Array]] = {node.number: {} for node in nodes}
-    for (node, index), value in zip(outputs, results, strict=True):
-        values[node.number][index] = value
-    for node in nodes:
-        node.settle(values[node.number])
-        for index, reference in enumerate(node.arrays):
-            array = reference()
-            if array is not None and index in values[node.number]:
-                array.settle(values[node.number][index], executable)
-
-
-def _placement_of(nodes: Sequence[Node]) -> Any:
-    committed = [node.placement for node in nodes if node.placement.committed]
-    return committed[0] if committed else nodes[0].placement
+        ) from error
+    for index, (number, value) in enumerate(zip(part.numbers, results, strict=True)):
+        handle = DataHandle(part.kinds, index)
+        values[number] = value, handle
+        array = arrays.get(number)
+        if array is not None:
+            array.settle(value, handle, executable)
 
 
 def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
@@ -240,8 +240,9 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
         else:
             _families.move_to_end(program.structure)
         promoted = family.promoted
-        executable = family.executables.get(_constants(literals, promoted))
-        if executable is None and family.executables:
+        variants = family.executables.get(_constants(literals, promoted))
+        executable = None if variants is None else variants.find(program.donated)
+        if variants is None and family.executables:
             pairs = zip(literals, family.literals, strict=True)
             varied = [i for i, (a, b) in enumerate(pairs) if a != b]
             promoted = family.promoted = promoted | frozenset(varied)
@@ -253,10 +254,16 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
             metrics.counter_add("CachedCompile" if executable.from_cache else "UncachedCompile")
         with _families_lock:
             if family.promoted == promoted:
-                family.executables[_constants(literals, promoted)] = executable
+                key = _constants(literals, promoted)
+                family.executables.setdefault(key, _Variants()).add(executable)
     elif not executable.is_collected:
         metrics.counter_add("CachedCompile")
-    return executable, program.arguments(promoted)
+    arguments = program.arguments(promoted)
+    for index in executable.donated:
+        if index not in program.donated:
+            metrics.counter_add("DonationCopied")
+            arguments[index] = jaxapi.copy_array(arguments[index])
+    return executable, arguments
 
 
 def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[bytes, ...]:
