@@ -85,8 +85,8 @@ class LazyArray(jaxapi.Tracer):
         return self.materialise("eager")
 
     def to_concrete_value(self) -> jax.Array | None:
-        """Return the value if it is there already or truly needed, else ``None``."""
-        cause = "" if self._value is not None else jaxapi.demanded_by()
+        """Return the value if it is truly needed, else ``None``, be it there already or not."""
+        cause = jaxapi.demanded_by()
         if cause is None:
             return None
         self._trace.interruptions += 1  # what is recorded now may depend on the value
