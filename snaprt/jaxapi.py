@@ -227,22 +227,24 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
             returned, learn = follow(trace, fun, info, args, kwargs)
             if returned is not NOT_KNOWN:
                 return _Answer(returned), ()
+            inferred = infer(fun, info, args, kwargs)
             learners.of = (args, learn)
+            return inferred
         return infer(fun, info, args, kwargs)
 
     def run_python_pjit(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
         if type(p) is _Answer:
             return p.returned, (), None, (), p, None, None, ()
         asked, learn = getattr(learners, "of", (None, None))
+        learners.of = (None, None)
         done = run(p, args_flat, fun, args, kwargs)
         if asked is args and learn is not None:
-            learners.of = (None, None)
             learn(done[0])
         return done
 
     infer_params.intercepted = True  # type: ignore[attr-defined]
-    _pjit._infer_params = infer_params
-    _pjit._run_python_pjit = run_python_pjit
+    module: Any = _pjit
+    module._infer_params, module._run_python_pjit = infer_params, run_python_pjit
 
 
 def parse_call(

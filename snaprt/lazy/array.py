@@ -51,8 +51,8 @@ class LazyArray(jaxapi.Tracer):
     def failed(cls, trace: Any, aval: Any, error: BaseException) -> LazyArray:
         """Return an array whose value can never be computed because of ``error``."""
         array = cls.__new__(cls)
-        array._trace = trace  # type: ignore[misc]
-        array.aval = aval  # type: ignore[misc]
+        array._trace = trace
+        array.aval = aval
         array._value = None
         array.fail(error)
         return array

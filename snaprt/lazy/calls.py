@@ -1,4 +1,4 @@
-"""Calls that were recorded before: what follows from them is known, and JAX need not be asked again.
+"""Calls that were recorded before: what they lead to is known, and JAX need not be asked again.
 
 An operator of a lazy array, an indexing, or a call of a jitted function records operations that
 depend on the function, its static arguments, what its operands are (not their values) and JAX's
@@ -9,6 +9,7 @@ once, has an effect, meets an array that is not its operand) is never taken for 
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,10 +65,14 @@ class Attempt:
                 or target.depth // GRANULARITY != before.depth // GRANULARITY
             ):
                 return
-            found = [self._result(array) for array in results]
-            if None not in found:
-                literals = tuple(self.recording.literals[before.literals : target.literals])
-                before.keep_shortcut(self.key, Shortcut(target, literals, tuple(found), build))  # type: ignore[arg-type]
+            found: list[Result | int] = []
+            for array in results:
+                result = self._result(array)
+                if result is None:
+                    return
+                found.append(result)
+            literals = tuple(self.recording.literals[before.literals : target.literals])
+            before.keep_shortcut(self.key, Shortcut(target, literals, tuple(found), build))
 
     def _result(self, array: Any) -> Result | int | None:
         for index, operand in enumerate(self.operands):
@@ -121,7 +126,7 @@ def follow(trace: Any, function: Any, operands: Sequence[Any]) -> Any:
             if type(result) is int:
                 arrays.append(operands[result])
             else:
-                array = LazyArray(trace, recording, result)  # type: ignore[arg-type]
+                array = LazyArray(trace, recording, result)
                 recording.arrays.append(_ref(array))
                 arrays.append(array)
     return arrays[0] if shortcut.build is None else shortcut.build(arrays)
@@ -143,41 +148,43 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
         context = _trace_context()
         if context != trace.context:
             trace.enter_context(context)
+        attempt = None
         with trace.lock:
             recording = trace.recording
+            left = right = None
             if self._recording is recording:
                 left = self._result.number
             elif self._value is not None:
                 left = recording.input_wire(self._value, self._handle)
-            else:
-                return general(self, other)
             kind = type(other)
             if kind is LazyArray:
                 if other._recording is recording:
                     right = other._result.number
                 elif other._value is not None and other._trace is trace:
                     right = recording.input_wire(other._value, other._handle)
-                else:
-                    return general(self, other)
             elif kind is _ArrayImpl:
-                right = recording.input_wire(other, None)
+                right = recording.input_wires.get(id(other))
+                if right is None:
+                    right = recording.input_wire(other, None)
             elif kind in _SCALARS:
                 right = (kind, other) if other and other == other else (kind, repr(other))
-            else:
-                return general(self, other)
-            before = recording.point
-            key = (name, trace.context_number, left, right)
-            shortcut = before.shortcuts.get(key)
-            if shortcut is not None and type(result := shortcut.results[0]) is Result:
-                recording.point = shortcut.target
-                if shortcut.literals:
-                    recording.literals += shortcut.literals
-                array = LazyArray(trace, recording, result)
-                recording.arrays.append(_ref(array))
-                return array
-        attempt = Attempt(trace, key, recording, before, (self, other))
+            if left is not None and right is not None:
+                before = recording.point
+                key = (name, trace.context_number, left, right)
+                shortcut = before.shortcuts.get(key)
+                if shortcut is None:
+                    attempt = Attempt(trace, key, recording, before, (self, other))
+                elif type(result := shortcut.results[0]) is Result:
+                    recording.point = shortcut.target
+                    if shortcut.literals:
+                        recording.literals += shortcut.literals
+                    array = LazyArray(trace, recording, result)
+                    recording.arrays.append(_ref(array))
+                    return array
+        # Not under the lock: an operand may have to be asked of another thread, which has its own.
         returned = general(self, other)
-        attempt.learn([returned], None)
+        if attempt is not None:
+            attempt.learn([returned], None)
         return returned
 
     operator.__name__ = name
@@ -244,7 +251,7 @@ def follow_jit(
 
     def learn(returned: Any) -> None:
         leaves, structure = jax.tree.flatten(returned)
-        result.learn(leaves, structure.unflatten)
+        result.learn(leaves, functools.partial(jax.tree.unflatten, structure))
 
     return jaxapi.NOT_KNOWN, learn
 
@@ -265,4 +272,4 @@ for _name in (*_BINARY, *(f"r{name}" for name in _BINARY), *_COMPARISONS):
     setattr(LazyArray, f"__{_name}__", _binary(f"__{_name}__"))
 for _name in (*_UNARY, "__getitem__", *_METHODS):
     setattr(LazyArray, _name, _with_statics(_name, getattr(LazyArray, _name)))
-LazyArray.T = property(_with_statics("T", LazyArray.T.fget))  # type: ignore[attr-defined]
+LazyArray.T = property(_with_statics("T", LazyArray.T.fget))

@@ -241,7 +241,7 @@ def _donatable(
     shapes = {(avals[number].shape, avals[number].dtype) for number in numbers}
     found = []
     for index, wire in enumerate(sources):
-        array = None if wire >= 0 else recording.inputs[~wire]
+        array: Any = None if wire >= 0 else recording.inputs[~wire]
         if (
             type(array) is jaxapi.ArrayImpl
             and array.nbytes >= MIN_DONATED_BYTES

@@ -216,7 +216,8 @@ class Point:
 
 def literal_wires(point: Point) -> Iterator[tuple[Any, int]]:
     """Yield each wire of an operation with the number of its literal, -1 where it is none."""
-    assert point.wires is not None and point.before is not None
+    assert point.wires is not None
+    assert point.before is not None
     number = point.before.literals
     for wire in point.wires:
         if type(wire) is int:

@@ -6,8 +6,9 @@ work on, and which lazy arrays are still alive. It knows nothing of how operatio
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -33,7 +34,6 @@ class DataHandle:
         self.exposed = False
         self._kinds = kinds
         self._index = index
-        metrics.counter_add("CreateDataHandles")
 
     def kind(self, value: jax.Array) -> InputKind:
         """Return the kind of the value, which is the same at each run of one program."""
@@ -42,11 +42,9 @@ class DataHandle:
             kind = self._kinds[self._index] = input_kind(value)
         return kind
 
-    def __del__(self, _add: Any = metrics.counter_add) -> None:
-        try:
-            _add("DestroyDataHandles")
-        except Exception:  # the interpreter is on its way out
-            pass
+    def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _finalizing():
+            metrics.counter_add("DestroyDataHandles")
 
 
 class Recording:
@@ -118,6 +116,13 @@ def needed(path: list[Point], wanted: set[int], effects: bool) -> list[Point]:
             wanted.update([wire for wire in point.wires if type(wire) is int and wire >= 0])
     found.reverse()
     return found
+
+
+def is_mostly_dead(recording: Recording) -> bool:
+    """Say whether nothing needs the larger part of what was recorded any more."""
+    alive = {array._result.number for array in recording.live_arrays()}
+    path = recording.point.operations()
+    return 2 * len(needed(path, alive, effects=True)) < len(path)
 
 
 def carry_over(

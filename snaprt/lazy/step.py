@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -25,7 +24,7 @@ from snaprt.lazy.calls import follow_jit
 from snaprt.lazy.cut import Part, plan
 from snaprt.lazy.graph import Program, Structure
 from snaprt.lazy.paths import Point
-from snaprt.lazy.recording import DataHandle, carry_over
+from snaprt.lazy.recording import DataHandle, carry_over, is_mostly_dead
 from snaprt.lazy.trace import LazyTrace
 from snaprt.snapshot import flags
 from snaprt.snapshot.record import Recorder
@@ -145,7 +144,7 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
 def _grown(trace: LazyTrace) -> None:
     """Look at a recording that has grown: drop what is dead, and cut what is too long."""
     depth = trace.recording.point.depth
-    if depth & (depth - 1) == 0:
+    if depth & (depth - 1) == 0 and is_mostly_dead(trace.recording):
         trace.begin(carry_over(trace.recording, trace.root, set(), {}, {}))
     limit = settings.get("SNAPRT_MAX_GRAPH_SIZE")
     if limit and trace.recording.point.depth >= limit:
@@ -215,6 +214,7 @@ def _run_part(
             f"graph {executable.name}.{executable.graph_id} failed while it ran ({cause}): {error}",
             hint="its arrays cannot be used any more; the error above comes from the device",
         ) from error
+    metrics.counter_add("CreateDataHandles", len(part.numbers))
     for index, (number, value) in enumerate(zip(part.numbers, results, strict=True)):
         handle = DataHandle(part.kinds, index)
         values[number] = value, handle

@@ -94,13 +94,13 @@ def training(make: Callable[[], tuple[nn.Module, Any]]) -> tuple[Step, Any, Any,
 
 
 def host_times(name: str, rounds: int) -> list[str]:
-    """Return the row of one model: a lazy step, make_jaxpr of it, and a jitted step in the scope."""
+    """Return a model's row: a lazy step, make_jaxpr of it, and a jitted step inside the scope."""
     step, params, state, batch = training(MODELS[name])
     lazy, traced, jitted, plain = [], [], [], []
     compiled = jax.jit(step)
     inside, inside_state = params, state
     outside, outside_state = params, state
-    for number in range(rounds + 4):
+    for _ in range(rounds + 4):
         with snaprt.lazy():
             started = time.perf_counter()
             params, state, loss = step(params, state, batch)

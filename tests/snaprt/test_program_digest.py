@@ -10,8 +10,8 @@ import pytest
 
 import snaprt
 from snaprt.lazy import step
-from snaprt.lazy.digest import Unstable, program_digest
 from snaprt.lazy.cut import plan
+from snaprt.lazy.digest import Unstable, program_digest
 from snaprt.lazy.step import thread_trace
 
 X = jnp.linspace(0.0, 1.0, 12).reshape(3, 4)
