@@ -38,6 +38,7 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lax import lax as _lax
 from jax._src.lib import jax_jit as _jax_jit
+from jax._src.numpy import indexing as _indexing
 from jax._src.random import prng as _prng
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
@@ -184,7 +185,7 @@ def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
     _device_get_patched = True
 
 
-# --- calls of jitted functions -----------------------------------------------------------------
+# --- calls that may be known already -----------------------------------------------------------
 
 NOT_KNOWN = object()
 
@@ -245,6 +246,32 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
     infer_params.intercepted = True  # type: ignore[attr-defined]
     module: Any = _pjit
     module._infer_params, module._run_python_pjit = infer_params, run_python_pjit
+
+
+def intercept_indexing(
+    kind: type, follow: Callable[[Any, Any, Any, Callable[[], Any]], Any]
+) -> None:
+    """Ask ``follow`` whenever an ordinary array is indexed under a trace of type ``kind``.
+
+    Checked with jax 0.10.2 and 0.12.0: ``__getitem__`` of an array calls this function by its name.
+
+    Args:
+        kind: The type of the trace.
+        follow: Takes the trace, the array, the index, and what computes the result as JAX does.
+    """
+    take = getattr(_indexing, "rewriting_take", None)
+    if take is None or getattr(take, "intercepted", False):
+        return
+
+    def rewriting_take(array: Any, index: Any, *args: Any, **kwargs: Any) -> Any:
+        trace = current_trace_setting.value
+        if type(trace) is kind and type(array) is ArrayImpl and not (args or kwargs):
+            return follow(trace, array, index, lambda: take(array, index))
+        return take(array, index, *args, **kwargs)
+
+    rewriting_take.intercepted = True  # type: ignore[attr-defined]
+    module: Any = _indexing
+    module.rewriting_take = rewriting_take
 
 
 def parse_call(

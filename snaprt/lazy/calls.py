@@ -192,6 +192,24 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
     return operator
 
 
+def follow_indexing(trace: Any, array: Any, index: Any, general: Callable[[], Any]) -> Any:
+    """Follow the indexing of an array that is not lazy, as `jaxapi.intercept_indexing` asks."""
+    statics = _static_key(index)
+    return general() if statics is None else _follow(trace, ("index", statics), array, general)
+
+
+def _follow(trace: Any, function: Any, operand: Any, general: Callable[[], Any]) -> Any:
+    """Return what a call of one operand returns, which ``general`` finds where it is not known."""
+    found = follow(trace, function, (operand,))
+    if found is None:
+        return general()
+    if type(found) is not Attempt:
+        return found
+    returned = general()
+    found.learn([returned], None)
+    return returned
+
+
 def _with_statics(name: str, general: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method of that name, of which all arguments but ``self`` are static."""
 
@@ -202,12 +220,8 @@ def _with_statics(name: str, general: Callable[..., Any]) -> Callable[..., Any]:
         statics = _static_key((args, tuple(kwargs.items())))
         if statics is None:
             return general(self, *args, **kwargs)
-        found = follow(trace, (name, statics), (self,))
-        if type(found) is not Attempt:
-            return general(self, *args, **kwargs) if found is None else found
-        returned = general(self, *args, **kwargs)
-        found.learn([returned], None)
-        return returned
+        call = functools.partial(general, self, *args, **kwargs)
+        return _follow(trace, (name, statics), self, call)
 
     method.__name__ = name
     method.__doc__ = getattr(general, "__doc__", None)

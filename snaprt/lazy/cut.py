@@ -21,6 +21,11 @@ from snaprt.lazy.recording import Recording, needed
 #: Inputs smaller than this are not donated: there is nothing to save.
 MIN_DONATED_BYTES = 1 << 14
 
+# The list of the recording's inputs, and the argument of getrefcount.
+_HELD_BY_THE_RECORDING = 2
+# Without the interpreter lock, counts of references are estimates.
+_COUNTS_ARE_EXACT = getattr(sys, "_is_gil_enabled", lambda: True)()
+
 
 @dataclass
 class Part:
@@ -60,7 +65,9 @@ class Part:
             results: What earlier parts computed.
             donate: Whether the recording is not needed after this.
         """
-        donated = tuple(filter(recording_alone_holds(recording), self._donations(donate)))
+        donated = (
+            self._donated(recording) if donate else ()
+        )  # before anything else holds the arrays
         arrays = recording.inputs
         inputs = tuple([arrays[~w] if w < 0 else results[w][0] for w in self.sources])
         literals = tuple([recording.literals[number] for number in self.literals])
@@ -72,11 +79,27 @@ class Part:
             outputs=self.outputs,
             placement=self.placement,
             structure=self._structure_for(inputs, literals),
-            donated=tuple([self.sources.index(~number) for number in donated]),
+            donated=donated,
         )
 
-    def _donations(self, donate: bool) -> Sequence[int]:
-        return [~self.sources[index] for index in self.donatable] if donate else ()
+    def _donated(self, recording: Recording) -> tuple[int, ...]:
+        """Return the inputs whose memory nothing but ``recording`` holds.
+
+        A lazy array that is alive, another recording, a snapshot being written and whoever else
+        has the array are seen as references to it; who may have only its memory got it exposed.
+        """
+        if not _COUNTS_ARE_EXACT:
+            return ()
+        inputs, handles, sources = recording.inputs, recording.handles, self.sources
+        return tuple(
+            [
+                index
+                for index in self.donatable
+                if (handle := handles[~sources[index]]) is not None
+                and not handle.exposed
+                and sys.getrefcount(inputs[~sources[index]]) == _HELD_BY_THE_RECORDING
+            ]
+        )
 
     def _structure_for(self, inputs: Sequence[jax.Array], literals: Sequence[Literal]) -> Structure:
         if self._structure is not None:
@@ -94,29 +117,6 @@ class Part:
         if all(wire < 0 for wire in self.sources):  # what the path alone determines
             self._structure = structure
         return structure
-
-
-# A list, and the argument of getrefcount.
-_HELD_BY_THE_RECORDING = 2
-
-
-def recording_alone_holds(recording: Recording) -> Any:
-    """Return the function that says whether nothing but ``recording`` holds an input's memory.
-
-    A lazy array that is alive, another recording, a snapshot being written and whoever else has the
-    array are seen as references to it; those who may have only its memory, as it was exposed.
-    """
-    inputs, handles = recording.inputs, recording.handles
-
-    def alone(number: int) -> bool:
-        handle = handles[number]
-        return (
-            handle is not None
-            and not handle.exposed
-            and sys.getrefcount(inputs[number]) == _HELD_BY_THE_RECORDING
-        )
-
-    return alone
 
 
 @dataclass(frozen=True)

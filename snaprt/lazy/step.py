@@ -20,7 +20,7 @@ from snaprt.execute import collection, prefetch
 from snaprt.execute.compile import Executable, compile_program
 from snaprt.execute.run import run
 from snaprt.lazy.array import LazyArray, read_to_host
-from snaprt.lazy.calls import follow_jit
+from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.cut import Part, plan
 from snaprt.lazy.graph import Program, Structure
 from snaprt.lazy.paths import Point
@@ -101,6 +101,7 @@ def thread_trace() -> LazyTrace:
         jaxapi.teach_device_get(LazyArray, read_to_host)
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
+        jaxapi.intercept_indexing(LazyTrace, follow_indexing)
         trace = _of_thread.trace = LazyTrace(_read, _grown)
     return trace
 
