@@ -22,7 +22,6 @@ from snaprt.lazy.array import LazyArray
 from snaprt.lazy.paths import GRANULARITY, Point, Result, Shortcut
 from snaprt.lazy.recording import Recording
 
-_UNKNOWN = object()
 _SCALARS = frozenset({bool, int, float})
 
 _current = jaxapi.current_trace_setting
@@ -96,7 +95,10 @@ def follow(trace: Any, function: Any, operands: Sequence[Any]) -> Any:
     context = _trace_context()
     if context != trace.context:
         trace.enter_context(context)
-    with trace.lock:
+    trace.following = True
+    try:
+        if trace.claimed:
+            return None
         recording = trace.recording
         wires: list[Any] = []
         for operand in operands:
@@ -129,6 +131,8 @@ def follow(trace: Any, function: Any, operands: Sequence[Any]) -> Any:
                 array = LazyArray(trace, recording, result)
                 recording.arrays.append(_ref(array))
                 arrays.append(array)
+    finally:
+        trace.following = False
     return arrays[0] if shortcut.build is None else shortcut.build(arrays)
 
 
@@ -148,16 +152,20 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
         context = _trace_context()
         if context != trace.context:
             trace.enter_context(context)
-        attempt = None
-        with trace.lock:
+        attempt = left = right = None
+        trace.following = True
+        try:
             recording = trace.recording
-            left = right = None
-            if self._recording is recording:
+            kind = type(other)
+            if trace.claimed:
+                pass
+            elif self._recording is recording:
                 left = self._result.number
             elif self._value is not None:
                 left = recording.input_wire(self._value, self._handle)
-            kind = type(other)
-            if kind is LazyArray:
+            if left is None:
+                pass
+            elif kind is LazyArray:
                 if other._recording is recording:
                     right = other._result.number
                 elif other._value is not None and other._trace is trace:
@@ -168,7 +176,7 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
                     right = recording.input_wire(other, None)
             elif kind in _SCALARS:
                 right = (kind, other) if other and other == other else (kind, repr(other))
-            if left is not None and right is not None:
+            if right is not None:
                 before = recording.point
                 key = (name, trace.context_number, left, right)
                 shortcut = before.shortcuts.get(key)
@@ -181,7 +189,8 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
                     array = LazyArray(trace, recording, result)
                     recording.arrays.append(_ref(array))
                     return array
-        # Not under the lock: an operand may have to be asked of another thread, which has its own.
+        finally:
+            trace.following = False
         returned = general(self, other)
         if attempt is not None:
             attempt.learn([returned], None)

@@ -135,7 +135,7 @@ def mark_step(wait: bool = False) -> None:
 
 def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
     """Compute one value: run what it needs, and leave the rest pending."""
-    with trace.lock:
+    with trace.exclusive():
         if array._value is None and not array.has_failed():  # another thread may be faster
             _run(trace, [array], trace.recording.live_arrays(), cause=cause)
         if array.has_failed():
