@@ -2,8 +2,8 @@
 
 Run it: python tests/bench/bench_training_steps.py [--quick]
 
-Host time is what Python takes until everything is on its way to the device: the step is recorded,
-cut and started, and not waited for. The peak memory is that of a process of its own, in warm steps;
+Host time is the CPU time of Python's thread until everything is on its way to the device: the step
+is recorded, cut and started, and not waited for. The peak memory is that of a process of its own;
 jax.jit is told to donate what the lazy step finds free by itself.
 """
 
@@ -102,27 +102,27 @@ def host_times(name: str, rounds: int) -> list[str]:
     outside, outside_state = params, state
     for _ in range(rounds + 4):
         with snaprt.lazy():
-            started = time.perf_counter()
+            started = time.thread_time()
             params, state, loss = step(params, state, batch)
             snaprt.mark_step()
-            lazy.append(time.perf_counter() - started)
+            lazy.append(time.thread_time() - started)
             loss.block_until_ready()
-            started = time.perf_counter()
+            started = time.thread_time()
             inside, inside_state, loss = compiled(inside, inside_state, batch)
             snaprt.mark_step()
-            jitted.append(time.perf_counter() - started)
+            jitted.append(time.thread_time() - started)
             loss.block_until_ready()
-        started = time.perf_counter()
+        started = time.thread_time()
         outside, outside_state, loss = compiled(outside, outside_state, batch)
-        plain.append(time.perf_counter() - started)
+        plain.append(time.thread_time() - started)
         loss.block_until_ready()
 
         def again(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
             return step(params, state, batch)
 
-        started = time.perf_counter()
+        started = time.thread_time()
         jax.make_jaxpr(again)(outside, outside_state, batch)
-        traced.append(time.perf_counter() - started)
+        traced.append(time.thread_time() - started)
     columns = [[1e3 * seconds for seconds in times[4:]] for times in (lazy, traced, jitted, plain)]
     middle = [measuring.median(column) for column in columns]
     cells = [f"{min(c):.2f}/{m:.2f}" for c, m in zip(columns, middle, strict=True)]
