@@ -89,13 +89,12 @@ class Recording:
 
     def live_arrays(self) -> list[Any]:
         """Return the lazy arrays that the user still holds and that have no value yet."""
-        alive, kept = [], []
-        for reference in self.arrays:
-            array = reference()
-            if array is not None and array._recording is self:
-                alive.append(array)
-                kept.append(reference)
-        self.arrays = kept
+        alive = [
+            array
+            for reference in self.arrays
+            if (array := reference()) is not None and array._recording is self
+        ]
+        self.arrays = [weakref.ref(array) for array in alive]
         return alive
 
 
