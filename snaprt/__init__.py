@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from snaprt.errors import SnaprtError as SnaprtError
     from snaprt.errors import SnapshotError as SnapshotError
     from snaprt.errors import UsageError as UsageError
+    from snaprt.jit.scope import record as record
     from snaprt.lazy.scope import disable as disable
     from snaprt.lazy.scope import enable as enable
     from snaprt.lazy.scope import lazy as lazy
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from snaprt.snapshot.policy import (
         register_hlo_snapshot_callback as register_hlo_snapshot_callback,
     )
+    from snaprt.snapshot.record import dump_now as dump_now
 
 __version__ = "0.1.0"
 
@@ -38,10 +40,12 @@ __all__ = [
     "UsageError",
     "__version__",
     "disable",
+    "dump_now",
     "enable",
     "lazy",
     "mark_step",
     "metrics",
+    "record",
     "register_hlo_snapshot_callback",
 ]
 
@@ -56,9 +60,11 @@ _WHERE = {
     "UsageError": "snaprt.errors:UsageError",
     "cache": "snaprt.cache",
     "disable": "snaprt.lazy.scope:disable",
+    "dump_now": "snaprt.snapshot.record:dump_now",
     "enable": "snaprt.lazy.scope:enable",
     "lazy": "snaprt.lazy",
     "mark_step": "snaprt.lazy.step:mark_step",
+    "record": "snaprt.jit.scope:record",
     "register_hlo_snapshot_callback": "snaprt.snapshot.policy:register_hlo_snapshot_callback",
     "replay": "snaprt.replay",
 }

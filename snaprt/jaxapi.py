@@ -10,34 +10,44 @@ import copy
 import copyreg
 import functools
 import hashlib
+import inspect
 import io
 import logging
+import re
 import sys
 import threading
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax._src import api as _api
+from jax._src import array as _array
 from jax._src import cache_key as _cache_key
 from jax._src import compilation_cache as _compilation_cache
 from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import layout as _layout
+from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
+from jax._src import sharding_impls as _shardings
 from jax._src import source_info_util as _source_info
+from jax._src import traceback_util as _traceback_util
 from jax._src import tree_util as _tree_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import lax as _lax
 from jax._src.lib import jax_jit as _jax_jit
+from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 from jax._src.numpy import indexing as _indexing
 from jax._src.random import prng as _prng
 from jax.experimental import serialize_executable
@@ -189,16 +199,6 @@ def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
 
 NOT_KNOWN = object()
 
-
-class _Answer:
-    """Stands for what JAX infers of a call, where what the call returns is known already."""
-
-    effects = consts = ()
-
-    def __init__(self, returned: Any) -> None:
-        self.returned = returned
-
-
 _FollowJit = Callable[
     [Any, Callable[..., Any], Any, Any, Any], tuple[Any, Callable[[Any], None] | None]
 ]
@@ -207,45 +207,31 @@ _FollowJit = Callable[
 def intercept_jit(kind: type, follow: _FollowJit) -> None:
     """Ask ``follow`` first whenever a jitted function is called under a trace of type ``kind``.
 
-    Checked with jax 0.10.2 and 0.12.0: what C++ does not know it hands to ``cache_miss``, which
-    calls these two functions of its module in turn. Of a JAX that has others nothing is changed.
-
     Args:
         kind: The type of the trace.
         follow: Takes the trace, the function, what JAX knows of the jit, and the arguments. Returns
             what the call returns, or ``NOT_KNOWN`` and what to tell what JAX then returned.
     """
-    infer = getattr(_pjit, "_infer_params", None)
-    run = getattr(_pjit, "_run_python_pjit", None)
-    if infer is None or run is None or getattr(infer, "intercepted", False):
-        return
-    learners = threading.local()
 
-    def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+    def ask(fun: Any, info: Any, args: Any, kwargs: Any) -> _MakeCall | None:
         trace = current_trace_setting.value
-        # `jit(f).lower(...)` asks as well.
-        if type(trace) is kind and sys._getframe(1).f_code.co_name == "cache_miss":
-            returned, learn = follow(trace, fun, info, args, kwargs)
-            if returned is not NOT_KNOWN:
-                return _Answer(returned), ()
-            inferred = infer(fun, info, args, kwargs)
-            learners.of = (args, learn)
-            return inferred
-        return infer(fun, info, args, kwargs)
+        if type(trace) is not kind:
+            return None
+        returned, learn = follow(trace, fun, info, args, kwargs)
+        if returned is not NOT_KNOWN:
+            return lambda: (returned, *_NO_FAST_PATH)
+        if learn is None:
+            return None
 
-    def run_python_pjit(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
-        if type(p) is _Answer:
-            return p.returned, (), None, (), p, None, None, ()
-        asked, learn = getattr(learners, "of", (None, None))
-        learners.of = (None, None)
-        done = run(p, args_flat, fun, args, kwargs)
-        if asked is args and learn is not None:
+        def make() -> tuple[Any, ...]:
+            inferred, flat = _infer_jit(fun, info, args, kwargs)
+            done = _run_jit(inferred, flat, fun, args, kwargs)
             learn(done[0])
-        return done
+            return done
 
-    infer_params.intercepted = True  # type: ignore[attr-defined]
-    module: Any = _pjit
-    module._infer_params, module._run_python_pjit = infer_params, run_python_pjit
+        return make
+
+    _ask_before_jit(kind, ask)
 
 
 def intercept_indexing(
@@ -283,14 +269,7 @@ def parse_call(
     cannot be hashed.
     """
     try:
-        signature, operands = _jax_jit.parse_arguments(
-            args,
-            tuple(kwargs.values()),
-            tuple(kwargs),
-            info.static_argnums,
-            info.static_argnames,
-            _tree_util.tracing_registry,
-        )
+        signature, operands = _parse_jit_call(info, args, kwargs)
         key = (weakref.ref(function), info, signature)
         hash(key)
     except (TypeError, ValueError):
@@ -304,6 +283,11 @@ def parse_call(
 def source_info() -> Any:
     """Return the Python traceback and the name stack of the operation being bound."""
     return _source_info.current()
+
+
+def hide_traceback_below(folder: Path) -> None:
+    """Leave code below ``folder`` out of the tracebacks of errors, as JAX leaves out its own."""
+    _traceback_util.register_exclusion(str(folder))
 
 
 def hide_frames_below(folder: Path) -> None:
@@ -459,7 +443,18 @@ def stablehlo_with_locations(module: Any, largest_constant: int) -> str:
         largest_constant: A constant with more elements than this loses its value, and the digests
             of those values stand at the end, each in a line ``// constant DIGEST``, in order.
     """
-    text = module.operation.get_asm(enable_debug_info=True, large_elements_limit=largest_constant)
+    return _text_to_compare(module, largest_constant, locations=True)
+
+
+def stablehlo_to_compare(module: Any, largest_constant: int) -> str:
+    """Do what `stablehlo_with_locations` does, but for the locations."""
+    return _text_to_compare(module, largest_constant, locations=False)
+
+
+def _text_to_compare(module: Any, largest_constant: int, *, locations: bool) -> str:
+    text = module.operation.get_asm(
+        enable_debug_info=locations, large_elements_limit=largest_constant
+    )
     if "__elided__" not in text:
         return text
     digests = [
@@ -494,7 +489,11 @@ def portable_stablehlo(lowered: jax.stages.Lowered) -> bytes:
 
     Modules with dialects that StableHLO does not version (Shardy) are stored in mixed form.
     """
-    module: Any = lowered.compiler_ir("stablehlo")
+    return portable_artifact(lowered.compiler_ir("stablehlo"))
+
+
+def portable_artifact(module: Any) -> bytes:
+    """Return an MLIR module as a portable StableHLO artifact; see `portable_stablehlo`."""
     return _jaxlib.mlir.serialize_portable_artifact(module, stablehlo.get_current_version(), True)
 
 
@@ -598,14 +597,14 @@ def _element_types() -> dict[str, np.dtype]:
 _NOT_ELEMENTS = ("float0", "int1", "uint1")
 
 
-def compile_module(module: Any, device: Device, options: Any) -> Any:
-    """Compile an MLIR module for ``device`` and load it."""
-    return device.client.compile_and_load(module, _device_list([device]), options)
+def compile_module(module: Any, devices: Sequence[Device], options: Any) -> Any:
+    """Compile an MLIR module for ``devices`` and load it."""
+    return devices[0].client.compile_and_load(module, _device_list(devices), options)
 
 
-def load_module(payload: bytes, device: Device) -> Any:
+def load_module(payload: bytes, devices: Sequence[Device]) -> Any:
     """Load an executable that `serialize_module` stored."""
-    return device.client.deserialize_executable(payload, _device_list([device]))
+    return devices[0].client.deserialize_executable(payload, _device_list(devices))
 
 
 def serialize_module(executable: Any) -> bytes:
@@ -613,10 +612,10 @@ def serialize_module(executable: Any) -> bytes:
     return executable.client.serialize_executable(executable)
 
 
-def run_module(executable: Any, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """Run a loaded executable of one device on arrays that live there."""
+def run_module(executable: Any, inputs: Sequence[jax.Array]) -> list[list[jax.Array]]:
+    """Run a loaded executable on arrays that live on its devices; return each result's shards."""
     results = executable.execute_sharded(list(inputs))
-    return [shards[0] for shards in results.disassemble_into_single_device_arrays()]
+    return results.disassemble_into_single_device_arrays()
 
 
 def _device_list(devices: Sequence[Device]) -> Any:
@@ -792,6 +791,17 @@ class Compilation:
     written: Any
 
 
+JitExecutable = tuple[Any, int]
+"""What JAX takes from its cache: an executable that is loaded, and the seconds its making took."""
+
+
+def load_jit_executable(payload: bytes, devices: Sequence[Device]) -> JitExecutable:
+    """Load what JAX puts into its cache, as JAX does when it finds it there."""
+    packed = _compilation_cache.decompress_executable(payload)
+    serialized, seconds = _compilation_cache.extract_executable_and_time(packed)
+    return devices[0].client.deserialize_executable(serialized, _device_list(devices)), seconds
+
+
 class _OwnCache(threading.local):
     """Whether this thread keeps what it compiles elsewhere."""
 
@@ -806,6 +816,7 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 def use_compilation_cache(
     cache: Any,
     key_of: Callable[[Compilation], str],
+    loaded: Callable[[str, Sequence[Device]], JitExecutable | None],
     compiled: Callable[[BaseException | None], None],
 ) -> None:
     """Put ``cache`` in the place of JAX's compilation cache, whatever directory JAX was given.
@@ -816,6 +827,7 @@ def use_compilation_cache(
     Args:
         cache: Has ``get`` and ``put`` as JAX's ``CacheInterface``.
         key_of: Returns the string by which JAX asks the cache for a compilation.
+        loaded: Returns what is behind a string where it has been loaded for these devices already.
         compiled: Called after every compilation or load, in its thread, with the error it ended
             with.
     """
@@ -844,10 +856,22 @@ def use_compilation_cache(
         if event == _COMPILE_EVENT:
             compiled(sys.exc_info()[1])
 
+    get_from_cache = _compilation_cache.get_executable_and_time
+
+    def get_executable_and_time(
+        cache_key: str, compile_options: Any, backend: Any, executable_devices: Any, *callbacks: Any
+    ) -> Any:
+        # Callbacks into Python are bound to an executable as it is loaded (JAX 0.12).
+        ready = None if any(callbacks) else loaded(cache_key, tuple(executable_devices))
+        if ready is not None:
+            return ready
+        return get_from_cache(cache_key, compile_options, backend, executable_devices, *callbacks)
+
     _compilation_cache.reset_cache()
     _compilation_cache._cache = cache
     _compilation_cache._cache_initialized = True
     _compilation_cache.get_cache_key = get_cache_key  # type: ignore[assignment]
+    _compilation_cache.get_executable_and_time = get_executable_and_time
     jax.monitoring.register_event_duration_secs_listener(heard)
 
 
@@ -1027,3 +1051,851 @@ def partitions_of(module: Any) -> int:
     if "mhlo.num_partitions" not in attributes:
         return 1
     return ir.IntegerAttr(attributes["mhlo.num_partitions"]).value
+
+
+# --- several devices, and what was compiled -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """How XLA was told to spread a program over devices.
+
+    Attributes:
+        replicas: How many copies of the whole program run.
+        parameters: For each parameter, whether XLA may choose its sharding; or nothing.
+        results: The same of each result.
+        shardy: Whether the module's shardings are Shardy's rather than GSPMD's.
+    """
+
+    replicas: int = 1
+    parameters: tuple[bool, ...] = ()
+    results: tuple[bool, ...] = ()
+    shardy: bool = False
+
+
+def compile_options_of_lowered(lowered: jax.stages.Lowered) -> Any:
+    """Return the options that JAX compiles a lowered program with.
+
+    Checked with jax 0.10.2 and 0.12.0. Source: ``from_hlo`` of jax/_src/interpreters/pxla.py.
+    """
+    lowering: Any = lowered._lowering
+    arguments = lowering.compile_args
+    parameters, results = _pxla.get_prop_to_input_output(
+        arguments["in_shardings"], arguments["out_shardings"], len(arguments["ordered_effects"])
+    )
+    options = compile_options(devices_of_lowered(lowered), dict(lowering._compiler_options_kvs))
+    options.parameter_is_tupled_arguments = arguments["tuple_args"]
+    build_options = options.executable_build_options  # a view
+    build_options.allow_spmd_sharding_propagation_to_parameters = list(parameters)
+    build_options.allow_spmd_sharding_propagation_to_output = list(results)
+    return options
+
+
+def partitioning_of_options(serialised: bytes) -> Partitioning:
+    """Return what serialised compile options say of devices.
+
+    Raises:
+        ValueError: They cannot be read.
+    """
+    try:
+        options = _jaxlib.CompileOptions.ParseFromString(serialised)
+    except Exception as error:
+        raise ValueError(str(error)) from None
+    build_options = options.executable_build_options
+    return Partitioning(
+        replicas=options.num_replicas,
+        parameters=tuple(build_options.allow_spmd_sharding_propagation_to_parameters),
+        results=tuple(build_options.allow_spmd_sharding_propagation_to_output),
+        shardy=build_options.use_shardy_partitioner,
+    )
+
+
+def partition(options: Any, partitioning: Partitioning) -> None:
+    """Set compile options as ``partitioning`` has it, but for the number of replicas."""
+    build_options = options.executable_build_options
+    build_options.allow_spmd_sharding_propagation_to_parameters = list(partitioning.parameters)
+    build_options.allow_spmd_sharding_propagation_to_output = list(partitioning.results)
+    build_options.use_shardy_partitioner = partitioning.shardy
+
+
+def shardings_of_module(
+    executable: Any, devices: Sequence[Device], parameters: int, results: int
+) -> tuple[list[jax.sharding.Sharding], list[jax.sharding.Sharding]]:
+    """Return how a loaded executable spreads its parameters and its results over its devices."""
+    device_list = _device_list(devices)
+
+    def shardings(found: Any, count: int) -> list[jax.sharding.Sharding]:
+        if len(devices) == 1 or not found:  # the partitioner did not run: nothing is split
+            return [_shardings.GSPMDSharding.get_replicated(device_list)] * count
+        return [_shardings.GSPMDSharding(device_list, sharding) for sharding in found]
+
+    return (
+        shardings(executable.get_parameter_shardings(), parameters),
+        shardings(executable.get_output_shardings(), results),
+    )
+
+
+def hlo_sharding_text(sharding: jax.sharding.Sharding, ndim: int) -> str:
+    """Return a sharding of an array of ``ndim`` dimensions as XLA writes it in HLO."""
+    return str(sharding._to_xla_hlo_sharding(ndim))
+
+
+def optimised_hlo(executable: Any) -> str:
+    """Return what XLA made of a loaded executable's module, as HLO text, "" where it keeps none.
+
+    Names and source locations are left out: equal programs have equal texts.
+    """
+    options = _hlo.HloPrintOptions.canonical()
+    options.print_metadata = False
+    options.print_large_constants = True
+    try:
+        modules = executable.hlo_modules()
+    except Exception:  # a plugin that does not hand them out, in its own words
+        return ""
+    return "\n".join(module.to_string(options) for module in modules)
+
+
+def executable_fingerprint(executable: Any) -> str:
+    """Return the fingerprint that XLA gives a loaded executable, "" where it gives none."""
+    found = getattr(executable, "fingerprint", None) or b""
+    return found.decode() if found.isalnum() else found.hex()
+
+
+def loaded_executable(compiled: Any) -> Any:
+    """Return XLA's executable below a `jax.stages.Compiled`, None where there is none."""
+    runtime = getattr(compiled, "runtime_executable", None)
+    return None if runtime is None else runtime()
+
+
+# --- calls of jax.jit -----------------------------------------------------------------------------
+#
+# A jitted function is called in C++, which finds the executable by the arguments and by what of
+# JAX's configuration counts. A setting of our own counts here: while a thread has it, C++ finds
+# nothing and asks JAX's Python, which asks us. Nothing else of JAX looks at it. Checked with
+# jax 0.10.2 and 0.12.0.
+
+_watch: Any = _jaxlib.config.Config(
+    "snaprt_watch", None, include_in_jit_key=True, include_in_trace_context=False
+)
+
+
+class JitWatcher(Protocol):
+    """Makes the calls of jitted functions in threads that are watched."""
+
+    def leaves_to_jax(self, source: str) -> bool:
+        """Say whether a function is not watched; ``source`` is ``NAME at FILE:LINE``."""
+        ...
+
+    def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``jax.jit(fun)``, of which JAX knows ``info``, as the user does."""
+
+    def bind(self, args: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:
+        """Run what `grad`, `vmap` and the like have made of a jitted function."""
+        ...
+
+
+@dataclass(frozen=True)
+class FlatCall:
+    """A call of a jitted function as JAX lowers it.
+
+    Attributes:
+        args: The leaves of its arguments, static ones left out.
+        names: Of each argument, such as ``params['w']``.
+        results: The name of each result, such as ``result['loss']``.
+        params: The parameters of the primitive ``jit``.
+        unflatten: Makes of the results what the function returns.
+        captured: How many of the arguments are no leaves of the user's, and come before those.
+    """
+
+    args: tuple[Any, ...]
+    names: tuple[str, ...]
+    results: tuple[str, ...]
+    params: dict[str, Any]
+    unflatten: Callable[[Sequence[Any]], Any] = list
+    captured: int = 0
+
+
+_infer_jit: Any = _pjit._infer_params
+_run_jit: Any = _pjit._run_python_pjit
+_run_jit_primitive: Any = _pjit.jit_p.impl
+_ASKED_BY_CPP = next(
+    constant
+    for constant in _pjit._cpp_pjit.__code__.co_consts
+    if isinstance(constant, CodeType) and constant.co_name == "cache_miss"
+)
+_NO_FAST_PATH = (None, None, None, SimpleNamespace(effects=(), consts=()), None, None, None)
+
+
+_MakeCall = Callable[[], tuple[Any, ...]]
+_AskBeforeJit = Callable[[Any, Any, Any, Any], _MakeCall | None]
+_asked_before_jit: dict[Any, _AskBeforeJit] = {}
+_MADE_ELSEWHERE = object()
+
+
+def _ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
+    """Ask before JAX's Python makes a call of a jitted function for C++; once for each owner.
+
+    C++ hands what it does not know to ``cache_miss``, which calls two functions of its module in
+    turn: one infers the types of the call, one makes it. Those are replaced, once for all who ask.
+
+    Args:
+        owner: Who asks.
+        ask: Takes the function, what JAX knows of the jit, and the arguments. Returns ``None``
+            where it leaves the call to others, else what makes it and returns what JAX's does.
+    """
+    _asked_before_jit[owner] = ask
+    module: Any = _pjit
+    if module._infer_params is not _infer_jit:
+        return
+
+    def infer(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+        if sys._getframe(1).f_code is _ASKED_BY_CPP:  # and not to lower it, say
+            for ask in _asked_before_jit.values():
+                make = ask(fun, info, args, kwargs)
+                if make is not None:
+                    return make, _MADE_ELSEWHERE
+        return _infer_jit(fun, info, args, kwargs)
+
+    def run(inferred: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+        if flat is _MADE_ELSEWHERE:
+            return inferred()
+        return _run_jit(inferred, flat, fun, args, kwargs)
+
+    module._run_python_pjit = run
+    module._infer_params = infer
+
+
+def use_jit_watcher(watcher: JitWatcher) -> None:
+    """Let ``watcher`` make the calls of jitted functions wherever `set_watch` says so."""
+    clean, source_of = _core.trace_state_clean, _source_of_jaxpr
+
+    def ask(fun: Any, info: Any, args: Any, kwargs: Any) -> _MakeCall | None:
+        if (
+            _watch.value is None
+            or not clean()  # it is traced or recorded: a part of another program
+            or watcher.leaves_to_jax(info.fun_sourceinfo)
+        ):
+            return None
+        return lambda: (watcher.call(fun, info, args, kwargs), *_NO_FAST_PATH)
+
+    def run_primitive(*args: Any, **params: Any) -> Any:
+        if _watch.value is None or watcher.leaves_to_jax(source_of(params["jaxpr"])):
+            return _run_jit_primitive(*args, **params)
+        return watcher.bind(args, params)
+
+    _ask_before_jit(use_jit_watcher, ask)
+    jit_primitive: Any = _pjit.jit_p
+    jit_primitive.def_impl(run_primitive)
+
+
+def set_watch(words: tuple[str, ...] | None) -> Any:
+    """Watch this thread's jitted functions from here on; return what `restore_watch` takes.
+
+    Args:
+        words: Anything on which the watcher's `leaves_to_jax` depends; None not to watch.
+    """
+    return _watch.swap_local(words)
+
+
+def restore_watch(before: Any) -> None:
+    """Watch this thread again as it was before `set_watch`."""
+    _watch.set_local(before)
+
+
+def set_process_watch(words: tuple[str, ...] | None) -> None:
+    """Watch the calls of every thread that has no watch of its own."""
+    _watch.set_global(words)
+
+
+def watch() -> tuple[str, ...] | None:
+    """Return the words with which this thread is watched."""
+    return _watch.value
+
+
+def _source_of_jaxpr(jaxpr: Any) -> str:
+    return str(jaxpr.debug_info.func_src_info)
+
+
+def is_source_of_jax(source: str) -> bool:
+    """Say whether ``NAME at FILE:LINE`` names a file of JAX itself."""
+    return source.partition(" at ")[2].startswith(_JAX_FOLDER)
+
+
+_JAX_FOLDER = str(Path(jax.__file__).parent / "_")[:-1]  # with the separator
+
+
+def jit_again(fun: Any, info: Any) -> Any:
+    """Return another function as `jax.jit` made of ``fun``: both use the same compiled programs."""
+    return _pjit._cpp_pjit(fun, info)
+
+
+def jit_entries(function: Any) -> int:
+    """Return for how many kinds of calls JAX has looked for a compiled program of a function."""
+    return function._cache_size()
+
+
+def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return what tells calls of a jitted function that run different programs.
+
+    Returns:
+        A key, equal for calls of one kind as long as what stands beside it is alive; the same
+        call may have more than one.
+    """
+    signature, leaves = _parse_jit_call(info, args, kwargs)
+    parts, alive = _kinds_of(leaves)
+    return (signature, parts, _jit_context()), alive
+
+
+def _parse_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    return _jax_jit.parse_arguments(
+        args,
+        tuple(kwargs.values()),
+        tuple(kwargs),
+        info.static_argnums,
+        info.static_argnames,
+        _tree_util.tracing_registry,
+    )
+
+
+def kind_of_flat_call(call: FlatCall) -> tuple[Any, Any]:
+    """Return what tells calls of one traced function that run different programs.
+
+    Returns:
+        As `kind_of_jit_call`.
+    """
+    params = call.params
+    chosen = (params["in_shardings"], params["out_shardings"], params["donated_invars"])
+    parts, alive = _kinds_of(call.args)
+    return (parts, chosen, _jit_context()), alive
+
+
+def _kinds_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    parts: list[Any] = []
+    alive: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, _array.ArrayImpl):
+            aval, sharding = leaf.aval, leaf.sharding
+            parts += (id(aval), id(sharding), leaf._committed)
+            alive += (aval, sharding)
+        else:
+            parts += (type(leaf), getattr(leaf, "dtype", None), np.shape(leaf))
+    return tuple(parts), alive
+
+
+def _jit_context() -> tuple[Any, ...]:
+    return _config.trace_context(), _config.default_device.value, _mesh.get_concrete_mesh()
+
+
+def identity_of_lowered(lowered: jax.stages.Lowered) -> int:
+    """Return what is the same for the same program, as long as it is alive."""
+    return id(lowered._lowering)
+
+
+def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
+    """Return a call as JAX lowers it; the function is traced if it was not for such arguments."""
+    traced, flat = _infer_jit(fun, info, args, kwargs)
+    names = [f"closure{number}" for number in range(len(traced.consts))]
+    names += traced.arg_names or [""] * (len(flat) - len(names))
+    return FlatCall(
+        args=tuple(map(_core.full_lower, flat)),
+        names=_numbered("arg", names, len(flat)),
+        results=_results_of(traced.params["jaxpr"]),
+        params=traced.params,
+        unflatten=traced.out_tree.unflatten,
+        captured=len(traced.consts),
+    )
+
+
+def flatten_again(like: FlatCall, info: Any, args: Any, kwargs: Any) -> FlatCall:
+    """Return a call of the same kind as another, which captured nothing, without tracing it."""
+    leaves = tuple(map(_core.full_lower, _parse_jit_call(info, args, kwargs)[1]))
+    return FlatCall(leaves, like.names, like.results, like.params, like.unflatten)
+
+
+def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
+    """Return a call of the primitive ``jit`` as one with names."""
+    jaxpr = params["jaxpr"]
+    names = _numbered("arg", jaxpr.debug_info.arg_names, len(args))
+    return FlatCall(args, names, _results_of(jaxpr), params)
+
+
+def _results_of(jaxpr: Any) -> tuple[str, ...]:
+    return _numbered("out", jaxpr.debug_info.result_paths, len(jaxpr.out_avals))
+
+
+def _numbered(word: str, names: Any, count: int) -> tuple[str, ...]:
+    """Return names, made of ``word`` and a number where JAX knows none."""
+    if not isinstance(names, tuple | list) or len(names) != count:
+        names = [""] * count
+    return tuple([name or f"{word}{number}" for number, name in enumerate(names)])
+
+
+def without_donation(call: FlatCall) -> FlatCall:
+    """Return the call of a program that leaves its arguments as they are."""
+    donated = call.params["donated_invars"]
+    return replace(call, params={**call.params, "donated_invars": (False,) * len(donated)})
+
+
+def with_result(
+    call: FlatCall, add: Callable[[Callable[..., Any]], Callable[..., Any]], name: str
+) -> FlatCall:
+    """Return the call of a program that has one more result.
+
+    Args:
+        call: Arrays alone go in and out of it.
+        add: Makes of a flat function one that has it: the same for every call.
+        name: Its name.
+    """
+    params = call.params
+    jaxpr = params["jaxpr"]
+    if jaxpr not in _extended:
+        avals = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+            for aval in jaxpr.in_avals
+        ]
+        _extended[jaxpr] = jax.make_jaxpr(add(_core.jaxpr_as_fun(jaxpr)))(*avals)
+    params = {
+        **params,
+        "jaxpr": _extended[jaxpr],
+        "out_shardings": (*params["out_shardings"], _UNSPECIFIED),
+        "out_layouts": (*params["out_layouts"], None),
+    }
+    return replace(call, params=params, results=(*call.results, name))
+
+
+_extended: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def run_flat_jit_call(call: FlatCall) -> list[Any]:
+    """Run a flat call as JAX does."""
+    return _run_jit_primitive(*call.args, **call.params)
+
+
+def lower_jit_call(call: FlatCall) -> Any:
+    """Lower a flat call as JAX does when it runs it: it then finds this, and compiles it once."""
+    computation = _pjit._resolve_and_lower(
+        tuple(map(_pjit.convert_to_metaty, call.args)),
+        **call.params,
+        lowering_platforms=None,
+        lowering_parameters=_mlir.LoweringParameters(),
+        pgle_profiler=None,
+    )
+    return jax.stages.Lowered(computation, {}, None)
+
+
+@dataclass(frozen=True)
+class JitModule:
+    """What a lowered jitted function is called with, and what it returns.
+
+    Attributes:
+        name: Of the function.
+        devices: Where it runs, in the order of its partitions.
+        input_names: Of each parameter of the module; arguments that it does not use are gone.
+        output_names: Of each result.
+        input_shapes: Of each parameter.
+        donated: The parameters whose memory an execution may take.
+        is_recordable: Whether arrays alone go in and out.
+        is_pure: Whether it neither writes to references nor has effects.
+        kept: Which arguments go in, where those alone do, on one device; else None.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    input_names: tuple[str, ...]
+    input_shapes: list[tuple[int, ...]]
+    output_names: tuple[str, ...]
+    donated: tuple[int, ...]
+    is_recordable: bool
+    is_pure: bool
+    kept: tuple[int, ...] | None
+
+
+def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModule:
+    """Describe what `lower_jit_call` returned for a call."""
+    lowering: Any = lowered._lowering
+    written = _written_references(lowering)
+    is_plain = (
+        len(lowering._device_list) == 1
+        and not lowering.const_args
+        and lowering.compile_args["mut"] is None
+    )
+    constants = [f"constant{number}" for number in range(len(lowering.const_args))]
+    inputs = _module_arguments(lowering, [*constants, *call.names])
+    inputs += [f"reference{number}" for number in range(len(_captured_references(lowering)))]
+    outputs = iter(call.results)
+    taken = {place for place in written if place is not None}
+    donated = {number for number, flag in enumerate(lowering._donated_invars) if flag}
+    avals = [*lowering.compile_args["global_in_avals"], *lowering.compile_args["global_out_avals"]]
+    return JitModule(
+        name=call.params["name"],
+        devices=devices_of_lowered(lowered),
+        input_names=tuple(inputs),
+        input_shapes=[
+            getattr(aval, "shape", ()) for aval in lowering.compile_args["global_in_avals"]
+        ],
+        output_names=tuple(
+            [inputs[place] if place is not None else next(outputs) for place in written]
+            if written
+            else outputs
+        ),
+        donated=tuple(sorted(donated | taken)),
+        is_recordable=all(hasattr(aval, "dtype") and hasattr(aval, "shape") for aval in avals),
+        is_pure=not call.params["jaxpr"].effects and lowering.compile_args["mut"] is None,
+        kept=tuple(sorted(lowering.compile_args["kept_var_idx"])) if is_plain else None,
+    )
+
+
+def jit_module_inputs(lowered: jax.stages.Lowered, module: JitModule, call: FlatCall) -> list[Any]:
+    """Return the arrays with which the module of a call is run, each as it is placed."""
+    lowering: Any = lowered._lowering
+    if module.kept is not None:
+        arrays = [call.args[number] for number in module.kept]
+        if all(type(array) is _array.ArrayImpl for array in arrays):
+            return arrays
+    given = _module_arguments(lowering, [*lowering.const_args, *call.args])
+    given += _captured_references(lowering)
+    arrays = [_behind_reference(value) for value in given]
+    if len(lowering._device_list) > 1:
+        shardings = lowering.compile()._in_shardings
+        return [
+            array
+            if isinstance(array, jax.Array)
+            and array.sharding.is_equivalent_to(sharding, array.ndim)
+            else jax.device_put(array, sharding)
+            for array, sharding in zip(arrays, shardings, strict=True)
+        ]
+    avals = lowering.compile_args["global_in_avals"]
+    return [
+        array if isinstance(array, jax.Array) else np.asarray(array, dtype=aval.dtype)
+        for array, aval in zip(arrays, avals, strict=True)
+    ]
+
+
+def jit_module_outputs(
+    lowered: jax.stages.Lowered, call: Callable[[], FlatCall], results: Sequence[Any]
+) -> list[Any]:
+    """Return the arrays that the module of a call returned, whose function returned ``results``."""
+    lowering: Any = lowered._lowering
+    written = _written_references(lowering)
+    if not written:
+        return list(results)
+    given = _module_arguments(lowering, [*lowering.const_args, *call().args])
+    given += _captured_references(lowering)
+    rest = iter(results)
+    # The next execution may write to the reference, and take the memory of what is there.
+    return [
+        next(rest) if place is None else jax.numpy.copy(_behind_reference(given[place]))
+        for place in written
+    ]
+
+
+def _module_arguments(lowering: Any, given: Sequence[Any]) -> list[Any]:
+    kept = lowering.compile_args["kept_var_idx"]
+    return [value for number, value in enumerate(given) if number in kept]
+
+
+def _written_references(lowering: Any) -> list[int | None]:
+    """Return for each result of a module the parameter it replaces, if it replaces one."""
+    references = lowering.compile_args["mut"]
+    return [] if references is None else list(references.out_mut)
+
+
+def _captured_references(lowering: Any) -> list[Any]:
+    references = lowering.compile_args["mut"]
+    return [] if references is None else list(references.in_mut)
+
+
+def _behind_reference(value: Any) -> Any:
+    return value._refs._buf if isinstance(value, _core.Ref) else value
+
+
+def without_locations_or_names(module: bytes, *, names: bool) -> bytes:
+    """Return a module, as a portable artifact, without what tells where it came from.
+
+    Args:
+        module: StableHLO in any form.
+        names: Whether to give neutral names to the module, its functions and the axes of its meshes
+            too, and take out JAX's notes on arguments and results.
+
+    Raises:
+        ValueError: It cannot be parsed.
+    """
+    parsed: Any = parse_module(module)
+    with parsed.context, ir.Location.unknown():
+        passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(parsed.operation)
+        if names:
+            _take_out_names(parsed)
+            text = _with_neutral_axes(parsed.operation.get_asm(enable_debug_info=False))
+            parsed = ir.Module.parse(text)
+        return portable_artifact(parsed)
+
+
+def _take_out_names(module: Any) -> None:
+    whole = module.operation
+    whole.attributes["sym_name"] = ir.StringAttr.get("graph")
+    functions = [one.operation for one in module.body if one.operation.name == "func.func"]
+    for number, function in enumerate(functions):
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        if name != "main":
+            neutral = f"snaprt_function{number}"
+            ir.SymbolTable.replace_all_symbol_uses(name, neutral, whole)
+            ir.SymbolTable.set_symbol_name(function, neutral)
+        for side in ("arg_attrs", "res_attrs"):
+            if side in function.attributes:
+                kept = [_without_notes(one) for one in ir.ArrayAttr(function.attributes[side])]
+                function.attributes[side] = ir.ArrayAttr.get(kept)
+
+
+def _without_notes(attributes: Any) -> Any:
+    """Return an argument's attributes without JAX's own, but for the one that has a meaning."""
+    named: Any = ir.DictAttr(attributes)
+    return ir.DictAttr.get(
+        {
+            one.name: one.attr
+            for one in named
+            if not one.name.startswith("jax.") or one.name == "jax.buffer_donor"
+        }
+    )
+
+
+_AXIS = re.compile(r'(?<=[<,\[ ])"([^"]+)"=\d+')
+
+
+def _with_neutral_axes(text: str) -> str:
+    lines = text.splitlines()
+    meshes = [line for line in lines if line.lstrip().startswith("sdy.mesh ")]
+    axes = list(dict.fromkeys(name for line in meshes for name in _AXIS.findall(line)))
+    neutral = {f'"{name}"': f'"axis{number}"' for number, name in enumerate(axes)}
+    if not neutral:
+        return text
+    quoted = re.compile("|".join(map(re.escape, neutral)))
+    return "\n".join(
+        quoted.sub(lambda found: neutral[found[0]], line) if "sdy." in line else line
+        for line in lines
+    )
+
+
+def mesh_axes(module: bytes) -> tuple[str, ...]:
+    """Return the names of the axes of a StableHLO module's meshes, in their order there."""
+    parsed: Any = parse_module(module)
+    text = "\n".join(
+        one.operation.get_asm() for one in parsed.body if one.operation.name == "sdy.mesh"
+    )
+    return tuple(dict.fromkeys(_AXIS.findall(text)))
+
+
+def compile_options_without_paths(serialised: bytes) -> bytes:
+    """Return serialised compile options without the options that hold a path."""
+    options = _jaxlib.CompileOptions.ParseFromString(serialised)
+    build_options = options.executable_build_options  # each is a view into the one before it
+    flags = build_options.debug_options
+    for name in dir(flags):
+        value = getattr(flags, name)
+        if name.startswith("xla_") and isinstance(value, str) and ("/" in value or "\\" in value):
+            setattr(flags, name, "")
+    return options.SerializeAsString()
+
+
+# --- errors while a graph is recorded -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BoundOperation:
+    """A primitive with what it was bound to."""
+
+    primitive: Any
+    operands: Sequence[Any]
+    params: Mapping[str, Any]
+
+
+_watch_errors_lock = threading.Lock()
+_watched_errors: list[Callable[[BaseException], None]] = []
+
+
+def watch_errors(seen: Callable[[BaseException], None]) -> None:
+    """Call ``seen`` with each error that leaves JAX, before JAX cuts its traceback down.
+
+    Checked with jax 0.10.2 and 0.12.0: ``filter_traceback`` is called by the outermost of JAX's own
+    functions that an error passes, unless JAX_TRACEBACK_FILTERING is ``off`` or ``tracebackhide``.
+    """
+    with _watch_errors_lock:
+        if seen in _watched_errors:
+            return
+        _watched_errors.append(seen)
+        if len(_watched_errors) > 1:
+            return
+        original = _traceback_util.filter_traceback
+
+        def filter_traceback(tb: Any) -> Any:
+            error = sys.exc_info()[1]
+            if error is not None and error.__traceback__ is tb:
+                for one in _watched_errors:
+                    one(error)
+            return original(tb)
+
+        _traceback_util.filter_traceback = filter_traceback
+
+
+def failed_operation(error: BaseException) -> BoundOperation | None:
+    """Return the innermost primitive that was being bound when an error was raised."""
+    found = None
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code is _core.Primitive.bind_with_trace.__code__:
+            found = at.tb_frame
+        at = at.tb_next
+    if found is None:
+        return None
+    names = found.f_locals
+    return BoundOperation(names["self"], tuple(names["args"]), dict(names["params"]))
+
+
+def user_stack(error: BaseException) -> tuple[str, ...]:
+    """Return ``file:line (function)`` of the user's frames on the way to an error, outermost first.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    return tuple(
+        f"{frame.f_code.co_filename}:{line} ({frame.f_code.co_qualname})"
+        for frame, line in _frames_to(error)
+        if _source_info.is_user_filename(frame.f_code.co_filename)
+    )
+
+
+def _frames_to(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Return the frames on the way to an error, those it has not come to included."""
+    first = error.__traceback__
+    if first is None:
+        return []
+    outer = list(traceback.walk_stack(first.tb_frame.f_back))[::-1]
+    return [*outer, *traceback.walk_tb(first)]
+
+
+def primitive_named(name: str, module: str) -> Any:
+    """Return JAX's own primitive of that name, None where there is none.
+
+    Args:
+        name: Its name, which several may have.
+        module: What `lowering_module` says of it.
+    """
+    tables = [_mlir._lowerings, *_mlir._platform_specific_lowerings.values()]
+    named = {one for table in tables for one in table if one.name == name}
+    ours = [one for one in named if lowering_module(one).partition(".")[0] in ("jax", "jaxlib")]
+    return next((one for one in ours if lowering_module(one) == module), next(iter(ours), None))
+
+
+def is_extended_dtype(value: Any) -> bool:
+    """Say whether ``value`` is a dtype of JAX's own, as that of PRNG keys."""
+    return isinstance(value, _prng.KeyTy)
+
+
+def is_placed_aval(aval: Any) -> bool:
+    """Say whether the type of an array names the axes of a mesh."""
+    mesh = getattr(aval.sharding, "mesh", None)
+    kind = getattr(aval, "manual_axis_type", None)
+    varies = getattr(aval, "vma", None) or getattr(kind, "varying", None)
+    return bool(varies) or (mesh is not None and not mesh.empty)
+
+
+_NOT_CALLED_AGAIN = frozenset({"load", "save", "savez", "fromfile"})  # they open files
+
+
+@functools.cache
+def public_functions() -> Mapping[str, Callable[..., Any]]:
+    """Return the public functions of JAX that compute with arrays, by name: ``jax.numpy.where``."""
+    modules = (jax.numpy, jax.numpy.linalg, jax.numpy.fft, jax.nn, jax.lax)
+    return {
+        f"{module.__name__}.{name}": value
+        for module in modules
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and name not in _NOT_CALLED_AGAIN
+        and callable(value)
+        and hasattr(inspect.unwrap(value), "__code__")
+    }
+
+
+@functools.cache
+def _names_of_code() -> Mapping[CodeType, str]:
+    codes: dict[CodeType, str] = {}
+    for name, function in public_functions().items():  # of several names, the first one stays
+        code: Any = inspect.unwrap(function)
+        codes.setdefault(code.__code__, name)
+    return codes
+
+
+@dataclass(frozen=True)
+class FailedCall:
+    """A public function of JAX's that raised an error, with its arguments as they were then."""
+
+    function: str
+    arguments: Mapping[str, Any]
+
+
+def failed_calls(error: BaseException) -> list[FailedCall]:
+    """Return the public functions of JAX's that an error came through, outermost first.
+
+    Only those are returned that were called after the last of the user's own functions.
+    """
+    calls: list[FailedCall] = []
+    for frame, _ in _frames_to(error):
+        code = frame.f_code
+        if _source_info.is_user_filename(code.co_filename):
+            calls.clear()
+        elif code in _names_of_code():
+            name = _names_of_code()[code]
+            parameters = inspect.signature(inspect.unwrap(public_functions()[name])).parameters
+            found = {one: frame.f_locals[one] for one in parameters if one in frame.f_locals}
+            calls.append(FailedCall(name, found))
+    return calls
+
+
+def call_abstractly(name: str, arguments: Mapping[str, Any]) -> None:
+    """Call a public function of JAX's with abstract values in place of arrays.
+
+    Args:
+        name: One of `public_functions`.
+        arguments: By parameter; abstract values anywhere inside of them.
+    """
+    function = public_functions()[name]
+    leaves, tree = jax.tree.flatten(dict(arguments), is_leaf=is_array_aval)
+    shapes = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+        for leaf in leaves
+        if is_array_aval(leaf)
+    ]
+
+    def call(*arrays: Any) -> Any:
+        left = iter(arrays)
+        filled = [next(left) if is_array_aval(leaf) else leaf for leaf in leaves]
+        return _call_with(function, jax.tree.unflatten(tree, filled))
+
+    jax.eval_shape(call, *shapes)
+
+
+def _call_with(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    given: list[Any] = []
+    named: dict[str, Any] = {}
+    for name, parameter in inspect.signature(inspect.unwrap(function)).parameters.items():
+        if name not in arguments:
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            given.extend(arguments[name])
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            named.update(arguments[name])
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            named[name] = arguments[name]
+        else:
+            given.append(arguments[name])
+    return function(*given, **named)
+
+
+def raised_inside(error: BaseException) -> bool:
+    """Say whether JAX's own code raised an error, not what the user wrote."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] == "jax"
+
+
+def is_scalar_type(value: Any) -> bool:
+    """Say whether ``value`` is one of JAX's own scalar types, such as ``jax.numpy.float32``."""
+    return isinstance(value, type(jax.numpy.float32))

@@ -75,6 +75,7 @@ KINDS: Final[Mapping[str, str]] = {
     "LoadTime": TIME,
     "PrefetchWait": TIME,
     "SnapshotQueueWait": TIME,
+    "SnapshotWatchWait": TIME,
     "SnapshotWriteTime": TIME,
     "TransferToDeviceTime": TIME,
     "TransferFromDeviceTime": TIME,

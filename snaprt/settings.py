@@ -65,13 +65,6 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value
-
-
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
@@ -90,6 +83,17 @@ def parse_size(text: str) -> int:
 
 def _limit(text: str) -> int | None:
     return parse_size(text) or None
+
+
+def _rank(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() else None
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
 
 
 def _url(text: str) -> str:
@@ -113,10 +117,44 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
+_NEURON_SNAPSHOT: Final = ("0", "1", "on_nrt_error", "on_nrt_error_hybrid", "on_nrt_error_cpu")
+
 _CACHE_MODES: Final = ("read-write", "read-only", "fail-on-miss", "refresh", "off")
 
 
 SETTINGS: Final[tuple[Setting, ...]] = (
+    Setting(
+        "NEURON_DUMP_HLO_SNAPSHOT",
+        _one_of(*_NEURON_SNAPSHOT),
+        allowed="1, 0, ON_NRT_ERROR, ON_NRT_ERROR_HYBRID, ON_NRT_ERROR_CPU",
+        default="0",
+        default_text="0",
+        help="Record every execution (1), or those that fail, as PyTorch NeuronX does.",
+    ),
+    Setting(
+        "NEURON_FRAMEWORK_DEBUG",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=True,
+        default_text="on",
+        help="Off: NEURON_DUMP_HLO_SNAPSHOT counts as not set.",
+    ),
+    Setting(
+        "NEURON_NC0_ONLY_SNAPSHOT",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Of what NEURON_DUMP_HLO_SNAPSHOT asks for, record rank 0's first device alone.",
+    ),
+    Setting(
+        "RANK",
+        _rank,
+        allowed="a number, 0 or more; any other text counts as not set",
+        default=None,
+        default_text="`jax.process_index()`",
+        help="Which of the processes of a job this is, as torchrun and others say it.",
+    ),
     Setting(
         "SNAPRT_CACHE",
         _switch,
@@ -244,6 +282,86 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default=True,
         default_text="on",
         help="Load what the program used last time while Python still imports and traces.",
+    ),
+    Setting(
+        "SNAPRT_RECORD_DEDUPE",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Store an array that several snapshots hold once, in a folder beside them.",
+    ),
+    Setting(
+        "SNAPRT_RECORD",
+        _text,
+        allowed="conditions, such as name=train, every=10; nan (docs/recording.md has the words)",
+        default=None,
+        default_text="every execution, where there is a directory to record into",
+        help="Record the executions for which one of these conditions holds.",
+    ),
+    Setting(
+        "SNAPRT_RECORD_HOLD",
+        _one_of("device", "hybrid", "host"),
+        allowed="device, hybrid, host",
+        default="device",
+        default_text="device",
+        help="Where inputs are held until it is known how their execution ended.",
+    ),
+    Setting(
+        "SNAPRT_RECORD_KEEP_BYTES",
+        parse_size,
+        allowed="bytes, such as 500M or 10G",
+        default=1 << 30,
+        default_text="1G",
+        help="Past this, the executions that SNAPRT_RECORD_KEEP_LAST holds go to disk.",
+    ),
+    Setting(
+        "SNAPRT_RECORD_KEEP_LAST",
+        _count,
+        allowed="a number of executions, 0 for none",
+        default=0,
+        default_text="0",
+        help="Hold the last executions, and write them when something fails or on SIGUSR1.",
+    ),
+    Setting(
+        "SNAPRT_RECORD_MAX_BYTES",
+        _limit,
+        allowed="bytes, such as 500M or 10G; 0 for no limit",
+        default=None,
+        default_text="no limit",
+        help="How many bytes of snapshots a process writes at most.",
+    ),
+    Setting(
+        "SNAPRT_RECORD_MAX_FILES",
+        _count,
+        allowed="a number of files, 0 for no limit",
+        default=0,
+        default_text="no limit",
+        help="How many snapshots a process writes at most.",
+    ),
+    Setting(
+        "SNAPRT_RECORD_MAX_RATE",
+        _limit,
+        allowed="bytes a second, such as 100M; 0 for no limit",
+        default=None,
+        default_text="no limit",
+        help="How many bytes a second are recorded at most, over ten seconds.",
+    ),
+    Setting(
+        "SNAPRT_RECORD_MIN_FREE",
+        parse_size,
+        allowed="bytes, such as 500M or 10G",
+        default=0,
+        default_text="0",
+        help="Bytes to leave free on the disk that snapshots are written to.",
+    ),
+    Setting(
+        "SNAPRT_RECORD_STOP",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Stop the program when a NaN or an error was recorded.",
     ),
     Setting(
         "XLA_FLAGS",

@@ -36,6 +36,16 @@ def no_persistent_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SNAPRT_CACHE", "0")
 
 
+@pytest.fixture(scope="session")
+def recorded_on_8_devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the snapshots of ``several_devices.PROGRAM``."""
+    from several_devices import PROGRAM, finish, record
+
+    folder = tmp_path_factory.mktemp("devices")
+    finish(record(PROGRAM, folder, 8))
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def eager_thread() -> Iterator[None]:
     """Leave the thread eager, with nothing pending, and the counters at zero."""

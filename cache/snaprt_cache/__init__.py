@@ -1,7 +1,8 @@
 """The persistent compile cache: knows bytes and keys, never graphs, and never snaprt."""
 
 from snaprt_cache.errors import CacheError
-from snaprt_cache.key import Key, KeyPart, cpu_features, file_digest, relevant_xla_flags
+from snaprt_cache.file_digests import file_digest
+from snaprt_cache.key import Key, KeyPart, cpu_features, relevant_xla_flags
 from snaprt_cache.modes import MODES
 from snaprt_cache.reports import CacheStats, Entry, Finding
 from snaprt_cache.rows import EntryRow

@@ -50,11 +50,10 @@ class Contents:
         #: What the entries' files are held under together, in bytes; None for no limit.
         self.max_bytes: Final = max_bytes
         self._signing = signing
-        self._access = shared_access(path) if signing.required else PRIVATE
-        self._blobs = BlobFolder(path, self.folder, self._access, signing)
-        self._index = Index(
-            path, self.folder, self._blobs.quarantine, self._blob_rows, self._access
-        )
+        #: The permissions of what is made in the directory.
+        self.access = shared_access(path) if signing.required else PRIVATE
+        self._blobs = BlobFolder(path, self.folder, self.access, signing)
+        self._index = Index(path, self.folder, self._blobs.quarantine, self._blob_rows, self.access)
         self._pins = self.folder / "pins"
         self._usage = PendingUsage(self._index)
         self._warnings = Warnings(path)
@@ -306,8 +305,8 @@ class Contents:
             return False
         try:
             if pinned:
-                make_folders(self._access, self.path, self.folder, self._pins)
-                (self._pins / digest).touch(mode=self._access.file_mode)
+                make_folders(self.access, self.path, self.folder, self._pins)
+                (self._pins / digest).touch(mode=self.access.file_mode)
             else:
                 (self._pins / digest).unlink(missing_ok=True)
         except OSError as error:

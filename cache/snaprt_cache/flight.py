@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snaprt_cache import forks
-from snaprt_cache.folder import make_private_folders
+from snaprt_cache.folder import PRIVATE, Access, make_folders, open_or_make
 from snaprt_cache.trouble import LOGGER
 
 fcntl: Any
@@ -66,6 +66,7 @@ class Flight:
         wait_seconds: float = DEFAULT_WAIT_SECONDS,
         on_event: Callable[[str, float], None] | None = None,
         *,
+        access: Access = PRIVATE,
         report_after_seconds: float = REPORT_AFTER_SECONDS,
     ) -> None:
         """Make no file yet.
@@ -75,11 +76,13 @@ class Flight:
             wait_seconds: How long to wait at most for another process; 0 for not at all.
             on_event: Called when a wait ends, with ``PersistentCacheWait`` and 1, and with
                 ``PersistentCacheWaitSeconds`` and the seconds.
+            access: The permissions of the lock files, for a directory that users share.
             report_after_seconds: When to tell the user of a wait.
         """
         self._cache_folder = folder
         self._folder = folder / FLIGHT_FOLDER
         self._wait_seconds = wait_seconds
+        self._access = access
         self._report_after = report_after_seconds
         self._on_event = on_event
         self._held: set[int] = set()
@@ -172,12 +175,12 @@ class Flight:
                     os.close(descriptor)
 
     def _open(self, path: Path) -> int:
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         try:
-            return os.open(path, flags, 0o600)
+            return open_or_make(path, os.O_RDWR, self._access)
         except FileNotFoundError:
-            make_private_folders(self._cache_folder.parent, self._cache_folder, self._folder)
-            return os.open(path, flags, 0o600)
+            root = self._cache_folder.parent
+            make_folders(self._access, root, self._cache_folder, self._folder)
+            return open_or_make(path, os.O_RDWR, self._access)
 
     def before_fork(self) -> None:
         """Locks are the system's: there is nothing to keep still."""

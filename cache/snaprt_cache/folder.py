@@ -132,6 +132,21 @@ def make_folders(access: Access, root: Path, *inner: Path) -> None:
             sync_folder(folder.parent)
 
 
+def open_or_make(path: Path, flags: int, access: Access) -> int:
+    """Open a file, made with these permissions where it is not there; return its descriptor.
+
+    Raises:
+        OSError: It cannot be opened or made.
+    """
+    flags |= os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(path, flags, access.file_mode)
+    if not access.is_private:
+        # The umask may have taken from them what others need; who did not make it may not.
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, access.file_mode)
+    return descriptor
+
+
 def sync_folder(folder: Path) -> None:
     """Make the folder's list of names survive a power cut, where its file system can."""
     # Not every file system lets a folder be opened or synced; the rename is whole all the same.

@@ -84,7 +84,7 @@ class JaxCache:
         """Return the entry that JAX put under this string, verified; None where there is none."""
         self._leave_unless(key)
         cache_key = self._key_of(key)
-        entry = self._cache.get(cache_key)
+        entry = self._cache.get(cache_key, name=_program(key))
         if entry is None and self._thread.compiling is None:
             stored = self._cache.blob_path(cache_key.digest).exists
             flight = self._flight_of()

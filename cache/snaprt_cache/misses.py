@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from snaprt_cache.folder import Access, open_or_make
 from snaprt_cache.key import Key, KeyPart
 
 if TYPE_CHECKING:
@@ -77,15 +78,14 @@ def record_miss(cache: Cache, key: Key, name: str) -> None:
         return
     with contextlib.suppress(OSError):
         # The folder is the store's to make: it refuses one that others may write to.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        descriptor = os.open(folder / FILE_NAME, flags, 0o600)
+        descriptor = open_or_make(folder / FILE_NAME, os.O_WRONLY | os.O_APPEND, cache.access)
         try:
             os.write(descriptor, content)
             size = os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
         if size > _LARGEST_BYTES:
-            _keep_the_last(folder)
+            _keep_the_last(folder, cache.access)
 
 
 def script_name() -> str:
@@ -130,12 +130,13 @@ def _parse(line: bytes) -> Miss | None:
         return None
 
 
-def _keep_the_last(folder: Path) -> None:
+def _keep_the_last(folder: Path, access: Access) -> None:
     """Write the file anew with the last misses; one appended at this very moment may be lost."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{FILE_NAME}.", dir=folder)
     try:
         with open(descriptor, "wb") as file:
             file.writelines(_lines(folder)[-KEPT_MISSES:])
+        os.chmod(temporary, access.file_mode)
         os.replace(temporary, folder / FILE_NAME)
     except OSError:
         with contextlib.suppress(OSError):

@@ -357,7 +357,7 @@ class Cache(Contents):
         if self._signing.required:
             # Signatures say who made an entry. What else is made here is to be for all users.
             if self.mode.writes:
-                make_folders(self._access, self.path, self.folder)
+                make_folders(self.access, self.path, self.folder)
             self._checked = True
         else:
             there = refuse_if_unsafe(self.path)

@@ -1,12 +1,18 @@
-"""One execution to replay, whatever file it came from; it must not know formats, XLA or devices."""
+"""One execution to replay, whatever file it came from; it must not know formats or devices."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from snaprt.jaxapi import Partitioning
+
+if TYPE_CHECKING:
+    from snaprt_replay.shards import ShardedArray
 
 CompilerOption = str | bool | int | float
 
@@ -60,7 +66,12 @@ class Case:
         parameters: What the module expects, in order.
         environment: What was recorded of where it ran: versions, platform, device, flags. Text.
         compiler_options: XLA options it was compiled with beyond the defaults.
-        devices: How many devices one execution of the module runs on.
+        devices: How many devices one execution of the module runs on. Inputs and outputs are
+            the whole arrays.
+        partitioning: How XLA was told to spread the module over them.
+        input_parts: By name, what each device held of an input whose copies differed.
+        output_parts: What each device held of the recorded outputs, where there are several.
+        files: All files it was read from; empty for ``path`` alone.
         trusted: True if snaprt wrote the module itself; anything else may end a process in one of
             XLA's CHECKs when it is compiled.
         notes: What the reader of a comparison should know: a restored module, a missing file.
@@ -76,6 +87,10 @@ class Case:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     compiler_options: Mapping[str, CompilerOption] = dataclasses.field(default_factory=dict)
     devices: int = 1
+    partitioning: Partitioning | None = None
+    input_parts: Mapping[str, tuple[np.ndarray, ...]] = dataclasses.field(default_factory=dict)
+    output_parts: tuple[ShardedArray, ...] = ()
+    files: tuple[Path, ...] = ()
     trusted: bool = False
     notes: tuple[str, ...] = ()
 

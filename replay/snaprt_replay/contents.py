@@ -5,6 +5,7 @@ Unlike `load`, which gathers all that a replay needs, this shows one file alone 
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +17,10 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
-from snaprt.snapshot.layout import Role
-from snaprt.snapshot.read import SnapshotFile, open_snapshot
+from snaprt.snapshot import places
+from snaprt.snapshot.layout import Role, ShardingRecord, TraceErrorRecord
+from snaprt.snapshot.read import SnapshotFile, open_snapshot, sibling_outputs
+from snaprt.snapshot.trace_errors import operation_text
 from snaprt.snapshot.xla import (
     HloModuleProto,
     HloProto,
@@ -27,7 +30,7 @@ from snaprt.snapshot.xla import (
     parse,
     serialise,
 )
-from snaprt_replay import floatbits, sniff
+from snaprt_replay import floatbits, shared, sniff
 from snaprt_replay.case import Case, NamedArray, Signature
 from snaprt_replay.load import load
 
@@ -102,13 +105,32 @@ def read(path: str | Path) -> Contents:
         SnapshotError: It cannot be read, is damaged, or is of no known format.
     """
     path = Path(path)
-    if sniff.sniff(path) == sniff.SNAPSHOT:
+    form = sniff.sniff(path)
+    if form == sniff.PACK:
+        return _of_pack(path)
+    if form == sniff.SNAPSHOT:
         return _of_snapshot(open_snapshot(path))
     return _of_case(load(path))
 
 
+def _of_pack(pack: Path) -> Contents:
+    """Show both sides of the one execution in a packed file, on its first device."""
+    first = open_snapshot(shared.only_execution(pack))
+    sides = [one for one in (first.path, sibling_outputs(first.path)) if one is not None]
+    shown = [_of_snapshot(open_snapshot(path)) for path in sides]
+    others = [path.name for path in places.snapshots_in(pack) if path not in sides]
+    return dataclasses.replace(
+        shown[0],
+        path=pack,
+        format=sniff.PACK,
+        facts={**shown[0].facts, "holds": ", ".join(one.facts["holds"] for one in shown)},
+        notes=(*shown[0].notes, *(f"holds {name} too: `snaprt ls {pack}`" for name in others)),
+        arrays=lambda: (array for one in shown for array in one.arrays()),
+    )
+
+
 def _of_snapshot(file: SnapshotFile) -> Contents:
-    execution = file.manifest.execution
+    execution, proof = file.manifest.execution, file.manifest.proof
     when = datetime.datetime.fromtimestamp(execution.time).astimezone()
     facts = {
         "holds": execution.role,
@@ -120,12 +142,23 @@ def _of_snapshot(file: SnapshotFile) -> Contents:
         "device": f"{execution.device.platform} {execution.device.id} ({execution.device.kind}), "
         f"{execution.device_index + 1} of {len(execution.devices)}",
         "platform": execution.platform_version.replace("\n", " "),
+        "driver": execution.driver,
+        "processor": execution.processor,
+        "shardings": "; ".join(_sharding_text(one) for one in file.manifest.shardings),
+        "executable": proof.fingerprint,
+        "optimised HLO": proof.optimised_hlo,
         "versions": _pairs(execution.versions),
         "XLA_FLAGS": execution.xla_flags,
         "environment": _pairs(execution.environment),
         "jax config": _pairs(execution.jax_config),
         "donated": ", ".join(map(str, execution.donated)),
+        "aliases": ", ".join(proof.aliases) and f"{', '.join(proof.aliases)} (result <- parameter)",
+        "RNG keys": ", ".join(
+            f"{one.name} ({one.key_impl})" for one in file.manifest.arrays if one.key_impl
+        ),
+        **_facts_of_error(file.manifest.trace_error),
         "source": "; ".join(execution.source_locations[:5]),
+        "redacted": ", ".join(execution.redacted),
     }
 
     def arrays() -> Iterator[tuple[Role, NamedArray]]:
@@ -143,6 +176,28 @@ def _of_snapshot(file: SnapshotFile) -> Contents:
         hlo=lambda: jaxapi.hlo_text(file.module.hlo),
         arrays=arrays,
     )
+
+
+def _sharding_text(sharding: ShardingRecord) -> str:
+    mesh = ", ".join(
+        f"{name} {size}"
+        for name, size in zip(sharding.axis_names, sharding.axis_sizes, strict=True)
+    )
+    axes = ", ".join("+".join(entry) or "-" for entry in sharding.spec)
+    named = f" mesh ({mesh}) spec ({axes})" if mesh else ""
+    devices = " ".join(map(str, sharding.devices))
+    return f"{sharding.kind}{named} {sharding.hlo} on {devices}"
+
+
+def _facts_of_error(error: TraceErrorRecord | None) -> Mapping[str, str]:
+    if error is None:
+        return {}
+    return {
+        "error": f"{error.kind}: {error.message}",
+        "failed": operation_text(error),
+        "not in the file": ", ".join(error.unencodable),
+        "stack": "; ".join(error.stack),
+    }
 
 
 def _pairs(values: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Final
 
@@ -13,9 +13,11 @@ import jax
 
 from snaprt import jaxapi
 from snaprt.errors import DeviceError, UsageError
+from snaprt.snapshot import surroundings
 from snaprt.snapshot.flags import take_over
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*)(?::(\d+))?")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _KINDS: Final = ("cpu", "gpu", "tpu")
 _PACKAGES: Final = ("snaprt", "jax", "jaxlib", "numpy", "ml_dtypes")
 
@@ -26,13 +28,20 @@ _TELLING: Final = {
     "jax": "jax",
     "jaxlib": "jaxlib",
     "snaprt": "snaprt",
+    "libtpu": "libtpu",
+    "platform_version": "platform version",
+    "driver": "driver",
+    "processor": "processor",
     "xla_flags": "XLA_FLAGS",
+    "aliases": "aliases (result <- parameter)",
+    "optimised_hlo": "optimised HLO",
 }
 # Flags that change no result, and those that jaxlib sets itself, which XLA's dumps list as well.
 _QUIET_FLAGS: Final = (
     "--xla_dump",
     "--xla_detailed_logging",
     "--xla_cpu_enable_fast_min_max=false",
+    "--xla_force_host_platform_device_count",
 )
 
 
@@ -72,6 +81,44 @@ def find_device(name: str | None) -> jaxapi.Device:
     return devices[number]
 
 
+def find_devices(name: str | None, count: int) -> list[jaxapi.Device]:
+    """Return ``count`` devices of one platform: the one called ``name``, or the first so many.
+
+    Raises:
+        DeviceError: There are not so many.
+        UsageError: As `find_device`; or a number was given where several are needed.
+    """
+    if count == 1:
+        return [find_device(name)]
+    if name is not None and ":" in name:
+        raise UsageError(
+            f"the program runs on {count} devices, and {name} is one",
+            hint=f"name the platform alone: --device {name.partition(':')[0]}",
+        )
+    first = find_device(name)
+    there = jax.local_devices(backend=first.platform)
+    if len(there) < count:
+        raise DeviceError(
+            f"the program runs on {count} devices, and there are {len(there)} {first.platform} "
+            "devices here",
+            hint="replay it on host devices of the processor: --device cpu",
+        )
+    return there[:count]
+
+
+def needs_host_devices(name: str | None, count: int) -> bool:
+    """Say whether a process with more host devices is needed for ``count`` devices."""
+    if count == 1 or name not in (None, "cpu"):
+        return False
+    return len(jax.local_devices(backend=find_device(name).platform)) < count
+
+
+def name_devices(devices: Sequence[jaxapi.Device]) -> str:
+    """Return the name of one device, or of a row of several, as in ``cpu:0-7``."""
+    first = device_name(devices[0])
+    return first if len(devices) == 1 else f"{first}-{len(devices) - 1}"
+
+
 def device_name(device: jaxapi.Device) -> str:
     """Return the name by which `find_device` finds ``device``."""
     local = jax.local_devices(backend=device.platform)
@@ -107,6 +154,8 @@ def environment(device: jaxapi.Device) -> Mapping[str, str]:
         "platform": device.platform,
         "device_kind": device.device_kind,
         "platform_version": device.client.platform_version,
+        "driver": surroundings.driver(device.platform),
+        "processor": surroundings.processor(device.platform),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 
@@ -143,4 +192,6 @@ def _compared(key: str, environment: Mapping[str, str]) -> str:
 
 
 def _shown(value: str) -> str:
-    return repr(value) if " " in value or not value else value
+    if _DIGEST.fullmatch(value):
+        return value[:16]
+    return repr(value) if not value or re.search(r"\s", value) else value

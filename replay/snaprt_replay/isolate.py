@@ -27,6 +27,7 @@ from snaprt_replay import floatbits, player
 from snaprt_replay.case import Case, NamedArray, Signature
 from snaprt_replay.player import PlayResult
 from snaprt_replay.results import comparison_from_json, to_json
+from snaprt_replay.shards import ShardedArray
 
 _JOB, _MODULE, _RESULT = "job.json", "module", "result.json"
 # A sound module of any size is read in seconds; damaged bytecode can send MLIR round in circles.
@@ -36,8 +37,16 @@ _LOUD = re.compile(r"Check failed|^F\d{4} |LLVM ERROR|terminate called")
 _LOG_PREFIX = re.compile(r"^[A-Z]\d{4} [\d:.]+\s+\d+ ")
 
 
-def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
+def play(
+    case: Case, device: str | None = None, repeat: int = 1, host_devices: int | None = None
+) -> PlayResult:
     """Do what `player.play` does, in a process of its own.
+
+    Args:
+        case: As `player.play` takes it, and the next two.
+        device: See `devices.find_device`.
+        repeat: How often to run it.
+        host_devices: As how many devices the processor shows itself there; None: as here.
 
     Raises:
         ExecutionError: The process ended without a result; the message says by which signal and
@@ -48,7 +57,7 @@ def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
     with tempfile.TemporaryDirectory(prefix="snaprt-replay-") as name:
         folder = Path(name)
         _write_job(folder, case, device, repeat)
-        child = _run_child("play", folder)
+        child = _run_child("play", folder, environment=_environment(host_devices))
         if child.returncode or not (folder / _RESULT).exists():
             raise _how_it_ended(case, child.returncode, child.stderr.decode(errors="replace"))
         return _read_result(folder)
@@ -71,14 +80,32 @@ def check_parses(path: Path) -> None:
         raise SnapshotError(f"{path} is damaged: reading it ended the process ({name})", hint=hint)
 
 
+def _environment(host_devices: int | None) -> Mapping[str, str]:
+    if host_devices is None:
+        return {}
+    flags = os.environ.get("XLA_FLAGS", "")
+    # Of JAX's two ways to say so, it takes only one.
+    return {
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={host_devices}".strip(),
+        "JAX_NUM_CPU_DEVICES": "-1",
+    }
+
+
 def _run_child(
-    task: str, path: Path, seconds: float | None = None
+    task: str,
+    path: Path,
+    seconds: float | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-m", "snaprt_replay.child", task, str(path)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={
+            **os.environ,
+            **(environment or {}),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        },
         check=False,
         timeout=seconds,
     )
@@ -103,11 +130,15 @@ def serve_play(folder: Path) -> None:
         **{
             field.name: getattr(result, field.name)
             for field in dataclasses.fields(result)
-            if field.name not in ("outputs", "repeats", "environment")
+            if field.name not in ("outputs", "repeats", "environment", "parts")
         },
         "environment": dict(result.environment),
         "repeats": None if result.repeats is None else to_json(result.repeats),
         "outputs": _write_arrays(folder, "out", result.outputs),
+        "parts": [
+            _write_sharded(folder, f"out{number}part", one)
+            for number, one in enumerate(result.parts)
+        ],
     }
     (folder / _RESULT).write_text(json.dumps(data))
 
@@ -121,6 +152,12 @@ def _write_job(folder: Path, case: Case, device: str | None, repeat: int) -> Non
         "compiler_options": dict(case.compiler_options),
         "output_names": [array.name for array in case.outputs or ()],
         "inputs": _write_arrays(folder, "in", case.inputs or ()),
+        "input_parts": {
+            name: _write_arrays(folder, f"in{number}part", [NamedArray(name, one) for one in parts])
+            for number, (name, parts) in enumerate(case.input_parts.items())
+        },
+        "devices": case.devices,
+        "partitioning": case.partitioning and dataclasses.asdict(case.partitioning),
         "device": device,
         "repeat": repeat,
     }
@@ -141,6 +178,12 @@ def _read_job(folder: Path) -> tuple[Case, str | None, int]:
         outputs=tuple(NamedArray(name, np.empty(0)) for name in names) if names else None,
         parameters=tuple(Signature(array.shape, array.dtype) for array in inputs),
         compiler_options=job["compiler_options"],
+        devices=job["devices"],
+        partitioning=job["partitioning"] and jaxapi.Partitioning(**job["partitioning"]),
+        input_parts={
+            name: tuple(one.value for one in _read_arrays(folder, f"in{number}part", told))
+            for number, (name, told) in enumerate(job["input_parts"].items())
+        },
     )
     return case, job["device"], job["repeat"]
 
@@ -155,6 +198,10 @@ def _read_result(folder: Path) -> PlayResult:
         **{
             **data,
             "outputs": _read_arrays(folder, "out", data["outputs"]),
+            "parts": tuple(
+                _read_sharded(folder, f"out{number}part", one)
+                for number, one in enumerate(data["parts"])
+            ),
             "execute_seconds": tuple(data["execute_seconds"]),
             "repeats": None if repeats is None else comparison_from_json(repeats),
             "isolated": True,
@@ -170,6 +217,31 @@ def _write_arrays(
         value = np.ascontiguousarray(array.value).reshape(array.shape)
         np.save(folder / f"{prefix}{number}.npy", _plain(value), allow_pickle=False)
     return [{"name": array.name, "dtype": array.dtype.name} for array in arrays]
+
+
+def _write_sharded(folder: Path, prefix: str, array: ShardedArray) -> Mapping[str, Any]:
+    """Write the distinct parts of an array, and return which device holds which."""
+    distinct = {id(part): part for part in array.parts}
+    numbers = {key: number for number, key in enumerate(distinct)}
+    return {
+        "name": array.name,
+        "shape": array.shape,
+        "indices": array.indices,
+        "distinct": _write_arrays(
+            folder, prefix, [NamedArray(array.name, part) for part in distinct.values()]
+        ),
+        "parts": [numbers[id(part)] for part in array.parts],
+    }
+
+
+def _read_sharded(folder: Path, prefix: str, told: Mapping[str, Any]) -> ShardedArray:
+    distinct = [one.value for one in _read_arrays(folder, prefix, told["distinct"])]
+    return ShardedArray(
+        name=told["name"],
+        shape=tuple(told["shape"]),
+        parts=tuple(distinct[number] for number in told["parts"]),
+        indices=tuple(tuple(map(tuple, index)) for index in told["indices"]),
+    )
 
 
 def _plain(value: np.ndarray) -> np.ndarray:

@@ -18,8 +18,9 @@ from snaprt.errors import SnapshotError, UsageError
 from snaprt.snapshot import layout
 from snaprt.snapshot.read import SnapshotFile, open_snapshot, sibling_inputs, sibling_outputs
 from snaprt_replay import inputs as given_inputs
-from snaprt_replay import isolate, sniff, xla_files
+from snaprt_replay import isolate, shared, siblings, sniff, xla_files
 from snaprt_replay.case import Case, NamedArray, Signature, name_arrays
+from snaprt_replay.shards import ShardedArray, sharded
 
 
 def load(
@@ -59,6 +60,8 @@ def load(
         case,
         inputs=arrays,
         outputs=None,
+        input_parts={},
+        output_parts=(),
         parameters=parameters,
         notes=(*case.notes, source + dropped),
     )
@@ -88,6 +91,8 @@ def module_parameters(stablehlo: bytes, path: Path) -> tuple[Signature, ...]:
 
 def _load_snapshot(path: Path) -> Case:
     file = open_snapshot(path)
+    if len(file.manifest.execution.devices) > 1:
+        return _load_of_devices(file)
     notes: list[str] = []
     inputs_path: Path | None = path
     outputs_path = sibling_outputs(path)
@@ -118,11 +123,105 @@ def _load_snapshot(path: Path) -> Case:
         inputs=inputs,
         outputs=outputs,
         parameters=parameters,
-        environment=_recorded_environment(execution),
-        devices=len(execution.devices),
+        environment=recorded_environment(file),
         trusted=True,
         notes=tuple(notes),
     )
+
+
+def _load_of_devices(file: SnapshotFile) -> Case:
+    """Join what the devices of one execution left in one folder."""
+    execution = file.manifest.execution
+    path, count = file.path, len(execution.devices)
+    files: list[Path] = []
+    arrays: dict[layout.Role, tuple[ShardedArray, ...]] = {}
+    for role in layout.ROLES:
+        if file.role == role or siblings.has_any(file, role):
+            joined = siblings.files_of_devices(file, role)
+            files += [one.path for one in joined]
+            arrays[role] = _joined_arrays(joined)
+    inputs, outputs = arrays.get("inputs"), arrays.get("outputs")
+    notes = [f"joined from {len(files)} files: {count} devices"]
+    processes = len({device.process for device in execution.devices})
+    if processes > 1:
+        notes[0] += f" of {processes} processes, whose collectives may have added in another order"
+    if inputs is None:
+        notes.append("there are no files with inputs beside it")
+    if outputs is None:
+        notes.append("there are no files with outputs beside it: nothing to compare with")
+    differing = [one for one in inputs or () if one.copies_differ]
+    if differing:
+        told = ", ".join(one.name for one in differing)
+        notes.append(f"copies on different devices differ, and each device gets its own: {told}")
+    module = file.module
+    wholes = tuple(one.whole() for one in inputs) if inputs is not None else None
+    return Case(
+        path=path,
+        format=sniff.SNAPSHOT,
+        name=execution.name,
+        stablehlo=module.stablehlo,
+        inputs=wholes,
+        outputs=None if outputs is None else tuple(one.whole() for one in outputs),
+        parameters=(
+            tuple(Signature(array.shape, array.dtype) for array in wholes)
+            if wholes is not None
+            else module_parameters(module.stablehlo, path)
+        ),
+        environment=recorded_environment(file),
+        devices=count,
+        partitioning=_partitioning(module.compile_options, path),
+        input_parts={one.name: one.parts for one in differing},
+        output_parts=outputs or (),
+        files=tuple(files),
+        trusted=True,
+        notes=tuple(notes),
+    )
+
+
+def _joined_arrays(files: Sequence[SnapshotFile]) -> tuple[ShardedArray, ...]:
+    return tuple(_joined_array(files, name) for name in files[0].array_names)
+
+
+def _joined_array(files: Sequence[SnapshotFile], name: str) -> ShardedArray:
+    """Read one array's parts; copies with one digest are read once."""
+    known: dict[tuple[str, str], np.ndarray] = {}
+    parts, indices = [], []
+    for file in files:
+        record = file.record(name)
+        index = record.index
+        if index is None and record.shape == record.global_shape:
+            index = tuple((0, size) for size in record.shape)
+        if index is None:
+            raise SnapshotError(
+                f"{file.path} does not say which part of {name} it holds",
+                hint="a snaprt before format 1.1 wrote it; record the execution again",
+            )
+        # Without a digest its values were left out, and are drawn anew: the same for each copy.
+        same = (record.digest, str(index)) if record.digest else ("", str(index))
+        if same not in known:
+            known[same] = file.array(name)
+        parts.append(known[same])
+        indices.append(index)
+    first = files[0].record(name)
+    shape = first.global_shape + parts[0].shape[len(first.shape) :]
+    joined = sharded(name, shape, parts, indices)
+    if not joined.fills_whole():
+        names = ", ".join(file.path.name for file in files)
+        raise SnapshotError(
+            f"the parts of {name} do not make up the whole array of shape {list(shape)}: {names}",
+            hint="the files are of different executions, or were put together by hand",
+        )
+    return joined
+
+
+def _partitioning(compile_options: bytes, path: Path) -> jaxapi.Partitioning:
+    try:
+        return jaxapi.partitioning_of_options(compile_options)
+    except ValueError as error:
+        raise SnapshotError(
+            f"the compile options in {path} cannot be read: {error}",
+            hint="another jaxlib may read them; the file says which one wrote it",
+        ) from error
 
 
 def _outputs_name(path: Path) -> str:
@@ -149,13 +248,20 @@ def _check_same_execution(one: SnapshotFile, other: SnapshotFile) -> None:
         )
 
 
-def _recorded_environment(execution: layout.Execution) -> Mapping[str, str]:
+def recorded_environment(file: SnapshotFile) -> Mapping[str, str]:
+    """Return what a snapshot says of where it was recorded, as in `Case.environment`."""
+    execution, proof = file.manifest.execution, file.manifest.proof
     return {
         **execution.versions,
         "platform": execution.device.platform,
         "device_kind": execution.device.kind,
         "platform_version": execution.platform_version,
+        "driver": execution.driver,
+        "processor": execution.processor,
         "xla_flags": execution.xla_flags,
+        "fingerprint": proof.fingerprint,
+        "optimised_hlo": proof.optimised_hlo,
+        "aliases": ", ".join(proof.aliases),
     }
 
 
@@ -204,7 +310,8 @@ def _named(values: Sequence[np.ndarray] | None, prefix: str) -> tuple[NamedArray
 
 
 _LOADERS: Final[Mapping[str, Callable[[Path], Case]]] = {
-    sniff.SNAPSHOT: _load_snapshot,
+    sniff.SNAPSHOT: lambda path: shared.as_redacted(_load_snapshot(path)),
+    sniff.PACK: lambda path: shared.as_redacted(_load_snapshot(shared.only_execution(path))),
     sniff.MLIR_TEXT: lambda path: _load_module_file(path, sniff.MLIR_TEXT),
     sniff.MLIR_BYTECODE: _load_bytecode,
     sniff.HLO_TEXT: lambda path: _load_xla(path, sniff.HLO_TEXT, xla_files.load_hlo_text),

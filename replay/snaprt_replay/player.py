@@ -9,14 +9,13 @@ import dataclasses
 import time
 from collections.abc import Mapping
 
-import numpy as np
-
 from snaprt.errors import CompileError, ExecutionError, UsageError
-from snaprt.execute.module import LoadedModule, compile_module
+from snaprt.execute.module import LoadedModule, compile_partitioned
 from snaprt_replay import devices
 from snaprt_replay.case import Case, NamedArray, Signature
 from snaprt_replay.compare import compare
 from snaprt_replay.results import IDENTICAL, Comparison
+from snaprt_replay.shards import ShardedArray, all_parts, sharded
 from snaprt_replay.tolerance import ToleranceRequest
 
 _EXACTLY = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
@@ -28,7 +27,7 @@ class PlayResult:
 
     Args:
         outputs: The results of the first run, in order, under the recorded names where known.
-        device: The device's name, as in ``cpu:0``.
+        device: The device's name, as in ``cpu:0``; of several, as in ``cpu:0-7``.
         environment: Versions, platform, device, flags: as in `Case.environment`.
         compile_seconds: Time to compile the module, or to load it from the cache.
         execute_seconds: Time of each run, copies to and from the device included.
@@ -36,6 +35,7 @@ class PlayResult:
         repeats: The first run that differs from the first one in any bit, compared with it; if
             none does, the last one; None where it ran once only.
         isolated: Whether it ran in a process of its own.
+        parts: What each device held of the outputs, where it ran on several.
     """
 
     outputs: tuple[NamedArray, ...]
@@ -46,6 +46,7 @@ class PlayResult:
     from_cache: bool
     repeats: Comparison | None = None
     isolated: bool = False
+    parts: tuple[ShardedArray, ...] = ()
 
     @property
     def agrees_with_itself(self) -> bool | None:
@@ -69,28 +70,36 @@ def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
     """
     check_playable(case, repeat)
     assert case.inputs is not None
-    there = devices.find_device(device)
+    there = devices.find_devices(device, case.devices)
     try:
-        module = compile_module(
-            case.stablehlo, device=there, name=case.name, compiler_options=case.compiler_options
+        module = compile_partitioned(
+            case.stablehlo,
+            devices=there,
+            partitioning=case.partitioning,
+            name=case.name,
+            compiler_options=case.compiler_options,
         )
     except CompileError as error:
         raise CompileError(f"{case.path}: {error.message}", hint=error.hint) from error
     _check_inputs(case, module)
-    inputs = [array.value for array in case.inputs]
     seconds: list[float] = []
-    outputs = _run(module, inputs, case, seconds)
+    outputs = _run(module, case, seconds)
     repeats = None
     for number in range(2, repeat + 1):
-        again = _run(module, inputs, case, seconds)
+        again = _run(module, case, seconds)
         if repeats is None or repeats.verdict == IDENTICAL:
             repeats = compare(
-                outputs, again, _EXACTLY, expected_name="run 1", actual_name=f"run {number}"
+                _compared(outputs),
+                _compared(again),
+                _EXACTLY,
+                expected_name="run 1",
+                actual_name=f"run {number}",
             )
     return PlayResult(
-        outputs=outputs,
-        device=devices.device_name(there),
-        environment=devices.environment(there),
+        outputs=tuple(one.whole() for one in outputs),
+        parts=outputs if len(there) > 1 else (),
+        device=devices.name_devices(there),
+        environment={**devices.environment(there[0]), **_proof(module)},
         compile_seconds=module.compile_seconds,
         execute_seconds=tuple(seconds),
         from_cache=module.from_cache,
@@ -107,10 +116,9 @@ def check_playable(case: Case, repeat: int) -> None:
             f"{case.path} holds no inputs",
             hint="give them with --inputs FILE.npz, or draw them with --random SEED",
         )
-    if case.devices > 1:
+    if case.partitioning is not None and case.partitioning.replicas != 1:
         raise ExecutionError(
-            f"{case.path} is one device's part of a program that ran on {case.devices} devices, "
-            "which cannot be replayed on one",
+            f"{case.path} ran as {case.partitioning.replicas} replicas, which cannot be replayed",
             hint=f"`snaprt inspect {case.path}` shows what it holds",
         )
 
@@ -127,12 +135,12 @@ def _check_inputs(case: Case, module: LoadedModule) -> None:
         )
 
 
-def _run(
-    module: LoadedModule, inputs: list[np.ndarray], case: Case, seconds: list[float]
-) -> tuple[NamedArray, ...]:
+def _run(module: LoadedModule, case: Case, seconds: list[float]) -> tuple[ShardedArray, ...]:
     started = time.perf_counter()
     try:
-        values = module.run(inputs)
+        values = module.run_sharded(
+            [case.input_parts.get(array.name, array.value) for array in case.inputs or ()]
+        )
     except ExecutionError as error:
         raise ExecutionError(f"{case.path}: {error.message}", hint=error.hint) from error
     seconds.append(time.perf_counter() - started)
@@ -140,5 +148,24 @@ def _run(
     if len(names) != len(values):
         names = [f"out{index}" for index in range(len(values))]
     return tuple(
-        NamedArray(name, np.asarray(value)) for name, value in zip(names, values, strict=True)
+        sharded(name, shape, parts, indices)
+        for name, (shape, _), parts, indices in zip(
+            names, module.results, values, module.result_indices, strict=True
+        )
     )
+
+
+def _compared(outputs: tuple[ShardedArray, ...]) -> tuple[NamedArray, ...]:
+    """Return what two runs are compared by: every part, or the arrays of a single device."""
+    if all(len(one.parts) == 1 for one in outputs):
+        return tuple(one.whole() for one in outputs)
+    return all_parts(outputs)
+
+
+def _proof(module: LoadedModule) -> Mapping[str, str]:
+    proof = module.proof
+    return {
+        "fingerprint": proof.fingerprint,
+        "optimised_hlo": proof.optimised_hlo,
+        "aliases": ", ".join(proof.aliases),
+    }

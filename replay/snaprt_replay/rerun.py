@@ -11,7 +11,8 @@ from snaprt_replay.case import Case, CompilerOption
 from snaprt_replay.compare import compare
 from snaprt_replay.load import load
 from snaprt_replay.player import PlayResult
-from snaprt_replay.results import MISMATCH, Comparison
+from snaprt_replay.results import MISMATCH, Comparison, worst_verdict
+from snaprt_replay.shards import ShardedArray, parts_of_device
 from snaprt_replay.tolerance import ToleranceRequest
 
 
@@ -24,17 +25,21 @@ class Replay:
         played: What running it gave.
         comparison: Of the recorded with the replayed outputs; None where none are recorded.
         warnings: What was otherwise when the file was recorded, in sentences.
+        by_device: Where there are several, of what each device held of the outputs, in the
+            program's order; without those outputs that are spread in another way than recorded.
     """
 
     case: Case
     played: PlayResult
     comparison: Comparison | None
     warnings: tuple[str, ...]
+    by_device: tuple[Comparison, ...] = ()
 
     @property
     def mismatch(self) -> bool:
-        """Return whether the outputs differ, or the runs among themselves."""
-        differs = self.comparison is not None and self.comparison.verdict == MISMATCH
+        """Return whether the outputs differ, on any device, or the runs among themselves."""
+        compared = [*self.by_device, *([] if self.comparison is None else [self.comparison])]
+        differs = worst_verdict(one.verdict for one in compared) == MISMATCH
         return differs or self.played.agrees_with_itself is False
 
 
@@ -68,13 +73,42 @@ def replay(
     if compiler_options:
         options = {**case.compiler_options, **compiler_options}
         case = dataclasses.replace(case, compiler_options=options)
+    player.check_playable(case, repeat)
     in_child = not case.trusted if isolated is None else isolated
-    played = (isolate.play if in_child else player.play)(case, device, repeat)
+    if devices.needs_host_devices(device, case.devices):
+        played = isolate.play(case, "cpu", repeat, host_devices=case.devices)
+    else:
+        played = (isolate.play if in_child else player.play)(case, device, repeat)
     comparison = None
     if case.outputs is not None:
         comparison = compare(case.outputs, played.outputs, tolerance)
+    by_device, spread_otherwise = _compare_devices(case, played, tolerance)
     warnings = list(devices.differences(case.environment, played.environment))
     if case.compiler_options:
         told = ", ".join(f"{name}={value}" for name, value in case.compiler_options.items())
         warnings.append(f"replayed with the compiler options {told}")
-    return Replay(case, played, comparison, tuple(warnings))
+    warnings += [f"{name} is spread over the devices in another way" for name in spread_otherwise]
+    return Replay(case, played, comparison, tuple(warnings), by_device)
+
+
+def _compare_devices(
+    case: Case, played: PlayResult, tolerance: ToleranceRequest | None
+) -> tuple[tuple[Comparison, ...], list[str]]:
+    """Compare what each device held; return also the outputs of which the parts are others."""
+    pairs = list(zip(case.output_parts, played.parts, strict=False))
+    alike = [pair for pair in pairs if _spread_alike(*pair)]
+    comparisons = tuple(
+        compare(
+            parts_of_device([recorded for recorded, _ in alike], number),
+            parts_of_device([replayed for _, replayed in alike], number),
+            tolerance,
+        )
+        for number in range(case.devices if alike else 0)
+    )
+    return comparisons, [pair[0].name for pair in pairs if not _spread_alike(*pair)]
+
+
+def _spread_alike(recorded: ShardedArray, replayed: ShardedArray) -> bool:
+    # The data of PRNG keys have one dimension more than what was recorded of the keys.
+    cut = (index[: len(own)] for index, own in zip(replayed.indices, recorded.indices, strict=True))
+    return recorded.indices == tuple(cut)

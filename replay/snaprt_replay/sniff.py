@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from snaprt.errors import SnapshotError
+from snaprt.snapshot import places
 from snaprt.snapshot.read import is_snapshot
 
 SNAPSHOT: Final = "snaprt snapshot"
+PACK: Final = "snaprt packed file"
 MLIR_TEXT: Final = "StableHLO text"
 MLIR_BYTECODE: Final = "StableHLO bytecode"
 HLO_TEXT: Final = "HLO text"
@@ -33,6 +35,8 @@ def sniff(path: Path) -> str:
     Raises:
         SnapshotError: It cannot be read, or is none of the formats that can be replayed.
     """
+    if places.pack_of(path) is not None:
+        return SNAPSHOT  # nothing else lies in a packed file that can be replayed
     try:
         with path.open("rb") as file:
             empty = not os.fstat(file.fileno()).st_size
@@ -177,6 +181,7 @@ def _is_hlo_module(message: memoryview) -> bool:
 
 _FORMATS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
     (SNAPSHOT, is_snapshot),
+    (PACK, places.is_pack),
     (MLIR_BYTECODE, _is_bytecode),
     (HLO_TEXT, _is_hlo_text),
     (MLIR_TEXT, _is_mlir_text),

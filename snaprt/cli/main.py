@@ -51,8 +51,21 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "inspect": _Entry(
         "snaprt.cli.inspect:command", "Print what is in a file without running it.", uses_xla=True
     ),
+    "ls": _Entry("snaprt.cli.snapshot_list:command", "List what was recorded in a folder."),
+    "diff": _Entry(
+        "snaprt.cli.snapshot_diff:command",
+        "Say in what two recorded executions differ.",
+        uses_xla=True,
+    ),
+    "export": _Entry(
+        "snaprt.cli.export:command", "Write a recorded execution for other programs.", uses_xla=True
+    ),
+    "pack": _Entry("snaprt.cli.pack:pack_command", "Make one file of recorded executions."),
+    "unpack": _Entry("snaprt.cli.pack:unpack_command", "Write a packed file into a folder."),
+    "prune": _Entry("snaprt.cli.pack:prune_command", "Remove stored arrays that nobody needs."),
     "cache": _Entry("snaprt.cli.cache:command", "Look at the compile cache, or clear it."),
     "metrics": _Entry("snaprt.cli.metrics:command", "Print saved metrics."),
+    "stacks": _Entry("snaprt.cli.stacks:command", "Print the stacks of a running process."),
     "doctor": _Entry("snaprt.cli.doctor:command", "Check that everything works here."),
     "help": _Entry("snaprt.cli.environment:command", "Print help on a command or a topic."),
 }

@@ -6,6 +6,7 @@ It knows options and how results are shown; the work is `snaprt_replay.rerun`'s.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,14 @@ from snaprt_replay import devices
 from snaprt_replay.array_statistics import describe
 from snaprt_replay.case import CompilerOption
 from snaprt_replay.rerun import Replay, replay
-from snaprt_replay.results import MISMATCH, to_json
+from snaprt_replay.results import MISMATCH, Comparison, to_json, worst_verdict
 from snaprt_replay.tolerance import ToleranceRequest
+from snaprt_replay.trace_errors import TraceErrorReplay, replay_trace_error
 
 from snaprt.cli import output, tables
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.snapshot import places
+from snaprt.snapshot.executions import executions_in
 from snaprt.snapshot.read import sibling_inputs
 
 SCHEMA: Final = "snaprt.replay"
@@ -113,6 +117,10 @@ def command(
     as one of the three is given, the others are 0; without any, defaults by dtype hold, which are
     printed.
 
+    Of a program on several devices, name the file of one of them: the others are found beside it,
+    and host devices take their place where there are too few. Of an error that was raised while
+    a graph was recorded, the operation that failed is evaluated again, and its errors compared.
+
     The status is 0 if all match, 1 if one differs, 2 if one cannot be replayed.
 
     \b
@@ -157,28 +165,44 @@ class _Outcome:
     path: Path
     replay: Replay | None
     error: SnaprtError | None = None
+    trace_error: TraceErrorReplay | None = None
 
     @property
     def status(self) -> int:
+        if self.trace_error is not None:
+            return output.EXIT_OK if self.trace_error.reproduces else output.EXIT_MISMATCH
         if self.replay is None:
             return output.EXIT_FAILURE
         return output.EXIT_MISMATCH if self.replay.mismatch else output.EXIT_OK
 
     @property
     def verdict(self) -> str:
+        if self.trace_error is not None:
+            does = "reproduces" if self.trace_error.reproduces else "does not reproduce"
+            return f"{does} the error"
         if self.replay is None:
             return "failed"
         if self.replay.played.agrees_with_itself is False:
             return "does not agree with itself"
         comparison = self.replay.comparison
-        return "nothing to compare with" if comparison is None else comparison.verdict
+        if comparison is None:
+            return "nothing to compare with"
+        return worst_verdict(one.verdict for one in (comparison, *self.replay.by_device))
 
 
 def _distinct(files: Sequence[Path]) -> list[Path]:
-    """Leave out each ``.outputs.snap`` whose ``.inputs.snap`` is given too, as by ``dump/*``."""
-    given = {path.absolute() for path in files}
+    """Leave out each ``.outputs.snap`` whose ``.inputs.snap`` is given too, as by ``dump/*``.
+
+    A packed file stands for the executions in it.
+    """
+    unpacked = [
+        one
+        for path in files
+        for one in ((executions_in(path) if places.is_pack_file(path) else None) or [path])
+    ]
+    given = {path.absolute() for path in unpacked}
     kept = []
-    for path in dict.fromkeys(files):
+    for path in dict.fromkeys(unpacked):
         inputs = sibling_inputs(path)
         if inputs is None or inputs.absolute() not in given:
             kept.append(path)
@@ -186,9 +210,18 @@ def _distinct(files: Sequence[Path]) -> list[Path]:
 
 
 def _replay_all(files: Sequence[Path], options: Mapping[str, Any]) -> Iterator[_Outcome]:
+    joined: set[Path] = set()  # files of other devices, which their first one brought along
     for path in files:
+        if path.absolute() in joined:
+            continue
         try:
-            yield _Outcome(path, replay(path, **options))
+            trace_error = replay_trace_error(path)
+            if trace_error is not None:
+                yield _Outcome(path, None, trace_error=trace_error)
+                continue
+            done = replay(path, **options)
+            joined.update(one.absolute() for one in done.case.files)
+            yield _Outcome(path, done)
         except SnaprtError as error:
             output.error(tables.printable(error.message), tables.printable(error.hint))
             yield _Outcome(path, None, error)
@@ -225,11 +258,13 @@ def _save(path: Path, result: Replay) -> None:
 
 def _show(outcome: _Outcome, *, is_first: bool) -> None:
     result = outcome.replay
+    if not is_first and outcome.error is None:
+        output.console.print()
+    if outcome.trace_error is not None:
+        _show_trace_error(outcome.trace_error)
     if result is None:
         return
     case, played, comparison = result.case, result.played, result.comparison
-    if not is_first:
-        output.console.print()
     output.console.print(f"{outcome.path}: {case.format}, module {tables.printable(case.name)}")
     source = "loaded from the cache" if played.from_cache else "compiled"
     times = ", ".join(map(tables.seconds_text, played.execute_seconds[:3]))
@@ -252,8 +287,44 @@ def _show(outcome: _Outcome, *, is_first: bool) -> None:
         output.console.print()
         for line in tables.tolerance_lines(comparison):
             output.console.print(f"tolerance: {line}")
+    for numbers, told in _rows_of_devices(result.by_device):
+        output.console.print(f"{numbers}: {tables.printable(told)}")
     output.console.print()
     _show_verdict(outcome)
+
+
+def _show_trace_error(found: TraceErrorReplay) -> None:
+    recorded = found.recorded
+    lines = [
+        f"{found.path}: an error while the graph was recorded, module {found.name}",
+        f"recorded: {recorded.kind}: {recorded.message}",
+        f"operation: {found.operation or 'none; Python code raised the error'}",
+        *(f"  at {frame}" for frame in recorded.stack),
+        f"graph so far: {recorded.pending} operations",
+    ]
+    if recorded.left_out:
+        lines.append(f"note: {recorded.left_out} of them, on other devices, are not in the file")
+    lines += [f"note: not in the file: {one}" for one in recorded.unencodable]
+    for line in lines:
+        output.console.print(tables.printable(line))
+    for warning in found.warnings:
+        output.console.print(Text.assemble(("warning:", "yellow"), f" {tables.printable(warning)}"))
+    output.console.print()
+    word, style = (
+        ("REPRODUCES", "green") if found.reproduces else ("DOES NOT REPRODUCE", "bold red")
+    )
+    output.console.print(Text.assemble((word, style), f": {tables.printable(found.summary)}"))
+
+
+def _rows_of_devices(by_device: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
+    """Yield ``devices 0-3`` and what was found there, once for each row with the same findings."""
+    found = enumerate(one.summary for one in by_device)
+    for told, row in itertools.groupby(found, key=lambda one: one[1]):
+        numbers = [number for number, _ in row]
+        if len(numbers) == 1:
+            yield f"device {numbers[0]}", told
+        else:
+            yield f"devices {numbers[0]}-{numbers[-1]}, each", told
 
 
 def _show_verdict(outcome: _Outcome) -> None:
@@ -273,8 +344,12 @@ def _show_verdict(outcome: _Outcome) -> None:
     if comparison is None:
         output.console.print("nothing to compare with: no outputs were recorded for these inputs")
         return
-    word, style = ("MISMATCH", "bold red") if comparison.verdict == MISMATCH else ("MATCH", "green")
-    output.console.print(Text.assemble((word, style), f": {tables.printable(comparison.summary)}"))
+    word, style = ("MISMATCH", "bold red") if outcome.verdict == MISMATCH else ("MATCH", "green")
+    told = comparison.summary
+    bad = [str(n) for n, one in enumerate(outcome.replay.by_device) if one.verdict == MISMATCH]
+    if bad and comparison.verdict != MISMATCH:
+        told = f"the whole arrays match, but not what these devices hold: {', '.join(bad)}"
+    output.console.print(Text.assemble((word, style), f": {tables.printable(told)}"))
 
 
 def _show_summary(outcomes: Sequence[_Outcome]) -> None:
@@ -293,6 +368,16 @@ def _outcome_json(outcome: _Outcome) -> dict[str, Any]:
         "verdict": outcome.verdict,
         "status": outcome.status,
     }
+    if outcome.trace_error is not None:
+        found = outcome.trace_error
+        return {
+            **data,
+            "trace_error": dataclasses.asdict(found.recorded),
+            "operation": found.operation,
+            "raised": dataclasses.asdict(found.raised),
+            "summary": found.summary,
+            "warnings": found.warnings,
+        }
     if outcome.replay is None:
         assert outcome.error is not None
         return {**data, "error": outcome.error.message, "hint": outcome.error.hint}
@@ -316,6 +401,8 @@ def _outcome_json(outcome: _Outcome) -> dict[str, Any]:
         "notes": case.notes,
         "warnings": outcome.replay.warnings,
         "comparison": None if comparison is None else to_json(comparison),
+        "files": case.files or (case.path,),
+        "by_device": [to_json(one) for one in outcome.replay.by_device],
         "repeats": None if played.repeats is None else to_json(played.repeats),
         "outputs": [describe(array) for array in played.outputs],
     }

@@ -28,6 +28,7 @@ import snaprt
 from snaprt import autoload, settings
 from snaprt.cli import after_import, output
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.snapshot.conditions import parse_conditions
 
 # What python leaves with after an exception that nothing caught.
 EXIT_UNCAUGHT: Final = 1
@@ -85,6 +86,21 @@ class ProgramCommand(click.Command):
 @click.option(
     "--dump", type=click.Path(path_type=Path), metavar="DIR", help="Record snapshots into DIR."
 )
+@click.option("--record", is_flag=True, help="Record calls of jax.jit functions, in every thread.")
+@click.option(
+    "--when",
+    multiple=True,
+    metavar="CONDITION",
+    help="Record only executions for which this holds: 'name=train, step=100-200', nan, error; "
+    "of several, one is enough (docs/recording.md has the words).",
+)
+@click.option(
+    "--keep-last",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Hold the last N executions; write them when something fails, or on SIGUSR1.",
+)
+@click.option("--dedupe", is_flag=True, help="Store an array that several snapshots hold once.")
 @click.option(
     "--metrics", type=click.Path(path_type=Path), metavar="FILE", help="Save the metrics at exit."
 )
@@ -95,21 +111,30 @@ def command(
     lazy: bool | None,
     cache: Path | None,
     dump: Path | None,
+    record: bool,
+    when: tuple[str, ...],
+    keep_last: int | None,
+    dedupe: bool,
     metrics: Path | None,
     program: tuple[str, ...],
 ) -> None:
     """Run a Python program under snaprt, unmodified: a script, or a module with -m.
 
     The program keeps its arguments, its exit status and its tracebacks. The options set
-    SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR and SNAPRT_METRICS_FILE for it and its child processes.
+    SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR, SNAPRT_RECORD, SNAPRT_RECORD_DEDUPE,
+    SNAPRT_RECORD_KEEP_LAST and SNAPRT_METRICS_FILE for it and its child processes.
     With SNAPRT_JAX_CACHE=1 its jax.jit compiles through the compile cache.
     With --lazy, its main thread runs lazily from its own `import jax` on; JAX_... variables and
     XLA_FLAGS that it sets count as under python.
+    With --record, calls of what jax.jit returned are recorded in every thread; --when and
+    --keep-last mean the same where the program does not run lazily.
 
     \b
     Example:
       snaprt run --lazy --cache ~/.cache/train -- train.py --epochs 3
       snaprt run --lazy --dump dump -m my_package.train --epochs 3
+      snaprt run --lazy --when nan --when "step=100-200, every=10" -- train.py
+      snaprt run --record --dump dump --when "name=train_step, first=3" -- train.py
     """
     if not program:
         raise click.UsageError("there is no program to run", context)
@@ -122,21 +147,31 @@ def command(
         if path is not None:
             # Absolute: the program may change its directory.
             os.environ[variable] = str(path.expanduser().absolute())
+    conditions = "; ".join(when) or os.environ.get("SNAPRT_RECORD", "")
+    parse_conditions(conditions)  # so that a wrong one is told before the program runs
+    if when:
+        os.environ["SNAPRT_RECORD"] = conditions
+    if keep_last is not None:
+        os.environ["SNAPRT_RECORD_KEEP_LAST"] = str(keep_last)
+    if dedupe:
+        os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
     if settings.get("SNAPRT_JAX_CACHE"):
         after_import.call_after_import("jax", autoload.initialize)
-    context.exit(run(program, lazy=is_lazy))
+    is_recording = record or (not is_lazy and (bool(when) or keep_last is not None))
+    context.exit(run(program, lazy=is_lazy, recording=is_recording))
 
 
-def run(words: Sequence[str], *, lazy: bool) -> int:
+def run(words: Sequence[str], *, lazy: bool, recording: bool = False) -> int:
     """Run a program as ``__main__`` of this process and return its exit status.
 
     Args:
         words: Its file (or a directory or zip file with a ``__main__.py``) or ``-m`` and a
             module's name, then its arguments.
         lazy: Whether its JAX operations are recorded and run as graphs.
+        recording: Whether its calls of jitted functions are recorded.
 
     Raises:
-        UsageError: There is no such program, or nothing can run lazily under its XLA_FLAGS.
+        UsageError: There is no such program, or nothing can run so under its XLA_FLAGS.
         SnaprtError: It had ended, and what it had recorded and not yet run failed.
     """
     if words[0] == "-m":
@@ -158,7 +193,7 @@ def run(words: Sequence[str], *, lazy: bool) -> int:
         except SyntaxError as error:
             return _leave_with(error)
     _enter(program.argument_zero, program.search_path, arguments)
-    return _execute(program, lazy=lazy)
+    return _execute(program, lazy=lazy, recording=recording)
 
 
 def _enter(argument_zero: str, search_path: str, arguments: Sequence[str]) -> None:
@@ -221,7 +256,7 @@ def _find_spec(name: str) -> importlib.machinery.ModuleSpec:
     return spec
 
 
-def _execute(program: Program, *, lazy: bool) -> int:
+def _execute(program: Program, *, lazy: bool, recording: bool) -> int:
     module = ModuleType("__main__")
     module.__dict__.update(
         __builtins__=builtins,
@@ -234,14 +269,20 @@ def _execute(program: Program, *, lazy: bool) -> int:
     # It stays there: threads, exit handlers, pickle and child processes look for it later.
     sys.modules["__main__"] = module
     laziness = _Laziness()
+    recorder = _Recording()
     ended_by: BaseException | None = None
     try:
+        if recording:
+            after_import.call_after_import("jax", recorder.begin)
         if lazy:
             after_import.call_after_import("jax", laziness.begin)
         exec(program.code, module.__dict__)
     except BaseException as error:
         ended_by = error
-    if isinstance(ended_by, SnaprtError) and ended_by is laziness.refused_with:
+    if isinstance(ended_by, SnaprtError) and ended_by in (
+        laziness.refused_with,
+        recorder.refused_with,
+    ):
         raise ended_by
     try:
         laziness.end(run_pending=not isinstance(ended_by, KeyboardInterrupt))
@@ -252,6 +293,23 @@ def _execute(program: Program, *, lazy: bool) -> int:
                 raise
             ended_by = error
     return output.EXIT_OK if ended_by is None else _leave_with(ended_by)
+
+
+class _Recording:
+    """Whether the process records calls of jitted functions, and the error if it could not."""
+
+    def __init__(self) -> None:
+        self.refused_with: SnaprtError | None = None
+
+    def begin(self) -> None:
+        """Record from here on, in every thread; to be called when JAX is there."""
+        from snaprt.jit.scope import record_process
+
+        try:
+            record_process()
+        except SnaprtError as error:
+            self.refused_with = error
+            raise
 
 
 class _Laziness:

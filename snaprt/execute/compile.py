@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,19 @@ from snaprt.execute.notes import (
     write_note,
 )
 from snaprt.execute.once import compile_once, load_entry
+from snaprt.execute.proof import Proof, proof_of
 from snaprt.execute.store import persistent_cache
 from snaprt.execute.summary import summarise
+from snaprt.execute.watch import FLAG_NAME
 from snaprt.lazy.graph import Program
 
 _log = logging.getLogger("snaprt.compile")
 _numbers = itertools.count()
+
+
+def new_number() -> int:
+    """Return a number that no other executable of this process has."""
+    return next(_numbers)
 
 
 @dataclass(frozen=True)
@@ -52,12 +59,16 @@ class ModuleArtifacts:
         hlo: Serialised ``xla.HloModuleProto``, before optimisation.
         compile_options: Serialised ``xla.CompileOptionsProto``.
         num_devices: How many devices one execution runs on.
+        proof: What tells the executable from others.
+        trace_error: What a snapshot says of the error that ended its recording, if one did.
     """
 
     stablehlo: bytes
     hlo: bytes
     compile_options: bytes
     num_devices: int
+    proof: Proof = field(default_factory=Proof)
+    trace_error: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +87,7 @@ class Executable:
         call: Runs it: arrays in, list of arrays out.
         lowered: Lowers the program again (or returns what compiling left), for recording.
         is_collected: Whether it was written down to be compiled later, and its results are zeros.
+        is_watched: Whether its last result is the flag of `snaprt.execute.watch`.
     """
 
     name: str
@@ -89,6 +101,7 @@ class Executable:
     call: Callable[..., Sequence[jax.Array]]
     lowered: Callable[[], jax.stages.Lowered]
     is_collected: bool = False
+    is_watched: bool = False
 
     def artifacts(self) -> ModuleArtifacts:
         """Return the program in the forms in which it is recorded; the first call makes them."""
@@ -97,17 +110,31 @@ class Executable:
 
 @functools.lru_cache(maxsize=8)
 def _artifacts(executable: Executable) -> ModuleArtifacts:
-    lowered = executable.lowered()
+    return artifacts_of(executable.lowered(), executable.call)
+
+
+def artifacts_of(lowered: jax.stages.Lowered, compiled: Any) -> ModuleArtifacts:
+    """Return a program in the forms in which it is recorded.
+
+    Args:
+        lowered: The program.
+        compiled: Its `jax.stages.Compiled`; what is none of those proves nothing.
+    """
     return ModuleArtifacts(
         stablehlo=jaxapi.portable_stablehlo(lowered),
         hlo=jaxapi.hlo_proto(lowered),
-        compile_options=jaxapi.compile_options(executable.devices).SerializeAsString(),
-        num_devices=len(executable.devices),
+        compile_options=jaxapi.compile_options_of_lowered(lowered).SerializeAsString(),
+        num_devices=len(jaxapi.devices_of_lowered(lowered)),
+        proof=proof_of(jaxapi.loaded_executable(compiled)),
     )
 
 
 def compile_program(
-    program: Program, promoted: frozenset[int], overrides: Mapping[str, Any]
+    program: Program,
+    promoted: frozenset[int],
+    overrides: Mapping[str, Any],
+    *,
+    is_watched: bool = False,
 ) -> Executable:
     """Lower ``program``, and load its executable from the persistent cache or compile it.
 
@@ -115,18 +142,18 @@ def compile_program(
         program: What to compile, with the arrays it will first be called with.
         promoted: Which of its literals become arguments, after the inputs.
         overrides: Compiler options by name that do not change what the program computes.
+        is_watched: Whether it gets a flag, unless it is only collected; see
+            `snaprt.execute.watch`.
 
     Raises:
         CompileError: If JAX cannot lower it or XLA cannot compile it.
     """
-    arguments = len(program.inputs) + len(promoted)
-    results = len(program.outputs)
     folder = settings.get("SNAPRT_COLLECT")
     try:
         if folder is not None:
-            found = _collect(program, promoted, folder)
+            found, is_watched = _collect(program, promoted, folder), False
         else:
-            found = _obtain(program, promoted, arguments, results, overrides)
+            found = _obtain(program, promoted, overrides, is_watched)
     except CacheError:
         raise
     except Exception as error:
@@ -135,18 +162,52 @@ def compile_program(
             f"compiled: {error}",
             hint="the traceback above shows the error of JAX or XLA; its arrays stay pending",
         ) from error
+    return _executable(program, promoted, found, is_collected=folder is not None, flag=is_watched)
+
+
+def uncompiled_program(
+    program: Program, promoted: frozenset[int], *, is_watched: bool = False
+) -> Executable:
+    """Lower a program that cannot be compiled, so that it can be recorded; it cannot be called.
+
+    Args:
+        program: What could not be compiled.
+        promoted: Which of its literals become arguments, after the inputs.
+        is_watched: Whether it was to get a flag.
+
+    Raises:
+        Exception: It cannot be lowered either.
+    """
+    with placed(program.placement):
+        lowered = lowering(program, promoted, is_watched)()
+        graph_id = module_digest(jaxapi.stablehlo_without_locations(lowered))[:16]
+        devices = jaxapi.devices_of_lowered(lowered)
+
+    def call(*arguments: jax.Array) -> Sequence[jax.Array]:
+        raise CompileError(f"the graph {GRAPH_NAME}.{graph_id} could not be compiled")
+
+    found = _Found(call, graph_id, devices, False, lambda: lowered)
+    return _executable(program, promoted, found, is_collected=False, flag=is_watched)
+
+
+def _executable(
+    program: Program, promoted: frozenset[int], found: _Found, *, is_collected: bool, flag: bool
+) -> Executable:
+    arguments = len(program.inputs) + len(promoted)
+    results = [f"out{i}" for i in range(len(program.outputs))]
     return Executable(
         name=GRAPH_NAME,
         graph_id=found.graph_id,
-        number=next(_numbers),
+        number=new_number(),
         devices=found.devices,
         input_names=tuple(f"arg{i}" for i in range(arguments)),
-        output_names=tuple(f"out{i}" for i in range(results)),
+        output_names=(*results, FLAG_NAME) if flag else tuple(results),
         donated=program.donated,
         from_cache=found.from_cache,
         call=found.compiled,
         lowered=found.lowered,
-        is_collected=folder is not None,
+        is_collected=is_collected,
+        is_watched=flag,
     )
 
 
@@ -154,7 +215,7 @@ def compile_program(
 class _Found:
     """An executable, with what is known of it."""
 
-    compiled: jax.stages.Compiled
+    compiled: Callable[..., Sequence[jax.Array]]
     graph_id: str
     devices: tuple[jaxapi.Device, ...]
     from_cache: bool
@@ -172,21 +233,25 @@ def _collect(program: Program, promoted: frozenset[int], folder: Path) -> _Found
 
 
 def _obtain(
-    program: Program,
-    promoted: frozenset[int],
-    arguments: int,
-    results: int,
-    overrides: Mapping[str, Any],
+    program: Program, promoted: frozenset[int], overrides: Mapping[str, Any], is_watched: bool
 ) -> _Found:
-    """Find the executable by the program's digest, else by its module, else compile it."""
-    lower = lowering(program, promoted)
+    """Find the executable by the program's digest, else by its module, else compile it.
+
+    Of the processes that want one program at the same time, one lowers and compiles it: the others
+    wait for its note.
+    """
+    arguments = len(program.inputs) + len(promoted)
+    results = len(program.outputs) + is_watched
+    lower = lowering(program, promoted, is_watched)
     cache = persistent_cache()
-    key_of_note = None if cache is None else note_key(program, promoted, cache)
-    with placed(program.placement):
-        if cache is not None and key_of_note is not None:
-            noted = _load_noted(cache, key_of_note, program, lower)
-            if noted is not None:
-                return noted
+    key_of_note = None if cache is None else note_key(program, promoted, is_watched, cache)
+
+    def by_note() -> _Found | None:
+        assert cache is not None
+        assert key_of_note is not None
+        return _load_noted(cache, key_of_note, program, lower)
+
+    def by_module() -> tuple[_Found, bool]:
         lowered = lower()
         stablehlo = jaxapi.stablehlo_without_locations(lowered)
         graph_id = module_digest(stablehlo)[:16]
@@ -194,20 +259,26 @@ def _obtain(
         compiled, from_cache, key = _load_or_compile(
             cache, lowered, stablehlo, devices, arguments, results, overrides
         )
-    if cache is not None and key_of_note is not None and key is not None:
-        ids = tuple(device.id for device in devices)
-        note = Note(key, graph_id, arguments, results, ids)
-        write_note(cache, key_of_note, note, GRAPH_NAME)
-    return _Found(compiled, graph_id, devices, from_cache, lambda: lowered)
+        is_noted = False
+        if cache is not None and key_of_note is not None and key is not None:
+            ids = tuple(device.id for device in devices)
+            note = Note(key, graph_id, arguments, results, ids)
+            is_noted = write_note(cache, key_of_note, note, GRAPH_NAME)
+        return _Found(compiled, graph_id, devices, from_cache, lambda: lowered), is_noted
+
+    with placed(program.placement):
+        if cache is None or key_of_note is None:
+            return by_module()[0]
+        return by_note() or compile_once(cache, key_of_note, by_note, by_module)[0]
 
 
 def _load_noted(
     cache: Cache, key: Key, program: Program, lower: Callable[[], jax.stages.Lowered]
 ) -> _Found | None:
     ready = prefetch.take(key)
-    if ready is not None:
+    if ready is not None and ready.note is not None:
         metrics.counter_add("LoweringSkipped")
-        return _Found(ready.compiled, ready.note.graph_id, ready.devices, True, lower)
+        return _Found(ready.loaded, ready.note.graph_id, ready.devices, True, lower)
     note = read_note(cache, key)
     entry = None if note is None else cache.get(note.executable, counted=False)
     if note is None or entry is None:
@@ -240,9 +311,10 @@ def _load_or_compile(
             metrics.counter_add("PersistentCacheUncacheable")
         return _compile(lowered, overrides), False, None
     key = module_key(stablehlo, devices, kind="compiled", folder=cache.folder)
+    name = f"{script_name()}: {GRAPH_NAME}"
 
     def load() -> jax.stages.Compiled | None:
-        entry = cache.get(key)
+        entry = cache.get(key, name=name)
         if entry is None:
             return None
         return load_entry(
@@ -250,7 +322,6 @@ def _load_or_compile(
         )
 
     def compile_and_put() -> tuple[jax.stages.Compiled, bool]:
-        name = f"{script_name()}: {GRAPH_NAME}"
         record_miss(cache, key, name)
         started = time.perf_counter()
         compiled = _compile(lowered, overrides)

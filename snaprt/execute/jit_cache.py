@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import jax
 from snaprt_cache import modes
-from snaprt_cache.jax_plugin import KIND, JaxCache
+from snaprt_cache.jax_plugin import KIND, READ_BYTES, JaxCache
 from snaprt_cache.key import Key
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, settings
+from snaprt.execute import prefetch
 from snaprt.execute.key import jit_key
 from snaprt.execute.once import flight
 from snaprt.execute.store import count_event
@@ -62,7 +64,10 @@ def install(cache: Cache) -> None:
     if settings.get("SNAPRT_CACHE_MODE") == modes.FAIL_ON_MISS.name:
         # JAX would only warn, and compile.
         jax.config.update("jax_raise_persistent_cache_errors", True)
-    jaxapi.use_compilation_cache(under_jax, under_jax.name_of, under_jax.compiled)
+    jaxapi.use_compilation_cache(
+        under_jax, under_jax.name_of, under_jax.prefetched, under_jax.compiled
+    )
+    prefetch.start()
 
 
 class _UnderJax:
@@ -95,16 +100,27 @@ class _UnderJax:
         """Store what JAX compiled."""
         self._form.put(key, value)
 
+    def prefetched(
+        self, name: str, devices: Sequence[jaxapi.Device]
+    ) -> jaxapi.JitExecutable | None:
+        """Return what a string stands for if it was loaded for these devices beforehand."""
+        ready = prefetch.take(self._key_of(name), devices)
+        if ready is None:
+            return None
+        count_event(READ_BYTES, len(ready.entry.payload))
+        found: jaxapi.JitExecutable = ready.loaded
+        return found
+
     def compiled(self, error: BaseException | None) -> None:
         """Hear that JAX has compiled, or loaded, or failed to."""
-        self._asked.module = None
+        self._asked.compilation = None
         self._form.compiled(error)
 
     def name_of(self, compilation: jaxapi.Compilation) -> str:
         """Return the string for a compilation, and remember the key it stands for."""
         key = jit_key(compilation, kind=KIND, folder=self.cache.folder)
         name = f"{compilation.name}-{key.digest}"
-        self._asked.key, self._asked.module = key, compilation.written
+        self._asked.key, self._asked.compilation = key, compilation
         with self._lock:
             self._keys[name] = key
             self._keys.move_to_end(name)
@@ -117,11 +133,16 @@ class _UnderJax:
             return self._keys[name]
 
     def _metadata(self, key: Key) -> dict[str, str | int | float]:
-        told = {_TOLD[part.name]: part.value for part in key.parts if part.name in _TOLD}
-        summary = summarise(self._asked.module) if self._asked.key == key else ""
-        return {**told, "summary": summary}
+        told: dict[str, str | int | float] = {
+            _TOLD[part.name]: part.value for part in key.parts if part.name in _TOLD
+        }
+        compilation = self._asked.compilation
+        if compilation is None or self._asked.key != key:
+            return told
+        ids = ",".join(str(device.id) for device in compilation.devices)
+        return {**told, "summary": summarise(compilation.written), "device_ids": ids}
 
 
 class _Asked(threading.local):
     key: Key | None = None
-    module: Any = None
+    compilation: jaxapi.Compilation | None = None

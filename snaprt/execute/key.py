@@ -15,11 +15,11 @@ from typing import Any
 
 import jax
 from blake3 import blake3
+from snaprt_cache.file_digests import file_digest
 from snaprt_cache.key import (
     Key,
     KeyPart,
     cpu_features,
-    file_digest,
     flags_with_file_contents,
     relevant_xla_flags,
 )
@@ -135,6 +135,28 @@ def topology_key(
     )
 
 
+def start_key(program: str, folder: Path) -> Key:
+    """Return the key of what is remembered about the starts of a program in this environment.
+
+    What was compiled by another XLA, for another CPU or under other flags is not for this process
+    to load.
+
+    Args:
+        program: The path of the script.
+        folder: The cache's folder, where digests of large files are remembered.
+    """
+    return Key(
+        (
+            KeyPart("start of", program),
+            KeyPart("flags", _flags(folder)),
+            KeyPart("jax", jax.__version__),
+            KeyPart("jaxlib", jaxapi.JAXLIB_VERSION),
+            *_libraries(folder),
+            KeyPart("cpu_features", cpu_features()),
+        )
+    )
+
+
 def module_digest(stablehlo: bytes) -> str:
     """Return the digest of a module, by which a graph is known: 64 hexadecimal digits."""
     return blake3(stablehlo).hexdigest()
@@ -180,11 +202,18 @@ def _environment(device: jaxapi.Device, folder: Path) -> tuple[KeyPart, ...]:
         KeyPart("platform_version", device.client.platform_version),
         KeyPart("device_kind", device.device_kind),
     ]
-    parts += [KeyPart(f"binary {p.name}", file_digest(p, folder)) for p in jaxapi.xla_binaries()]
-    parts += [KeyPart(f"plugin {name}", version) for name, version in _plugins()]
+    parts += _libraries(folder)
     if device.platform == "cpu":
         parts.append(KeyPart("cpu_features", cpu_features()))
     return tuple(parts)
+
+
+def _libraries(folder: Path) -> list[KeyPart]:
+    binaries = jaxapi.xla_binaries()
+    return [
+        *(KeyPart(f"binary {path.name}", file_digest(path, folder)) for path in binaries),
+        *(KeyPart(f"plugin {name}", version) for name, version in _plugins()),
+    ]
 
 
 def _plugins() -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import jax
 
 from snaprt import jaxapi, metrics
+from snaprt.execute.watch import watched
 from snaprt.lazy.graph import Placement, Program
 
 
@@ -22,14 +23,19 @@ def placed(placement: Placement) -> Iterator[None]:
                 yield
 
 
-def lowering(program: Program, promoted: frozenset[int]) -> Callable[[], jax.stages.Lowered]:
+def lowering(
+    program: Program, promoted: frozenset[int], is_watched: bool = False
+) -> Callable[[], jax.stages.Lowered]:
     """Return what traces and lowers ``program``, now or later; it does not hold its arrays.
 
     Args:
         program: The program, with its inputs.
         promoted: Its literals that become trailing arguments.
+        is_watched: Whether it gets a flag; see `snaprt.execute.watch`.
     """
     function = program.as_function(promoted)
+    if is_watched:
+        function = watched(function)
     shapes = jaxapi.shapes_of(program.arguments(promoted))
     placement, donated = program.placement, program.donated
 

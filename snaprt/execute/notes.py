@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import jax
 from snaprt_cache.key import Key, KeyPart
@@ -21,6 +22,9 @@ from snaprt.lazy.digest import Unstable, program_digest
 from snaprt.lazy.graph import Placement, Program
 
 _log = logging.getLogger("snaprt.cache")
+
+#: What the cache calls the entries of notes.
+KIND: Final = "note"
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Note:
     device_ids: tuple[int, ...]
 
 
-def note_key(program: Program, promoted: frozenset[int], cache: Cache) -> Key | None:
+def note_key(
+    program: Program, promoted: frozenset[int], is_watched: bool, cache: Cache
+) -> Key | None:
     """Return the key of the program's note; ``None``, counted by its reason, where it has none."""
     try:
         digest = program_digest(program, promoted)
@@ -53,6 +59,8 @@ def note_key(program: Program, promoted: frozenset[int], cache: Cache) -> Key | 
         _log.info("a program has no digest: %r", error)
         metrics.counter_add(f"UnstableProgram::{type(error).__name__}")
         return None
+    if is_watched:
+        digest += " watched"
     return program_key(digest, devices_of_placement(program.placement), cache.folder)
 
 
@@ -85,8 +93,15 @@ def read_note(cache: Cache, key: Key) -> Note | None:
         return None
 
 
-def write_note(cache: Cache, key: Key, note: Note, name: str) -> None:
-    """Store ``note`` under ``key``; ``name`` is what the cache's index calls it."""
+def write_note(cache: Cache, key: Key, note: Note, name: str) -> bool:
+    """Store ``note`` under ``key``, and say whether it is there now.
+
+    Args:
+        cache: Where to store it.
+        key: From `note_key`.
+        note: What to store.
+        name: What the cache's index calls it.
+    """
     content = {
         "executable": [[part.name, part.value] for part in note.executable.parts],
         "graph_id": note.graph_id,
@@ -94,7 +109,7 @@ def write_note(cache: Cache, key: Key, note: Note, name: str) -> None:
         "results": note.results,
         "device_ids": note.device_ids,
     }
-    cache.put(key, json.dumps(content).encode(), {"name": name, "kind": "note"}, counted=False)
+    return cache.put(key, json.dumps(content).encode(), {"name": name, "kind": KIND}, counted=False)
 
 
 def devices_by_id(ids: Sequence[int], platform_of: jaxapi.Device) -> tuple[jaxapi.Device, ...]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import jax
 from snaprt_cache.flight import Flight
+from snaprt_cache.folder import Access
 from snaprt_cache.key import Key
 from snaprt_cache.store import Cache, Entry
 
@@ -72,9 +73,10 @@ def flight(cache: Cache) -> Flight:
     """Return the locks of a cache, with the bound on waiting that is set now."""
     # The processes of one job may need each other to compile: none of them may wait.
     can_wait = cache.mode.writes and jax.process_count() == 1
-    return _flight(cache.folder, settings.get("SNAPRT_CACHE_WAIT") if can_wait else 0.0)
+    wait_seconds = settings.get("SNAPRT_CACHE_WAIT") if can_wait else 0.0
+    return _flight(cache.folder, wait_seconds, cache.access)
 
 
 @functools.cache
-def _flight(folder: Path, wait_seconds: float) -> Flight:
-    return Flight(folder, wait_seconds, count_event)
+def _flight(folder: Path, wait_seconds: float, access: Access) -> Flight:
+    return Flight(folder, wait_seconds, count_event, access=access)

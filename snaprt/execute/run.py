@@ -20,8 +20,14 @@ class Observer(Protocol):
     def before(self, executable: Executable, inputs: Sequence[jax.Array]) -> Any:
         """See the inputs; return ``None`` to see no more of this execution, else a token."""
 
-    def after(self, token: Any, outputs: Sequence[jax.Array]) -> None:
-        """See the outputs of the execution that ``token`` stands for."""
+    def after(
+        self, token: Any, outputs: Sequence[jax.Array], flag: jax.Array | None = None
+    ) -> None:
+        """See the outputs of the execution that ``token`` stands for.
+
+        ``flag`` is the last of them where the executable is watched: a bool scalar that says
+        whether another one has a NaN or an infinity.
+        """
 
     def failed(self, token: Any, error: BaseException) -> None:
         """Learn that the execution that ``token`` stands for raised ``error``."""
@@ -30,7 +36,7 @@ class Observer(Protocol):
 def run(
     executable: Executable, inputs: Sequence[jax.Array], observer: Observer | None
 ) -> Sequence[jax.Array]:
-    """Execute once and return the outputs, which may still be on their way.
+    """Execute once and return the outputs without a flag, which may still be on their way.
 
     ``ExecuteTime`` is the time until JAX hands the outputs back: on an asynchronous device that
     is the time to enqueue, not to compute.
@@ -44,5 +50,5 @@ def run(
             observer.failed(token, error)
         raise
     if token is not None and observer is not None:
-        observer.after(token, outputs)
-    return outputs
+        observer.after(token, outputs, outputs[-1] if executable.is_watched else None)
+    return outputs[:-1] if executable.is_watched else outputs

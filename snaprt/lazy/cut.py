@@ -41,7 +41,6 @@ class Part:
         outputs: The position and index of each output.
         placement: Where it runs.
         donatable: The inputs that an output could take the memory of.
-        kinds: The kind of each output, as far as it is known.
     """
 
     nodes: tuple[Point, ...]
@@ -52,8 +51,18 @@ class Part:
     outputs: tuple[tuple[int, int], ...]
     placement: Placement
     donatable: tuple[int, ...] = ()
-    kinds: list[InputKind | None] = field(default_factory=list)
+    _kinds: dict[int, list[InputKind | None]] = field(default_factory=dict)
     _structure: Structure | None = None
+
+    def kinds_of(self, executable: int) -> list[InputKind | None]:
+        """Return the kinds of the results of that executable, to be filled in as they are learnt.
+
+        What XLA may choose of a result, as its sharding, may differ between two of one program.
+        """
+        kinds = self._kinds.get(executable)
+        if kinds is None:
+            kinds = self._kinds[executable] = [None] * len(self.numbers)
+        return kinds
 
     def program(
         self, recording: Recording, results: Mapping[int, tuple[jax.Array, Any]], donate: bool
@@ -229,7 +238,6 @@ def _part(nodes: Sequence[Point], wanted: set[int], recording: Recording) -> Par
         outputs=tuple([where[number] for number in numbers]),
         placement=committed[0] if committed else nodes[0].placement,
         donatable=_donatable(nodes, tuple(sources), numbers, recording),
-        kinds=[None] * len(numbers),
     )
 
 

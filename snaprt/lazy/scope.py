@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from snaprt import jaxapi
-from snaprt.lazy.step import thread_trace
+from snaprt.lazy.step import left_with, thread_trace
 
 
 class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a scope and a decorator
@@ -32,6 +32,8 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         traceback: TracebackType | None,
     ) -> None:
         jaxapi.set_thread_trace(self._outer.pop())
+        if error is not None:
+            left_with(error)
 
     def _recreate_cm(self) -> lazy:
         return lazy()

@@ -6,6 +6,7 @@ runs what one value needs. Both go through `_run`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,10 +16,11 @@ from pathlib import Path
 import jax
 
 from snaprt import jaxapi, metrics, settings
-from snaprt.errors import ExecutionError
+from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.execute import collection, prefetch
-from snaprt.execute.compile import Executable, compile_program
+from snaprt.execute.compile import Executable, compile_program, uncompiled_program
 from snaprt.execute.run import run
+from snaprt.execute.unfinished import unfinished_graph
 from snaprt.lazy.array import LazyArray, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.cut import Part, plan
@@ -27,7 +29,11 @@ from snaprt.lazy.paths import Point
 from snaprt.lazy.recording import DataHandle, carry_over, is_mostly_dead
 from snaprt.lazy.trace import LazyTrace
 from snaprt.snapshot import flags
-from snaprt.snapshot.record import Recorder
+from snaprt.snapshot.failures import is_recorded, mark_recorded
+from snaprt.snapshot.plan import current_plan
+from snaprt.snapshot.record import process_recorder
+from snaprt.snapshot.steps import end_step
+from snaprt.snapshot.trace_errors import describe_trace_error
 
 # What a recorded operation shows as its source is the user's line, not ours.
 for _part in ("lazy", "execute", "jaxapi.py"):
@@ -60,15 +66,15 @@ class _Variants:
     latest: Executable | None = None
     missed: int = 0
 
-    def find(self, donated: tuple[int, ...]) -> Executable | None:
+    def find(self, donated: tuple[int, ...], *, exactly: bool) -> Executable | None:
         """Return the executable to use when these inputs are free; ``None`` to compile one.
 
         Which inputs are free may change by chance, as when a garbage collector lets go of an
         array. So a program is compiled anew when it has found others free twice in a row; before
-        that, what an executable takes and should not is copied.
+        that, what an executable takes and should not is copied; never if it must be ``exactly`` so.
         """
         found = self.by_donated.get(donated)
-        if found is not None or self.latest is None:
+        if found is not None or self.latest is None or exactly:
             self.missed = 0
             return found
         self.missed += 1
@@ -80,17 +86,10 @@ class _Variants:
         self.missed = 0
 
 
-_families: OrderedDict[Structure, _Family] = OrderedDict()
+# By whether they have a flag that tells of NaN, and by their structure.
+_families: OrderedDict[tuple[bool, Structure], _Family] = OrderedDict()
 _families_lock = threading.Lock()
 _of_thread = threading.local()
-
-
-def steps_ended() -> int:
-    """Return how many steps this thread has marked."""
-    return getattr(_of_thread, "steps", 0)
-
-
-_recorder = Recorder(step=steps_ended)
 
 
 def thread_trace() -> LazyTrace:
@@ -102,7 +101,8 @@ def thread_trace() -> LazyTrace:
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)
-        trace = _of_thread.trace = LazyTrace(_read, _grown)
+        jaxapi.watch_errors(_left_jax)
+        trace = _of_thread.trace = LazyTrace(_read, _grown, _recording_failed)
     return trace
 
 
@@ -126,8 +126,7 @@ def mark_step(wait: bool = False) -> None:
         arrays = trace.recording.live_arrays()
         _run(trace, arrays, arrays, cause="mark_step")
         trace.forget_paths(MAX_POINTS)
-    _of_thread.steps = steps_ended() + 1
-    collection.step_ended(steps_ended())
+    collection.step_ended(end_step())
     if wait:
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
@@ -173,35 +172,47 @@ def _run(
     metrics.metric_add("LazyTracing", trace.recording_time)
     trace.recording_time = 0
     by_number = dict(zip(numbers, alive, strict=True))
-    values: dict[int, tuple[jax.Array, DataHandle]] = {}
-    done: set[Point] = set()
-    failed: dict[int, BaseException] = {}
+    progress = _Progress()
     complete = False
+    donate = (
+        found.complete and len(found.parts) == 1 and not process_recorder().withholds_donation()
+    )
     try:
         with jaxapi.evaluating():
             for part in found.parts:
-                donate = found.complete and len(found.parts) == 1
-                program = part.program(recording, values, donate)
-                try:
-                    _run_part(part, program, by_number, values, cause)
-                except ExecutionError as error:
-                    results = [result for node in part.nodes for result in node.results]
-                    failed.update({result.number: error for result in results})
-                    done.update(part.nodes)
-                    raise
+                program = part.program(recording, progress.values, donate)
+                _run_part(part, program, by_number, progress, cause)
                 if not found.complete or len(found.parts) > 1:
-                    done.update(part.nodes)
+                    progress.done.update(part.nodes)
         complete = found.complete
     finally:
-        new = None if complete else carry_over(recording, trace.root, done, values, failed)
-        trace.begin(new)
+        trace.begin(
+            None
+            if complete
+            else carry_over(recording, trace.root, progress.done, progress.values, progress.failed)
+        )
+
+
+@dataclass
+class _Progress:
+    """What a cut has come to.
+
+    Attributes:
+        values: What was computed, by the number of the result.
+        done: The operations that were run, in vain or not.
+        failed: The results that will never be there, and why.
+    """
+
+    values: dict[int, tuple[jax.Array, DataHandle]] = field(default_factory=dict)
+    done: set[Point] = field(default_factory=set)
+    failed: dict[int, BaseException] = field(default_factory=dict)
 
 
 def _run_part(
     part: Part,
     program: Program,
     arrays: dict[int, LazyArray],
-    values: dict[int, tuple[jax.Array, DataHandle]],
+    progress: _Progress,
     cause: str,
 ) -> None:
     """Compile and run one program of a cut, and hand out the results."""
@@ -209,16 +220,24 @@ def _run_part(
     executable, arguments = _executable_for(program)
     try:
         # Zeros in place of results are not worth recording.
-        results = run(executable, arguments, None if executable.is_collected else _recorder)
+        results = run(
+            executable, arguments, None if executable.is_collected else process_recorder()
+        )
+    except ExecutionError:  # the recorder stops the program: nothing has run
+        raise
     except Exception as error:
-        raise ExecutionError(
+        failure = ExecutionError(
             f"graph {executable.name}.{executable.graph_id} failed while it ran ({cause}): {error}",
             hint="its arrays cannot be used any more; the error above comes from the device",
-        ) from error
+        )
+        progress.done.update(part.nodes)
+        progress.failed.update({one.number: failure for node in part.nodes for one in node.results})
+        raise failure from error
     metrics.counter_add("CreateDataHandles", len(part.numbers))
+    kinds = part.kinds_of(executable.number)
     for index, (number, value) in enumerate(zip(part.numbers, results, strict=True)):
-        handle = DataHandle(part.kinds, index)
-        values[number] = value, handle
+        handle = DataHandle(kinds, index)
+        progress.values[number] = value, handle
         array = arrays.get(number)
         if array is not None:
             array.settle(value, handle, executable)
@@ -232,17 +251,24 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
     every step costs two compilations and not one a step.
     """
     literals = tuple([literal.key for literal in program.literals])
+    recorder = process_recorder()
+    is_watched = recorder.wants_flag()
+    key = (is_watched, program.structure)
     with _families_lock:
-        family = _families.get(program.structure)
+        family = _families.get(key)
         if family is None:
-            family = _families[program.structure] = _Family(literals=literals)
+            family = _families[key] = _Family(literals=literals)
             if len(_families) > MAX_PROGRAMS:
                 _families.popitem(last=False)
         else:
-            _families.move_to_end(program.structure)
+            _families.move_to_end(key)
         promoted = family.promoted
         variants = family.executables.get(_constants(literals, promoted))
-        executable = None if variants is None else variants.find(program.donated)
+        executable = (
+            None
+            if variants is None
+            else variants.find(program.donated, exactly=recorder.withholds_donation())
+        )
         if variants is None and family.executables:
             pairs = zip(literals, family.literals, strict=True)
             varied = [i for i, (a, b) in enumerate(pairs) if a != b]
@@ -250,13 +276,19 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
             family.executables.clear()
     if executable is None:
         flags.take_over()  # the script may have set XLA_FLAGS since
-        executable = compile_program(program, promoted, flags.compiler_overrides())
+        try:
+            executable = compile_program(
+                program, promoted, flags.compiler_overrides(), is_watched=is_watched
+            )
+        except CompileError as error:
+            _record_uncompiled(program, promoted, error, is_watched=is_watched)
+            raise
         if not executable.is_collected:
             metrics.counter_add("CachedCompile" if executable.from_cache else "UncachedCompile")
         with _families_lock:
             if family.promoted == promoted:
-                key = _constants(literals, promoted)
-                family.executables.setdefault(key, _Variants()).add(executable)
+                constants = _constants(literals, promoted)
+                family.executables.setdefault(constants, _Variants()).add(executable)
     elif not executable.is_collected:
         metrics.counter_add("CachedCompile")
     arguments = program.arguments(promoted)
@@ -267,7 +299,73 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
     return executable, arguments
 
 
+def _record_uncompiled(
+    program: Program, promoted: frozenset[int], error: CompileError, *, is_watched: bool
+) -> None:
+    recorder = process_recorder()
+    if recorder.waits_for_errors():
+        with contextlib.suppress(Exception):  # it cannot be lowered either: nothing would replay
+            executable = uncompiled_program(program, promoted, is_watched=is_watched)
+            recorder.compile_failed(executable, program.arguments(promoted), error)
+
+
+def left_with(error: BaseException) -> None:
+    """Learn of an exception that leaves a lazy scope.
+
+    JAX's own is one of recording; for any other, what ran last may have to be recorded.
+    """
+    if isinstance(error, Exception) and jaxapi.raised_inside(error):
+        _recording_failed(thread_trace(), error, None)
+    process_recorder().program_failed(error)
+
+
 def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[bytes, ...]:
     if not promoted:
         return literals
     return tuple([key for i, key in enumerate(literals) if i not in promoted])
+
+
+def _left_jax(error: BaseException) -> None:
+    """See an error leave a function of JAX's, such as a jitted one that was being traced."""
+    trace = jaxapi.current_trace()
+    if isinstance(trace, LazyTrace) and isinstance(error, Exception):
+        _recording_failed(trace, error, None)
+
+
+def _recording_failed(
+    trace: LazyTrace, error: Exception, bound: jaxapi.BoundOperation | None
+) -> None:
+    """Record an error, if it is asked for and was not recorded yet.
+
+    Args:
+        trace: What was recording.
+        error: What was raised.
+        bound: What was being recorded, where that is known.
+    """
+    if current_plan() is None or is_recorded(error):
+        return
+    if isinstance(error, (SnaprtError, jax.errors.JaxRuntimeError)):  # of running, not recording
+        return
+    recorder = process_recorder()
+    try:
+        mark_recorded(error)
+        operation = jaxapi.failed_operation(error) or bound
+        with trace.lock:
+            pending, part, program = _program_so_far(trace)
+        described = describe_trace_error(error, operation, pending, pending - part)
+        graph = unfinished_graph(program, described)
+        with jaxapi.evaluating():  # it may copy what it holds
+            recorder.compile_failed(graph, program.inputs if program else (), error)
+    except Exception as raised:
+        recorder.writer.complain(raised)
+
+
+def _program_so_far(trace: LazyTrace) -> tuple[int, int, Program | None]:
+    """Return how many operations are pending, how many can be one program now, and that."""
+    recording = trace.recording
+    alive = [array._result.number for array in recording.live_arrays()]
+    parts = plan(recording, alive, alive).parts
+    if not parts:
+        return 0, 0, None
+    pending = sum(len(part.nodes) for part in parts)
+    return pending, len(parts[0].nodes), parts[0].program(recording, {}, donate=False)

@@ -29,12 +29,15 @@ class LazyTrace(jaxapi.Trace):
     Args:
         read: Computes the value of a lazy array of this trace: ``read(trace, array, cause)``.
         grown: Told when a recording has grown by `GRANULARITY` operations.
+        failed: Is told of an error, and of what was bound, before the error goes on to the user:
+            ``failed(trace, error, operation)``.
     """
 
     def __init__(
         self,
         read: Callable[[LazyTrace, LazyArray, str], None],
         grown: Callable[[LazyTrace], None],
+        failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
     ) -> None:
         super().__init__()
         self.lock = threading.RLock()
@@ -52,6 +55,7 @@ class LazyTrace(jaxapi.Trace):
         self._operation_context: Any = None
         self._read = read
         self._grown = grown
+        self._failed = failed
 
     def __eq__(self, other: object) -> bool:
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
@@ -106,7 +110,11 @@ class LazyTrace(jaxapi.Trace):
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
         """Record one operation and return its results as lazy arrays."""
         started = time.perf_counter_ns()
-        results = self._record(primitive, args, params)
+        try:
+            results = self._record(primitive, args, params)
+        except Exception as error:
+            self._failed(self, error, jaxapi.BoundOperation(primitive, args, params))
+            raise
         if type(results) is str:
             return self._run_at_once(primitive, args, params, cause=results)
         self.recording_time += time.perf_counter_ns() - started

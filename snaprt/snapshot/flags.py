@@ -108,6 +108,12 @@ def dump_folder_of(variable: str) -> Path | None:
     return Path(folder).absolute()
 
 
+def folder_of(variable: str) -> Path | None:
+    """Return the directory that ``--xla_dump_to`` names in XLA_FLAGS, whatever is dumped there."""
+    folder = {flag.name: flag.value for flag in parse_flags(variable)}.get(FOLDER_FLAG)
+    return Path(folder).absolute() if folder and folder not in _NOT_FOLDERS else None
+
+
 def without_ours(variable: str) -> str:
     """Return XLA_FLAGS without what snaprt acts on in XLA's place.
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 FORMAT_NAME = "snaprt-snapshot"
-FORMAT_MAJOR = 1
+FORMAT_MAJOR = 2
 """Raised when an older reader would misread the file; such a reader refuses it by this number."""
-FORMAT_MINOR = 0
+PLAIN_MAJOR = 1
+"""What a file says whose arrays all lie in it as format 1 has them: readers of format 1 take it."""
+FORMAT_MINOR = 1
 """Raised when something is added that an older reader may ignore."""
 
 MARK_MEMBER = "mimetype"
@@ -30,6 +32,10 @@ MODULE_MEMBERS = {
     "compile_options": "compile_options.pb",
 }
 """Attribute of ``ModuleBytes`` to the member that holds it."""
+
+PLAIN_COMPRESSIONS = ("none", "zstd")
+COMPRESSIONS = (*PLAIN_COMPRESSIONS, "zstd-shuffled")
+"""How an array is compressed; the last one: one zstd frame of what ``shuffle.py`` makes of it."""
 
 Role = Literal["inputs", "outputs"]
 ROLES: tuple[Role, ...] = ("inputs", "outputs")
@@ -74,7 +80,7 @@ class ArrayRecord:
         dtype: The true dtype's name, as in ``bfloat16``; for PRNG keys as in ``key<fry>``.
         weak_type: Whether JAX held it as weakly typed.
         member: The zip member that holds the ``.npy``.
-        compression: ``none`` or ``zstd``.
+        compression: One of ``COMPRESSIONS``.
         stored_dtype: Dtype in the ``.npy``, as ``numpy.dtype.str`` prints it.
         stored_shape: Shape in the ``.npy``; other than ``shape`` for PRNG keys alone.
         stored_bytes: Length of the member.
@@ -83,6 +89,12 @@ class ArrayRecord:
         key_impl: The PRNG's name for ``jax.random.wrap_key_data``; empty for other arrays.
         sharding: The whole array's sharding, as JAX prints it.
         global_shape: Shape of the whole array over all devices.
+        in_store: Whether ``member`` is a file of the store beside the snapshot, not a zip member.
+        seeded: Where the values were left out, that from which they are drawn: see ``seeded.py``.
+            Such a record has no member, and no digest.
+        sharding_number: Place of the whole array's sharding in ``Manifest.shardings``; -1: none.
+        index: For each dimension of the whole array, where this part begins and ends in it; None
+            where nobody noted it.
     """
 
     name: str
@@ -99,6 +111,89 @@ class ArrayRecord:
     key_impl: str
     sharding: str
     global_shape: tuple[int, ...]
+    in_store: bool = False
+    seeded: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    sharding_number: int = -1
+    index: tuple[tuple[int, int], ...] | None = None
+
+
+@dataclass(frozen=True)
+class ShardingRecord:
+    """How an array is spread over devices.
+
+    Attributes:
+        kind: The class of JAX's sharding, as in ``NamedSharding``.
+        devices: The ids of its devices, in its own order.
+        memory_kind: The memory it lies in, as JAX calls it.
+        hlo: The same sharding as XLA writes it in HLO; for every kind.
+        axis_names: Of the mesh; this and what follows of named shardings alone.
+        axis_sizes: Of the mesh, whose devices are ``devices`` in C order.
+        axis_types: ``Auto``, ``Explicit`` or ``Manual``.
+        spec: For each dimension, the mesh axes it is split over, the slowest first; dimensions
+            that are left out at the end are not split.
+    """
+
+    kind: str
+    devices: tuple[int, ...]
+    memory_kind: str = ""
+    hlo: str = ""
+    axis_names: tuple[str, ...] = ()
+    axis_sizes: tuple[int, ...] = ()
+    axis_types: tuple[str, ...] = ()
+    spec: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class ProofRecord:
+    """What tells which executable ran.
+
+    Attributes:
+        fingerprint: XLA's own of the executable. It differs between one that was compiled and the
+            same loaded from a cache.
+        optimised_hlo: BLAKE3, in hex, of the optimised module as HLO text with canonical names and
+            without source locations; empty where the platform keeps it to itself.
+        aliases: ``result <- parameter`` for each result that takes a parameter's memory.
+    """
+
+    fingerprint: str = ""
+    optimised_hlo: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TraceErrorRecord:
+    """An error that was raised while a graph was being recorded.
+
+    The file's module is the graph so far, its arrays are that graph's inputs.
+
+    Attributes:
+        kind: The error's class, with its module, as in ``builtins.TypeError``.
+        message: What it says.
+        stack: ``file:line (function)`` of the user's frames, outermost first.
+        x64: Whether 64-bit types were enabled.
+        pending: How many operations the graph had.
+        left_out: How many of them the file's module does not have.
+        primitive: The name of the JAX primitive that failed; empty where none did.
+        module: The Python module that defines how the primitive is lowered.
+        operands: Its operands' abstract values: ``shape``, ``dtype``, ``weak_type``, ``text``.
+        params: Its parameters by name, as ``parameters.py`` writes them.
+        function: Where no primitive failed, the public function of JAX's that raised the error, as
+            in ``jax.numpy.where``; ``params`` are then its arguments.
+        unencodable: What of operands and parameters could not be written.
+    """
+
+    kind: str
+    message: str
+    stack: tuple[str, ...]
+    x64: bool = False
+    pending: int = 0
+    left_out: int = 0
+    primitive: str = ""
+    module: str = ""
+    operands: tuple[Mapping[str, Any], ...] = ()
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    function: str = ""
+    unencodable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,6 +231,13 @@ class Execution:
         output_names: Names of all the outputs, in the order the module returns them.
         donated: Numbers of the inputs whose memory the execution may reuse.
         source_locations: ``file:line (function)`` of the lines that made the module.
+        redacted: What was taken out before the file was shared: ``values``, ``names``, ``paths``.
+        driver: The device's driver, where it has one.
+        processor: The machine's processor, where the device is one.
+        run: 8 hex digits that tell this process from all others that write into the folder.
+        rank: Which of the processes of a job it is, as RANK says, or as ``process``.
+        reason: The condition that held, as the user wrote it; or ``error``, ``keep-last``.
+        error: What the execution, or the program after it, failed with, and its traceback.
     """
 
     role: Role
@@ -158,6 +260,13 @@ class Execution:
     output_names: tuple[str, ...]
     donated: tuple[int, ...]
     source_locations: tuple[str, ...]
+    redacted: tuple[str, ...] = ()
+    driver: str = ""
+    processor: str = ""
+    run: str = ""
+    rank: int = 0
+    reason: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,6 +276,9 @@ class Manifest:
     execution: Execution
     module: Mapping[str, MemberRecord]
     arrays: tuple[ArrayRecord, ...]
+    shardings: tuple[ShardingRecord, ...] = ()
+    proof: ProofRecord = ProofRecord()
+    trace_error: TraceErrorRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +295,10 @@ class ArrayContent:
         key_impl: The PRNG's name; empty where ``key_dtype`` is.
         sharding: The whole array's sharding, as JAX prints it.
         global_shape: Shape of the whole array; None where it is the array's own.
+        identity: An object that never changes and which part of it is taken; who has seen both
+            knows the values. None for what may change.
+        sharding_number: As in ``ArrayRecord``, into ``Contents.shardings``.
+        index: As in ``ArrayRecord``.
     """
 
     name: str
@@ -193,15 +309,30 @@ class ArrayContent:
     key_impl: str = ""
     sharding: str = ""
     global_shape: tuple[int, ...] | None = None
+    identity: tuple[object, Hashable] | None = None
+    sharding_number: int = -1
+    index: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True)
 class Contents:
-    """All that goes into one snapshot file."""
+    """All that goes into one snapshot file.
+
+    Attributes:
+        execution: Which execution it is of.
+        module: What ran.
+        arrays: Those to write; a record stands for one of which nothing is to be written.
+        shardings: What the arrays' ``sharding_number`` counts.
+        proof: What tells which executable ran.
+        trace_error: The error that ended the recording of the graph, if one did.
+    """
 
     execution: Execution
     module: ModuleBytes
-    arrays: Sequence[ArrayContent]
+    arrays: Sequence[ArrayContent | ArrayRecord]
+    shardings: tuple[ShardingRecord, ...] = ()
+    proof: ProofRecord = ProofRecord()
+    trace_error: TraceErrorRecord | None = None
 
 
 def file_name(execution: Execution) -> str:
@@ -209,15 +340,26 @@ def file_name(execution: Execution) -> str:
     name = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", execution.name).strip(".")[:_LONGEST_NAME]
     return (
         f"{name or 'graph'}.{execution.graph_id}"
-        f"-process{execution.process:06d}-executable{execution.executable:06d}"
+        f"-process{execution.process:06d}{f'-run{execution.run}' if execution.run else ''}"
+        f"-executable{execution.executable:06d}"
         f"-device{execution.device_index:06d}-execution{execution.execution_count:06d}"
         f"{SUFFIXES[execution.role]}"
     )
 
 
-def comment(manifest_digest: str) -> bytes:
+def major_version(arrays: Iterable[ArrayRecord]) -> int:
+    """Return the oldest format whose readers understand a file with these arrays."""
+    is_plain = all(
+        not one.in_store and not one.seeded and one.compression in PLAIN_COMPRESSIONS
+        for one in arrays
+    )
+    return PLAIN_MAJOR if is_plain else FORMAT_MAJOR
+
+
+def comment(manifest: Manifest, manifest_digest: str) -> bytes:
     """Return the zip comment: format name, version, and the manifest's BLAKE3 in hex."""
-    return f"{FORMAT_NAME} {FORMAT_MAJOR}.{FORMAT_MINOR} blake3:{manifest_digest}".encode()
+    version = f"{major_version(manifest.arrays)}.{FORMAT_MINOR}"
+    return f"{FORMAT_NAME} {version} blake3:{manifest_digest}".encode()
 
 
 def parse_comment(text: bytes) -> tuple[int, str] | None:
@@ -230,7 +372,7 @@ def manifest_to_json(manifest: Manifest) -> bytes:
     """Serialise a manifest as UTF-8 JSON, one key a line."""
     body = {
         "format": FORMAT_NAME,
-        "version": [FORMAT_MAJOR, FORMAT_MINOR],
+        "version": [major_version(manifest.arrays), FORMAT_MINOR],
         **dataclasses.asdict(manifest),
     }
     return json.dumps(body, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
@@ -251,19 +393,37 @@ def manifest_from_json(text: bytes) -> Manifest:
             execution=_record(Execution, execution),
             module={name: _record(MemberRecord, one) for name, one in body["module"].items()},
             arrays=tuple(_record(ArrayRecord, one) for one in body["arrays"]),
+            shardings=tuple(_record(ShardingRecord, one) for one in body.get("shardings", ())),
+            proof=_record(ProofRecord, body.get("proof", {})),
+            trace_error=(
+                _record(TraceErrorRecord, body["trace_error"]) if body.get("trace_error") else None
+            ),
         )
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _record(kind: type, values: Mapping[str, Any]) -> Any:
-    """Build a dataclass of ``kind``: lists become tuples, what it does not know is left out."""
+    """Build a dataclass of ``kind``: lists become tuples, what it does not know is left out.
+
+    A key that an older minor version did not write may be missing: its field has a default.
+    """
     known: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
-        value = tuple(values[field.name]) if isinstance(values[field.name], list) else None
-        known[field.name] = values[field.name] if value is None else value
+        if field.name not in values and _has_default(field):
+            continue
+        known[field.name] = _as_tuple(values[field.name])
         _check_kind(field, known[field.name])
     return kind(**known)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is not missing or field.default_factory is not missing
 
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
@@ -273,14 +433,33 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "bool": lambda value: isinstance(value, bool),
     "float": lambda value: isinstance(value, (int, float)),
     "tuple[int, ...]": lambda value: isinstance(value, tuple) and all(_whole(n) for n in value),
-    "tuple[str, ...]": lambda value: (
-        isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+    "tuple[str, ...]": lambda value: _words(value),
+    "tuple[tuple[str, ...], ...]": lambda value: (
+        isinstance(value, tuple) and all(map(_words, value))
     ),
+    "tuple[tuple[int, int], ...] | None": lambda value: (
+        value is None or (isinstance(value, tuple) and all(map(_range, value)))
+    ),
+    "Mapping[str, float]": lambda value: (
+        isinstance(value, dict) and all(isinstance(one, (int, float)) for one in value.values())
+    ),
+    "tuple[Mapping[str, Any], ...]": lambda value: (
+        isinstance(value, tuple) and all(isinstance(one, dict) for one in value)
+    ),
+    "Mapping[str, Any]": lambda value: isinstance(value, dict),
     "Mapping[str, str]": lambda value: (
         isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
     ),
 }
 """Annotation of a field to the test of a value that came out of JSON."""
+
+
+def _words(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+
+
+def _range(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_whole, value))
 
 
 def _whole(value: object) -> bool:

@@ -1,29 +1,23 @@
-"""Decides whether, where and what of an execution is recorded; must not know files or arrays.
+"""Asks the user's callback what of an execution is recorded; must not know files or arrays.
 
-Recording is on while ``SNAPRT_DUMP_DIR`` names a directory, or XLA_FLAGS has
-``--xla_dump_hlo_snapshots --xla_dump_to=DIR``; both may change at any time. While it is on, a
-callback says for each execution and device what to write.
+While recording is on (see ``plan.py``), and its conditions hold, a callback says for each execution
+and device what to write.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-from snaprt import metrics, settings
-from snaprt.errors import SnaprtError
-from snaprt.snapshot.flags import check_flags, compiler_overrides, dump_folder_of, take_over
+from snaprt import metrics
+from snaprt.snapshot.flags import check_flags, compiler_overrides, take_over
 
 __all__ = [
     "Callback",
     "check_flags",
     "compiler_overrides",
     "decide",
-    "dump_folder",
     "register_hlo_snapshot_callback",
     "take_over",
 ]
@@ -72,6 +66,11 @@ def register_hlo_snapshot_callback(callback: Callback | None) -> Callback:
     return before
 
 
+def records_all() -> bool:
+    """Tell whether the callback is the default one, so that it need not be asked."""
+    return _callback is _record_all
+
+
 def decide(name: str, device_index: int, count: int) -> frozenset[str]:
     """Ask the callback what to write of an execution on one device: ``inputs``, ``outputs``."""
     callback = _callback
@@ -101,38 +100,3 @@ def _complain(callback: Callback, what: str, error: Exception | None) -> None:
         what,
         exc_info=error,
     )
-
-
-# `os.environ.get` takes half a microsecond for a variable that is not set, and every execution
-# asks for two: CPython keeps the variables, encoded, in a dictionary, and changes it in place.
-_variables: Any = getattr(os.environ, "_data", os.environ)
-_FLAGS_KEY: Any = os.environ.encodekey("XLA_FLAGS") if _variables is not os.environ else "XLA_FLAGS"
-_DUMP_KEY: Any = (
-    os.environ.encodekey("SNAPRT_DUMP_DIR") if _variables is not os.environ else "SNAPRT_DUMP_DIR"
-)
-
-_seen: tuple[Any, Any, Path | None] = (None, None, None)  # both variables, what follows of them
-
-
-def dump_folder() -> Path | None:
-    """Return the directory to record into, or None while recording is off.
-
-    Takes 0.2 us while the environment is as it was at the last call. A setting that cannot be
-    used is logged once and counts as off.
-    """
-    global _seen
-    flags, dump = _variables.get(_FLAGS_KEY), _variables.get(_DUMP_KEY)
-    seen = _seen
-    if flags == seen[0] and dump == seen[1]:
-        return seen[2]
-    folder: Path | None = None
-    try:
-        chosen = settings.get("SNAPRT_DUMP_DIR")
-        if chosen is None:
-            folder = dump_folder_of(os.environ.get("XLA_FLAGS", ""))
-        else:
-            folder = chosen.absolute()
-    except SnaprtError as error:
-        _log.error("nothing is recorded: %s", error)
-    _seen = (flags, dump, folder)
-    return folder

@@ -13,7 +13,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -23,15 +23,14 @@ import numpy as np
 import zstandard
 
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import layout
+from snaprt.snapshot import layout, places, seeded, store
 from snaprt.snapshot.dtypes import from_storage, storage_dtype
+from snaprt.snapshot.shuffle import BLOCK_BYTES, unshuffle
 
-_ZIP_START = b"PK\x03\x04"
 _ZIP_END = b"PK\x05\x06"
-_MARK_AT = 30 + len(layout.MARK_MEMBER)  # a local header without extra fields, then its name
 _LONGEST_HEADER = 4096  # bytes of a .npy header; numpy's own are 128 for any shape we write
 _PIECE = 8 << 20
-_MOST_PER_BYTE = {"none": 1, "zstd": 1 << 16}
+_MOST_PER_BYTE = {"none": 1, "zstd": 1 << 16, "zstd-shuffled": 1 << 16}
 """Raw bytes that one stored byte can stand for; zstd's densest block: 128 KiB in 4 bytes."""
 _RECORD_AGAIN = "the file cannot be used; record the execution again"
 
@@ -60,12 +59,12 @@ def _sibling(path: Path, role: layout.Role, other: layout.Role) -> Path | None:
     if not path.name.endswith(layout.SUFFIXES[role]):
         return None
     sibling = path.with_name(path.name.removesuffix(layout.SUFFIXES[role]) + layout.SUFFIXES[other])
-    return sibling if sibling.is_file() else None
+    return sibling if places.exists(sibling) else None
 
 
 def is_snapshot(start: bytes) -> bool:
     """Say whether a file that begins with these bytes (80 or more) claims to be a snapshot."""
-    return start.startswith(_ZIP_START) and start[_MARK_AT:].startswith(layout.MARK)
+    return start.startswith(places.ZIP_START) and start[places.MARK_AT :].startswith(layout.MARK)
 
 
 class SnapshotFile:
@@ -124,7 +123,7 @@ class SnapshotFile:
 
         Returns:
             Shape and dtype as recorded, in memory of its own; for PRNG keys their data (uint32,
-            one dimension more).
+            one dimension more). Where the values were left out, the file's seed gives others.
 
         Raises:
             SnapshotError: There is no array of that name, or it is damaged.
@@ -132,8 +131,10 @@ class SnapshotFile:
         record = self.record(name)
         what = f"array {name}"
         _check_record(self.path, record)
-        with self._reading(what) as file:
-            source = self._member_stream(file, record, what)
+        if record.seeded:
+            return self._draw(record)
+        with self._reading(what, self._stored_path(record)) as file:
+            source = self._array_stream(file, record, what)
             _check_size(record, record.raw_bytes)
             _read_npy_header(source, record)
             try:
@@ -143,20 +144,27 @@ class SnapshotFile:
                     f"{what} of {self.path} needs {record.raw_bytes:,} bytes of memory, which "
                     "are not to be had"
                 ) from error
-            digest = _read_into(source, stored.reshape(-1).view(np.uint8).data)
+            itemsize = stored.itemsize if record.compression == "zstd-shuffled" else 1
+            digest = _read_into(source, stored.reshape(-1).view(np.uint8).data, itemsize)
             if digest != record.digest:
                 raise ValueError("its digest does not match")
             return stored if record.key_impl else from_storage(stored, record.dtype)
 
     @contextmanager
-    def _reading(self, what: str = "it") -> Iterator[BinaryIO]:
-        """Open the file; whatever goes wrong while it is read becomes a SnapshotError."""
+    def _reading(self, what: str = "it", stored: Path | None = None) -> Iterator[BinaryIO]:
+        """Open the file, or a stored array; whatever goes wrong becomes a SnapshotError."""
         try:
-            with open(self.path, "rb") as file:
+            with places.open_bytes(stored or self.path) as file:
                 yield file
         except SnapshotError:
             raise
         except FileNotFoundError as error:
+            if stored is not None:
+                raise SnapshotError(
+                    f"{what} of {self.path} is kept beside it in {stored}, which is not there",
+                    hint="copy the folder arrays/ with the snapshots; or make one file of all "
+                    "where it was recorded: snaprt pack FILE -o OUT",
+                ) from error
             raise SnapshotError(
                 f"there is no file {self.path}", hint="check the path; is the disk mounted?"
             ) from error
@@ -165,13 +173,53 @@ class SnapshotFile:
                 f"{self.path} is a directory, not a snapshot", hint="name one .snap file in it"
             ) from error
         except OSError as error:
-            raise SnapshotError(f"cannot read {self.path}: {error.strerror or error}") from error
+            raise SnapshotError(
+                f"cannot read {stored or self.path}: {error.strerror or error}"
+            ) from error
         except Exception as error:  # the many ways in which zipfile, zstd and numpy refuse bytes
             subject = "" if what == "it" else f"{what}: "
+            subject += f"{stored}, in which it is kept: " if stored else ""
             raise SnapshotError(
                 f"{self.path} is damaged: {subject}{str(error) or type(error).__name__}",
-                hint=_RECORD_AGAIN,
+                hint="remove the stored array, and record the execution again"
+                if stored
+                else _RECORD_AGAIN,
             ) from error
+
+    def _draw(self, record: layout.ArrayRecord) -> np.ndarray:
+        try:
+            return seeded.draw(record)
+        except (KeyError, ValueError, OverflowError) as error:
+            raise SnapshotError(
+                f"{self.path} is damaged: nothing can be drawn from what it says of array "
+                f"{record.name}: {error}",
+                hint="pack it again where it was recorded",
+            ) from error
+
+    def stored_files(self) -> Mapping[str, Path]:
+        """Return where the arrays lie that are kept in the store, by the names of their members.
+
+        Raises:
+            SnapshotError: One is not there.
+        """
+        found: dict[str, Path] = {}
+        for record in self.manifest.arrays:
+            path = self._stored_path(record)
+            if path is not None:
+                with self._reading(f"array {record.name}", path):
+                    found[record.member] = path
+        return found
+
+    def _stored_path(self, record: layout.ArrayRecord) -> Path | None:
+        """Return where the store keeps an array; None for one that lies in the file."""
+        if not record.in_store:
+            return None
+        if not store.MEMBER.fullmatch(record.member):
+            raise SnapshotError(
+                f"{self.path} is damaged: it looks for an array in {record.member!r:.200}",
+                hint=_RECORD_AGAIN,
+            )
+        return self.path.parent / record.member
 
     def _read_manifest(self, file: BinaryIO) -> layout.Manifest:
         parsed = layout.parse_comment(self._members.comment)
@@ -207,20 +255,35 @@ class SnapshotFile:
         self, file: BinaryIO, record: layout.ArrayRecord | layout.MemberRecord, what: str
     ) -> BinaryIO:
         offset, length = self._members.locate(file, record.member)
-        if length != record.stored_bytes:
-            raise ValueError(f"{what} has {length:,} bytes where {record.stored_bytes:,} should be")
-        file.seek(offset)
-        if record.compression == "none":
-            return file
-        if record.compression != "zstd":
-            raise ValueError(f"{what} has the unknown compression {record.compression}")
-        return zstandard.ZstdDecompressor().stream_reader(file, read_size=min(length, 1 << 20) or 1)
+        return _decompressed(file, offset, length, record, what)
+
+    def _array_stream(self, file: BinaryIO, record: layout.ArrayRecord, what: str) -> BinaryIO:
+        if not record.in_store:
+            return self._member_stream(file, record, what)
+        return _decompressed(file, 0, file.seek(0, os.SEEK_END), record, what)
+
+
+def _decompressed(
+    file: BinaryIO,
+    offset: int,
+    length: int,
+    record: layout.ArrayRecord | layout.MemberRecord,
+    what: str,
+) -> BinaryIO:
+    if length != record.stored_bytes:
+        raise ValueError(f"{what} has {length:,} bytes where {record.stored_bytes:,} should be")
+    file.seek(offset)
+    if record.compression == "none":
+        return file
+    if record.compression not in layout.COMPRESSIONS:
+        raise ValueError(f"{what} has the unknown compression {record.compression}")
+    return zstandard.ZstdDecompressor().stream_reader(file, read_size=min(length, 1 << 20) or 1)
 
 
 class _Directory:
     """The zip's central directory: where each member lies."""
 
-    def __init__(self, comment: bytes, members: dict[str, zipfile.ZipInfo]) -> None:
+    def __init__(self, comment: bytes, members: Mapping[str, zipfile.ZipInfo]) -> None:
         self.comment = comment
         self._members = members
 
@@ -228,23 +291,11 @@ class _Directory:
         """Return offset and length in bytes of a member's content, which is stored as it is."""
         if name not in self._members:
             raise ValueError(f"the member {name} is missing")
-        info = self._members[name]
-        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            raise ValueError(f"the member {name} is compressed by zip")
-        file.seek(info.header_offset)
-        header = file.read(30)
-        if len(header) != 30 or not header.startswith(_ZIP_START):
-            raise ValueError(f"the header of the member {name} is bad")
-        name_length, extra_length = struct.unpack("<HH", header[26:30])
-        offset = info.header_offset + 30 + name_length + extra_length
-        size = os.fstat(file.fileno()).st_size
-        if offset + info.file_size > size:
-            raise ValueError(f"the member {name} ends beyond the end of the file")
-        return offset, info.file_size
+        return places.locate(file, self._members, name)
 
 
 def _directory(file: BinaryIO, path: Path) -> _Directory:
-    start = file.read(_MARK_AT + len(layout.MARK))
+    start = file.read(places.MARK_AT + len(layout.MARK))
     if not is_snapshot(start):
         what = "is empty" if not start else "is not a snaprt snapshot"
         raise SnapshotError(
@@ -303,14 +354,31 @@ def _read_exactly(source: BinaryIO, length: int) -> bytes:
     return content
 
 
-def _read_into(source: BinaryIO, target: memoryview) -> str:
-    """Fill ``target`` from ``source`` and return the BLAKE3 of what was read, in hex."""
+def _read_into(source: BinaryIO, target: memoryview, itemsize: int) -> str:
+    """Fill ``target`` from ``source`` and return the BLAKE3 of what was read, in hex.
+
+    Args:
+        source: Gives the bytes, shuffled where ``itemsize`` is not 1.
+        target: Where they go, in their order.
+        itemsize: Of the numbers whose bytes are shuffled.
+    """
     digest = blake3.blake3()
+    for start in range(0, len(target), _PIECE):
+        piece = target[start : start + _PIECE]
+        _fill(source, piece)
+        if itemsize > 1:
+            piece[:] = unshuffle(piece, itemsize)
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _fill(source: BinaryIO, target: memoryview) -> None:
     done = 0
     while done < len(target):
-        count = source.readinto(target[done : done + _PIECE])  # type: ignore[attr-defined]
+        count = source.readinto(target[done:])  # type: ignore[attr-defined]
         if not count:
             raise ValueError("it ends too early")
-        digest.update(target[done : done + count])
         done += count
-    return digest.hexdigest()
+
+
+assert _PIECE % BLOCK_BYTES == 0  # a piece is unshuffled as if it were all

@@ -6,80 +6,52 @@ copied here either: JAX's are immutable, so the writer's thread fetches what it 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import itertools
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from snaprt import jaxapi, metrics
-from snaprt.snapshot import layout, policy, surroundings
-from snaprt.snapshot.sources import source_locations
+from snaprt.errors import ExecutionError
+from snaprt.snapshot import policy, signals
+from snaprt.snapshot.conditions import BOTH_ROLES, Condition, Moment
+from snaprt.snapshot.describe import Cause, error_text
+from snaprt.snapshot.failures import (
+    OutcomeWatch,
+    is_recorded,
+    listen_for_uncaught_errors,
+    mark_recorded,
+)
+from snaprt.snapshot.filing import KEEP_LAST, Filing, names_of, run_mark
+from snaprt.snapshot.held import (
+    Executable,
+    HeldExecution,
+    about_to_donate,
+    hold_inputs,
+    remember,
+)
+from snaprt.snapshot.plan import Plan, current_plan
+from snaprt.snapshot.ring import Ring
+from snaprt.snapshot.steps import steps_ended
 from snaprt.snapshot.writer import SnapshotWriter
 
-
-class _Artifacts(Protocol):
-    """The module of an executable, as ``layout.ModuleBytes`` describes its forms."""
-
-    @property
-    def stablehlo(self) -> bytes: ...
-    @property
-    def hlo(self) -> bytes: ...
-    @property
-    def compile_options(self) -> bytes: ...
+_ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
 
 
-class _Executable(Protocol):
-    """What the recorder needs to know of an executable.
+@dataclass
+class _Seen:
+    """What is known of an executable that has run."""
 
-    ``graph_id`` has 16 hex digits, ``number`` is unique in the process, ``donated`` are the numbers
-    of the arguments whose memory an execution may reuse. ``artifacts`` is called in the writer's
-    thread, and may lower the module again.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def graph_id(self) -> str: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def devices(self) -> tuple[jaxapi.Device, ...]: ...
-    @property
-    def input_names(self) -> tuple[str, ...]: ...
-    @property
-    def output_names(self) -> tuple[str, ...]: ...
-    @property
-    def donated(self) -> tuple[int, ...]: ...
-    def artifacts(self) -> _Artifacts: ...
-
-
-@dataclass(frozen=True)
-class _Surroundings:
-    """What is noted when an execution begins, for it may change before the file is written."""
-
-    folder: Path
-    count: int
-    step: int
-    time: float
-    xla_flags: str
-    environment: Mapping[str, str]
-    jax_config: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class _Recording:
-    """An execution under way of which the outputs are to be recorded on some devices."""
-
-    executable: _Executable
-    surroundings: _Surroundings
-    devices: tuple[tuple[int, jaxapi.Device], ...]
+    counter: itertools.count[int] = field(default_factory=itertools.count)
+    devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
+    output_bytes: int = 0  # as far as it is known
 
 
 class Recorder:
@@ -95,187 +67,322 @@ class Recorder:
     ) -> None:
         self.writer = SnapshotWriter() if writer is None else writer
         self._step = step
-        self._counters: dict[int, itertools.count[int]] = {}
+        self._seen: dict[int, _Seen] = {}
+        self._plan: Plan | None = None  # the last one that was acted on
+        self._began: float | None = None
+        self._process = 0  # of JAX's, once somebody asks to record
+        self._filing = Filing(self.writer)
+        self._watch = OutcomeWatch(self._ended)
+        self._ring = Ring(self._filing.write_now, run_mark)
+        self._last: HeldExecution | None = None  # of those for which errors count
+        self._stop_with: str | None = None
+        self._room_made = 0.0
+        self._is_flushed_by_signal = False  # SIGTERM
+        self._listens = False  # to SIGUSR1
 
-    def before(self, executable: _Executable, inputs: Sequence[Any]) -> _Recording | None:
-        """See an execution begin: ask the policy, and queue its inputs if they are wanted.
+    def wants_flag(self) -> bool:
+        """Tell whether programs are to be compiled with `snaprt.execute.watch.watched`."""
+        plan = current_plan()
+        return plan is not None and plan.wants_flag
+
+    def withholds_donation(self) -> bool:
+        """Tell whether programs are to be compiled without donation."""
+        plan = current_plan()
+        return plan is not None and plan.withholds_donation
+
+    def waits_for_errors(self) -> bool:
+        """Tell whether an error of the program would be recorded."""
+        plan = current_plan()
+        return plan is not None and plan.waits_for_errors
+
+    def before(self, executable: Executable, inputs: Sequence[Any]) -> HeldExecution | None:
+        """See an execution begin: judge the conditions, and queue its inputs if they are wanted.
 
         Returns:
-            None, unless its outputs are wanted.
+            None, unless its end is of interest.
+
+        Raises:
+            ExecutionError: A failure was recorded, and SNAPRT_RECORD_STOP asks to stop.
         """
-        counter = self._counters.get(executable.number)
-        if counter is None:
-            counter = self._counters.setdefault(executable.number, itertools.count())
-        count = next(counter)
-        folder = policy.dump_folder()
-        if folder is None:
+        seen = self._seen.get(executable.number)
+        if seen is None:
+            seen = self._seen.setdefault(executable.number, _Seen())
+        count = next(seen.counter)
+        if self._stop_with is not None:
+            self._stop()
+        plan = current_plan()
+        if executable.donated:
+            hold = "device" if plan is None else plan.hold
+            about_to_donate([inputs[number] for number in executable.donated], hold)
+        if plan is None:
+            self._last = None
             return None
         try:
-            return self._begin(executable, inputs, folder, count)
+            if plan is not self._plan:
+                self._act_on(plan)
+            return self._begin(plan, executable, inputs, count, seen)
         except Exception as error:
             self.writer.complain(error)
             return None
 
-    def after(self, token: _Recording, outputs: Sequence[Any]) -> None:
-        """See the outputs of an execution, which may not be computed yet, and queue them."""
+    def after(self, token: HeldExecution, outputs: Sequence[Any], flag: Any = None) -> None:
+        """See the outputs of an execution, which may not be computed yet.
+
+        Args:
+            token: What ``before`` returned.
+            outputs: The outputs, a flag included.
+            flag: Whether another output has a NaN or an infinity, of an executable that was
+                compiled to say so: a bool scalar.
+        """
+        held = token
         try:
-            for index, device in token.devices:
-                self._submit(
-                    token.executable, "outputs", index, device, outputs, token.surroundings
-                )
+            held.outputs, held.flag = list(outputs), flag
+            if held.cause is not None:
+                nbytes = self._filing.queue(held, "outputs", held.recorded_for, held.cause)
+                self._seen[held.executable.number].output_bytes = nbytes
+            if held.watching:
+                self._watch.add(held)
+            if held.plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
+                self._room_made = time.monotonic()
+                self.writer.call(lambda: self._ring.make_room(held.plan.keep_bytes))
         except Exception as error:
             self.writer.complain(error)
 
-    def failed(self, token: _Recording, error: BaseException) -> None:
+    def failed(self, token: HeldExecution, error: BaseException) -> None:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
         metrics.counter_add("SnapshotFailedExecution")
+        try:
+            self._record_error(token, error)
+        except Exception as raised:
+            self.writer.complain(raised)
+
+    def compile_failed(
+        self, executable: Executable, inputs: Sequence[Any], error: BaseException
+    ) -> None:
+        """Learn that a program could not be compiled; record it with what it would have run on.
+
+        Args:
+            executable: The program; ``artifacts`` lowers it.
+            inputs: What it would have been called with.
+            error: What was raised.
+        """
+        held = self.before(executable, inputs)
+        if held is not None:
+            self.failed(held, error)
+
+    def program_failed(self, error: BaseException) -> None:
+        """Learn of an exception that ends the program or leaves a scope: record what ran last."""
+        plan = current_plan()
+        if plan is None or not plan.waits_for_errors:
+            return
+        if not isinstance(error, Exception) or is_recorded(error):
+            return
+        try:
+            recorded = metrics.counter_value("SnapshotFailures")
+            self._watch.settle()
+            last = self._last
+            if last is not None and last.plan is not plan:
+                last = None  # it ran when something else was asked for
+            if metrics.counter_value("SnapshotFailures") != recorded:
+                mark_recorded(error)  # an execution had failed, and this came of it
+            elif last is not None:
+                self._record_error(last, error)
+            elif plan.keep_last:
+                self._dump_ring(Cause(KEEP_LAST, error_text(error)))
+                mark_recorded(error)
+        except Exception as raised:
+            self.writer.complain(raised)
+
+    def dump_now(self) -> list[Path]:
+        """Write what the flight recorder holds, and empty it; return the files that are there."""
+        for held in self._ring.executions():
+            with contextlib.suppress(Exception):  # it failed: there are no outputs
+                held.wait()
+        files = self._dump_ring(Cause(KEEP_LAST))
+        self.flush()
+        return [file for file in files if file.exists()]
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything recorded so far is on disk, at most ``timeout`` seconds."""
+        self._watch.settle()
         return self.writer.flush(timeout)
 
+    def _act_on(self, plan: Plan) -> None:
+        """Get ready for what a plan that is new may ask for."""
+        self._plan = plan
+        if self._began is None:
+            self._began = time.monotonic()
+            self._process = jax.process_index()
+        if not self._is_flushed_by_signal:
+            self._is_flushed_by_signal = signals.before_terminated(self.writer.flush)
+        if plan.waits_for_errors:
+            listen_for_uncaught_errors(self)
+        if plan.keep_last and not self._listens:
+            self._listens = True
+            signals.on_user_signal(lambda: self._dump_ring(Cause(KEEP_LAST)))
+        if plan.keep_last or any(condition.trigger for condition in plan.conditions):
+            atexit.unregister(self._finish)
+            atexit.register(self._finish)
+
     def _begin(
-        self, executable: _Executable, inputs: Sequence[Any], folder: Path, count: int
-    ) -> _Recording | None:
-        process = jax.process_index()
-        here = (device for device in executable.devices if device.process_index == process)
-        wanted = [
-            (index, device, words)
-            for index, device in enumerate(here)
-            if (words := policy.decide(executable.name, index, count))
-        ]
-        if not wanted:
+        self, plan: Plan, executable: Executable, inputs: Sequence[Any], count: int, seen: _Seen
+    ) -> HeldExecution | None:
+        assert self._began is not None
+        moment = Moment(
+            executable.name,
+            executable.graph_id,
+            count,
+            -1 if self._step is None else self._step(),
+            time.monotonic() - self._began,
+            plan.rank if plan.rank is not None else self._process,
+        )
+        at_once: list[Condition] = []
+        watching: list[Condition] = []
+        is_awaited = False
+        for condition in plan.conditions:
+            if condition.holds(moment):
+                if condition.trigger:
+                    watching.append(condition)
+                    is_awaited |= condition.trigger == "slower"
+                elif condition.takes(executable.graph_id):
+                    at_once.append(condition)
+        if not at_once and not watching and not plan.keep_last:
             return None
-        surrounding = _Surroundings(
-            folder=folder,
-            count=count,
-            step=-1 if self._step is None else self._step(),
-            time=time.time(),
-            xla_flags=os.environ.get("XLA_FLAGS", ""),
-            environment=surroundings.environment(),
-            jax_config=surroundings.jax_config(),
+        self._watch.look()
+        devices = self._devices(executable, count, seen)
+        if not devices:
+            return None
+        held = HeldExecution(
+            executable,
+            plan,
+            moment,
+            devices,
+            hold_inputs(inputs, executable.donated, plan.hold),
+            watching,
+            is_awaited,
+            time.time(),
         )
-        with_inputs = [(index, device) for index, device, words in wanted if "inputs" in words]
-        if with_inputs:
-            kept = _kept(inputs, executable.donated)
-            for index, device in with_inputs:
-                self._submit(executable, "inputs", index, device, kept, surrounding)
-        with_outputs = tuple(
-            (index, device) for index, device, words in wanted if "outputs" in words
-        )
-        return _Recording(executable, surrounding, with_outputs) if with_outputs else None
+        if is_awaited:
+            held.began = time.perf_counter_ns()
+        remember(held)
+        if plan.keep_last:
+            self._ring.add(held)
+        if watching and plan.waits_for_errors:
+            self._last = held
+        if at_once and self._filing.admits(held, at_once, seen.output_bytes):
+            held.recorded_for, held.cause = at_once, Cause(at_once[0].text)
+            self._filing.queue(held, "inputs", at_once, held.cause)
+        return held
 
-    def _submit(
-        self,
-        executable: _Executable,
-        role: layout.Role,
-        index: int,
-        device: jaxapi.Device,
-        arrays: Sequence[Any],
-        surrounding: _Surroundings,
+    def _devices(
+        self, executable: Executable, count: int, seen: _Seen
+    ) -> tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]:
+        """Return this process's devices of which the callback lets something be recorded."""
+        if seen.devices is None:
+            here = [one for one in executable.devices if one.process_index == self._process]
+            seen.devices = tuple((index, one, BOTH_ROLES) for index, one in enumerate(here))
+        if policy.records_all():
+            return seen.devices
+        return tuple(
+            (index, device, words)
+            for index, device, _ in seen.devices
+            if (words := policy.decide(executable.name, index, count))
+        )
+
+    def _ended(self, held: HeldExecution, error: BaseException | None, nanoseconds: int) -> None:
+        """Judge the conditions that had to wait for the end of an execution."""
+        try:
+            if error is not None:
+                self._record_error(held, error)
+                return
+            for condition in held.watching:
+                if condition.trigger == "slower" and nanoseconds > condition.slower:
+                    if condition.takes(held.moment.graph_id):
+                        took = f"{condition.text} (it took {nanoseconds / 1e6:.3f} ms)"
+                        self._record(held, [condition], Cause(took))
+                elif condition.trigger == "nan" and held.may_have_infinity_or_nan():
+                    judge = functools.partial(self._judge_arrays, held, condition)
+                    self.writer.call(judge, sum(array.nbytes for array in held.inputs))
+        except Exception as raised:
+            self.writer.complain(raised)
+
+    def _judge_arrays(self, held: HeldExecution, condition: Condition) -> None:
+        """Record an execution whose flag is up, if it was the first to have such a value."""
+        if held.has_new_infinity_or_nan():
+            metrics.counter_add("SnapshotNaN")
+            if condition.takes(held.moment.graph_id):
+                self._record_failure(held, [condition], Cause(condition.text))
+
+    def _record_error(self, held: HeldExecution, error: BaseException) -> None:
+        conditions = [
+            condition
+            for condition in held.watching
+            if condition.trigger == "error" and condition.takes(held.moment.graph_id)
+        ]
+        if conditions or held.plan.keep_last:
+            mark_recorded(error)
+            self._record_failure(held, conditions, Cause("error", error_text(error)))
+
+    def _record_failure(
+        self, held: HeldExecution, conditions: Sequence[Condition], cause: Cause
     ) -> None:
-        execution = layout.Execution(
-            role=role,
-            name=executable.name,
-            graph_id=executable.graph_id,
-            process=jax.process_index(),
-            executable=executable.number,
-            device_index=index,
-            execution_count=surrounding.count,
-            step=surrounding.step,
-            time=surrounding.time,
-            device=surroundings.describe_device(device),
-            devices=tuple(surroundings.describe_device(one) for one in executable.devices),
-            platform_version=surroundings.platform_version(device),
-            versions=surroundings.versions(),
-            xla_flags=surrounding.xla_flags,
-            environment=surrounding.environment,
-            jax_config=surrounding.jax_config,
-            input_names=_unique(executable.input_names),
-            output_names=_unique(executable.output_names),
-            donated=tuple(executable.donated),
-            source_locations=(),
+        metrics.counter_add("SnapshotFailures")
+        if conditions:
+            self._record(held, conditions, cause)
+        if held.plan.keep_last:
+            self._dump_ring(Cause(KEEP_LAST, cause.error))
+        if held.plan.stops:
+            self._stop_with = (
+                f"execution {held.moment.execution} of {held.executable.name}."
+                f"{held.executable.graph_id} was recorded for {cause.reason!r} into "
+                f"{held.plan.folder}, and the program is to stop then"
+            )
+
+    def _record(self, held: HeldExecution, conditions: Sequence[Condition], cause: Cause) -> None:
+        """Record an execution that has ended."""
+        outputs = [] if held.outputs is None or cause.error else held.outputs
+        if self._filing.admits(held, conditions, sum(array.nbytes for array in outputs)):
+            self._filing.queue(held, "inputs", conditions, cause)
+            if outputs:
+                self._filing.queue(held, "outputs", conditions, cause)
+
+    def _dump_ring(self, cause: Cause) -> list[Path]:
+        """Queue what the ring holds to be written, and return the files that it will become."""
+        expected: list[Path] = []
+        for held, files in self._ring.take():
+            if files is None:
+                expected += names_of(held, cause)
+            else:
+                expected += [held.plan.folder / file.name for file in files]
+            self._filing.queue_all(held, files, cause)
+        return expected
+
+    def _finish(self) -> None:
+        """Record what the last executions turn out to be, before the process ends."""
+        self.flush()
+        self._ring.close()
+
+    def _stop(self) -> None:
+        self.flush()
+        reason, self._stop_with = self._stop_with, None
+        error = ExecutionError(
+            f"stopped: {reason}",
+            hint="SNAPRT_RECORD_STOP=0 lets it go on; `snaprt replay` runs what was recorded",
         )
-        names = execution.input_names if role == "inputs" else execution.output_names
-        self.writer.submit(
-            surrounding.folder / layout.file_name(execution),
-            lambda: _contents(execution, executable, names, arrays, device),
-            sum(_nbytes(array) for array in arrays),
-        )
+        mark_recorded(error)  # it is no failure of its own
+        raise error
 
 
-def _unique(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, each that was there before with its number added."""
-    taken: dict[str, None] = {}
-    for number, name in enumerate(names):
-        while name in taken:
-            name = f"{name}#{number}"
-        taken[name] = None
-    return tuple(taken)
+@functools.cache
+def process_recorder() -> Recorder:
+    """Return the recorder of this process, made at its first use: every program shares it."""
+    return Recorder(step=steps_ended)
 
 
-def _kept(inputs: Sequence[Any], donated: Sequence[int]) -> list[Any]:
-    """Return arrays that stay as they are: copies of what is donated, and of NumPy's own."""
-    return [
-        jnp.copy(array)
-        if number in donated
-        else array
-        if isinstance(array, jax.Array)
-        else np.array(array)
-        for number, array in enumerate(inputs)
-    ]
+def dump_now() -> list[Path]:
+    """Write what the flight recorder holds (``--keep-last``), and begin afresh.
 
-
-def _nbytes(array: Any) -> int:
-    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        return 16 * array.size  # of keys: as many as the largest of JAX's own PRNGs takes
-    return int(array.nbytes)
-
-
-def _contents(
-    execution: layout.Execution,
-    executable: _Executable,
-    names: Sequence[str],
-    arrays: Sequence[Any],
-    device: jaxapi.Device,
-) -> layout.Contents:
-    """Gather what goes into the file; in the writer's thread, so that it may take its time."""
-    artifacts = executable.artifacts()
-    module = layout.ModuleBytes(artifacts.stablehlo, artifacts.hlo, artifacts.compile_options)
-    fields = {**vars(execution), "source_locations": source_locations(module.hlo)}
-    return layout.Contents(
-        layout.Execution(**fields),
-        module,
-        [array_content(name, array, device) for name, array in zip(names, arrays, strict=True)],
-    )
-
-
-def array_content(name: str, array: Any, device: jaxapi.Device) -> layout.ArrayContent:
-    """Describe one array, or the part of it that lies on ``device``, for a snapshot.
-
-    Args:
-        name: Its name in the file.
-        array: A ``jax.Array``, PRNG keys included, or a NumPy array.
-        device: Where the part lies; an array that has none there is taken whole.
+    Returns:
+        The snapshots, oldest execution first; empty where none is held.
     """
-    if not isinstance(array, jax.Array):
-        return layout.ArrayContent(name, lambda: array, array.nbytes)
-    shape = array.shape
-    sharding = str(array.sharding)
-    weak_type = bool(array.aval.weak_type)
-    key_dtype = key_impl = ""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        key_dtype, key_impl = str(array.dtype), str(jax.random.key_impl(array))
-        array = jax.random.key_data(array)
-    parts = [shard.data for shard in array.addressable_shards if shard.device == device]
-    part = parts[0] if parts else array
-    return layout.ArrayContent(
-        name=name,
-        fetch=lambda: np.asarray(part),
-        nbytes=part.nbytes,
-        weak_type=weak_type,
-        key_dtype=key_dtype,
-        key_impl=key_impl,
-        sharding=sharding,
-        global_shape=shape,
-    )
+    return process_recorder().dump_now()

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
 import platform
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 
 from snaprt import jaxapi
 from snaprt.snapshot.layout import DeviceRecord
 
-_PACKAGES = ("snaprt", "jax", "jaxlib", "numpy", "ml_dtypes", "flax", "optax")
+_PACKAGES = (
+    *("snaprt", "jax", "jaxlib", "numpy", "ml_dtypes", "flax", "optax", "libtpu"),
+    *("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
+    *("jax-rocm7-plugin", "jax-rocm7-pjrt", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
+    *("nvidia-cublas-cu12", "nvidia-cublas"),
+)
 
 _VARIABLES = (
     *("JAX_", "XLA_", "TF_XLA_", "LIBTPU_", "TPU_", "PJRT_", "NEURON_", "SNAPRT_"),
@@ -62,6 +70,34 @@ def jax_config() -> Mapping[str, str]:
 def describe_device(device: jaxapi.Device) -> DeviceRecord:
     """Return a device as the manifest holds it."""
     return DeviceRecord(device.platform, device.device_kind, device.id, device.process_index)
+
+
+_DRIVER_FILES = {
+    "gpu": (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version")),
+}
+"""Platform to the files in which a driver tells its version."""
+_PROCESSOR_FILE = Path("/proc/cpuinfo")
+
+
+@functools.cache
+def driver(platform_name: str) -> str:
+    """Return what the driver of a platform's devices says of itself, empty where there is none."""
+    for file in _DRIVER_FILES.get(platform_name, ()):
+        with contextlib.suppress(OSError):
+            return file.read_text().partition("\n")[0].strip()
+    return ""
+
+
+@functools.cache
+def processor(platform_name: str) -> str:
+    """Return the name of this machine's processor where it is the device, else nothing."""
+    if platform_name != "cpu":
+        return ""
+    with contextlib.suppress(OSError):
+        names = re.search(r"^model name\s*:\s*(.+)$", _PROCESSOR_FILE.read_text(), re.M)
+        if names:
+            return names[1]
+    return platform.processor() or platform.machine()
 
 
 def platform_version(device: jaxapi.Device) -> str:

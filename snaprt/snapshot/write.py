@@ -7,15 +7,10 @@ pass through in pieces: no second copy of one is made, and the disk works while 
 from __future__ import annotations
 
 import contextlib
-import functools
-import io
 import os
-import platform
-import re
 import shutil
 import time
 import zipfile
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,27 +20,28 @@ import numpy as np
 import zstandard
 
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import layout
+from snaprt.snapshot import encode, layout
+from snaprt.snapshot.disk import WholeWrites
 from snaprt.snapshot.dtypes import to_storage
+from snaprt.snapshot.leftovers import temporary_name
+from snaprt.snapshot.store import ArrayStore
 
-_PIECE = 8 << 20  # bytes: large enough for the disk, small enough to stay in the processor's cache
-_BEHIND = 4 << 20  # bytes: a piece of this size is worth handing to another thread
-_LARGE = 64 << 20  # bytes: from here on a good disk takes an array faster than zstd shrinks it
-_SMALL = 4 << 10  # bytes: below, compression saves nothing and ordinary tools have it easier
-_SAMPLE_BLOCK = 32 << 10
-_SAMPLE_BLOCKS = 8
-_WORTH = 0.75  # an array is compressed where a sample of it shrinks to this share ...
-_WORTH_LARGE = 0.25  # ... and a large one only here, where zstd is faster than the disk
-_DIGEST_THREADS = 2  # of BLAKE3 over a large array: it then costs less than the zip's own CRC-32
+_WORTH = 0.75  # of the module: it is compressed where it shrinks to this share
 _EFFORT = 3
-_EFFORT_LARGE = 1
 
 
-def write_snapshot(path: str | os.PathLike[str], contents: layout.Contents) -> layout.Manifest:
+def write_snapshot(
+    path: str | os.PathLike[str], contents: layout.Contents, store: ArrayStore | None = None
+) -> layout.Manifest:
     """Write one snapshot file.
 
     It appears under ``path`` complete and on disk, or not at all; a file that is there already is
     replaced. The folder is made where it does not exist.
+
+    Args:
+        path: The file.
+        contents: What is in it.
+        store: Keeps all but the smallest arrays; None if the file holds them itself.
 
     Returns:
         The manifest as written.
@@ -54,13 +50,13 @@ def write_snapshot(path: str | os.PathLike[str], contents: layout.Contents) -> l
         SnapshotError: The file system refused, or an array has a dtype no snapshot can hold.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{_process_mark()}-{os.getpid()}.tmp")
+    temporary = path.with_name(temporary_name(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as undo:
             undo.callback(temporary.unlink, missing_ok=True)
-            with _WholeWrites(temporary) as file:
-                manifest = _write_container(file, contents)
+            with WholeWrites(temporary) as file:
+                manifest = _write_container(file, contents, store)
                 os.fsync(file.fileno())
             os.replace(temporary, path)
             undo.pop_all()
@@ -69,44 +65,8 @@ def write_snapshot(path: str | os.PathLike[str], contents: layout.Contents) -> l
     return manifest
 
 
-def remove_leftovers(folder: Path) -> int:
-    """Remove the temporary files of processes on this machine that ended without cleaning up.
-
-    Returns:
-        How many were removed. A folder that cannot be read has none.
-    """
-    removed = 0
-    ours = re.compile(rf"\..*\.snap\.{_process_mark()}-(\d+)\.tmp")
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            found = ours.fullmatch(entry.name)
-            if found and not _is_alive(int(found[1])):
-                os.unlink(entry.path)
-                removed += 1
-    return removed
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-@functools.cache
-def _process_mark() -> str:
-    """Return 8 hex digits for the set of processes in which a process number means something."""
-    namespace = ""
-    with contextlib.suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/pid")
-    return blake3.blake3(f"{platform.node()} {namespace}".encode()).hexdigest()[:8]
-
-
 def _refused(path: Path, contents: layout.Contents, error: OSError) -> SnapshotError:
-    needed = sum(array.nbytes for array in contents.arrays)
+    needed = sum(one.nbytes for one in contents.arrays if isinstance(one, layout.ArrayContent))
     needed += len(contents.module.stablehlo) + len(contents.module.hlo)
     try:
         free = f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
@@ -118,67 +78,9 @@ def _refused(path: Path, contents: layout.Contents, error: OSError) -> SnapshotE
     )
 
 
-class _WholeWrites(io.FileIO):
-    """A new file without a buffer, whose ``write`` writes everything or raises.
-
-    A large piece is written by another thread while the caller computes the checksums of the next,
-    so the memory of the last one must stay as it is; what goes wrong is raised by a later call.
-
-    Without a buffer, and deaf in other processes: in a forked child, Python may close what the
-    parent's writer thread had open, and nothing of that may reach the parent's file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._pending: Future[None] | None = None
-        self._behind = ThreadPoolExecutor(1, "snaprt-snapshot-disk")
-        self._process = os.getpid()
-        super().__init__(path, "w")
-
-    def write(self, data: Any, /) -> int:
-        view = memoryview(data).cast("B")
-        self._finish_pending()
-        if len(view) >= _BEHIND:
-            try:
-                self._pending = self._behind.submit(self._write_all, view)
-                return len(view)
-            except RuntimeError:  # Python is shutting down and gives out no more threads
-                pass
-        self._write_all(view)
-        return len(view)
-
-    def _write_all(self, view: memoryview) -> None:
-        done = 0
-        while done < len(view) and os.getpid() == self._process:
-            done += super().write(view[done:]) or 0
-        if len(view) >= _BEHIND and hasattr(os, "posix_fadvise"):
-            # Lets the disk begin with it now, so that `fsync` has less left to wait for.
-            with contextlib.suppress(OSError):
-                end = super().tell()
-                os.posix_fadvise(self.fileno(), end - done, done, os.POSIX_FADV_DONTNEED)
-
-    def _finish_pending(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None and os.getpid() == self._process:
-            pending.result()
-
-    def tell(self) -> int:
-        self._finish_pending()
-        return super().tell()
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self._finish_pending()
-        return super().seek(offset, whence)
-
-    def close(self) -> None:
-        try:
-            self._finish_pending()
-        finally:
-            super().close()
-            if os.getpid() == self._process:
-                self._behind.shutdown(wait=False)
-
-
-def _write_container(file: _WholeWrites, contents: layout.Contents) -> layout.Manifest:
+def _write_container(
+    file: WholeWrites, contents: layout.Contents, store: ArrayStore | None
+) -> layout.Manifest:
     when = contents.execution.time
     with _Container(file, when) as container:
         container.add_bytes(layout.MARK_MEMBER, layout.MARK)
@@ -187,20 +89,40 @@ def _write_container(file: _WholeWrites, contents: layout.Contents) -> layout.Ma
             for attribute, member in layout.MODULE_MEMBERS.items()
         }
         arrays = tuple(
-            container.add_array(f"arrays/{index:04d}.npy", array)
+            _place_array(container, store, f"arrays/{index:04d}.npy", array)
             for index, array in enumerate(contents.arrays)
         )
-        manifest = layout.Manifest(contents.execution, module, arrays)
+        manifest = layout.Manifest(
+            contents.execution,
+            module,
+            arrays,
+            contents.shardings,
+            contents.proof,
+            contents.trace_error,
+        )
         text = layout.manifest_to_json(manifest)
         container.add_bytes(layout.MANIFEST_MEMBER, text)
-        container.zip.comment = layout.comment(blake3.blake3(text).hexdigest())
+        container.zip.comment = layout.comment(manifest, blake3.blake3(text).hexdigest())
     return manifest
+
+
+def _place_array(
+    container: _Container,
+    store: ArrayStore | None,
+    member: str,
+    array: layout.ArrayContent | layout.ArrayRecord,
+) -> layout.ArrayRecord:
+    if isinstance(array, layout.ArrayRecord):
+        return array
+    if store is None or array.nbytes < encode.SMALL:
+        return container.add_array(member, array)
+    return store.put(array)
 
 
 class _Container:
     """A zip file that is being written, all members stored: what is compressed is so inside."""
 
-    def __init__(self, file: _WholeWrites, when: float) -> None:
+    def __init__(self, file: WholeWrites, when: float) -> None:
         self._file = file
         self._time = time.gmtime(min(max(when, 315532800), 4354819198))[:6]  # what zip can say
         self.zip = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
@@ -251,76 +173,18 @@ class _Container:
         """Add one array as ``.npy``, or as one zstd frame of that where a sample says it pays."""
         fetched = np.asarray(array.fetch())
         stored = to_storage(fetched)
-        values = stored.reshape(-1).view(np.uint8).data
-        shrinks = _shrinks(values)
-        member = f"{member}.zst" if shrinks else member
-        header = _npy_header(stored)
+        compression = encode.choose_compression(stored, encode.WRITTEN_EACH_TIME)
+        member = f"{member}.zst" if compression == "zstd" else member
         with self._open(member) as sink:
             start = self._file.tell()
-            digest = (
-                self._put_compressed(sink, header, values)
-                if shrinks
-                else self._put(sink, header, values)
-            )
+            digest = encode.put(sink, stored, compression)
             end = self._file.tell()
-        key_shape = fetched.shape[: fetched.ndim - 1]
-        shape = key_shape if array.key_dtype else fetched.shape
-        return layout.ArrayRecord(
-            name=array.name,
-            shape=shape,
-            dtype=array.key_dtype or fetched.dtype.name,
-            weak_type=array.weak_type,
+        return encode.describe(
+            array,
+            fetched,
+            stored,
             member=member,
-            compression="zstd" if shrinks else "none",
-            stored_dtype=stored.dtype.str,
-            stored_shape=stored.shape,
+            compression=compression,
             stored_bytes=end - start,
-            raw_bytes=len(values),
             digest=digest,
-            key_impl=array.key_impl,
-            sharding=array.sharding,
-            global_shape=shape if array.global_shape is None else array.global_shape,
         )
-
-    def _put(self, sink: Any, header: bytes, values: memoryview) -> str:
-        sink.write(header)
-        digest = blake3.blake3(max_threads=_DIGEST_THREADS if len(values) >= _LARGE else 1)
-        for offset in range(0, len(values), _PIECE):
-            piece = values[offset : offset + _PIECE]
-            digest.update(piece)
-            sink.write(piece)
-        return digest.hexdigest()
-
-    def _put_compressed(self, sink: Any, header: bytes, values: memoryview) -> str:
-        effort = _EFFORT_LARGE if len(values) >= _LARGE else _EFFORT
-        digest = blake3.blake3()
-        frame = zstandard.ZstdCompressor(effort).stream_writer(
-            sink, size=len(header) + len(values), closefd=False
-        )
-        with frame:
-            frame.write(header)
-            for offset in range(0, len(values), _PIECE):
-                piece = values[offset : offset + _PIECE]
-                digest.update(piece)
-                frame.write(piece)
-        return digest.hexdigest()
-
-
-def _npy_header(array: np.ndarray) -> bytes:
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
-    )
-    return header.getvalue()
-
-
-def _shrinks(values: memoryview) -> bool:
-    """Compress a few blocks spread over the array and say whether all of it is worth it."""
-    size = len(values)
-    if size < _SMALL:
-        return False
-    blocks = min(_SAMPLE_BLOCKS, -(-size // _SAMPLE_BLOCK))
-    stride = size // blocks
-    sample = b"".join(values[i * stride : i * stride + _SAMPLE_BLOCK] for i in range(blocks))
-    share = len(zstandard.ZstdCompressor(_EFFORT_LARGE).compress(sample)) / len(sample)
-    return share <= (_WORTH_LARGE if size >= _LARGE else _WORTH)

@@ -20,7 +20,9 @@ from pathlib import Path
 
 from snaprt import metrics
 from snaprt.snapshot.layout import Contents
-from snaprt.snapshot.write import remove_leftovers, write_snapshot
+from snaprt.snapshot.leftovers import remove_leftovers
+from snaprt.snapshot.store import store_for
+from snaprt.snapshot.write import write_snapshot
 
 QUEUE_BYTES = 2 << 30
 """How many bytes of arrays may wait to be written; a larger single snapshot waits alone."""
@@ -30,8 +32,7 @@ _log = logging.getLogger("snaprt.snapshot")
 
 @dataclass(frozen=True)
 class _Job:
-    path: Path
-    contents: Callable[[], Contents]
+    run: Callable[[], object]
     nbytes: int
 
 
@@ -72,9 +73,20 @@ class SnapshotWriter:
             contents: Called in the writer's thread, once.
             nbytes: About how many bytes of arrays it keeps alive.
         """
-        job = _Job(path, contents, nbytes)
+        self.call(lambda: self.write(path, contents), nbytes)
+
+    def call(self, work: Callable[[], object], nbytes: int = 0) -> None:
+        """Queue ``work`` for the writer's thread; wait only while the queue is full.
+
+        Args:
+            work: Called once, with no arguments.
+            nbytes: About how many bytes of arrays it keeps alive.
+        """
+        job = _Job(work, nbytes)
         with self._changed:
-            if self._bytes and self._bytes + nbytes > self._queue_bytes:
+            # The writer's own thread must not wait for itself.
+            may_wait = threading.current_thread() is not self._thread
+            if may_wait and self._bytes and self._bytes + nbytes > self._queue_bytes:
                 started = time.perf_counter_ns()
                 while self._bytes and self._bytes + nbytes > self._queue_bytes:
                     self._changed.wait()
@@ -85,7 +97,7 @@ class SnapshotWriter:
                 self._unfinished += 1
                 self._changed.notify_all()
                 return
-        self._write(job)
+        job.run()
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything queued is written.
@@ -134,7 +146,10 @@ class SnapshotWriter:
             with changed:
                 changed.wait_for(lambda: bool(self._jobs))
                 job = self._jobs.popleft()
-            self._write(job)
+            try:
+                job.run()
+            except Exception as error:
+                self.complain(error)
             nbytes = job.nbytes
             del job  # and with it the arrays, before anybody is told that there is room
             with changed:
@@ -142,16 +157,19 @@ class SnapshotWriter:
                 self._unfinished -= 1
                 changed.notify_all()
 
-    def _write(self, job: _Job) -> None:
+    def write(self, path: Path, contents: Callable[[], Contents]) -> bool:
+        """Write a snapshot now, in this thread; return whether that went well."""
         try:
-            folder = job.path.parent
+            folder = path.parent
             if folder not in self._cleaned:
                 self._cleaned.add(folder)
                 remove_leftovers(folder)
             started = time.perf_counter_ns()
-            write_snapshot(job.path, job.contents())
+            write_snapshot(path, contents(), store_for(folder))
             metrics.metric_add("SnapshotWriteTime", time.perf_counter_ns() - started)
-            metrics.metric_add("SnapshotBytes", job.path.stat().st_size)
+            metrics.metric_add("SnapshotBytes", path.stat().st_size)
             metrics.counter_add("SnapshotsWritten")
         except Exception as error:
             self.complain(error)
+            return False
+        return True

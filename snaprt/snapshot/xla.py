@@ -137,6 +137,7 @@ FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "input_output_alias": (8, "Opaque"),
         "cross_program_prefetches": (10, "repeated Opaque"),
         "device_assignment": (15, "Opaque"),
+        "stack_frame_index": (17, "Opaque"),
         "buffer_donor": (18, "Opaque"),
     },
     "HloProto": {

@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import Any
 
 # Left over from the shell, any of these would let one of two peers do other work.
-_STEERING = (
-    *("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"),
-    *("SNAPRT_CACHE", "SNAPRT_CACHE_DIR", "SNAPRT_DUMP_DIR", "SNAPRT_LAZY", "SNAPRT_METRICS_FILE"),
-)
+_STEERING = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "SNAPRT_", "NEURON_")  # beginnings
 
 
 def machine() -> str:
@@ -34,7 +31,9 @@ def clean_environment(bytecode: Path | None = None) -> dict[str, str]:
         bytecode: Where children keep compiled modules, so that they start as an installed package
             does, whatever this machine's settings.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _STEERING}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(_STEERING)
+    }
     if bytecode is not None:
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment["PYTHONPYCACHEPREFIX"] = str(bytecode)

@@ -146,8 +146,10 @@ def test_processes_that_start_cold_together_compile_each_program_once(tmp_path: 
     processes = [start(tmp_path, program()) for _ in range(4)]
     found = [finish(process) for process in processes]
     assert len({one["result"] for one in found}) == 1
-    stored = Cache.open(tmp_path / "cache").stats()
-    assert stored.puts == stored.entries == sum(one.get("PersistentCachePut", 0) for one in found)
+    cache = Cache.open(tmp_path / "cache")
+    programs = [row for row in cache.entries() if row.kind == "jit"]
+    puts = sum(one.get("PersistentCachePut", 0) for one in found)
+    assert cache.stats().puts == len(programs) == puts
     assert list(tmp_path.glob("cache/v1/flight/*")) == []
 
 
@@ -195,11 +197,17 @@ def test_what_runs_lazily_is_stored_once(tmp_path: Path) -> None:
     assert len([row for row in rows if row.kind == "compiled"]) == 1
 
 
-def test_fail_on_miss_fails_rather_than_compile(tmp_path: Path) -> None:
-    process = start(tmp_path, program(), SNAPRT_CACHE_MODE="fail-on-miss")
-    err = process.communicate(timeout=120)[1]
-    assert process.returncode == 1
-    assert "CacheError" in err
+def test_fail_on_miss_fails_in_every_process_and_names_the_program(cold) -> None:
+    folder, first = cold
+    strict = {"SNAPRT_CACHE_MODE": "fail-on-miss"}
+    other = program("other_step", body=_BODY.replace("sin", "tan"))
+    failing = [start(folder, other, **strict) for _ in range(2)]
+    hitting = start(folder, program(), **strict)
+    for process in failing:
+        err = process.communicate(timeout=120)[1]
+        assert process.returncode == 1
+        assert "CacheError: the program 'jit_other_step'" in err
+    assert finish(hitting)["result"] == first["result"]
 
 
 def test_an_environment_variable_is_enough_under_snaprt_run(cold) -> None:

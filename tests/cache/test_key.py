@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import blake3
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from snaprt_cache import Key, KeyPart, cpu_features, file_digest, relevant_xla_flags
+from snaprt_cache import Key, KeyPart, cpu_features, file_digest, file_digests, relevant_xla_flags
 
 _texts = st.text(max_size=8)
 _keys = st.lists(st.builds(KeyPart, _texts, _texts), max_size=4).map(lambda p: Key(tuple(p)))
@@ -106,6 +107,25 @@ def test_a_garbled_memory_of_digests_is_made_anew(tmp_path: Path, content: bytes
     path = _old_file(tmp_path / "lib.so", b"library " + content)
     assert file_digest(path, tmp_path) == blake3.blake3(b"library " + content).hexdigest()
     assert json.loads((tmp_path / "file-digests.json").read_text())["version"] == 1
+
+
+def test_a_file_that_many_want_the_digest_of_at_once_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _old_file(tmp_path / "library.so", b"x" * 100_000)
+    reads: list[str | Path] = []
+    digest_of_content = file_digests._digest_of_content
+
+    def counted(path: str | Path) -> str:
+        reads.append(path)
+        time.sleep(0.05)
+        return digest_of_content(path)
+
+    monkeypatch.setattr(file_digests, "_digest_of_content", counted)
+    with ThreadPoolExecutor(8) as pool:
+        digests = set(pool.map(lambda _: file_digest(path, tmp_path / "memo"), range(8)))
+    assert digests == {blake3.blake3(b"x" * 100_000).hexdigest()}
+    assert len(reads) == 1
 
 
 def test_a_memory_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:

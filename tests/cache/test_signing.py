@@ -10,8 +10,9 @@ import struct
 from pathlib import Path
 
 import pytest
-from snaprt_cache import Cache, CacheError, Key, KeyPart, read_key_file
-from snaprt_cache import key as key_module
+from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digests, read_key_file
+from snaprt_cache.flight import Flight
+from snaprt_cache.misses import record_miss
 
 from snaprt.execute.store import persistent_cache
 
@@ -54,7 +55,12 @@ def test_a_directory_that_others_write_to_is_used_when_entries_are_signed(folder
 def test_what_is_made_in_a_shared_directory_is_for_all_its_users(folder: Path) -> None:
     previous = os.umask(0o077)
     try:
-        _shared(folder).put(KEY, b"payload", {})
+        cache = _shared(folder)
+        cache.put(KEY, b"payload", {})
+        record_miss(cache, KEY, "step")
+        with Flight(cache.folder, access=cache.access).lead(KEY.digest, lambda: False):
+            [lock] = (cache.folder / "flight").iterdir()
+            assert stat.S_IMODE(lock.stat().st_mode) & 0o060 == 0o060
     finally:
         os.umask(previous)
     for path in folder.rglob("*"):
@@ -210,7 +216,7 @@ def test_a_digest_that_others_could_have_written_down_is_not_believed(
     theirs = folder / "v1"
     theirs.mkdir()
     (theirs / "file-digests.json").write_text(json.dumps(memo))
-    key_module._digests_of_this_process.clear()
+    file_digests._digests_of_this_process.clear()
     assert file_digest(library, theirs) == digest
 
 

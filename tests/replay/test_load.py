@@ -157,7 +157,7 @@ def zipped() -> bytes:
         (b"", "is empty"),
         (b"hello, world\n" * 20, "text, but no module"),
         (zipped(), "a zip archive or .npz"),
-        (gzip.compress(b"x" * 100), "gzip"),
+        (gzip.compress(b"x" * 100, mtime=0), "gzip"),
         (b"\x7fELF" + bytes(200), "a program or library"),
         (bytes(range(256)) * 20, "is not a file that snaprt can replay"),
         (b"ML\xefR" + bytes(50), "cannot be read"),

@@ -146,8 +146,8 @@ def test_a_case_without_inputs_says_how_to_give_them(modules: Mapping[str, Path]
     assert "--random" in caught.value.hint
 
 
-def test_a_program_of_many_devices_is_refused(recorded: Path) -> None:
-    with pytest.raises(ExecutionError, match="ran on 4 devices"):
+def test_a_program_of_more_devices_than_there_are_is_refused(recorded: Path) -> None:
+    with pytest.raises(DeviceError, match="runs on 4 devices"):
         player.play(dataclasses.replace(load(recorded), devices=4))
 
 

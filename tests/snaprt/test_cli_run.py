@@ -191,3 +191,8 @@ def test_the_options_become_absolute_paths_in_the_environment(tmp_path: Path):
     shown = run("--cache", "c", "--dump", "d", "--metrics", "m.json", "prints.py", folder=tmp_path)
     assert shown.stdout.splitlines() == [str(tmp_path / name) for name in ("c", "d", "m.json")]
     assert json.loads((tmp_path / "m.json").read_text())["schema"] == "snaprt.metrics"
+
+
+def test_dedupe_is_switched_on_for_the_program(tmp_path: Path):
+    (tmp_path / "prints.py").write_text("import os\nprint(os.environ['SNAPRT_RECORD_DEDUPE'])\n")
+    assert run("--dedupe", "prints.py", folder=tmp_path).stdout == "on\n"

@@ -85,10 +85,12 @@ def test_the_public_names_are_these():
         "UsageError",
         "__version__",
         "disable",
+        "dump_now",
         "enable",
         "lazy",
         "mark_step",
         "metrics",
+        "record",
         "register_hlo_snapshot_callback",
     ]
 

@@ -17,7 +17,11 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "snapshot-format.md"
 
 
 @pytest.mark.parametrize(
-    "kind", [layout.Execution, layout.DeviceRecord, layout.MemberRecord, layout.ArrayRecord]
+    "kind",
+    [
+        *(layout.Execution, layout.DeviceRecord, layout.MemberRecord, layout.ArrayRecord),
+        *(layout.Manifest, layout.ShardingRecord, layout.ProofRecord, layout.TraceErrorRecord),
+    ],
 )
 def test_the_document_names_every_key_of_the_manifest(kind: type) -> None:
     named = set(re.findall(r"`(\w+)`", DOCUMENT.read_text()))

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from snaprt.errors import SnapshotError
 from snaprt.snapshot import layout
 from snaprt.snapshot.dtypes import DTYPE_NAMES, true_dtype
+from snaprt.snapshot.leftovers import remove_leftovers
 from snaprt.snapshot.read import is_snapshot, open_snapshot, sibling_inputs, sibling_outputs
-from snaprt.snapshot.write import remove_leftovers, write_snapshot
+from snaprt.snapshot.write import write_snapshot
 
 DEVICE = layout.DeviceRecord("cpu", "cpu", 0, 0)
 EXECUTION = layout.Execution(
@@ -305,11 +306,11 @@ def test_a_missing_file_and_a_directory_are_errors(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused_and_says_so(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "FORMAT_MAJOR", 7)
+    monkeypatch.setattr(layout, "PLAIN_MAJOR", 7)
     write_snapshot(whole, contents({}))
     monkeypatch.undo()
     with pytest.raises(
-        SnapshotError, match=r"written by a newer snaprt, format 7; this one reads up to 1"
+        SnapshotError, match=r"written by a newer snaprt, format 7; this one reads up to 2"
     ):
         open_snapshot(whole)
 
@@ -341,8 +342,8 @@ def test_leftovers_of_dead_processes_are_removed_and_others_stay(tmp_path: Path)
 
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from snaprt.snapshot import write\n"
-        "name = f'.a.inputs.snap.{write._process_mark()}-{os.getpid()}.tmp'\n"
+        "from snaprt.snapshot import leftovers\n"
+        "name = f'.a.inputs.snap.{leftovers._process_mark()}-{os.getpid()}.tmp'\n"
         "Path(sys.argv[1], name).touch()"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)

@@ -115,6 +115,7 @@ def run(program: str, variable: str, *, folder: Path) -> subprocess.CompletedPro
     prelude = """
         import os, sys
         from snaprt.snapshot import policy
+        from snaprt.snapshot.plan import current_plan
         import jax, jax.numpy as jnp
         def compile_and_run():
             policy.take_over()
@@ -133,7 +134,7 @@ def run(program: str, variable: str, *, folder: Path) -> subprocess.CompletedPro
 
 
 def test_xla_writes_no_snapshots_where_snaprt_does_and_the_variable_stays(tmp_path: Path) -> None:
-    program = "compile_and_run(); print(os.environ['XLA_FLAGS'], policy.dump_folder().name)"
+    program = "compile_and_run(); print(os.environ['XLA_FLAGS'], current_plan().folder.name)"
     done = run(program, ON, folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{ON} dump\n"), done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -151,7 +152,7 @@ def test_flags_set_by_the_script_before_the_first_execution_count(tmp_path: Path
     program = f"""
         os.environ["XLA_FLAGS"] = {ON!r}
         compile_and_run()
-        print(policy.dump_folder().name)
+        print(current_plan().folder.name)
     """
     done = run(program, "", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "dump\n"), done.stderr

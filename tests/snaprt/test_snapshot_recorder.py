@@ -25,6 +25,7 @@ from snaprt import jaxapi, metrics
 from snaprt.execute.compile import Executable
 from snaprt.execute.run import run
 from snaprt.snapshot import layout, policy
+from snaprt.snapshot.filing import run_mark
 from snaprt.snapshot.read import open_snapshot
 from snaprt.snapshot.record import Recorder
 from snaprt.snapshot.writer import SnapshotWriter
@@ -84,8 +85,8 @@ def test_an_execution_is_recorded_with_its_inputs_outputs_and_module(
     executable = compiled(double, x)
     (result,) = run(executable, [x], recorder)
     assert recorder.flush(30)
-    stem = f"train_step.0123456789abcdef-process000000-executable{executable.number:06d}"
-    stem += "-device000000-execution000000"
+    stem = f"train_step.0123456789abcdef-process000000-run{run_mark()}"
+    stem += f"-executable{executable.number:06d}-device000000-execution000000"
     assert names(folder) == [f"{stem}.inputs.snap", f"{stem}.outputs.snap"]
     inputs = open_snapshot(folder / f"{stem}.inputs.snap")
     outputs = open_snapshot(folder / f"{stem}.outputs.snap")

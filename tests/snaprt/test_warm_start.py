@@ -20,6 +20,81 @@ print(json.dumps([float(loss), *[metrics.counter_value(name) or 0 for name in na
 """
 
 
+# What is loaded first, and takes longest, is asked for last.
+OVERTAKING = r"""
+import json, sys, jax, jax.numpy as jnp, snaprt
+from snaprt import metrics
+
+def large(x):
+    for _ in range(30):
+        x = jnp.sin(x @ x) + jnp.cumsum(x, axis=0)
+    return x
+
+def small(x):
+    return x + 2
+
+results = []
+with snaprt.lazy():
+    for function in (large, small) if sys.argv[1] == "first" else (small, large):
+        results.append(float(function(jnp.ones((4, 4)))[0, 0]))
+print(json.dumps([sorted(results), metrics.counter_value("PersistentCacheMiss") or 0]))
+"""
+
+
+def test_a_program_that_asks_for_another_executable_first_does_not_wait_in_vain(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
+    script = tmp_path / "script.py"
+    script.write_text(OVERTAKING)
+    runs = []
+    for order in ("first", "again"):
+        command = [sys.executable, str(script), order]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        runs.append(json.loads(done.stdout))
+    (cold, missed), (warm, missed_again) = runs
+    assert cold == warm
+    assert (missed, missed_again) == (2, 0)
+
+
+UNDER_JIT = r"""
+import json, time, jax, jax.numpy as jnp, snaprt
+from snaprt import metrics
+
+snaprt.cache.install()
+step = jax.jit(lambda x: jnp.sin(x @ x) + jax.nn.softmax(x))
+x = jax.device_put(jnp.arange(16.0).reshape(4, 4))
+deadline = time.monotonic() + (20 if __import__("sys").argv[1] == "warm" else 0)
+while not (metrics.counter_value("Prefetched") or 0) >= 3 and time.monotonic() < deadline:
+    time.sleep(0.01)
+result = step(x)
+names = ("PersistentCacheHit", "PersistentCacheMiss", "Prefetched", "PrefetchUsed")
+counts = {name: metrics.counter_value(name) or 0 for name in names}
+read = metrics.metric_data("PersistentCacheReadBytes")
+print(json.dumps({"sum": float(result.sum()), "read": read[1] if read else 0, **counts}))
+"""
+
+
+def test_under_jax_jit_executables_are_loaded_before_they_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
+    script = tmp_path / "script.py"
+    script.write_text(UNDER_JIT)
+    runs = []
+    for kind in ("cold", "warm"):
+        command = [sys.executable, str(script), kind]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        runs.append(json.loads(done.stdout))
+    cold, warm = runs
+    assert warm["sum"] == cold["sum"]
+    assert (cold["PersistentCacheHit"], cold["Prefetched"]) == (0, 0)
+    assert (warm["PersistentCacheHit"], warm["PersistentCacheMiss"]) == (
+        cold["PersistentCacheMiss"],
+        0,
+    )
+    assert 1 <= warm["PrefetchUsed"] <= warm["Prefetched"]
+    assert warm["read"] > 0
+
+
 def test_a_warm_process_loads_each_program_once_and_compiles_none(tmp_path, monkeypatch):
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
     runs = []

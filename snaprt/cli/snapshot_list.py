@@ -1,0 +1,234 @@
+"""``snaprt ls``: what was recorded in a folder or a packed file, from the manifests alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from snaprt.cli import output, tables
+from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.errors import SnaprtError, UsageError
+from snaprt.snapshot import layout, places, prune
+from snaprt.snapshot.read import SnapshotFile, open_snapshot
+
+SCHEMA: Final = "snaprt.ls"
+SCHEMA_VERSION: Final = 1
+
+_COLUMNS: Final = (
+    Column("graph"),
+    Column("step", right=True, rank=3),
+    Column("execution", right=True),
+    Column("device", rank=4),
+    Column("inputs", rank=5),
+    Column("outputs", rank=6),
+    Column("size", right=True, rank=2),
+    Column("because", rank=7),
+    Column("error", rank=1),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was recorded of one execution on one device.
+
+    Attributes:
+        files: Its files, by what they hold.
+        graph: The graph's name.
+        graph_id: 16 hex digits.
+        step: Steps that came before; -1 where nobody counted them.
+        execution: Executions of the same executable that came before.
+        process: The process it ran in.
+        device: Platform, number.
+        device_index: Place of the device among the executable's own.
+        inputs: Types of the recorded inputs; None where none are recorded.
+        outputs: Types of the recorded outputs; None where none are recorded.
+        file_bytes: Size of the files.
+        stored_bytes: Size of the arrays in the store that they refer to, which others may share.
+        reason: What made it be recorded.
+        error: What it failed with.
+        redacted: What was taken out.
+    """
+
+    files: Mapping[str, Path]
+    graph: str
+    graph_id: str
+    step: int
+    execution: int
+    process: int
+    device: str
+    device_index: int
+    inputs: tuple[str, ...] | None
+    outputs: tuple[str, ...] | None
+    file_bytes: int
+    stored_bytes: int
+    reason: str
+    error: str
+    redacted: tuple[str, ...]
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, colon, last = text.partition(":")
+    try:
+        return int(first or 0), int(last) if last else (2**63 if colon else int(first))
+    except ValueError:
+        raise UsageError(f"{text!r} is no number or range", hint="write 7, 7:12 or 7:") from None
+
+
+@click.command("ls")
+@click.argument("place", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--graph", metavar="REGEX", help="Only graphs whose name has a match.")
+@click.option("--step", metavar="N[:M]", help="Only this step, or these.")
+@click.option("--execution", metavar="N[:M]", help="Only these executions of each executable.")
+@click.option("--device", type=click.IntRange(min=0), help="Only this device of each executable.")
+@click.option("--failed", is_flag=True, help="Only what failed.")
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    place: Path,
+    graph: str | None,
+    step: str | None,
+    execution: str | None,
+    device: int | None,
+    failed: bool,
+    as_json: bool,
+) -> None:
+    """List what was recorded in DIR, which may be a packed file too.
+
+    One line stands for an execution on one device. `snaprt inspect FILE` says more of one file.
+
+    The status is 1 if a file in DIR is damaged.
+
+    \b
+    Example:
+      snaprt ls dump
+      snaprt ls dump --graph train --step 100:200 --json
+    """
+    tests: list[Callable[[Row], bool]] = []
+    if graph is not None:
+        pattern = _compiled(graph)
+        tests.append(lambda row: pattern.search(row.graph) is not None)
+    for text, name in ((step, "step"), (execution, "execution")):
+        if text is not None:
+            tests.append(_within(name, *_range(text)))
+    if device is not None:
+        tests.append(lambda row: row.device_index == device)
+    if failed:
+        tests.append(lambda row: bool(row.error))
+    files, damaged = _open_all(place)
+    rows = [row for row in _rows(files) if all(test(row) for test in tests)]
+    store = prune.stored_arrays(place) if place.is_dir() else []
+    store_bytes = sum(path.stat().st_size for path in store)
+    if as_json:
+        told = {"rows": rows, "damaged": damaged, "stored_arrays": len(store)}
+        output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": place, **told, "bytes": store_bytes})
+    else:
+        _show(rows, len(store), store_bytes)
+    for error in damaged:
+        output.error(tables.printable(error))
+    context.exit(output.EXIT_MISMATCH if damaged else output.EXIT_OK)
+
+
+def _compiled(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--graph {text!r} is no regular expression: {error}") from error
+
+
+def _within(name: str, first: int, last: int) -> Callable[[Row], bool]:
+    return lambda row: first <= getattr(row, name) <= last
+
+
+def _open_all(place: Path) -> tuple[list[SnapshotFile], list[str]]:
+    if not place.is_dir() and not places.is_pack_file(place):
+        raise UsageError(
+            f"{place} is neither a directory nor a packed file",
+            hint="name the directory that was recorded into",
+        )
+    files, damaged = [], []
+    for path in places.snapshots_in(place):
+        try:
+            files.append(open_snapshot(path))
+        except SnaprtError as error:
+            damaged.append(error.message)
+    return files, damaged
+
+
+def _rows(files: Iterable[SnapshotFile]) -> list[Row]:
+    pairs: dict[str, dict[str, SnapshotFile]] = {}
+    for file in files:
+        stem = file.path.name.removesuffix(layout.SUFFIXES[file.role])
+        pairs.setdefault(stem, {})[file.role] = file
+    rows = [_row(pair) for pair in pairs.values()]
+    return sorted(rows, key=lambda row: (row.step, row.graph, row.execution, row.device_index))
+
+
+def _row(pair: Mapping[str, SnapshotFile]) -> Row:
+    manifests = {role: file.manifest for role, file in pair.items()}
+    executions = [manifest.execution for manifest in manifests.values()]
+    first = executions[0]
+    stored = {
+        record.member: record.stored_bytes
+        for manifest in manifests.values()
+        for record in manifest.arrays
+        if record.in_store
+    }
+    return Row(
+        files={role: file.path for role, file in pair.items()},
+        graph=first.name,
+        graph_id=first.graph_id,
+        step=first.step,
+        execution=first.execution_count,
+        process=first.process,
+        device=f"{first.device.platform} {first.device.id}",
+        device_index=first.device_index,
+        inputs=_types(manifests.get("inputs")),
+        outputs=_types(manifests.get("outputs")),
+        file_bytes=sum(places.size(file.path) for file in pair.values()),
+        stored_bytes=sum(stored.values()),
+        reason=next((one.reason for one in executions if one.reason), ""),
+        error=next((one.error for one in executions if one.error), ""),
+        redacted=first.redacted,
+    )
+
+
+def _types(manifest: layout.Manifest | None) -> tuple[str, ...] | None:
+    if manifest is None:
+        return None
+    return tuple(tables.type_text(record.dtype, record.shape) for record in manifest.arrays)
+
+
+def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:
+    if rows:
+        output.console.print(FittedTable(_COLUMNS, [_cells(row) for row in rows]))
+    total = tables.bytes_text(sum(row.file_bytes for row in rows))
+    output.log.print(f"{len(rows)} recorded executions, {total}")
+    if stored:
+        output.log.print(f"{stored} stored arrays, {tables.bytes_text(stored_bytes)}")
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        tables.printable(row.graph),
+        "-" if row.step < 0 else str(row.step),
+        str(row.execution),
+        row.device,
+        _few(row.inputs),
+        _few(row.outputs),
+        tables.bytes_text(row.file_bytes + row.stored_bytes),
+        tables.printable(row.reason) or "-",
+        tables.printable(row.error.strip().splitlines()[0]) if row.error.strip() else "-",
+    ]
+
+
+def _few(types: tuple[str, ...] | None, most: int = 2) -> str:
+    if types is None:
+        return "-"
+    shown = ", ".join(types[:most])
+    return shown if len(types) <= most else f"{shown} and {len(types) - most} more"

@@ -1,0 +1,1 @@
+"""Plain ``jax.jit`` programs: each call of a jitted function is an execution to be recorded."""

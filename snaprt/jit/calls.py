@@ -1,0 +1,295 @@
+"""The pipeline on one page: each call of a jitted function, seen by the recorder, run by JAX.
+
+JAX runs every program here, by the way it would have taken: what it is called with, what it
+compiles and what it returns are its own. A call is looked at closely only when something of it is
+to be recorded, or when it is not clear which program it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import jax
+
+from snaprt import jaxapi
+from snaprt.errors import SnapshotError
+from snaprt.execute.watch import FLAG_NAME, watched
+from snaprt.jit.executable import MAX_KINDS, JitExecutable, executable_of
+from snaprt.snapshot import flags
+from snaprt.snapshot.plan import current_plan
+from snaprt.snapshot.record import Recorder, process_recorder
+
+# What JAX shows as the user's lines is none of ours.
+for _part in ("jit", "jaxapi.py"):
+    jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
+    jaxapi.hide_traceback_below(Path(__file__).parent.parent / _part)
+
+#: How many functions are remembered; a program with more pays for a closer look at each call.
+MAX_FUNCTIONS = 512
+
+_log = logging.getLogger("snaprt.jit")
+
+
+class _Known(NamedTuple):
+    """What calls of one kind run, and one of them without its arguments, if it captured nothing."""
+
+    executable: JitExecutable
+    like: jaxapi.FlatCall | None
+
+
+class _Function:
+    """A jitted function that is called.
+
+    Attributes:
+        fun: What was jitted.
+        info: JAX's description of it; alive, or another's could take its id.
+        again: The function: it shares what JAX has compiled with the user's own.
+        first: The number of the executable that it first ran; None where this is the first time,
+            -1 where it has run several.
+        only: What each call runs, while there is no more than one executable.
+        entries: How many kinds of calls JAX knew of it when that was last clear.
+        kinds: What each kind of call runs, and what must stay alive for that.
+    """
+
+    __slots__ = ("again", "entries", "first", "fun", "info", "kinds", "only")
+
+    def __init__(self, fun: Any, info: Any, first: int | None) -> None:
+        self.fun = fun
+        self.info = info
+        self.again = jaxapi.jit_again(fun, info)
+        self.first = first
+        self.only: _Known | None = None
+        self.entries = -1
+        self.kinds: dict[Any, tuple[_Known, Any]] = {}
+
+    def known(self, args: Any, kwargs: Any) -> _Known | None:
+        """Return what a call runs, or None where that takes a closer look."""
+        # JAX makes an entry for a call that is unlike those before, and asks us afterwards.
+        if jaxapi.jit_entries(self.again) != self.entries:
+            return None
+        if self.only is not None:
+            return self.only
+        kind, _ = jaxapi.kind_of_jit_call(self.info, args, kwargs)
+        return self.kinds[kind][0] if kind in self.kinds else None
+
+    def ran(self, executable: JitExecutable, flat: jaxapi.FlatCall, args: Any, kwargs: Any) -> None:
+        """Learn what a call ran."""
+        known = _Known(executable, None if flat.captured else replace(flat, args=()))
+        if len(self.kinds) >= MAX_KINDS:
+            self.kinds.clear()
+        kind, alive = jaxapi.kind_of_jit_call(self.info, args, kwargs)
+        self.kinds[kind] = known, alive
+        if executable.number != self.first:
+            self.first = -1
+        self.only = known if self.first == executable.number else None
+        self.entries = jaxapi.jit_entries(self.again)
+
+
+class _Call(Sequence[Any]):
+    """A call: the inputs of an execution, which are found when they are first looked at."""
+
+    __slots__ = ("_flat", "_flatten", "_inputs", "executable")
+
+    def __init__(
+        self,
+        executable: JitExecutable,
+        flatten: Callable[[], jaxapi.FlatCall],
+        flat: jaxapi.FlatCall | None = None,
+    ) -> None:
+        self.executable = executable
+        self._flatten = flatten
+        self._flat = flat
+        self._inputs: Sequence[Any] | None = None
+
+    def flat(self) -> jaxapi.FlatCall:
+        """Return the call as JAX lowers it."""
+        if self._flat is None:
+            self._flat = self._flatten()
+        return self._flat
+
+    def inputs(self) -> Sequence[Any]:
+        """Return the arrays that go into the module."""
+        if self._inputs is None:
+            self._inputs = jaxapi.jit_module_inputs(
+                self.executable.lowered, self.executable.module, self.flat()
+            )
+        return self._inputs
+
+    def outputs(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Return the arrays that came out of the module, of which these are the user's."""
+        return jaxapi.jit_module_outputs(self.executable.lowered, self.flat, results)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Any]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        return self.inputs()[place]
+
+    def __len__(self) -> int:
+        return len(self.executable.input_names)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Threads that call a function for the first time at once may mix up its programs.
+        if [array.shape for array in self.inputs()] != self.executable.module.input_shapes:
+            raise SnapshotError(f"a call of {self.executable.name} may have run another program")
+        return iter(self.inputs())
+
+
+class _Watcher:
+    """Makes the calls of jitted functions in the threads that are watched."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._functions: dict[int, _Function] = {}
+        # What each first ran: one that is made, jitted and called once is not kept alive.
+        self._met: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def leaves_to_jax(self, source: str) -> bool:
+        """Say whether calls of a function are no executions: those of JAX's own, unless named."""
+        return _is_left_to_jax(source, jaxapi.watch())
+
+    def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a jitted function for the user."""
+        before = jaxapi.set_watch(None)
+        try:
+            function = self._functions.get(id(info)) or self._meet(fun, info)
+            known = function.known(args, kwargs)
+            flat = None
+            if known is None:
+                flags.take_over()  # the script may have set XLA_FLAGS since
+                flat = jaxapi.flatten_jit_call(fun, info, args, kwargs)
+                executable = _executable_or_none(flat)
+                if executable is None:
+                    return function.again(*args, **kwargs)
+                call = _Call(executable, lambda: flat, flat)
+            else:
+                executable, like = known
+                if like is None:
+                    flatten = functools.partial(jaxapi.flatten_jit_call, fun, info, args, kwargs)
+                else:
+                    flatten = functools.partial(jaxapi.flatten_again, like, info, args, kwargs)
+                call = _Call(executable, flatten)
+            changed = _changed(call)
+            if changed is not None:
+                results = call.flat().unflatten(self._run_changed(changed))
+            else:
+                token = self._recorder.before(executable, call)
+                if token is None:
+                    results = function.again(*args, **kwargs)
+                else:
+                    run = functools.partial(function.again, *args, **kwargs)
+                    results = self._run_seen(token, call, run)
+            if function.first is None:
+                self._met[fun] = executable.number
+            elif flat is not None:
+                function.ran(executable, flat, args, kwargs)
+            return results
+        finally:
+            jaxapi.restore_watch(before)
+
+    def bind(self, args: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:
+        """Run what a transformation outside of ``jit`` has made of a jitted function."""
+        before = jaxapi.set_watch(None)
+        try:
+            with jaxapi.evaluating():
+                flat = jaxapi.flat_jit_call(args, params)
+                executable = _executable_or_none(flat)
+                run = functools.partial(jaxapi.run_flat_jit_call, flat)
+                if executable is None:
+                    return run()
+                call = _Call(executable, lambda: flat, flat)
+                changed = _changed(call)
+                if changed is not None:
+                    return self._run_changed(changed)
+                token = self._recorder.before(executable, call)
+                return run() if token is None else self._run_seen(token, call, run)
+        finally:
+            jaxapi.restore_watch(before)
+
+    def _meet(self, fun: Any, info: Any) -> _Function:
+        with self._lock:
+            first = self._met.get(fun)
+            function = _Function(fun, info, first)
+            if first is not None:
+                if len(self._functions) >= MAX_FUNCTIONS:
+                    forgotten = self._functions.pop(next(iter(self._functions)))
+                    self._met[forgotten.fun] = -1
+                self._functions[id(info)] = function
+        return function
+
+    def _run_changed(self, call: _Call) -> list[Any]:
+        """Run a program in the place of the user's; return the results that are the user's."""
+        run = functools.partial(jaxapi.run_flat_jit_call, call.flat())
+        token = self._recorder.before(call.executable, call)
+        results = run() if token is None else self._run_seen(token, call, run)
+        return results[:-1] if call.executable.is_watched else results
+
+    def _run_seen(self, token: Any, call: _Call, run: Callable[[], Any]) -> Any:
+        """Run an execution of which the recorder wants to know how it ends."""
+        try:
+            results = run()
+        except Exception as error:
+            self._recorder.failed(token, error)
+            raise
+        outputs = call.outputs(jax.tree.leaves(results))
+        if len(outputs) == len(call.executable.output_names):
+            flag = outputs[-1] if call.executable.is_watched else None
+            self._recorder.after(token, outputs, flag)
+        else:
+            _log.error(
+                "the outputs of %s are not recorded: a class of its results holds other arrays "
+                "than it is made of",
+                call.executable.name,
+            )
+        return results
+
+
+def _changed(call: _Call) -> _Call | None:
+    """Return the call of another program, where the recorder needs one to learn how it ends."""
+    plan = current_plan()
+    if plan is None or not (plan.wants_flag or plan.withholds_donation):
+        return None
+    module = call.executable.module
+    is_watched = plan.wants_flag and module.is_pure
+    if not is_watched and not (plan.withholds_donation and module.donated):
+        return None
+    flat = call.flat()
+    if is_watched:
+        flat = jaxapi.with_result(flat, watched, FLAG_NAME)
+    if plan.withholds_donation:
+        flat = jaxapi.without_donation(flat)
+    executable = _executable_or_none(flat)
+    return None if executable is None else _Call(executable, lambda: flat, flat)
+
+
+def _executable_or_none(call: jaxapi.FlatCall) -> JitExecutable | None:
+    """Return what a call runs, or None where JAX is to run it unseen."""
+    try:
+        executable = executable_of(call)
+    except Exception:  # JAX raises it once more, in the words it has for the user's call
+        return None
+    return executable if executable.module.is_recordable else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_left_to_jax(source: str, names: tuple[str, ...] | None) -> bool:
+    if not jaxapi.is_source_of_jax(source):
+        return False
+    name = source.partition(" at ")[0]
+    return not any(re.search(pattern, name) for pattern in names or ())
+
+
+@functools.cache
+def start_watching() -> None:
+    """Let JAX ask for each call in threads that are watched; once a process."""
+    jaxapi.use_jit_watcher(_Watcher(process_recorder()))

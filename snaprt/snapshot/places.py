@@ -1,0 +1,176 @@
+"""Opens what a path names, in a folder or in a packed file; it must not know what is in a snapshot.
+
+A packed file is a zip whose members are snapshots and the stored arrays that they refer to, each
+stored as it is. It can stand in a path like the folder that it was made of:
+``one.pack/NAME.inputs.snap``.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+PACK_MARK = b"application/vnd.snaprt.pack"
+MARK_MEMBER = "mimetype"
+"""The first member of a zip of ours, stored without extra fields: its text is at a fixed place."""
+MARK_AT = 30 + len(MARK_MEMBER)
+ZIP_START = b"PK\x03\x04"
+SNAPSHOT_SUFFIX = ".snap"
+
+
+def is_pack(start: bytes) -> bool:
+    """Say whether a file that begins with these bytes (80 or more) claims to be a packed file."""
+    return start.startswith(ZIP_START) and start[MARK_AT:].startswith(PACK_MARK)
+
+
+def is_pack_file(path: Path) -> bool:
+    """Say whether there is a file at ``path`` that claims to be a packed one."""
+    try:
+        with path.open("rb") as file:
+            return is_pack(file.read(MARK_AT + len(PACK_MARK)))
+    except OSError:
+        return False
+
+
+def pack_of(path: Path) -> Path | None:
+    """Return the packed file inside which ``path`` leads; None where it leads into none."""
+    for parent in path.parents:
+        if parent.is_file():
+            return parent if is_pack_file(parent) else None
+        if parent.is_dir():
+            return None
+    return None
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file, or a member of a packed file, to read its bytes.
+
+    Raises:
+        OSError: There is none, or it cannot be read.
+        zipfile.BadZipFile: The packed file is damaged.
+        ValueError: The same.
+    """
+    pack = None if path.is_file() else pack_of(path)
+    if pack is None:
+        return open(path, "rb")
+    name = path.relative_to(pack).as_posix()
+    file = open(pack, "rb")  # noqa: SIM115
+    try:
+        offset, length = locate(file, _members(file), name)
+        return _Part(file, offset, length)
+    except KeyError as error:
+        file.close()
+        raise FileNotFoundError(f"{pack} holds no {name}") from error
+    except BaseException:
+        file.close()
+        raise
+
+
+def exists(path: Path) -> bool:
+    """Say whether a path leads to a file, or to a member of a packed file."""
+    if path.is_file():
+        return True
+    pack = pack_of(path)
+    return pack is not None and path.relative_to(pack).as_posix() in members(pack)
+
+
+def size(path: Path) -> int:
+    """Return the size in bytes of what a path leads to.
+
+    Raises:
+        OSError: There is no such file.
+    """
+    with open_bytes(path) as file:
+        return file.seek(0, os.SEEK_END)
+
+
+def members(pack: Path) -> tuple[str, ...]:
+    """Return the names of a packed file's members, but for the mark; none where it is damaged."""
+    try:
+        with pack.open("rb") as file:
+            return tuple(name for name in _members(file) if name != MARK_MEMBER)
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return ()
+
+
+def snapshots_in(place: Path) -> list[Path]:
+    """Return the snapshots directly in a folder or a packed file, by name; none if it is neither.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    if place.is_dir():
+        names = [entry.name for entry in os.scandir(place) if entry.is_file()]
+    else:
+        names = list(members(place)) if is_pack_file(place) else []
+    return [
+        place / name
+        for name in sorted(names)
+        if name.endswith(SNAPSHOT_SUFFIX) and "/" not in name and not name.startswith(".")
+    ]
+
+
+def _members(file: BinaryIO) -> Mapping[str, zipfile.ZipInfo]:
+    with zipfile.ZipFile(file) as archive:
+        return {info.filename: info for info in archive.infolist()}
+
+
+def locate(file: BinaryIO, members: Mapping[str, zipfile.ZipInfo], name: str) -> tuple[int, int]:
+    """Return offset and length in bytes of a zip member's content, which is stored as it is.
+
+    Raises:
+        KeyError: There is no such member.
+        ValueError: The zip's directory or the member's header is damaged.
+    """
+    info = members[name]
+    if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+        raise ValueError(f"the member {name} is compressed by zip")
+    file.seek(info.header_offset)
+    header = file.read(30)
+    if len(header) != 30 or not header.startswith(ZIP_START):
+        raise ValueError(f"the header of the member {name} is bad")
+    name_length, extra_length = struct.unpack("<HH", header[26:30])
+    offset = info.header_offset + 30 + name_length + extra_length
+    if offset + info.file_size > file.seek(0, os.SEEK_END):
+        raise ValueError(f"the member {name} ends beyond the end of the file")
+    return offset, info.file_size
+
+
+class _Part(io.RawIOBase, BinaryIO):
+    """A part of a file as if it were a file, which it closes with itself."""
+
+    def __init__(self, file: BinaryIO, offset: int, length: int) -> None:
+        super().__init__()
+        self._file, self._offset, self._length = file, offset, length
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")
+        view = view[: max(0, self._length - self._position)]
+        self._file.seek(self._offset + self._position)
+        count = self._file.readinto(view)  # type: ignore[attr-defined]
+        self._position += count
+        return int(count)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -1,0 +1,100 @@
+"""Lets the recorder act on signals, and whoever had asked for them before act too; knows no files.
+
+Only the main thread can set handlers: where the recorder begins in another, signals are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_flushes: list[Callable[[], object]] = []
+_dumps: list[Callable[[], object]] = []
+
+
+def before_terminated(flush: Callable[[], object]) -> bool:
+    """Call ``flush`` when SIGTERM comes, before the process ends by it or its own handler runs.
+
+    Returns:
+        Whether that could be arranged: only in the main thread.
+    """
+    if not _can_set_handlers():
+        return False
+    if not _flushes:
+        _set_handler(signal.SIGTERM, lambda: [flush() for flush in _flushes])
+    _flushes.append(flush)
+    return True
+
+
+def on_user_signal(dump: Callable[[], object]) -> None:
+    """Call ``dump`` in a thread when SIGUSR1 comes, even while the main thread waits for a device.
+
+    Python runs handlers between two of the main thread's instructions. Where it hangs in a
+    collective there is none, and that is when a flight recorder is asked: so the signal's number
+    is taken from the file descriptor that the interpreter writes it to at once.
+    """
+    if not hasattr(signal, "SIGUSR1") or not _can_set_handlers():
+        return
+    is_first = not _dumps
+    _dumps.append(dump)
+    if not is_first:
+        return
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    taken = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    if taken != -1:  # an event loop's
+        signal.set_wakeup_fd(taken)
+        _set_handler(signal.SIGUSR1, _dump, ends=False)
+        return
+    _set_handler(signal.SIGUSR1, lambda: None, ends=False)
+    threading.Thread(
+        target=_listen, args=(receiver, sender), name="snaprt-snapshot-signals", daemon=True
+    ).start()
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+
+def _listen(receiver: socket.socket, sender: socket.socket) -> None:
+    # `sender` is an argument so that it stays open.
+    while received := receiver.recv(4096):
+        if signal.SIGUSR1 in received:
+            _dump()
+
+
+def _dump() -> None:
+    for dump in _dumps:
+        dump()
+
+
+def _can_set_handlers() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _set_handler(number: signal.Signals, act: Callable[[], Any], *, ends: bool = True) -> None:
+    """Set a handler that acts, and then does what would have been done without it.
+
+    Args:
+        number: The signal. If it is ignored, it stays so; if its handler is not Python's, too.
+        act: What to do first.
+        ends: Whether the signal ends the process where the program has no handler of its own.
+    """
+    before = signal.getsignal(number)
+    if before is None or before is signal.SIG_IGN:
+        return
+
+    def handle(received: int, frame: FrameType | None) -> None:
+        act()
+        if callable(before):
+            before(received, frame)
+        elif ends:
+            # As without us: the parent sees a process that the signal has ended.
+            with contextlib.suppress(ValueError):
+                signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(number, handle)

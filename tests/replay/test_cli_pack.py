@@ -1,0 +1,173 @@
+"""Packed files at the command line: made, replayed, looked into, listed, unpacked, pruned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from recordings import record
+
+from snaprt.cli.main import main
+from snaprt.snapshot.store import ArrayStore
+
+Run = Callable[..., tuple[int, str, str]]
+
+WEIGHTS = jax.random.normal(jax.random.key(0), (64, 256), jnp.bfloat16)
+
+
+def train_step(weights: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ weights)
+
+
+@pytest.fixture
+def snaprt(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs snaprt and gives status, stdout and stderr."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        status = main([*map(str, words)])
+        return status, *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    store = ArrayStore(tmp_path / "dump")
+    for number in range(3):
+        arguments = {"weights": WEIGHTS, "x": jnp.full((2, 64), number, jnp.bfloat16)}
+        record(
+            tmp_path / "dump",
+            train_step,
+            arguments,
+            store=store,
+            execution_count=number,
+            step=10 + number,
+        )
+    return tmp_path / "dump"
+
+
+def inputs(dump: Path) -> list[Path]:
+    return sorted(dump.glob("*.inputs.snap"))
+
+
+def test_a_packed_file_is_replayed_looked_into_and_unpacked(
+    snaprt: Run, dump: Path, tmp_path: Path
+) -> None:
+    pack = tmp_path / "all.pack"
+    status, out, err = snaprt("pack", *inputs(dump), "-o", pack)
+    assert (status, len(out.splitlines())) == (0, 6)
+    assert "packed 6 snapshots and 1 stored arrays" in err
+    status, out, _ = snaprt("replay", pack)
+    assert status == 0
+    assert "3 files replayed, 0 of them with a mismatch or failure" in out
+    status, out, err = snaprt("inspect", pack)
+    assert status == 2
+    assert "holds 3 executions" in err
+    one = pack / inputs(dump)[1].name
+    status, out, _ = snaprt("inspect", one)
+    assert status == 0
+    assert "bfloat16[64,256]" in out
+    status, out, _ = snaprt("unpack", pack, "-d", tmp_path / "out")
+    assert (status, len(out.splitlines())) == (0, 6)
+    status, out, _ = snaprt("replay", *inputs(tmp_path / "out"))
+    assert status == 0
+
+
+def test_one_execution_in_a_packed_file_is_shown_with_both_sides(
+    snaprt: Run, dump: Path, tmp_path: Path
+) -> None:
+    snaprt("pack", inputs(dump)[0], "-o", tmp_path / "one.pack")
+    status, out, _ = snaprt("inspect", tmp_path / "one.pack", "--json")
+    told = json.loads(out)
+    assert (status, told["format"]) == (0, "snaprt packed file")
+    assert [array["role"] for array in told["arrays"]] == ["inputs", "inputs", "outputs"]
+    status, out, _ = snaprt("inspect", tmp_path / "one.pack", "--stablehlo")
+    assert "@main" in out
+
+
+def test_a_redacted_file_is_replayed_on_seeded_values_and_says_so(
+    snaprt: Run, dump: Path, tmp_path: Path
+) -> None:
+    pack = tmp_path / "shared.pack"
+    words = [word for kind in ("values", "names", "paths") for word in ("--redact", kind)]
+    assert snaprt("pack", inputs(dump)[2], "-o", pack, *words)[0] == 0
+    status, out, _ = snaprt("replay", pack)
+    assert status == 0
+    assert "redacted before it was shared: values, names, paths" in out
+    assert "drawn from a seed" in out
+    assert "nothing to compare with" in out
+    again = snaprt("replay", pack, "--json", "--repeat", "2")[1]
+    assert json.loads(again)["files"][0]["comparison"] is None
+    status, out, _ = snaprt("inspect", pack)
+    assert "values, names, paths" in out
+    assert "train_step" not in out
+
+
+def test_what_was_recorded_is_listed_and_filtered(snaprt: Run, dump: Path) -> None:
+    status, out, err = snaprt("ls", dump)
+    assert status == 0
+    assert [line.split()[:3] for line in out.splitlines()[1:]] == [
+        ["train_step", str(10 + number), str(number)] for number in range(3)
+    ]
+    assert "1 stored arrays" in err
+    for words, steps in (
+        (("--step", "11"), [11]),
+        (("--step", "11:"), [11, 12]),
+        (("--execution", "0:1"), [10, 11]),
+        (("--graph", "^train"), [10, 11, 12]),
+        (("--graph", "^step"), []),
+        (("--device", "1"), []),
+        (("--failed",), []),
+    ):
+        told = json.loads(snaprt("ls", dump, "--json", *words)[1])
+        assert (told["schema"], told["version"]) == ("snaprt.ls", 1)
+        assert [row["step"] for row in told["rows"]] == steps
+    (row,) = json.loads(snaprt("ls", dump, "--json", "--step", "12")[1])["rows"]
+    assert row["inputs"] == ["bfloat16[64,256]", "bfloat16[2,64]"]
+    assert row["outputs"] == ["bfloat16[2,256]"]
+    assert row["stored_bytes"] > 20_000
+
+
+def test_listing_names_damaged_files_and_goes_on(snaprt: Run, dump: Path, tmp_path: Path) -> None:
+    bad = inputs(dump)[0]
+    bad.write_bytes(bad.read_bytes()[:100])
+    status, out, err = snaprt("ls", dump)
+    assert status == 1
+    assert f"{bad} was cut short" in err
+    assert len(out.splitlines()) == 4
+    assert snaprt("ls", tmp_path / "none")[0] == 2
+    assert snaprt("ls", dump, "--graph", "(")[0] == 2
+    assert snaprt("ls", dump, "--step", "x")[0] == 2
+
+
+def test_a_failed_execution_is_listed_with_its_error(snaprt: Run, tmp_path: Path) -> None:
+    arguments = {"weights": WEIGHTS, "x": jnp.ones((2, 64), jnp.bfloat16)}
+    record(tmp_path, train_step, arguments, error="ValueError: too bad\n  File ...", reason="error")
+    status, out, _ = snaprt("ls", tmp_path, "--failed")
+    assert status == 0
+    assert "ValueError: too bad" in out
+
+
+def test_pruning_says_what_it_would_remove_and_removes_it(snaprt: Run, dump: Path) -> None:
+    for path in dump.glob("*.snap"):
+        path.unlink()
+    status, out, err = snaprt("prune", dump, "--older-than", "0", "--dry-run")
+    assert (status, len(out.splitlines())) == (0, 1)
+    assert "would be removed" in err
+    told = json.loads(snaprt("prune", dump, "--older-than", "0", "--json")[1])
+    assert (told["schema"], told["removed"], len(told["arrays"])) == ("snaprt.prune", True, 1)
+    assert list((dump / "arrays").rglob("*.npy*")) == []
+
+
+def test_export_writes_and_says_where(snaprt: Run, dump: Path, tmp_path: Path) -> None:
+    out = tmp_path / "step.npz"
+    status, told, _ = snaprt("export", inputs(dump)[0], "--to", "npz", "-o", out)
+    assert (status, told.strip()) == (0, str(out))
+    assert snaprt("export", inputs(dump)[0], "--to", "npz", "-o", out)[0] == 2
+    status, told, _ = snaprt("export", inputs(dump)[0], "--to", "npz", "-o", out, "--replace",
+                             "--json")  # fmt: skip
+    assert json.loads(told)["schema"] == "snaprt.export"

@@ -1,0 +1,129 @@
+"""What proves which executable ran: recorded, shown, and compared when it is replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from several_devices import write_anew
+from snaprt_replay.rerun import replay
+
+from snaprt import jaxapi
+from snaprt.cli.main import main
+from snaprt.execute.proof import proof_of
+from snaprt.snapshot import surroundings
+from snaprt.snapshot.read import open_snapshot, sibling_outputs
+
+OLD = Path(__file__).parents[1] / "support" / "snapshots" / "format-1.0.inputs.snap"
+
+
+@pytest.fixture
+def changed(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Copy the recorded pair, with other words about what ran."""
+
+    def copy(proof: dict[str, Any] | None = None, **execution: Any) -> Path:
+        for path in (recorded, sibling_outputs(recorded)):
+            assert path is not None
+            manifest = open_snapshot(path).manifest
+            write_anew(
+                path,
+                tmp_path / path.name,
+                execution=execution,
+                proof=dataclasses.replace(manifest.proof, **(proof or {})),
+            )
+        return tmp_path / recorded.name
+
+    return copy
+
+
+def test_a_snapshot_says_which_executable_ran(recorded: Path) -> None:
+    manifest = open_snapshot(recorded).manifest
+    assert len(manifest.proof.optimised_hlo) == 64
+    assert manifest.proof.fingerprint
+    assert manifest.execution.processor == surroundings.processor("cpu")
+    assert surroundings.processor("cpu")
+
+
+def test_a_replay_where_it_was_recorded_makes_the_same_executable(recorded: Path) -> None:
+    result = replay(recorded)
+    assert result.warnings == ()
+    proof = open_snapshot(recorded).manifest.proof
+    assert result.played.environment["optimised_hlo"] == proof.optimised_hlo
+
+
+def test_every_difference_is_told_and_none_is_a_failure(
+    changed: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = changed(
+        {"optimised_hlo": "0" * 64, "aliases": ("0 <- 1",)},
+        versions={"jaxlib": "0.9.9", "snaprt": "99"},
+        xla_flags="--xla_cpu_enable_fast_math=true",
+        device=dataclasses.replace(open_snapshot_device(changed), kind="TPU v9"),
+        driver="NVRM version: 999",
+        processor="Z80",
+    )
+    assert main(["replay", "--json", str(path)]) == 0
+    (file,) = json.loads(capfd.readouterr().out)["files"]
+    told = "\n".join(file["warnings"])
+    for words in (
+        "jaxlib 0.9.9, replayed with",
+        "device 'TPU v9', replayed with cpu",
+        "driver 'NVRM version: 999'",
+        "processor Z80",
+        "XLA_FLAGS --xla_cpu_enable_fast_math=true, replayed with ''",
+        "aliases (result <- parameter) '0 <- 1'",
+        "optimised HLO 0000000000000000, replayed with ",
+    ):
+        assert words in told
+    assert main(["replay", str(path)]) == 0
+    assert "warning: recorded with optimised HLO 0000000000000000" in capfd.readouterr().out
+
+
+def open_snapshot_device(changed: Callable[..., Path]) -> Any:
+    return open_snapshot(changed()).manifest.execution.device
+
+
+def test_inspect_shows_what_proves_what_ran(
+    recorded: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(recorded)]) == 0
+    told = capfd.readouterr().out
+    proof = open_snapshot(recorded).manifest.proof
+    assert proof.fingerprint in told
+    assert proof.optimised_hlo in told
+    assert "processor" in told
+
+
+def test_a_file_of_format_1_0_replays_without_what_it_does_not_know() -> None:
+    result = replay(OLD)
+    assert result.comparison is not None
+    assert not result.mismatch
+    assert not any("optimised HLO" in one or "processor" in one for one in result.warnings)
+
+
+def test_the_proof_is_the_same_wherever_the_source_lies() -> None:
+    def proof(source: str) -> Any:
+        names: dict[str, Any] = {"jnp": jnp}
+        exec(compile(source, "train.py", "exec"), names)
+        return proof_of(jaxapi.loaded_executable(jax.jit(names["f"]).lower(jnp.ones(3)).compile()))
+
+    one = proof("def f(x): return jnp.tanh(x) + 1")
+    moved = proof("\n\n\ndef f(x):\n  return jnp.tanh(x) + 1")
+    assert moved.optimised_hlo == one.optimised_hlo
+    assert proof("def f(x): return jnp.tanh(x) + 2").optimised_hlo != one.optimised_hlo
+
+
+def test_aliases_name_the_parameters_whose_memory_results_take() -> None:
+    def step(weights: jax.Array, gradient: jax.Array, count: jax.Array) -> Any:
+        return count + 1, weights - gradient
+
+    donating = jax.jit(step, donate_argnums=(0, 2))
+    compiled = donating.lower(jnp.ones((4, 4)), jnp.ones((4, 4)), jnp.int32(0)).compile()
+    assert proof_of(jaxapi.loaded_executable(compiled)).aliases == ("0 <- 2", "1 <- 0")
+    assert proof_of(None).aliases == ()

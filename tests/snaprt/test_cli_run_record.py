@@ -1,0 +1,109 @@
+"""``snaprt run --record``: an unmodified program, every thread of it, from its import of jax on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from snaprt.cli.main import main
+from snaprt.snapshot.read import SnapshotFile, open_snapshot
+
+PROGRAM = """
+import sys, threading
+print(sorted({"jax", "jaxlib"} & set(sys.modules)))
+import jax
+jax.config.update("jax_num_cpu_devices", 4)
+import jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+@jax.jit
+def step(params, batch):
+    return jax.tree.map(lambda w: w - 0.1 * batch.sum(), params)
+
+@jax.jit
+def in_a_thread(value):
+    return value * 3
+
+mesh = jax.make_mesh((4,), ("data",))
+batch = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("data")))
+mean = jax.jit(jax.shard_map(
+    lambda part: jax.lax.pmean(part, "data"), mesh=mesh, in_specs=P("data"), out_specs=P()))
+threads = [threading.Thread(target=lambda: in_a_thread(jnp.float32(n))) for n in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+params = {"w": jnp.ones(3)}
+for n in range(3):
+    params = step(params, jnp.arange(4.0) + n)
+print(np.asarray(params["w"]), np.asarray(mean(batch)))
+print(np.asarray(jax.jit(lambda a: (a * a).sum())(batch)), sys.argv[1:])
+"""
+
+
+def run(
+    *options: str, folder: Path, source: str = PROGRAM, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(source)
+    return subprocess.run(
+        [sys.executable, *options, "program.py", "--epochs", "3"],
+        cwd=folder,
+        env={**os.environ, "SNAPRT_CACHE_DIR": str(folder / "cache"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def recorded(folder: Path) -> list[SnapshotFile]:
+    return [open_snapshot(path) for path in sorted(folder.glob("*.inputs.snap"))]
+
+
+def names(folder: Path) -> list[str]:
+    return [snapshot.manifest.execution.name for snapshot in recorded(folder)]
+
+
+RUN = ("-m", "snaprt", "run")
+
+
+def test_every_thread_and_device_is_recorded_and_the_program_prints_what_it_prints_alone(
+    tmp_path: Path,
+) -> None:
+    expected = run(folder=tmp_path)
+    shown = run(*RUN, "--record", "--dump", "dump", "--", folder=tmp_path)
+    assert (shown.stdout, shown.returncode) == (expected.stdout, 0), shown.stderr
+    assert shown.stdout.startswith("[]\n")
+    found = names(tmp_path / "dump")
+    assert found.count("step") == 3
+    assert found.count("in_a_thread") == 2
+    assert found.count("<lambda>") == 8  # of `mean` and the last: one for each device
+    assert len(found) == 13
+    files = sorted((tmp_path / "dump").glob("*device000000*.inputs.snap"))
+    assert main(["replay", *map(str, files)]) == 0
+
+
+def test_when_alone_records_too_and_without_a_directory_into_one_that_it_names(
+    tmp_path: Path,
+) -> None:
+    shown = run(*RUN, "--when", "name=^step$, execution=1", "--", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "snaprt-dump" in shown.stderr
+    (only,) = recorded(tmp_path / "snaprt-dump")
+    assert only.array("batch").tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_an_error_ends_the_program_as_alone_and_what_it_was_called_with_is_there(
+    tmp_path: Path,
+) -> None:
+    source = PROGRAM + "step(params, jnp.arange(5.0))\nraise ValueError('diverged')\n"
+    expected = run(folder=tmp_path, source=source)
+    shown = run(*RUN, "--when", "error", "--dump", "dump", folder=tmp_path, source=source)
+    assert (shown.stdout, shown.returncode) == (expected.stdout, expected.returncode)
+    assert shown.stderr.endswith("ValueError: diverged\n")
+    (last,) = recorded(tmp_path / "dump")
+    assert last.array("batch").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_flags_that_xla_does_not_know_are_an_error_with_status_2(tmp_path: Path) -> None:
+    shown = run(*RUN, "--record", "--", folder=tmp_path, XLA_FLAGS="--xla_nope=1")
+    assert shown.returncode == 2
+    assert shown.stderr.startswith("error: XLA does not know --xla_nope in XLA_FLAGS")

@@ -1,0 +1,434 @@
+"""Plain jitted functions in `snaprt.record`: results as without it, and a file for each call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+import snaprt
+from snaprt import jaxapi
+from snaprt.errors import UsageError
+from snaprt.snapshot import policy
+from snaprt.snapshot.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.record import process_recorder
+
+x = jnp.arange(8.0)
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "dump"
+    policy.register_hlo_snapshot_callback(None)
+
+
+def recorded(folder: Path, role: str = "inputs") -> list[SnapshotFile]:
+    """Return what was recorded, oldest first."""
+    assert process_recorder().flush(30)
+    files = folder.glob(f"*.{role}.snap") if folder.exists() else ()
+    return sorted(
+        map(open_snapshot, files),
+        key=lambda one: (
+            one.manifest.execution.executable,
+            one.manifest.execution.execution_count,
+        ),
+    )
+
+
+def array_names(snapshot: SnapshotFile) -> list[str]:
+    return [record.name for record in snapshot.manifest.arrays]
+
+
+def names(folder: Path) -> list[str]:
+    return [snapshot.manifest.execution.name for snapshot in recorded(folder)]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Fail unless two trees of arrays are the same, bit for bit, and lie in the same places."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+        for trait in ("dtype", "weak_type", "sharding", "committed"):
+            assert getattr(one, trait, None) == getattr(other, trait, None)
+
+
+def test_each_call_is_recorded_under_the_functions_name_with_the_users_argument_names(
+    dump: Path,
+) -> None:
+    @jax.jit
+    def train_step(params: dict[str, Any], batch: Any) -> dict[str, Any]:
+        loss = jnp.sum(params["dense"]["kernel"] @ batch)
+        return {"loss": loss, "params": jax.tree.map(lambda w: w * 0.5, params)}
+
+    params = {"dense": {"kernel": jnp.ones((2, 8))}}
+    expected = [train_step(params, x), train_step(params, x + 1)]
+    with snaprt.record(folder=dump):
+        found = [train_step(params, x), train_step(params, x + 1)]
+    train_step(params, x)
+    assert_same(found, expected)
+    inputs, outputs = recorded(dump), recorded(dump, "outputs")
+    assert names(dump) == ["train_step", "train_step"]
+    assert [one.manifest.execution.execution_count for one in inputs] == [0, 1]
+    assert inputs[0].manifest.execution.input_names == ("params['dense']['kernel']", "batch")
+    assert np.array_equal(inputs[1].array("batch"), np.asarray(x + 1))
+    assert outputs[0].manifest.execution.output_names == (
+        "result['loss']",
+        "result['params']['dense']['kernel']",
+    )
+    assert np.array_equal(outputs[1].array("result['loss']"), expected[1]["loss"])
+    assert any(
+        "test_jit_recording.py" in at for at in inputs[0].manifest.execution.source_locations
+    )
+
+
+def double(value: Any) -> Any:
+    return jnp.sin(value) * 2
+
+
+def new_double() -> Any:
+    """Return a jitted function of its own: those of `double` share what JAX has compiled."""
+
+    def double(value: Any) -> Any:
+        return jnp.sin(value) * 2
+
+    return jax.jit(double)
+
+
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "static arguments": lambda: jax.jit(
+        lambda a, n, flag=True: a * n if flag else a, static_argnums=1, static_argnames="flag"
+    )(x, 3, flag=False),
+    "arguments from NumPy and Python": lambda: jax.jit(lambda a, b: a * b)(np.arange(4.0), 3),
+    "arguments without use": lambda: jax.jit(lambda a, b: a * 2)(x, x + 1),
+    "captured arrays": lambda: jax.jit(lambda a: a + x + np.arange(8.0))(x),
+    "keys": lambda: jax.random.key_data(
+        jax.jit(lambda key: jax.random.split(key))(jax.random.key(1))
+    ),
+    "several shapes": lambda: [jax.jit(double)(a) for a in (x, x[:3], x, x[:3], x)],
+    "grad around": lambda: jax.grad(lambda a: jax.jit(double)(a).sum())(x),
+    "vmap around": lambda: jax.vmap(jax.jit(double))(x),
+    "scan inside": lambda: jax.jit(lambda a: jax.lax.scan(lambda c, b: (c + b, c), 0.0, a))(x),
+    "jit inside": lambda: jax.jit(lambda a: jax.jit(double)(a) + 1)(x),
+    "trees with None": lambda: jax.jit(lambda p: {"a": p["w"][0], "b": None})({"w": [x]}),
+    "64 bits": lambda: with_x64(lambda: jax.jit(lambda a: a * 2)(np.arange(3.0))),
+    "donation": lambda: jax.jit(lambda a: a + 1, donate_argnums=0)(x + 0),
+    "compiler options": lambda: jax.jit(
+        double, compiler_options={"xla_cpu_enable_fast_math": False}
+    )(x),
+}
+
+
+def with_x64(call: Callable[[], Any]) -> Any:
+    with jax.enable_x64(True):
+        return call()
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_results_are_those_of_plain_jax_and_each_call_from_python_is_an_execution(
+    dump: Path, program: Callable[[], Any]
+) -> None:
+    expected = program()
+    with snaprt.record(folder=dump):
+        found = program()
+    assert_same(found, expected)
+    inputs, outputs = recorded(dump), recorded(dump, "outputs")
+    assert len(inputs) == len(outputs) >= 1
+    for snapshot in [*inputs, *outputs]:
+        for name in array_names(snapshot):
+            snapshot.array(name)
+
+
+def test_donated_arguments_are_deleted_as_without_and_recorded_as_they_were(dump: Path) -> None:
+    step = jax.jit(lambda state, grad: state - grad, donate_argnums=0)
+    state = x + 0
+    with snaprt.record(folder=dump):
+        for _ in range(3):
+            before = state
+            state = step(state, x)
+            assert before.is_deleted()
+    wanted = [np.asarray(x - n * x) for n in range(3)]
+    assert [one.array("state").tolist() for one in recorded(dump)] == [w.tolist() for w in wanted]
+
+
+def test_references_are_recorded_before_and_after(dump: Path) -> None:
+    def run() -> Any:
+        counter, closed = jax.new_ref(jnp.zeros(2)), jax.new_ref(jnp.ones(2))
+
+        @jax.jit
+        def add(counter: Any, value: Any) -> Any:
+            counter[...] += value
+            closed[...] *= 2
+            return counter[...].sum()
+
+        return [add(counter, 2.0), add(counter, 3.0), counter[...], closed[...]]
+
+    expected = run()
+    with snaprt.record(folder=dump):
+        assert_same(run(), expected)
+    _, second = recorded(dump)
+    assert second.array("counter").tolist() == [2.0, 2.0]
+    assert recorded(dump, "outputs")[1].array("counter").tolist() == [5.0, 5.0]
+
+
+def test_callbacks_happen_once_and_in_order(dump: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    heard: list[float] = []
+
+    def hear(value: Any) -> Any:
+        heard.append(float(value))
+        return np.float32(value * 2)
+
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+
+    @jax.jit
+    def step(a: Any) -> Any:
+        jax.debug.print("total {}", a.sum(), ordered=True)
+        first = io_callback(hear, scalar, a.sum(), ordered=True)
+        return jax.pure_callback(lambda v: np.float32(v + 1), scalar, first)
+
+    with snaprt.record(folder=dump):
+        results = [step(x + n) for n in range(4)]
+        jax.effects_barrier()
+    assert heard == [28.0, 36.0, 44.0, 52.0]
+    assert [float(one) for one in results] == [57.0, 73.0, 89.0, 105.0]
+    assert capfd.readouterr().out == "total 28.0\ntotal 36.0\ntotal 44.0\ntotal 52.0\n"
+    assert len(recorded(dump)) == 4
+
+
+def wrong_shape(a: Any) -> Any:
+    return a @ jnp.ones((3, 3))
+
+
+def wrong_place(a: Any) -> Any:
+    return 1 // 0
+
+
+def not_an_array(a: Any) -> Any:
+    return a
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [(wrong_shape, x), (wrong_place, x), (not_an_array, "text")]
+)
+def test_errors_are_those_of_plain_jax_and_their_traceback_has_the_users_lines_alone(
+    dump: Path, function: Callable[[Any], Any], argument: Any
+) -> None:
+    jitted = jax.jit(function)
+
+    def failure() -> pytest.ExceptionInfo[Exception]:
+        with pytest.raises(Exception) as raised:  # noqa: PT011
+            jitted(argument)
+        return raised
+
+    expected = failure()
+    with snaprt.record(folder=dump):
+        found = failure()
+    assert type(found.value) is type(expected.value)
+    assert str(found.value) == str(expected.value)
+    lines = [[entry.frame.code.path for entry in one.traceback] for one in (found, expected)]
+    assert lines[0] == lines[1]
+    with snaprt.record(folder=dump):
+        assert_same(jax.jit(double)(x), jax.jit(double)(x))
+
+
+def test_an_error_of_the_device_is_raised_and_the_inputs_are_recorded(dump: Path) -> None:
+    def fail(_: Any) -> Any:
+        raise RuntimeError("broken sensor")
+
+    step = jax.jit(lambda a: jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), a[0]))
+    with snaprt.record(folder=dump), pytest.raises(jax.errors.JaxRuntimeError, match="sensor"):
+        jax.block_until_ready(step(x))
+    assert np.array_equal(recorded(dump)[0].array("a"), np.asarray(x))
+
+
+def test_eager_operations_and_functions_of_jax_itself_are_not_recorded(dump: Path) -> None:
+    with snaprt.record(folder=dump):
+        y = jnp.where(x > 2, x, 0) + jax.random.normal(jax.random.key(0), (8,)) + jax.nn.relu(x)
+        jax.block_until_ready(y)
+    assert names(dump) == []
+
+
+def test_functions_of_jax_itself_are_recorded_where_a_condition_names_them(dump: Path) -> None:
+    with snaprt.record(when="name=^_?where$", folder=dump):
+        jnp.where(x > 2, x, 0)
+        jnp.cumsum(x)
+        jax.jit(double)(x)
+    assert names(dump) == ["_where"]
+
+
+def test_packages_whose_names_begin_like_jax_are_not_jax_itself() -> None:
+    folder = Path(jax.__file__).parent
+    assert jaxapi.is_source_of_jax(f"_where at {folder / 'numpy' / 'util.py'}:1")
+    assert not jaxapi.is_source_of_jax(f"solve at {folder}opt/solver.py:1")
+    assert not jaxapi.is_source_of_jax("<unknown>")
+
+
+def test_inside_disable_jit_there_are_no_executions(dump: Path) -> None:
+    with snaprt.record(folder=dump), jax.disable_jit():
+        assert_same(jax.jit(double)(x), double(x))
+    assert names(dump) == []
+
+
+def test_lowering_and_looking_at_shapes_work_inside(dump: Path) -> None:
+    step = new_double()
+    with snaprt.record(folder=dump):
+        assert step.eval_shape(x).shape == (8,)
+        assert "stablehlo" in step.lower(x).as_text()
+    assert names(dump) == []
+
+
+def test_conditions_choose_and_are_kept_from_call_to_call_of_a_decorated_function(
+    dump: Path,
+) -> None:
+    step = new_double()
+
+    @snaprt.record(when="name=double, first=2", folder=dump)
+    def work() -> None:
+        for _ in range(3):
+            step(x)
+            jax.jit(lambda a: a + 1)(x)
+
+    work()
+    work()
+    assert names(dump) == ["double", "double"]
+
+
+def test_a_condition_that_cannot_be_understood_is_an_error_at_once() -> None:
+    with pytest.raises(UsageError, match="nme"):
+        snaprt.record(when="nme=double")
+
+
+def test_scopes_nest_and_the_outer_one_holds_again_afterwards(dump: Path) -> None:
+    step = new_double()
+    with snaprt.record(folder=dump / "outer"):
+        step(x)
+        with snaprt.record(folder=dump / "inner"):
+            step(x + 1)
+        step(x + 2)
+    step(x + 3)
+    assert [one.array("value")[0] for one in recorded(dump / "outer")] == [0, 2]
+    assert [one.array("value")[0] for one in recorded(dump / "inner")] == [1]
+
+
+def test_without_arguments_the_environment_says_what_is_recorded(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPRT_DUMP_DIR", str(dump))
+    monkeypatch.setenv("SNAPRT_RECORD", "execution=1")
+    step = new_double()
+    with snaprt.record():
+        for number in range(3):
+            step(x + number)
+    assert [one.array("value")[0] for one in recorded(dump)] == [1]
+
+
+def test_the_callback_is_asked_about_each_call(dump: Path) -> None:
+    asked: list[tuple[str, int, int]] = []
+
+    def choose(name: str, device: int, count: int) -> str:
+        asked.append((name, device, count))
+        return "outputs" if count == 1 else ""
+
+    policy.register_hlo_snapshot_callback(choose)
+    step = new_double()
+    with snaprt.record(folder=dump):
+        for _ in range(3):
+            step(x)
+    assert asked == [("double", 0, 0), ("double", 0, 1), ("double", 0, 2)]
+    assert names(dump) == []
+    assert len(recorded(dump, "outputs")) == 1
+
+
+def test_each_thread_records_in_its_own_scope(dump: Path) -> None:
+    step = new_double()
+    barrier = threading.Barrier(4)
+
+    def work(number: int) -> None:
+        barrier.wait()
+        if number == 3:
+            for _ in range(5):
+                step(x)
+            return
+        with snaprt.record(folder=dump / str(number)):
+            for turn in range(5):
+                step(x + 10 * number + turn)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(3):
+        found = [one.array("value")[0] for one in recorded(dump / str(number))]
+        assert found == [10 * number + turn for turn in range(5)]
+    assert not (dump / "3").exists()
+
+
+def test_lazy_work_inside_is_recorded_as_graphs_and_record_inside_lazy_changes_nothing(
+    dump: Path,
+) -> None:
+    step = new_double()
+    with snaprt.record(folder=dump):
+        step(x)
+        with snaprt.lazy():
+            y = step(x) + 1
+            snaprt.mark_step()
+        step(y)
+    with snaprt.lazy(), snaprt.record(folder=dump / "inside"):
+        z = step(x) + 1
+        snaprt.mark_step()
+    assert np.allclose(np.asarray(y), np.asarray(double(x) + 1))
+    assert_same(np.asarray(z), np.asarray(y))
+    assert sorted(names(dump)) == ["double", "double", "lazy_graph"]
+    assert names(dump / "inside") == ["lazy_graph"]
+
+
+def test_nan_is_found_by_a_flag_in_the_program_and_results_stay_the_same(dump: Path) -> None:
+    step = jax.jit(
+        lambda state, a: {"state": state + 1, "loss": jnp.log(a).sum()}, donate_argnums=0
+    )
+    values = [x + 1, x, x - 1, x + 2]
+    expected = [step(x + 0, value) for value in values]
+    with snaprt.record(when="nan", folder=dump):
+        found = [step(x + 0, value) for value in values]
+    assert_same(found, expected)
+    (one, two) = recorded(dump)
+    assert [one.array("a")[0], two.array("a")[0]] == [0, -1]
+    assert "snaprt_not_finite" in array_names(recorded(dump, "outputs")[0])
+
+
+def test_a_function_that_is_made_and_called_once_is_not_kept_alive(dump: Path) -> None:
+    import gc
+    import weakref
+
+    def call() -> weakref.ref[Any]:
+        def once(a: Any) -> Any:
+            return a + 1
+
+        jax.jit(once)(x)
+        return weakref.ref(once)
+
+    with snaprt.record(when="execution=5", folder=dump):
+        made = [call() for _ in range(3)]
+    gc.collect()
+    assert [reference() for reference in made] == [None] * 3
+
+
+def test_every_kind_of_call_of_a_function_is_counted_as_a_program_of_its_own(dump: Path) -> None:
+    step = new_double()
+    values = [x, x[:3], x + 1, x[:3] + 1, np.arange(3.0), 2.0, x, 3.0]
+    with snaprt.record(folder=dump):
+        for value in values:
+            step(value)
+    executions = [one.manifest.execution for one in recorded(dump)]
+    shapes = [one.array("value").shape for one in recorded(dump)]
+    counts = [one.execution_count for one in executions]
+    assert shapes == [(8,)] * 3 + [(3,)] * 3 + [()] * 2
+    # Python scalars and arrays from NumPy run what arrays of JAX's run.
+    assert counts == [0, 1, 2, 0, 1, 2, 0, 1]

@@ -1,0 +1,88 @@
+"""Budgets: what is recorded until one is used up, and what is said and counted past it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from snaprt import lazy, mark_step, metrics
+from snaprt.snapshot.budgets import Budget
+from snaprt.snapshot.record import Recorder, process_recorder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SNAPRT_DUMP_DIR", str(tmp_path / "dump"))
+    # Budgets are a process's: this one has used up some.
+    recorder = process_recorder()
+    monkeypatch.setattr(recorder._filing, "budget", Budget())
+    return tmp_path / "dump"
+
+
+def steps(count: int) -> None:
+    with lazy():
+        x = jnp.zeros(250)
+        for _ in range(count):
+            x = x + 1.0
+            mark_step()
+    assert process_recorder().flush(30)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "files"),
+    [
+        ("SNAPRT_RECORD_MAX_FILES", "5", 4),
+        ("SNAPRT_RECORD_MAX_BYTES", "6K", 6),  # of 1 KB each; there is no input in the first
+        ("SNAPRT_RECORD_MAX_RATE", "10", 2),  # the first is more than is ever saved up
+        ("SNAPRT_RECORD_MIN_FREE", "1000T", 0),
+    ],
+)
+def test_past_a_budget_recording_ends_is_said_once_and_counted(
+    variable: str,
+    value: str,
+    files: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with caplog.at_level(logging.WARNING, "snaprt.snapshot"):
+        steps(10)
+    assert len(list(folder.glob("*.snap"))) == files
+    (line,) = caplog.records
+    assert variable in line.getMessage()
+    assert metrics.counter_value("SnapshotOverBudget") == 10 - files // 2
+
+
+def test_a_rate_lets_recording_go_on_when_time_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD_MAX_RATE", "1M")
+    budget = Budget()
+    assert budget.admits(1, 100 << 20, tmp_path)  # more than it ever saves up: when all is saved
+    assert not budget.admits(1, 1 << 20, tmp_path)
+    budget._saved_at -= 100  # seconds
+    assert budget.admits(1, 1 << 20, tmp_path)
+
+
+def test_free_disk_counts_what_is_admitted_and_not_yet_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    monkeypatch.setenv("SNAPRT_RECORD_MIN_FREE", str(free // 2))
+    budget = Budget()
+    assert budget.admits(1, free // 4, tmp_path / "not" / "there")
+    assert not budget.admits(1, free // 3, tmp_path)
+    budget.written(free // 4)
+    assert budget.admits(1, free // 4, tmp_path)
+
+
+def test_without_budgets_everything_is_recorded(folder: Path) -> None:
+    steps(3)
+    assert len(list(folder.glob("*.snap"))) == 6
+    assert metrics.counter_value("SnapshotOverBudget") is None
+    assert isinstance(process_recorder(), Recorder)

@@ -1,0 +1,83 @@
+"""Real executions with names of our choice, as snapshots: run by JAX, written by the recorder's own
+parts, without the recorder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from snaprt import jaxapi
+from snaprt.snapshot import layout, surroundings
+from snaprt.snapshot.content import array_content
+from snaprt.snapshot.sources import source_locations
+from snaprt.snapshot.store import ArrayStore
+from snaprt.snapshot.write import write_snapshot
+
+
+def record(
+    folder: Path,
+    function: Callable[..., Any],
+    arguments: Mapping[str, jax.Array],
+    *,
+    output_names: tuple[str, ...] = (),
+    store: ArrayStore | None = None,
+    **fields: Any,
+) -> Path:
+    """Run a function under ``jax.jit`` and write both snapshots; return the one of the inputs.
+
+    Args:
+        folder: Where to.
+        function: Takes the arguments by place; returns a tree of arrays.
+        arguments: The arrays by the names that the snapshot gives them.
+        output_names: Names of the results; by default out0, out1, ...
+        store: Keeps the arrays.
+        fields: Of ``layout.Execution``, in place of the usual ones.
+    """
+    inputs = list(arguments.values())
+    lowered = jax.jit(function, keep_unused=True).lower(*inputs)
+    outputs = jax.tree.leaves(lowered.compile()(*inputs))
+    device = jax.devices()[0]
+    described = surroundings.describe_device(device)
+    module = layout.ModuleBytes(
+        jaxapi.portable_stablehlo(lowered),
+        jaxapi.hlo_proto(lowered),
+        jaxapi.compile_options([device]).SerializeAsString(),
+    )
+    execution = layout.Execution(
+        role="inputs",
+        name=getattr(function, "__name__", "function"),
+        graph_id="0123456789abcdef",
+        process=0,
+        executable=0,
+        device_index=0,
+        execution_count=0,
+        step=0,
+        time=1_795_265_970.25,
+        device=described,
+        devices=(described,),
+        platform_version=surroundings.platform_version(device),
+        versions=surroundings.versions(),
+        xla_flags="",
+        environment={},
+        jax_config=surroundings.jax_config(),
+        input_names=tuple(arguments),
+        output_names=output_names or tuple(f"out{number}" for number in range(len(outputs))),
+        donated=(),
+        source_locations=source_locations(module.hlo),
+    )
+    execution = dataclasses.replace(execution, **fields)
+    sides: Mapping[layout.Role, tuple[tuple[str, ...], list[Any]]] = {
+        "inputs": (execution.input_names, inputs),
+        "outputs": (execution.output_names, outputs),
+    }
+    for role, (names, arrays) in sides.items():
+        own = dataclasses.replace(execution, role=role)
+        contents = [array_content(n, a, device) for n, a in zip(names, arrays, strict=True)]
+        write_snapshot(
+            folder / layout.file_name(own), layout.Contents(own, module, contents), store
+        )
+    return folder / layout.file_name(execution)
