@@ -145,7 +145,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         allowed="on, off (or 1, 0, true, false, yes, no)",
         default=False,
         default_text="off",
-        help="Of what NEURON_DUMP_HLO_SNAPSHOT asks for, record rank 0's first device alone.",
+        help="With NEURON_DUMP_HLO_SNAPSHOT, record the first device of rank 0 alone.",
     ),
     Setting(
         "RANK",

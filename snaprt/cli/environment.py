@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import click
-from rich.table import Table
+from rich.text import Text
 
 from snaprt import settings
 from snaprt.cli import output
@@ -44,12 +44,17 @@ def command(context: click.Context, topic: str | None, as_json: bool) -> None:
 
 
 def _print_environment() -> None:
-    table = Table(box=None, show_header=True, header_style="bold", pad_edge=False)
-    for heading in ("variable", "what it is for", "allowed", "default"):
-        table.add_column(heading, overflow="fold")
     for row in settings.SETTINGS:
-        table.add_row(row.name, row.help, row.allowed, row.default_text)
-    output.console.print(table)
+        output.console.print(
+            Text.assemble(
+                (row.name, "bold"),
+                f"\n    {row.help}",
+                ("\n    allowed: ", "dim"),
+                row.allowed,
+                ("\n    default: ", "dim"),
+                row.default_text,
+            )
+        )
 
 
 def _emit_environment() -> None:

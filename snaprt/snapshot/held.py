@@ -6,6 +6,7 @@ that does says so first (`about_to_donate`), and what is held elsewhere is copie
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from snaprt import jaxapi
 from snaprt.snapshot.conditions import Condition, Moment
 from snaprt.snapshot.content import Artifacts, to_host
 from snaprt.snapshot.plan import Hold, Plan
+
+_POLL_SECONDS = 0.001
 
 
 class Executable(Protocol):
@@ -118,6 +121,15 @@ class HeldExecution:
         except Exception:
             if not last.is_deleted():  # else somebody else has used it, so it was there
                 raise
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait until it has ended, but not longer than this; tell whether it has."""
+        until = time.monotonic() + seconds
+        while self.outputs is None or not self.is_ready():
+            if time.monotonic() > until:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
 
     def has_outputs(self) -> bool:
         """Tell, without waiting, whether it has ended without an error."""

@@ -116,7 +116,7 @@ def current_plan() -> Plan | None:
     if asked is not None:
         return asked
     get = _variables.get
-    texts = [get(key) for key in _keys]
+    texts = list(map(get, _keys))
     seen = _seen
     if texts == seen[0]:
         return seen[1]

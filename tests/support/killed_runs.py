@@ -29,11 +29,23 @@ def run(width: int) -> None:
     print("finished", float(weights.sum()))
 
 
+def _undisturbed_run() -> float:
+    """Run once to the end and return the seconds it took, by which this machine's moments go."""
+    started = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        run(99)
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+    return time.monotonic() - started
+
+
 def main() -> None:
     number, seed = int(sys.argv[1]), int(sys.argv[2])
     chance = random.Random(seed)
     killed = attempt = 0
-    whole_run = 1.0
+    whole_run = _undisturbed_run()
     while killed < number and attempt < 4 * number:
         started = time.monotonic()
         child = os.fork()
