@@ -1228,7 +1228,8 @@ _NO_FAST_PATH = (None, None, None, SimpleNamespace(effects=(), consts=()), None,
 
 _MakeCall = Callable[[], tuple[Any, ...]]
 _AskBeforeJit = Callable[[Any, Any, Any, Any], _MakeCall | None]
-_asked_before_jit: dict[Any, _AskBeforeJit] = {}
+_asked_before_jit: Mapping[Any, _AskBeforeJit] = {}  # replaced, for threads that look at it
+_asked_before_jit_lock = threading.Lock()
 _MADE_ELSEWHERE = object()
 
 
@@ -1243,9 +1244,11 @@ def _ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
         ask: Takes the function, what JAX knows of the jit, and the arguments. Returns ``None``
             where it leaves the call to others, else what makes it and returns what JAX's does.
     """
-    _asked_before_jit[owner] = ask
-    module: Any = _pjit
-    if module._infer_params is not _infer_jit:
+    global _asked_before_jit
+    with _asked_before_jit_lock:
+        is_asked_already = bool(_asked_before_jit)
+        _asked_before_jit = {**_asked_before_jit, owner: ask}
+    if is_asked_already:
         return
 
     def infer(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
@@ -1261,7 +1264,8 @@ def _ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
             return inferred()
         return _run_jit(inferred, flat, fun, args, kwargs)
 
-    module._run_python_pjit = run
+    module: Any = _pjit
+    module._run_python_pjit = run  # first, for what the other returns is its alone
     module._infer_params = infer
 
 
