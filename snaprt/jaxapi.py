@@ -1026,14 +1026,19 @@ def hlo_sharding_text(sharding: jax.sharding.Sharding, ndim: int) -> str:
     return str(sharding._to_xla_hlo_sharding(ndim))
 
 
-def optimised_hlo(executable: Any) -> str:
+def optimised_hlo(executable: Any, *, constants: bool) -> str:
     """Return what XLA made of a loaded executable's module, as HLO text, "" where it keeps none.
 
-    Names and source locations are left out: equal programs have equal texts.
+    Names and source locations are left out: equal programs have equal texts. No other thread runs
+    Python meanwhile (jaxlib 0.10.2 and 0.12.0.1 print while they hold its lock).
+
+    Args:
+        executable: Of XLA's.
+        constants: Whether constants of more than ten elements are printed, else ``{...}`` is.
     """
     options = _hlo.HloPrintOptions.canonical()
     options.print_metadata = False
-    options.print_large_constants = True
+    options.print_large_constants = constants
     try:
         modules = executable.hlo_modules()
     except Exception:  # a plugin that does not hand them out, in its own words
