@@ -1140,14 +1140,19 @@ def hlo_sharding_text(sharding: jax.sharding.Sharding, ndim: int) -> str:
     return str(sharding._to_xla_hlo_sharding(ndim))
 
 
-def optimised_hlo(executable: Any) -> str:
+def optimised_hlo(executable: Any, *, constants: bool) -> str:
     """Return what XLA made of a loaded executable's module, as HLO text, "" where it keeps none.
 
-    Names and source locations are left out: equal programs have equal texts.
+    Names and source locations are left out: equal programs have equal texts. No other thread runs
+    Python meanwhile (jaxlib 0.10.2 and 0.12.0.1 print while they hold its lock).
+
+    Args:
+        executable: Of XLA's.
+        constants: Whether constants of more than ten elements are printed, else ``{...}`` is.
     """
     options = _hlo.HloPrintOptions.canonical()
     options.print_metadata = False
-    options.print_large_constants = True
+    options.print_large_constants = constants
     try:
         modules = executable.hlo_modules()
     except Exception:  # a plugin that does not hand them out, in its own words
@@ -1410,10 +1415,14 @@ def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
     )
 
 
-def flatten_again(like: FlatCall, info: Any, args: Any, kwargs: Any) -> FlatCall:
-    """Return a call of the same kind as another, which captured nothing, without tracing it."""
-    leaves = tuple(map(_core.full_lower, _parse_jit_call(info, args, kwargs)[1]))
-    return FlatCall(leaves, like.names, like.results, like.params, like.unflatten)
+def leaves_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Return the arguments of a call of a function that captured nothing, as JAX lowers it."""
+    return tuple(
+        [
+            leaf if type(leaf) is _array.ArrayImpl else _core.full_lower(leaf)
+            for leaf in _parse_jit_call(info, args, kwargs)[1]
+        ]
+    )
 
 
 def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
@@ -1549,14 +1558,16 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
     )
 
 
-def jit_module_inputs(lowered: jax.stages.Lowered, module: JitModule, call: FlatCall) -> list[Any]:
-    """Return the arrays with which the module of a call is run, each as it is placed."""
+def jit_module_inputs(
+    lowered: jax.stages.Lowered, module: JitModule, args: Sequence[Any]
+) -> list[Any]:
+    """Return the arrays with which a module is run, placed, for the arguments of a flat call."""
     lowering: Any = lowered._lowering
     if module.kept is not None:
-        arrays = [call.args[number] for number in module.kept]
+        arrays = [args[number] for number in module.kept]
         if all(type(array) is _array.ArrayImpl for array in arrays):
             return arrays
-    given = _module_arguments(lowering, [*lowering.const_args, *call.args])
+    given = _module_arguments(lowering, [*lowering.const_args, *args])
     given += _captured_references(lowering)
     arrays = [_behind_reference(value) for value in given]
     if len(lowering._device_list) > 1:
@@ -1576,14 +1587,14 @@ def jit_module_inputs(lowered: jax.stages.Lowered, module: JitModule, call: Flat
 
 
 def jit_module_outputs(
-    lowered: jax.stages.Lowered, call: Callable[[], FlatCall], results: Sequence[Any]
+    lowered: jax.stages.Lowered, args: Callable[[], Sequence[Any]], results: Sequence[Any]
 ) -> list[Any]:
     """Return the arrays that the module of a call returned, whose function returned ``results``."""
     lowering: Any = lowered._lowering
     written = _written_references(lowering)
     if not written:
         return list(results)
-    given = _module_arguments(lowering, [*lowering.const_args, *call().args])
+    given = _module_arguments(lowering, [*lowering.const_args, *args()])
     given += _captured_references(lowering)
     rest = iter(results)
     # The next execution may write to the reference, and take the memory of what is there.
