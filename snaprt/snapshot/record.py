@@ -392,6 +392,7 @@ class Recorder:
 
     def _finish(self) -> None:
         """Record what the last executions turn out to be, before the process ends."""
+        signals.stop_listening()
         self.flush()
         self._ring.close()
 
