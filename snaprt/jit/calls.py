@@ -185,7 +185,7 @@ class _Watcher:
                 else:
                     leaves = functools.partial(jaxapi.leaves_of_jit_call, info, args, kwargs)
                     call = _Call(executable, lambda: replace(like, args=leaves()), leaves=leaves)
-            changed = _changed(call)
+            changed = self._changed(call)
             if changed is not None:
                 results = call.flat().unflatten(self._run_changed(changed))
             else:
@@ -214,7 +214,7 @@ class _Watcher:
                 if executable is None:
                     return run()
                 call = _Call(executable, lambda: flat, flat)
-                changed = _changed(call)
+                changed = self._changed(call)
                 if changed is not None:
                     return self._run_changed(changed)
                 token = self._recorder.before(executable, call)
@@ -232,6 +232,25 @@ class _Watcher:
                     self._met[forgotten.fun] = -1
                 self._functions[id(info)] = function
         return function
+
+    def _changed(self, call: _Call) -> _Call | None:
+        """Return the call of another program, where the recorder needs one to learn how it ends."""
+        plan = current_plan()
+        if plan is None or not (plan.wants_flag or plan.withholds_donation):
+            return None
+        if self._recorder.ignores(call.executable):
+            return None
+        module = call.executable.module
+        is_watched = plan.wants_flag and module.is_pure
+        if not is_watched and not (plan.withholds_donation and module.donated):
+            return None
+        flat = call.flat()
+        if is_watched:
+            flat = jaxapi.with_result(flat, watched, FLAG_NAME)
+        if plan.withholds_donation:
+            flat = jaxapi.without_donation(flat)
+        executable = _executable_or_none(flat)
+        return None if executable is None else _Call(executable, lambda: flat, flat)
 
     def _run_changed(self, call: _Call) -> list[Any]:
         """Run a program in the place of the user's; return the results that are the user's."""
@@ -258,24 +277,6 @@ class _Watcher:
                 call.executable.name,
             )
         return results
-
-
-def _changed(call: _Call) -> _Call | None:
-    """Return the call of another program, where the recorder needs one to learn how it ends."""
-    plan = current_plan()
-    if plan is None or not (plan.wants_flag or plan.withholds_donation):
-        return None
-    module = call.executable.module
-    is_watched = plan.wants_flag and module.is_pure
-    if not is_watched and not (plan.withholds_donation and module.donated):
-        return None
-    flat = call.flat()
-    if is_watched:
-        flat = jaxapi.with_result(flat, watched, FLAG_NAME)
-    if plan.withholds_donation:
-        flat = jaxapi.without_donation(flat)
-    executable = _executable_or_none(flat)
-    return None if executable is None else _Call(executable, lambda: flat, flat)
 
 
 def _executable_or_none(call: jaxapi.FlatCall) -> JitExecutable | None:

@@ -21,8 +21,9 @@ PIECE = 8 << 20
 """Bytes: large enough for the disk, small enough to stay in the processor's cache."""
 SMALL = 4 << 10
 """Bytes: below, compression saves nothing and ordinary tools have it easier."""
+LARGE = 64 << 20
+"""Bytes: from here on a good disk takes an array faster than zstd shrinks it."""
 
-LARGE = 64 << 20  # bytes: from here on a good disk takes an array faster than zstd shrinks it
 _SAMPLE_BLOCK = 64 << 10  # bytes: less would hide what shuffling gains
 _SAMPLE_BLOCKS = 8
 _SHUFFLE_GAIN = 0.95  # shuffled where that makes the sample smaller by this factor

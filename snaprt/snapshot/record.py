@@ -103,6 +103,19 @@ class Recorder:
         plan = current_plan()
         return plan is not None and plan.waits_for_errors
 
+    def ignores(self, executable: Executable) -> bool:
+        """Tell whether nothing of an executable can be recorded: no condition has its name."""
+        plan = current_plan()
+        if plan is None or plan.keep_last:
+            return plan is None
+        try:
+            if plan is not self._plan:
+                self._act_on(plan)
+            return not self._prospect(plan, executable).conditions
+        except Exception as error:
+            self.writer.complain(error)
+            return True
+
     def before(self, executable: Executable, inputs: Sequence[Any]) -> HeldExecution | None:
         """See an execution begin: judge the conditions, and queue its inputs if they are wanted.
 
@@ -112,9 +125,7 @@ class Recorder:
         Raises:
             ExecutionError: A failure was recorded, and SNAPRT_RECORD_STOP asks to stop.
         """
-        seen = self._seen.get(executable.number)
-        if seen is None:
-            seen = self._seen.setdefault(executable.number, _Seen())
+        seen = self._seen.get(executable.number) or self._meet(executable)
         count = next(seen.counter)
         if self._stop_with is not None:
             self._stop()
@@ -131,7 +142,6 @@ class Recorder:
             judged, found = seen.prospect
             if judged is not plan:
                 found = self._prospect(plan, executable)
-                seen.prospect = plan, found
             first, last = found.executions
             if not first <= count <= last:
                 return None
@@ -244,11 +254,19 @@ class Recorder:
             atexit.unregister(self._finish)
             atexit.register(self._finish)
 
+    def _meet(self, executable: Executable) -> _Seen:
+        return self._seen.setdefault(executable.number, _Seen())
+
     def _prospect(self, plan: Plan, executable: Executable) -> Prospect:
-        """Return which conditions of a plan may hold of an executable, and when."""
-        found = prospect(plan.conditions, self._moment(plan, executable, 0, 0))
-        # The flight recorder holds all, whatever the conditions.
-        return found._replace(executions=EVER, steps=EVER) if plan.keep_last else found
+        """Return which conditions of a plan may hold of an executable, and when; judge it once."""
+        seen = self._seen.get(executable.number) or self._meet(executable)
+        judged, found = seen.prospect
+        if judged is not plan:
+            found = prospect(plan.conditions, self._moment(plan, executable, 0, 0))
+            if plan.keep_last:  # the flight recorder holds all, whatever the conditions
+                found = found._replace(executions=EVER, steps=EVER)
+            seen.prospect = plan, found
+        return found
 
     def _moment(self, plan: Plan, executable: Executable, count: int, step: int) -> Moment:
         return Moment(

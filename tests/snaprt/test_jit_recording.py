@@ -448,6 +448,21 @@ def test_nan_is_found_by_a_flag_in_the_program_and_results_stay_the_same(dump: P
     assert "snaprt_not_finite" in array_names(recorded(dump, "outputs")[0])
 
 
+def test_a_function_that_no_condition_names_runs_the_program_that_it_has(dump: Path) -> None:
+    def named(state: Any) -> Any:
+        return state + 1
+
+    def other(state: Any) -> Any:
+        return state + 1
+
+    kept, taken = x + 0, x + 0
+    with snaprt.record(when="nan, name=named", folder=dump):
+        jax.jit(named, donate_argnums=0)(kept)
+        jax.jit(other, donate_argnums=0)(taken)
+    assert not kept.is_deleted()  # what it is run with may have to be recorded
+    assert taken.is_deleted()
+
+
 def test_a_function_that_is_made_and_called_once_is_not_kept_alive(dump: Path) -> None:
     import gc
     import weakref
