@@ -17,6 +17,7 @@ import re
 import sys
 import threading
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -40,7 +41,7 @@ from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _shardings
 from jax._src import source_info_util as _source_info
 from jax._src import traceback_util as _traceback_util
-from jax._src import tree_util
+from jax._src import tree_util as _tree_util
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import pxla as _pxla
@@ -48,6 +49,7 @@ from jax._src.lax import lax as _lax
 from jax._src.lib import jax_jit as _jax_jit
 from jax._src.lib import xla_client as _xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
+from jax._src.numpy import indexing as _indexing
 from jax._src.random import prng as _prng
 from jax.experimental import serialize_executable
 from jax.extend import core as jex_core
@@ -67,6 +69,9 @@ JAXLIB_VERSION: str = _jaxlib_version
 Tracer: Any = _core.Tracer
 Trace: Any = _core.Trace
 ShapedArray = _core.ShapedArray
+ArrayImpl: Any = _jaxlib.ArrayImpl
+#: The types of arrays that hold their values: ordinary ones, and those of PRNG keys.
+CONCRETE_ARRAYS = frozenset({ArrayImpl, _prng.PRNGKeyArray})
 set_current_trace = jex_core.set_current_trace
 typeof = jax.typeof
 
@@ -104,6 +109,15 @@ def evaluating() -> AbstractContextManager[Any]:
 def current_trace() -> Any:
     """Return this thread's current trace (``None`` while JAX 0.12 binds a primitive)."""
     return _core.trace_ctx.trace
+
+
+#: Its ``value`` is this thread's current trace: `current_trace`, three times as fast.
+current_trace_setting: Any = _core.trace_state_strong_ref
+
+
+#: Returns all settings of JAX that may change what a call records, as a tuple (dtypes and their
+#: promotion, precision, mesh, default device, compute type, ...).
+trace_context: Callable[[], tuple[Any, ...]] = _config.trace_context
 
 
 def set_thread_trace(trace: Any) -> None:
@@ -180,6 +194,88 @@ def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
 
     _api._device_get = device_get_leaf
     _device_get_patched = True
+
+
+# --- calls that may be known already -----------------------------------------------------------
+
+NOT_KNOWN = object()
+
+_FollowJit = Callable[
+    [Any, Callable[..., Any], Any, Any, Any], tuple[Any, Callable[[Any], None] | None]
+]
+
+
+def intercept_jit(kind: type, follow: _FollowJit) -> None:
+    """Ask ``follow`` first whenever a jitted function is called under a trace of type ``kind``.
+
+    Args:
+        kind: The type of the trace.
+        follow: Takes the trace, the function, what JAX knows of the jit, and the arguments. Returns
+            what the call returns, or ``NOT_KNOWN`` and what to tell what JAX then returned.
+    """
+
+    def ask(fun: Any, info: Any, args: Any, kwargs: Any) -> _MakeCall | None:
+        trace = current_trace_setting.value
+        if type(trace) is not kind:
+            return None
+        returned, learn = follow(trace, fun, info, args, kwargs)
+        if returned is not NOT_KNOWN:
+            return lambda: (returned, *_NO_FAST_PATH)
+        if learn is None:
+            return None
+
+        def make() -> tuple[Any, ...]:
+            inferred, flat = _infer_jit(fun, info, args, kwargs)
+            done = _run_jit(inferred, flat, fun, args, kwargs)
+            learn(done[0])
+            return done
+
+        return make
+
+    _ask_before_jit(kind, ask)
+
+
+def intercept_indexing(
+    kind: type, follow: Callable[[Any, Any, Any, Callable[[], Any]], Any]
+) -> None:
+    """Ask ``follow`` whenever an ordinary array is indexed under a trace of type ``kind``.
+
+    Checked with jax 0.10.2 and 0.12.0: ``__getitem__`` of an array calls this function by its name.
+
+    Args:
+        kind: The type of the trace.
+        follow: Takes the trace, the array, the index, and what computes the result as JAX does.
+    """
+    take = getattr(_indexing, "rewriting_take", None)
+    if take is None or getattr(take, "intercepted", False):
+        return
+
+    def rewriting_take(array: Any, index: Any, *args: Any, **kwargs: Any) -> Any:
+        trace = current_trace_setting.value
+        if type(trace) is kind and type(array) is ArrayImpl and not (args or kwargs):
+            return follow(trace, array, index, lambda: take(array, index))
+        return take(array, index, *args, **kwargs)
+
+    rewriting_take.intercepted = True  # type: ignore[attr-defined]
+    module: Any = _indexing
+    module.rewriting_take = rewriting_take
+
+
+def parse_call(
+    function: Callable[..., Any], info: Any, args: Any, kwargs: Any
+) -> tuple[Any, Sequence[Any]] | None:
+    """Return what identifies a call of a jitted function, and its flat arguments that are traced.
+
+    The first can be hashed and compared; it does not hold the function. ``None`` where arguments
+    cannot be hashed.
+    """
+    try:
+        signature, operands = _parse_jit_call(info, args, kwargs)
+        key = (weakref.ref(function), info, signature)
+        hash(key)
+    except (TypeError, ValueError):
+        return None
+    return key, operands
 
 
 # --- what stands at an operation ---------------------------------------------------------------
@@ -260,6 +356,12 @@ def to_device(value: Any) -> jax.Array:
         return array
 
 
+def copy_array(array: jax.Array) -> jax.Array:
+    """Return a copy in memory of its own, where ``array`` lies."""
+    with evaluating():
+        return jax.numpy.copy(array)
+
+
 @functools.cache
 def single_device_sharding(device: Any) -> jax.sharding.Sharding:
     """Return the sharding of an array on ``device``; ``None`` means JAX's default device."""
@@ -302,9 +404,21 @@ def devices_of_sharding(sharding: Any) -> tuple[Device, ...]:
 # --- modules and executables -------------------------------------------------------------------
 
 
-def lower(function: Callable[..., Any], arguments: Sequence[Any]) -> jax.stages.Lowered:
-    """Lower ``function`` for the shapes, dtypes and shardings of ``arguments``; drop none."""
-    return jax.jit(function, keep_unused=True).lower(*arguments)
+def lower(
+    function: Callable[..., Any], arguments: Sequence[Any], donated: Sequence[int] = ()
+) -> jax.stages.Lowered:
+    """Lower ``function`` for the shapes, dtypes and shardings of ``arguments``; drop none.
+
+    Args:
+        function: Takes and returns arrays.
+        arguments: Describes each argument.
+        donated: The arguments whose memory the results may take.
+    """
+    jitted = jax.jit(function, keep_unused=True, donate_argnums=tuple(donated))
+    with warnings.catch_warnings():
+        # Where a donation is of no use, that is nothing that the user could change.
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        return jitted.lower(*arguments)
 
 
 def stablehlo_without_locations(lowered: jax.stages.Lowered) -> bytes:
@@ -1099,14 +1213,19 @@ def hlo_sharding_text(sharding: jax.sharding.Sharding, ndim: int) -> str:
     return str(sharding._to_xla_hlo_sharding(ndim))
 
 
-def optimised_hlo(executable: Any) -> str:
+def optimised_hlo(executable: Any, *, constants: bool) -> str:
     """Return what XLA made of a loaded executable's module, as HLO text, "" where it keeps none.
 
-    Names and source locations are left out: equal programs have equal texts.
+    Names and source locations are left out: equal programs have equal texts. No other thread runs
+    Python meanwhile (jaxlib 0.10.2 and 0.12.0.1 print while they hold its lock).
+
+    Args:
+        executable: Of XLA's.
+        constants: Whether constants of more than ten elements are printed, else ``{...}`` is.
     """
     options = _hlo.HloPrintOptions.canonical()
     options.print_metadata = False
-    options.print_large_constants = True
+    options.print_large_constants = constants
     try:
         modules = executable.hlo_modules()
     except Exception:  # a plugin that does not hand them out, in its own words
@@ -1185,34 +1304,70 @@ _ASKED_BY_CPP = next(
 _NO_FAST_PATH = (None, None, None, SimpleNamespace(effects=(), consts=()), None, None, None)
 
 
+_MakeCall = Callable[[], tuple[Any, ...]]
+_AskBeforeJit = Callable[[Any, Any, Any, Any], _MakeCall | None]
+_asked_before_jit: Mapping[Any, _AskBeforeJit] = {}  # replaced, for threads that look at it
+_asked_before_jit_lock = threading.Lock()
+_MADE_ELSEWHERE = object()
+
+
+def _ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
+    """Ask before JAX's Python makes a call of a jitted function for C++; once for each owner.
+
+    C++ hands what it does not know to ``cache_miss``, which calls two functions of its module in
+    turn: one infers the types of the call, one makes it. Those are replaced, once for all who ask.
+
+    Args:
+        owner: Who asks.
+        ask: Takes the function, what JAX knows of the jit, and the arguments. Returns ``None``
+            where it leaves the call to others, else what makes it and returns what JAX's does.
+    """
+    global _asked_before_jit
+    with _asked_before_jit_lock:
+        is_asked_already = bool(_asked_before_jit)
+        _asked_before_jit = {**_asked_before_jit, owner: ask}
+    if is_asked_already:
+        return
+
+    def infer(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+        if sys._getframe(1).f_code is _ASKED_BY_CPP:  # and not to lower it, say
+            for ask in _asked_before_jit.values():
+                make = ask(fun, info, args, kwargs)
+                if make is not None:
+                    return make, _MADE_ELSEWHERE
+        return _infer_jit(fun, info, args, kwargs)
+
+    def run(inferred: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+        if flat is _MADE_ELSEWHERE:
+            return inferred()
+        return _run_jit(inferred, flat, fun, args, kwargs)
+
+    module: Any = _pjit
+    module._run_python_pjit = run  # first, for what the other returns is its alone
+    module._infer_params = infer
+
+
 def use_jit_watcher(watcher: JitWatcher) -> None:
     """Let ``watcher`` make the calls of jitted functions wherever `set_watch` says so."""
     clean, source_of = _core.trace_state_clean, _source_of_jaxpr
 
-    def infer(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+    def ask(fun: Any, info: Any, args: Any, kwargs: Any) -> _MakeCall | None:
         if (
             _watch.value is None
-            or sys._getframe(1).f_code is not _ASKED_BY_CPP  # to lower it, say
-            or not clean()  # it is traced: a part of another program
+            or not clean()  # it is traced or recorded: a part of another program
             or watcher.leaves_to_jax(info.fun_sourceinfo)
         ):
-            return _infer_jit(fun, info, args, kwargs)
-        return None, info
-
-    def run(traced: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
-        if traced is None:
-            return watcher.call(fun, flat, args, kwargs), *_NO_FAST_PATH
-        return _run_jit(traced, flat, fun, args, kwargs)
+            return None
+        return lambda: (watcher.call(fun, info, args, kwargs), *_NO_FAST_PATH)
 
     def run_primitive(*args: Any, **params: Any) -> Any:
         if _watch.value is None or watcher.leaves_to_jax(source_of(params["jaxpr"])):
             return _run_jit_primitive(*args, **params)
         return watcher.bind(args, params)
 
-    module: Any = _pjit
-    module._infer_params = infer
-    module._run_python_pjit = run
-    module.jit_p.def_impl(run_primitive)
+    _ask_before_jit(use_jit_watcher, ask)
+    jit_primitive: Any = _pjit.jit_p
+    jit_primitive.def_impl(run_primitive)
 
 
 def set_watch(words: tuple[str, ...] | None) -> Any:
@@ -1280,7 +1435,7 @@ def _parse_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
         tuple(kwargs),
         info.static_argnums,
         info.static_argnames,
-        tree_util.tracing_registry,
+        _tree_util.tracing_registry,
     )
 
 
@@ -1333,10 +1488,14 @@ def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
     )
 
 
-def flatten_again(like: FlatCall, info: Any, args: Any, kwargs: Any) -> FlatCall:
-    """Return a call of the same kind as another, which captured nothing, without tracing it."""
-    leaves = tuple(map(_core.full_lower, _parse_jit_call(info, args, kwargs)[1]))
-    return FlatCall(leaves, like.names, like.results, like.params, like.unflatten)
+def leaves_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Return the arguments of a call of a function that captured nothing, as JAX lowers it."""
+    return tuple(
+        [
+            leaf if type(leaf) is _array.ArrayImpl else _core.full_lower(leaf)
+            for leaf in _parse_jit_call(info, args, kwargs)[1]
+        ]
+    )
 
 
 def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
@@ -1472,14 +1631,16 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
     )
 
 
-def jit_module_inputs(lowered: jax.stages.Lowered, module: JitModule, call: FlatCall) -> list[Any]:
-    """Return the arrays with which the module of a call is run, each as it is placed."""
+def jit_module_inputs(
+    lowered: jax.stages.Lowered, module: JitModule, args: Sequence[Any]
+) -> list[Any]:
+    """Return the arrays with which a module is run, placed, for the arguments of a flat call."""
     lowering: Any = lowered._lowering
     if module.kept is not None:
-        arrays = [call.args[number] for number in module.kept]
+        arrays = [args[number] for number in module.kept]
         if all(type(array) is _array.ArrayImpl for array in arrays):
             return arrays
-    given = _module_arguments(lowering, [*lowering.const_args, *call.args])
+    given = _module_arguments(lowering, [*lowering.const_args, *args])
     given += _captured_references(lowering)
     arrays = [_behind_reference(value) for value in given]
     if len(lowering._device_list) > 1:
@@ -1499,14 +1660,14 @@ def jit_module_inputs(lowered: jax.stages.Lowered, module: JitModule, call: Flat
 
 
 def jit_module_outputs(
-    lowered: jax.stages.Lowered, call: Callable[[], FlatCall], results: Sequence[Any]
+    lowered: jax.stages.Lowered, args: Callable[[], Sequence[Any]], results: Sequence[Any]
 ) -> list[Any]:
     """Return the arrays that the module of a call returned, whose function returned ``results``."""
     lowering: Any = lowered._lowering
     written = _written_references(lowering)
     if not written:
         return list(results)
-    given = _module_arguments(lowering, [*lowering.const_args, *call().args])
+    given = _module_arguments(lowering, [*lowering.const_args, *args()])
     given += _captured_references(lowering)
     rest = iter(results)
     # The next execution may write to the reference, and take the memory of what is there.

@@ -260,6 +260,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="Whether `snaprt run` runs the program lazily when it is not told by --lazy.",
     ),
     Setting(
+        "SNAPRT_MAX_GRAPH_SIZE",
+        _count,
+        allowed="a number of operations; 0 for no limit",
+        default=100_000,
+        default_text="100000",
+        help="Run what is pending once this many operations have been recorded without a cut.",
+    ),
+    Setting(
         "SNAPRT_METRICS_FILE",
         _path,
         allowed="a file in a directory that exists; .txt for the report, else JSON",
@@ -388,6 +396,25 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="XLA's own flags; snaprt acts on --xla_dump_hlo_snapshots with --xla_dump_to.",
     ),
 )
+
+
+class Texts:
+    """The texts of some environment variables as they are now, to see whether one has changed.
+
+    For what is asked at every execution: `os.environ.get` takes half a microsecond for a variable
+    that is not set. CPython keeps them, encoded, in a dictionary that it changes in place.
+    """
+
+    def __init__(self, *names: str) -> None:
+        variables: Any = getattr(os.environ, "_data", os.environ)
+        is_encoded = variables is not os.environ
+        self._get = variables.get
+        self._keys = [os.environ.encodekey(name) if is_encoded else name for name in names]
+
+    def now(self) -> list[Any]:
+        """Return the texts, equal to those of an earlier call exactly where nothing changed."""
+        return list(map(self._get, self._keys))
+
 
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 

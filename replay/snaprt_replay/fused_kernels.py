@@ -125,7 +125,7 @@ class Kernels:
     def _compile(self, text: str) -> Any:
         module = jaxapi.parse_module(text)
         options = jaxapi.compile_options([self._device], _OPTIONS)
-        return jaxapi.compile_module(module, self._device, options)
+        return jaxapi.compile_module(module, [self._device], options)
 
     def _run(self, executable: Any, *inputs: np.ndarray) -> list[np.ndarray]:
         there = [jaxapi.put_on(self._device, value) for value in inputs]

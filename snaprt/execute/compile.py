@@ -202,7 +202,7 @@ def _executable(
         devices=found.devices,
         input_names=tuple(f"arg{i}" for i in range(arguments)),
         output_names=(*results, FLAG_NAME) if flag else tuple(results),
-        donated=(),
+        donated=program.donated,
         from_cache=found.from_cache,
         call=found.compiled,
         lowered=found.lowered,

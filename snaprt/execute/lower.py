@@ -37,10 +37,10 @@ def lowering(
     if is_watched:
         function = watched(function)
     shapes = jaxapi.shapes_of(program.arguments(promoted))
-    placement = program.placement
+    placement, donated = program.placement, program.donated
 
     def lower() -> jax.stages.Lowered:
         with placed(placement), metrics.timed("LowerTime"):
-            return jaxapi.lower(function, shapes)
+            return jaxapi.lower(function, shapes, donated)
 
     return lower

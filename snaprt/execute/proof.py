@@ -6,6 +6,7 @@ Source of the aliases: ``input_output_alias`` in the first line of HLO text, as 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from snaprt import jaxapi
 
 # What the partitioner was allowed, which shows in what it did; with one device it does nothing.
 _ALLOWED = re.compile(r", allow_spmd_sharding_propagation_to_\w+=\{[^}]*\}")
+_LEFT_OUT = re.compile(r"\[([0-9,]*)\]\S* constant\(\{\.\.\.\}\)")  # group: its dimensions
+_MOST_CONSTANTS = 1 << 14  # elements: printing so many takes 5 ms, and nobody can run meanwhile
 _ALIAS = re.compile(r"\{([0-9, ]*)\}: \(([0-9]+), \{[0-9, ]*\}, (?:may|must)-alias\)")
 
 
@@ -26,7 +29,9 @@ class Proof:
     Attributes:
         fingerprint: XLA's own of the executable, in its words; empty where it has none.
         optimised_hlo: BLAKE3, in hex, of the optimised module as text with canonical names and
-            without source locations; empty where the platform keeps it to itself.
+            without source locations, and with ``{...}`` in place of constants of more than ten
+            elements where those have more than 16,384 together; empty where the platform keeps it
+            to itself.
         aliases: ``result <- parameter`` for each result that takes a parameter's memory.
     """
 
@@ -42,13 +47,22 @@ def proof_of(executable: Any) -> Proof:
     """
     if executable is None:
         return Proof()
-    header, _, body = jaxapi.optimised_hlo(executable).partition("\n")
+    printed = jaxapi.optimised_hlo(executable, constants=False)
+    if 0 < _elements_left_out(printed) <= _MOST_CONSTANTS:
+        printed = jaxapi.optimised_hlo(executable, constants=True)
+    header, _, body = printed.partition("\n")
     text = f"{_ALLOWED.sub('', header)}\n{body}"
     return Proof(
         fingerprint=jaxapi.executable_fingerprint(executable),
         optimised_hlo=blake3(text.encode()).hexdigest() if header else "",
         aliases=_aliases(header),
     )
+
+
+def _elements_left_out(text: str) -> int:
+    """Return how many elements the constants have that the text does not show."""
+    shapes = [found.split(",") for found in _LEFT_OUT.findall(text)]
+    return sum(math.prod(int(size) for size in shape) for shape in shapes)
 
 
 def _aliases(header: str) -> tuple[str, ...]:

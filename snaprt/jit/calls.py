@@ -96,17 +96,19 @@ class _Function:
 class _Call(Sequence[Any]):
     """A call: the inputs of an execution, which are found when they are first looked at."""
 
-    __slots__ = ("_flat", "_flatten", "_inputs", "executable")
+    __slots__ = ("_flat", "_flatten", "_inputs", "_leaves", "executable")
 
     def __init__(
         self,
         executable: JitExecutable,
         flatten: Callable[[], jaxapi.FlatCall],
         flat: jaxapi.FlatCall | None = None,
+        leaves: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
         self.executable = executable
         self._flatten = flatten
         self._flat = flat
+        self._leaves = leaves  # the arguments alone, which takes half the time
         self._inputs: Sequence[Any] | None = None
 
     def flat(self) -> jaxapi.FlatCall:
@@ -115,17 +117,20 @@ class _Call(Sequence[Any]):
             self._flat = self._flatten()
         return self._flat
 
+    def _arguments(self) -> Sequence[Any]:
+        return self._leaves() if self._leaves and self._flat is None else self.flat().args
+
     def inputs(self) -> Sequence[Any]:
         """Return the arrays that go into the module."""
         if self._inputs is None:
             self._inputs = jaxapi.jit_module_inputs(
-                self.executable.lowered, self.executable.module, self.flat()
+                self.executable.lowered, self.executable.module, self._arguments()
             )
         return self._inputs
 
     def outputs(self, results: Sequence[Any]) -> Sequence[Any]:
         """Return the arrays that came out of the module, of which these are the user's."""
-        return jaxapi.jit_module_outputs(self.executable.lowered, self.flat, results)
+        return jaxapi.jit_module_outputs(self.executable.lowered, self._arguments, results)
 
     @overload
     def __getitem__(self, place: int) -> Any: ...
@@ -176,10 +181,11 @@ class _Watcher:
                 executable, like = known
                 if like is None:
                     flatten = functools.partial(jaxapi.flatten_jit_call, fun, info, args, kwargs)
+                    call = _Call(executable, flatten)
                 else:
-                    flatten = functools.partial(jaxapi.flatten_again, like, info, args, kwargs)
-                call = _Call(executable, flatten)
-            changed = _changed(call)
+                    leaves = functools.partial(jaxapi.leaves_of_jit_call, info, args, kwargs)
+                    call = _Call(executable, lambda: replace(like, args=leaves()), leaves=leaves)
+            changed = self._changed(call)
             if changed is not None:
                 results = call.flat().unflatten(self._run_changed(changed))
             else:
@@ -208,7 +214,7 @@ class _Watcher:
                 if executable is None:
                     return run()
                 call = _Call(executable, lambda: flat, flat)
-                changed = _changed(call)
+                changed = self._changed(call)
                 if changed is not None:
                     return self._run_changed(changed)
                 token = self._recorder.before(executable, call)
@@ -226,6 +232,25 @@ class _Watcher:
                     self._met[forgotten.fun] = -1
                 self._functions[id(info)] = function
         return function
+
+    def _changed(self, call: _Call) -> _Call | None:
+        """Return the call of another program, where the recorder needs one to learn how it ends."""
+        plan = current_plan()
+        if plan is None or not (plan.wants_flag or plan.withholds_donation):
+            return None
+        if self._recorder.ignores(call.executable):
+            return None
+        module = call.executable.module
+        is_watched = plan.wants_flag and module.is_pure
+        if not is_watched and not (plan.withholds_donation and module.donated):
+            return None
+        flat = call.flat()
+        if is_watched:
+            flat = jaxapi.with_result(flat, watched, FLAG_NAME)
+        if plan.withholds_donation:
+            flat = jaxapi.without_donation(flat)
+        executable = _executable_or_none(flat)
+        return None if executable is None else _Call(executable, lambda: flat, flat)
 
     def _run_changed(self, call: _Call) -> list[Any]:
         """Run a program in the place of the user's; return the results that are the user's."""
@@ -252,24 +277,6 @@ class _Watcher:
                 call.executable.name,
             )
         return results
-
-
-def _changed(call: _Call) -> _Call | None:
-    """Return the call of another program, where the recorder needs one to learn how it ends."""
-    plan = current_plan()
-    if plan is None or not (plan.wants_flag or plan.withholds_donation):
-        return None
-    module = call.executable.module
-    is_watched = plan.wants_flag and module.is_pure
-    if not is_watched and not (plan.withholds_donation and module.donated):
-        return None
-    flat = call.flat()
-    if is_watched:
-        flat = jaxapi.with_result(flat, watched, FLAG_NAME)
-    if plan.withholds_donation:
-        flat = jaxapi.without_donation(flat)
-    executable = _executable_or_none(flat)
-    return None if executable is None else _Call(executable, lambda: flat, flat)
 
 
 def _executable_or_none(call: jaxapi.FlatCall) -> JitExecutable | None:

@@ -1,11 +1,11 @@
 """The lazy array: what the user holds in place of a `jax.Array` while its value is not computed.
 
-It knows its node and how to ask for its value; how values are computed is handed to it.
+It knows where it stands in a recording and how to ask for its value; how values are computed is
+handed to it.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +15,15 @@ import numpy as np
 
 from snaprt import jaxapi, metrics
 from snaprt.errors import ExecutionError
-from snaprt.lazy.breaks import HOST_TRANSFERS, READ_METHODS, READ_PROPERTIES, count_read
-from snaprt.lazy.graph import Node
+from snaprt.lazy.breaks import (
+    HANDING_NOTHING_OUT,
+    HOST_TRANSFERS,
+    READ_METHODS,
+    READ_PROPERTIES,
+    count_read,
+)
+from snaprt.lazy.paths import Result
+from snaprt.lazy.recording import DataHandle, Recording
 
 
 class LazyArray(jaxapi.Tracer):
@@ -27,18 +34,31 @@ class LazyArray(jaxapi.Tracer):
     what it needs, and no more; afterwards reading is free.
     """
 
-    __slots__ = ("_index", "_node", "_origin", "_value")
+    __slots__ = ("_handle", "_origin", "_recording", "_result", "_value")
 
-    def __init__(self, trace: Any, aval: Any, node: Node, index: int) -> None:
-        self._value: jax.Array | None = None
+    # ``_origin`` is the executable that computed the value, or the error in its place.
+    _handle: DataHandle
+    _origin: Any
+
+    def __init__(self, trace: Any, recording: Recording | None, result: Result) -> None:
         self._trace = trace  # type: ignore[misc]  # a slot of the base
-        self.aval = aval  # type: ignore[misc]
-        self._node: Node | None = node
-        self._index = index
-        self._origin: Any = None
+        self.aval = result.aval  # type: ignore[misc]
+        self._recording = recording
+        self._result: Result | None = result
+        self._value: jax.Array | None = None
+
+    @classmethod
+    def failed(cls, trace: Any, aval: Any, error: BaseException) -> LazyArray:
+        """Return an array whose value can never be computed because of ``error``."""
+        array = cls.__new__(cls)
+        array._trace = trace
+        array.aval = aval
+        array._value = None
+        array.fail(error)
+        return array
 
     def materialise(self, cause: str) -> jax.Array:
-        """Return the value, computing it first if need be.
+        """Return the value, computing it first if need be; from then on it may have other holders.
 
         Args:
             cause: What needs the value, as counted under ``host::CAUSE``.
@@ -46,6 +66,12 @@ class LazyArray(jaxapi.Tracer):
         Raises:
             ExecutionError: If the graph that computes it fails, or failed before.
         """
+        value = self.compute(cause)
+        self._handle.exposed = True
+        return value
+
+    def compute(self, cause: str) -> jax.Array:
+        """Return the value as `materialise`, for a caller that hands it to nobody."""
         value = self._value
         if value is None:
             count_read(cause)
@@ -59,22 +85,28 @@ class LazyArray(jaxapi.Tracer):
         return self.materialise("eager")
 
     def to_concrete_value(self) -> jax.Array | None:
-        """Return the value if it is there already or truly needed, else ``None``."""
-        if self._value is None:
-            cause = jaxapi.demanded_by()
-            return None if cause is None else self.materialise(cause)
-        return self._value
+        """Return the value if it is truly needed, else ``None``, be it there already or not."""
+        cause = jaxapi.demanded_by()
+        if cause is None:
+            return None
+        self._trace.interruptions += 1  # what is recorded now may depend on the value
+        return self.materialise(cause)
 
-    def settle(self, value: jax.Array, origin: Any) -> None:
-        """Take the value that the executable ``origin`` computes, and let go of the graph."""
-        self._value = value
+    def settle(self, value: jax.Array, handle: DataHandle, origin: Any) -> None:
+        """Take the value that the executable ``origin`` computed, and let go of the recording."""
+        self._handle = handle
         self._origin = origin
-        self._node = None
-        metrics.counter_add("CreateDataHandles")
+        self._value = value
+        self._recording = self._result = None
 
-    def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self._value is not None and not _finalizing():
-            metrics.counter_add("DestroyDataHandles")
+    def fail(self, error: BaseException) -> None:
+        """Raise ``error`` at every read from now on."""
+        self._origin = error
+        self._recording = self._result = None
+
+    def has_failed(self) -> bool:
+        """Say whether the value can never be computed."""
+        return self._recording is None and self._value is None
 
     @property
     def nbytes(self) -> int:
@@ -84,16 +116,18 @@ class LazyArray(jaxapi.Tracer):
     @property
     def sharding(self) -> jax.sharding.Sharding:
         """Where the value lies. On one device that is known without computing it."""
-        known = None if self._node is None else self._node.placement.known_sharding()
-        return self.materialise("sharding").sharding if known is None else known
+        result = self._result
+        known = None if result is None else result.point.placement.known_sharding()
+        return self.compute("sharding").sharding if known is None else known
 
     @property
     def committed(self) -> bool:
         """Whether the value is pinned to its devices; known without computing it."""
+        result = self._result
         return (
-            self.materialise("committed").committed
-            if self._node is None
-            else self._node.placement.committed
+            self.compute("committed").committed
+            if result is None
+            else result.point.placement.committed
         )
 
     @property
@@ -130,7 +164,7 @@ def read_to_host(array: LazyArray) -> np.ndarray:
 
 def _reading_method(name: str, cause: str) -> Callable[..., Any]:
     def read(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
-        value = self.materialise(cause)
+        value = (self.compute if name in HANDING_NOTHING_OUT else self.materialise)(cause)
         started = time.perf_counter_ns()
         try:
             with jaxapi.evaluating():

@@ -44,6 +44,9 @@ READ_PROPERTIES: dict[str, str] = {
     "traceback": "traceback",
 }
 
+#: Of these methods, those after which nobody holds the value or a view of it.
+HANDING_NOTHING_OUT = frozenset({"block_until_ready", "is_deleted", "on_device_size_in_bytes"})
+
 #: The causes above that copy the value to the host.
 HOST_TRANSFERS = frozenset(
     {"array", "bool", "complex", "float", "format", "hex", "index", "int", "item", "oct"}

@@ -22,7 +22,7 @@ from snaprt import jaxapi
 from snaprt.lazy.graph import Node, Program
 
 #: Goes up when a program is described in another way: digests of older versions then match nothing.
-VERSION = 1
+VERSION = 2
 
 #: Constants larger than this are not fetched from the device to be hashed.
 _MAX_CONSTANT_BYTES = 1 << 24
@@ -78,7 +78,7 @@ def program_digest(program: Program, promoted: frozenset[int]) -> str:
     for index, literal in enumerate(program.literals):
         _encode((literal.aval, None if index in promoted else literal.key), content)
     _encode([(jaxapi.typeof(x), x.sharding, x.committed) for x in program.inputs], content)
-    _encode((program.outputs, sorted(promoted)), content)
+    _encode((program.outputs, sorted(promoted), program.donated), content)
     placement = program.placement
     devices = [device.id for device in placement.devices]
     default = placement.default_device

@@ -1,18 +1,16 @@
-"""The recorded graph: its nodes, what is alive in it, and the program cut out of it.
+"""The program that is cut out of what was recorded, with what it consists of.
 
 It knows nothing of how operations are recorded, compiled or run.
 """
 
 from __future__ import annotations
 
-import itertools
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from snaprt import jaxapi
 from snaprt.lazy.operation import Operation
@@ -29,25 +27,35 @@ class Literal:
 
     __slots__ = ("aval", "key", "value")
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, aval: Any, key: bytes) -> None:
         self.value = value
-        self.aval = jaxapi.typeof(value)
-        self.key = jaxapi.literal_bytes(value)
+        self.aval = aval
+        self.key = key
 
 
-class Edge:
-    """The use of one result of an earlier node."""
-
-    __slots__ = ("index", "node")
-
-    def __init__(self, node: Node, index: int) -> None:
-        self.node = node
-        self.index = index
+_literals: dict[Any, Literal] = {}
+_MAX_LITERALS = 8192
 
 
-@dataclass(frozen=True)
+def literal(value: Any) -> Literal:
+    """Return the literal of a host scalar: the same object for the same scalar, mostly."""
+    aval, bits = jaxapi.typeof(value), jaxapi.literal_bytes(value)
+    key = (type(value), aval, bits)
+    found = _literals.get(key)
+    if found is None:
+        if len(_literals) >= _MAX_LITERALS:
+            _literals.clear()
+        # A 0-dimensional numpy array can be written to later.
+        kept = value[()] if type(value) is np.ndarray else value
+        found = _literals[key] = Literal(kept, aval, bits)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
 class Placement:
     """Where, and under which type rules, a node must run; a program has one placement.
+
+    There is one object for each placement.
 
     Attributes:
         committed: Whether an operand pins the node to ``devices``.
@@ -68,128 +76,34 @@ class Placement:
         return jaxapi.single_device_sharding(self.devices[0]) if len(self.devices) == 1 else None
 
 
-class Node:
-    """One recorded operation.
+class Node(Protocol):
+    """A recorded operation, as far as a program needs it: `snaprt.lazy.paths.Point` is one."""
 
-    ``values`` is ``None`` while the node is pending; afterwards it maps the index of each result
-    that was kept to its `jax.Array`, and the operands are let go.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "arrays",
-        "avals",
-        "context",
-        "effects",
-        "error",
-        "number",
-        "operands",
-        "operation",
-        "params",
-        "placement",
-        "primitive",
-        "source",
-        "values",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        primitive: Any,
-        params: dict[str, Any],
-        operands: tuple[Edge | Literal | jax.Array, ...],
-        avals: tuple[Any, ...],
-        effects: Any,
-        placement: Placement,
-        operation: Operation,
-        source: Any,
-        context: Any,
-    ) -> None:
-        self.number = number
-        self.primitive = primitive
-        self.params = params
-        self.operands = operands
-        self.avals = avals
-        self.effects = effects
-        self.placement = placement
-        self.operation = operation
-        self.source = source
-        self.context = context
-        self.arrays: tuple[weakref.ref[Any], ...] = ()
-        self.values: dict[int, jax.Array] | None = None
-        self.error: BaseException | None = None
-
-    def settle(self, values: dict[int, jax.Array]) -> None:
-        """Keep the results of an execution and let go of everything upstream."""
-        self.values = values
-        self.operands = ()
-        self.params = {}
-
-    def fail(self, error: BaseException) -> None:
-        """Mark the node as failed: every later read of its results raises ``error``."""
-        self.error = error
-        self.settle({})
-
-    def inherit_failure(self) -> bool:
-        """Fail if an operand's node has failed, with its error; say whether that is so."""
-        for operand in self.operands:
-            if type(operand) is Edge and operand.node.error is not None:
-                self.fail(operand.node.error)
-                return True
-        return False
-
-    def pending_edges(self) -> list[Edge]:
-        """Return the uses that this node makes of nodes that are still pending."""
-        return [o for o in self.operands if type(o) is Edge and o.node.values is None]
+    operation: Operation
+    primitive: Any
+    params: dict[str, Any]
+    context: Any
+    source: Any
 
 
-class Graph:
-    """What one thread has recorded and not yet run.
+class Structure:
+    """Identifies a program within this process, apart from its literals' values; hashed once."""
 
-    Nodes are held by the arrays and nodes that use them, so dead work goes away by itself; the
-    graph holds weak references to the lazy arrays, and holds on to nodes with effects until run.
-    """
+    __slots__ = ("_hash", "_parts")
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.numbers = itertools.count()
-        self.effectful: list[Node] = []
-        self._arrays: list[weakref.ref[Any]] = []
-        self._sweep_at = 4096
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self._parts = parts
+        self._hash = hash(parts)
 
-    def add(self, node: Node, arrays: Sequence[Any]) -> None:
-        """Add ``node``, whose results are handed to the user as ``arrays``."""
-        node.arrays = tuple(map(weakref.ref, arrays))
-        self._arrays.extend(node.arrays)
-        if node.effects:
-            self.effectful.append(node)
-        if len(self._arrays) > self._sweep_at:
-            self.live_arrays()
-            self._sweep_at = max(4096, 2 * len(self._arrays))
+    def __hash__(self) -> int:
+        return self._hash
 
-    def live_arrays(self) -> list[Any]:
-        """Return the lazy arrays that the user still holds and that have no value yet."""
-        alive, kept = [], []
-        for reference in self._arrays:
-            array = reference()
-            if array is not None and array._value is None:
-                alive.append(array)
-                kept.append(reference)
-        self._arrays = kept
-        return alive
-
-
-def ancestors(roots: Iterable[Node]) -> list[Node]:
-    """Return the pending nodes that ``roots`` need, themselves included, in recorded order."""
-    seen: dict[int, Node] = {}
-    stack = [node for node in roots if node.values is None]
-    while stack:
-        node = stack.pop()
-        if node.number in seen:
-            continue
-        seen[node.number] = node
-        stack.extend([edge.node for edge in node.pending_edges()])
-    return [seen[number] for number in sorted(seen)]
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Structure)
+            and self._hash == other._hash
+            and self._parts == other._parts
+        )
 
 
 @dataclass(frozen=True)
@@ -205,6 +119,7 @@ class Program:
         outputs: ``(node position, result)`` of each output.
         placement: Where it runs.
         structure: Identifies the program within this process, apart from the literals' values.
+        donated: The inputs that nothing else needs any more, whose memory outputs may take.
     """
 
     nodes: tuple[Node, ...]
@@ -213,7 +128,8 @@ class Program:
     literals: tuple[Literal, ...]
     outputs: tuple[tuple[int, int], ...]
     placement: Placement
-    structure: tuple[Any, ...]
+    structure: Structure
+    donated: tuple[int, ...] = ()
 
     def as_function(self, promoted: frozenset[int]) -> Callable[..., list[Any]]:
         """Return the function that computes the outputs from the inputs and promoted literals.
@@ -267,58 +183,3 @@ class _Recipe:
             result = jaxapi.bind_at(source, context, primitive, operands, params)
             sources[position] = result if primitive.multiple_results else (result,)
         return [sources[position][index] for position, index in self.outputs]
-
-
-def build_program(
-    nodes: Sequence[Node], outputs: Sequence[tuple[Node, int]], placement: Placement
-) -> Program:
-    """Cut ``nodes``, given in recorded order, out of the graph as a program.
-
-    Args:
-        nodes: The operations; what they use of other nodes must have a value already.
-        outputs: The results to return, as (node, index of the result).
-        placement: Where it runs.
-    """
-    positions = {node.number: position for position, node in enumerate(nodes)}
-    inputs: list[jax.Array] = []
-    input_index: dict[int, int] = {}
-    literals: list[Literal] = []
-    wiring = []
-    key: list[Any] = []
-    for node in nodes:
-        wires = []
-        for operand in node.operands:
-            if type(operand) is Edge:
-                position = positions.get(operand.node.number)
-                if position is not None and operand.node.values is None:
-                    wires.append((position, operand.index))
-                    continue
-                operand = _value_of(operand)
-            if type(operand) is Literal:
-                wires.append((LITERAL, len(literals)))
-                literals.append(operand)
-                key.append(operand.aval)
-                continue
-            index = input_index.get(id(operand))
-            if index is None:
-                index = input_index[id(operand)] = len(inputs)
-                inputs.append(operand)  # type: ignore[arg-type]
-            wires.append((INPUT, index))
-        wiring.append(tuple(wires))
-        key.append(node.operation.signature)
-    output_wires = tuple((positions[node.number], index) for node, index in outputs)
-    described = tuple(map(jaxapi.describe_input, inputs))
-    return Program(
-        nodes=tuple(nodes),
-        wiring=tuple(wiring),
-        inputs=tuple(inputs),
-        literals=tuple(literals),
-        outputs=output_wires,
-        placement=placement,
-        structure=(tuple(key), tuple(wiring), output_wires, described, placement),
-    )
-
-
-def _value_of(edge: Edge) -> jax.Array:
-    assert edge.node.values is not None
-    return edge.node.values[edge.index]

@@ -9,21 +9,24 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jax
 
-from snaprt import jaxapi, metrics
+from snaprt import jaxapi, metrics, settings
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.execute import collection, prefetch
 from snaprt.execute.compile import Executable, compile_program, uncompiled_program
 from snaprt.execute.run import run
 from snaprt.execute.unfinished import unfinished_graph
 from snaprt.lazy.array import LazyArray, read_to_host
-from snaprt.lazy.graph import Node, Program, ancestors, build_program
+from snaprt.lazy.calls import follow_indexing, follow_jit
+from snaprt.lazy.cut import Part, plan
+from snaprt.lazy.graph import Program, Structure
+from snaprt.lazy.paths import Point
+from snaprt.lazy.recording import DataHandle, carry_over, is_mostly_dead
 from snaprt.lazy.trace import LazyTrace
 from snaprt.snapshot import flags, repro
 from snaprt.snapshot.failures import is_recorded, mark_recorded
@@ -39,6 +42,12 @@ for _part in ("lazy", "execute", "jaxapi.py"):
 #: How many programs stay loaded in a process; the least recently used one goes first.
 MAX_PROGRAMS = 2048
 
+#: A thread's paths are forgotten once they have so many points; its programs stay loaded.
+MAX_POINTS = 200_000
+
+#: How often in a row a program must find other inputs free before it is compiled for those.
+_DONATIONS_TO_COMPILE = 2
+
 
 @dataclass
 class _Family:
@@ -46,10 +55,39 @@ class _Family:
 
     promoted: frozenset[int] = frozenset()
     literals: tuple[bytes, ...] = ()
-    executables: dict[tuple[bytes, ...], Executable] = field(default_factory=dict)
+    executables: dict[tuple[bytes, ...], _Variants] = field(default_factory=dict)
 
 
-_families: OrderedDict[tuple[Any, ...], _Family] = OrderedDict()
+@dataclass
+class _Variants:
+    """The executables of one program that differ in the inputs whose memory they take."""
+
+    by_donated: dict[tuple[int, ...], Executable] = field(default_factory=dict)
+    latest: Executable | None = None
+    missed: int = 0
+
+    def find(self, donated: tuple[int, ...], *, exactly: bool) -> Executable | None:
+        """Return the executable to use when these inputs are free; ``None`` to compile one.
+
+        Which inputs are free may change by chance, as when a garbage collector lets go of an
+        array. So a program is compiled anew when it has found others free twice in a row; before
+        that, what an executable takes and should not is copied; never if it must be ``exactly`` so.
+        """
+        found = self.by_donated.get(donated)
+        if found is not None or self.latest is None or exactly:
+            self.missed = 0
+            return found
+        self.missed += 1
+        return self.latest if self.missed < _DONATIONS_TO_COMPILE else None
+
+    def add(self, executable: Executable) -> None:
+        """Keep an executable that was compiled."""
+        self.by_donated[executable.donated] = self.latest = executable
+        self.missed = 0
+
+
+# By whether they have a flag that tells of NaN, and by their structure.
+_families: OrderedDict[tuple[bool, Structure], _Family] = OrderedDict()
 _families_lock = threading.Lock()
 _of_thread = threading.local()
 
@@ -61,8 +99,10 @@ def thread_trace() -> LazyTrace:
         flags.take_over()
         jaxapi.teach_device_get(LazyArray, read_to_host)
         prefetch.start()
-        trace = _of_thread.trace = LazyTrace(_read, _failed)
+        jaxapi.intercept_jit(LazyTrace, follow_jit)
+        jaxapi.intercept_indexing(LazyTrace, follow_indexing)
         jaxapi.watch_errors(_left_jax)
+        trace = _of_thread.trace = LazyTrace(_read, _grown, _recording_failed)
     return trace
 
 
@@ -82,9 +122,10 @@ def mark_step(wait: bool = False) -> None:
     """
     metrics.counter_add("MarkStep")
     trace = thread_trace()
-    with trace.graph.lock:
-        arrays = trace.graph.live_arrays()
-        _run(trace, _nodes_of(arrays), [], cause="mark_step")
+    with trace.lock:
+        arrays = trace.recording.live_arrays()
+        _run(trace, arrays, arrays, cause="mark_step")
+        trace.forget_paths(MAX_POINTS)
     collection.step_ended(end_step())
     if wait:
         with jaxapi.evaluating():
@@ -93,108 +134,88 @@ def mark_step(wait: bool = False) -> None:
 
 def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
     """Compute one value: run what it needs, and leave the rest pending."""
-    with trace.graph.lock:
-        if array._value is not None:  # another thread was faster
-            return
-        node = array._node
-        assert node is not None
-        if node.values is None:
-            _run(trace, [node], _nodes_of(trace.graph.live_arrays()), cause=cause)
-        if node.error is not None:
-            raise node.error
-        if array._value is None:
-            assert node.values is not None
-            array.settle(node.values[array._index], None)
+    with trace.exclusive():
+        if array._value is None and not array.has_failed():  # another thread may be faster
+            _run(trace, [array], trace.recording.live_arrays(), cause=cause)
+        if array.has_failed():
+            raise array._origin
 
 
-def _nodes_of(arrays: Iterable[LazyArray]) -> list[Node]:
-    nodes = {array._node.number: array._node for array in arrays if array._node is not None}
-    return list(nodes.values())
+def _grown(trace: LazyTrace) -> None:
+    """Look at a recording that has grown: drop what is dead, and cut what is too long."""
+    depth = trace.recording.point.depth
+    if depth & (depth - 1) == 0 and is_mostly_dead(trace.recording):
+        trace.begin(carry_over(trace.recording, trace.root, set(), {}, {}))
+    limit = settings.get("SNAPRT_MAX_GRAPH_SIZE")
+    if limit and trace.recording.point.depth >= limit:
+        metrics.counter_add("cut::graph_size")
+        arrays = trace.recording.live_arrays()
+        _run(trace, arrays, arrays, cause="graph_size")
 
 
-def _run(trace: LazyTrace, roots: Sequence[Node], later: Sequence[Node], *, cause: str) -> None:
-    """Run ``roots``, what they need, and every pending effect; keep what ``later`` will need."""
-    graph = trace.graph
-    nodes = [n for n in ancestors([*roots, *graph.effectful]) if not n.inherit_failure()]
-    if not nodes:
+def _run(
+    trace: LazyTrace, targets: Sequence[LazyArray], alive: Sequence[LazyArray], *, cause: str
+) -> None:
+    """Compute ``targets`` and run every pending effect; keep what else is alive or needed later."""
+    recording = trace.recording
+    at_step = targets is alive
+    numbers = tuple([array._result.number for array in alive])  # type: ignore[union-attr]
+    wanted = numbers if at_step else tuple([a._result.number for a in targets])  # type: ignore[union-attr]
+    key = (at_step, wanted, numbers)
+    found = recording.point.plans.get(key)
+    if found is None:
+        found = plan(recording, wanted, numbers)
+        recording.point.keep_plan(key, found)
+    if not found.parts:
+        trace.begin()
         return
     metrics.metric_add("LazyTracing", trace.recording_time)
     trace.recording_time = 0
-    wanted = _wanted_results(nodes, later)
+    by_number = dict(zip(numbers, alive, strict=True))
+    progress = _Progress()
+    complete = False
+    donate = found.complete and len(found.parts) == 1 and not _withholds_donation()
     try:
         with jaxapi.evaluating():
-            for part in _split_by_placement(nodes, wanted):
-                _run_part(part, wanted, cause)
+            for part in found.parts:
+                program = part.program(recording, progress.values, donate)
+                _run_part(part, program, by_number, progress, cause)
+                if not found.complete or len(found.parts) > 1:
+                    progress.done.update(part.nodes)
+        complete = found.complete
     finally:
-        graph.effectful = [node for node in graph.effectful if node.values is None]
+        trace.begin(
+            None
+            if complete
+            else carry_over(recording, trace.root, progress.done, progress.values, progress.failed)
+        )
 
 
-def _wanted_results(nodes: Sequence[Node], later: Sequence[Node]) -> dict[int, set[int]]:
-    """Return node number -> results that somebody still needs after ``nodes`` have run.
+@dataclass
+class _Progress:
+    """What a cut has come to.
 
-    That is what the user holds, and what ``later`` will use of them: without the latter, reading
-    the loss in the middle of a step would compute the forward pass twice.
+    Attributes:
+        values: What was computed, by the number of the result.
+        done: The operations that were run, in vain or not.
+        failed: The results that will never be there, and why.
     """
-    inside = {node.number for node in nodes}
-    wanted: dict[int, set[int]] = {number: set() for number in inside}
-    for node in nodes:
-        for index, reference in enumerate(node.arrays):
-            if reference() is not None:
-                wanted[node.number].add(index)
-    for node in ancestors(later):
-        if node.number in inside:
-            continue
-        for edge in node.pending_edges():
-            if edge.node.number in inside:
-                wanted[edge.node.number].add(edge.index)
-    return wanted
+
+    values: dict[int, tuple[jax.Array, DataHandle]] = field(default_factory=dict)
+    done: set[Point] = field(default_factory=set)
+    failed: dict[int, BaseException] = field(default_factory=dict)
 
 
-def _split_by_placement(
-    nodes: Sequence[Node], wanted: dict[int, set[int]]
-) -> Iterable[Sequence[Node]]:
-    """Yield ``nodes`` in parts of one placement each, in an order in which they can run.
-
-    Nearly always there is one part. Otherwise uncommitted work that only committed work uses
-    joins it, as under `jax.jit`; the rest is layered, so that a part uses earlier parts alone.
-    """
-    if all(node.placement is nodes[0].placement for node in nodes):
-        return [nodes]
-    placement = {node.number: node.placement for node in nodes}
-    users: dict[int, set[Any]] = {node.number: set() for node in nodes}
-    for node in reversed(nodes):
-        number = node.number
-        uses = users[number]
-        if not placement[number].committed and not wanted[number] and len(uses) == 1:
-            (only,) = uses
-            if only.x64 == placement[number].x64:
-                placement[number] = only
-        for edge in node.pending_edges():
-            users[edge.node.number].add(placement[number])
-    levels: dict[int, int] = {}
-    parts: dict[tuple[int, int], list[Node]] = {}
-    for node in nodes:
-        own = placement[node.number]
-        level = 0
-        for edge in node.pending_edges():
-            producer = edge.node.number
-            if placement[producer] is own:
-                level = max(level, levels[producer])
-            else:
-                level = max(level, levels[producer] + 1)
-                wanted[producer].add(edge.index)
-        levels[node.number] = level
-        parts.setdefault((level, id(own)), []).append(node)
-    return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
-
-
-def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) -> None:
-    """Compile and run ``nodes`` as one program, and hand out the results."""
-    outputs = [(node, index) for node in nodes for index in sorted(wanted[node.number])]
-    program = build_program(nodes, outputs, placement=_placement_of(nodes))
-    metrics.metric_add("TensorsGraphSize", len(nodes))
-    with _saved_if_it_cannot_be_compiled(program):
-        executable, arguments = _executable_for(program)
+def _run_part(
+    part: Part,
+    program: Program,
+    arrays: dict[int, LazyArray],
+    progress: _Progress,
+    cause: str,
+) -> None:
+    """Compile and run one program of a cut, and hand out the results."""
+    metrics.metric_add("TensorsGraphSize", len(program.nodes))
+    executable, arguments = _executable_for(program)
     try:
         # Zeros in place of results are not worth recording.
         results = run(
@@ -207,39 +228,19 @@ def _run_part(nodes: Sequence[Node], wanted: dict[int, set[int]], cause: str) ->
             f"graph {executable.name}.{executable.graph_id} failed while it ran ({cause}): {error}",
             hint="its arrays cannot be used any more; the error above comes from the device",
         )
-        for node in nodes:
-            node.fail(failure)
+        progress.done.update(part.nodes)
+        progress.failed.update({one.number: failure for node in part.nodes for one in node.results})
         repro.after_failure("run", executable, arguments)
         raise failure from error
     repro.after_run(executable, arguments)
-    values: dict[int, dict[int, jax.Array]] = {node.number: {} for node in nodes}
-    for (node, index), value in zip(outputs, results, strict=True):
-        values[node.number][index] = value
-    for node in nodes:
-        node.settle(values[node.number])
-        for index, reference in enumerate(node.arrays):
-            array = reference()
-            if array is not None and index in values[node.number]:
-                array.settle(values[node.number][index], executable)
-
-
-@contextlib.contextmanager
-def _saved_if_it_cannot_be_compiled(program: Program) -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        if repro.level("compile"):
-            with contextlib.suppress(
-                Exception
-            ):  # it cannot be lowered either: there is nothing to save
-                arguments = program.arguments(frozenset())
-                repro.after_failure("compile", uncompiled_program(program, frozenset()), arguments)
-        raise
-
-
-def _placement_of(nodes: Sequence[Node]) -> Any:
-    committed = [node.placement for node in nodes if node.placement.committed]
-    return committed[0] if committed else nodes[0].placement
+    metrics.counter_add("CreateDataHandles", len(part.numbers))
+    kinds = part.kinds_of(executable.number)
+    for index, (number, value) in enumerate(zip(part.numbers, results, strict=True)):
+        handle = DataHandle(kinds, index)
+        progress.values[number] = value, handle
+        array = arrays.get(number)
+        if array is not None:
+            array.settle(value, handle, executable)
 
 
 def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
@@ -261,8 +262,13 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
         else:
             _families.move_to_end(key)
         promoted = family.promoted
-        executable = family.executables.get(_constants(literals, promoted))
-        if executable is None and family.executables:
+        variants = family.executables.get(_constants(literals, promoted))
+        executable = (
+            None
+            if variants is None
+            else variants.find(program.donated, exactly=_withholds_donation())
+        )
+        if variants is None and family.executables:
             pairs = zip(literals, family.literals, strict=True)
             varied = [i for i, (a, b) in enumerate(pairs) if a != b]
             promoted = family.promoted = promoted | frozenset(varied)
@@ -274,26 +280,42 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
                 program, promoted, flags.compiler_overrides(), is_watched=is_watched
             )
         except CompileError as error:
-            _record_uncompiled(program, promoted, error, is_watched=is_watched)
+            _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
             raise
         if not executable.is_collected:
             metrics.counter_add("CachedCompile" if executable.from_cache else "UncachedCompile")
         with _families_lock:
             if family.promoted == promoted:
-                family.executables[_constants(literals, promoted)] = executable
+                constants = _constants(literals, promoted)
+                family.executables.setdefault(constants, _Variants()).add(executable)
     elif not executable.is_collected:
         metrics.counter_add("CachedCompile")
-    return executable, program.arguments(promoted)
+    arguments = program.arguments(promoted)
+    for index in executable.donated:
+        if index not in program.donated:
+            metrics.counter_add("DonationCopied")
+            arguments[index] = jaxapi.copy_array(arguments[index])
+    return executable, arguments
 
 
-def _record_uncompiled(
+def _withholds_donation() -> bool:
+    """Say whether what a program is called with may be wanted after it has run."""
+    return process_recorder().withholds_donation() or repro.needs_inputs()
+
+
+def _tell_of_uncompiled(
     program: Program, promoted: frozenset[int], error: CompileError, *, is_watched: bool
 ) -> None:
+    """Hand a program that cannot be compiled to whoever wants to save it."""
     recorder = process_recorder()
-    if recorder.waits_for_errors():
-        with contextlib.suppress(Exception):  # it cannot be lowered either: nothing would replay
-            executable = uncompiled_program(program, promoted, is_watched=is_watched)
-            recorder.compile_failed(executable, program.arguments(promoted), error)
+    if not recorder.waits_for_errors() and not repro.level("compile"):
+        return
+    with contextlib.suppress(Exception):  # it cannot be lowered either: nothing would replay
+        executable = uncompiled_program(program, promoted, is_watched=is_watched)
+        arguments = program.arguments(promoted)
+        if recorder.waits_for_errors():
+            recorder.compile_failed(executable, arguments, error)
+        repro.after_failure("compile", executable, arguments)
 
 
 def left_with(error: BaseException) -> None:
@@ -302,7 +324,7 @@ def left_with(error: BaseException) -> None:
     JAX's own is one of recording; for any other, what ran last may have to be recorded.
     """
     if isinstance(error, Exception) and jaxapi.raised_inside(error):
-        _failed(thread_trace(), error, None)
+        _recording_failed(thread_trace(), error, None)
     process_recorder().program_failed(error)
 
 
@@ -316,11 +338,19 @@ def _left_jax(error: BaseException) -> None:
     """See an error leave a function of JAX's, such as a jitted one that was being traced."""
     trace = jaxapi.current_trace()
     if isinstance(trace, LazyTrace) and isinstance(error, Exception):
-        _failed(trace, error, None)
+        _recording_failed(trace, error, None)
 
 
-def _failed(trace: LazyTrace, error: Exception, bound: jaxapi.BoundOperation | None) -> None:
-    """Record an error that was raised while the graph was being recorded, with the graph so far."""
+def _recording_failed(
+    trace: LazyTrace, error: Exception, bound: jaxapi.BoundOperation | None
+) -> None:
+    """Record an error, if it is asked for and was not recorded yet.
+
+    Args:
+        trace: What was recording.
+        error: What was raised.
+        bound: What was being recorded, where that is known.
+    """
     if current_plan() is None or is_recorded(error):
         return
     if isinstance(error, (SnaprtError, jax.errors.JaxRuntimeError)):  # of running, not recording
@@ -329,21 +359,22 @@ def _failed(trace: LazyTrace, error: Exception, bound: jaxapi.BoundOperation | N
     try:
         mark_recorded(error)
         operation = jaxapi.failed_operation(error) or bound
-        with trace.graph.lock:
+        with trace.lock:
             pending, part, program = _program_so_far(trace)
         described = describe_trace_error(error, operation, pending, pending - part)
         graph = unfinished_graph(program, described)
-        recorder.compile_failed(graph, program.inputs if program else (), error)
+        with jaxapi.evaluating():  # it may copy what it holds
+            recorder.compile_failed(graph, program.inputs if program else (), error)
     except Exception as raised:
         recorder.writer.complain(raised)
 
 
 def _program_so_far(trace: LazyTrace) -> tuple[int, int, Program | None]:
     """Return how many operations are pending, how many can be one program now, and that."""
-    nodes = ancestors(_nodes_of(trace.graph.live_arrays()))
-    if not nodes:
+    recording = trace.recording
+    alive = [array._result.number for array in recording.live_arrays()]
+    parts = plan(recording, alive, alive).parts
+    if not parts:
         return 0, 0, None
-    wanted = _wanted_results(nodes, ())
-    part = next(iter(_split_by_placement(nodes, wanted)))
-    outputs = [(node, index) for node in part for index in sorted(wanted[node.number])]
-    return len(nodes), len(part), build_program(part, outputs, placement=_placement_of(part))
+    pending = sum(len(part.nodes) for part in parts)
+    return pending, len(parts[0].nodes), parts[0].program(recording, {}, donate=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import math
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -42,6 +43,12 @@ class Moment(NamedTuple):
     rank: int
 
 
+Span = tuple[float, float]
+"""The lowest and the highest of some numbers."""
+EVER: Final[Span] = (-math.inf, math.inf)
+NEVER: Final[Span] = (math.inf, -math.inf)
+
+
 @dataclass(frozen=True)
 class Ranges:
     """Numbers, as ``5|100-200|1000-`` lists them; both ends of a range belong to it."""
@@ -50,6 +57,10 @@ class Ranges:
 
     def __contains__(self, number: float) -> bool:
         return any(low <= number <= high for low, high in self.spans)
+
+    def span(self) -> Span:
+        """Return the lowest and the highest of the numbers."""
+        return _around(self.spans)
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,7 @@ class Word:
         allowed: What may stand there, for the user; empty for a word that stands alone.
         help: What it means, one sentence.
         holds: Whether a moment meets the value; None for words that say something else.
+        lasts: Whether that is the same for every execution of an executable.
     """
 
     name: str
@@ -69,6 +81,7 @@ class Word:
     allowed: str
     help: str
     holds: Callable[[Any, Moment], bool] | None = None
+    lasts: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,9 @@ class Condition:
 
     Attributes:
         tests: ``(test, value)``; each must hold of the moment.
+        lasting: Those of which one execution tells what all of its executable would.
+        executions: The first and the last execution of which it may hold.
+        steps: The first and the last step in which it may hold.
         trigger: What must then happen; empty where nothing more has to.
         devices: The addressable devices that are recorded; None for all.
         roles: ``inputs``, ``outputs``, or both.
@@ -87,6 +103,9 @@ class Condition:
     """
 
     tests: tuple[tuple[Callable[[Any, Moment], bool], Any], ...]
+    lasting: tuple[tuple[Callable[[Any, Moment], bool], Any], ...]
+    executions: Span
+    steps: Span
     trigger: Trigger
     devices: Ranges | None
     roles: frozenset[str]
@@ -104,6 +123,10 @@ class Condition:
                 return False
         return True
 
+    def may_hold(self, moment: Moment) -> bool:
+        """Tell whether it may hold of any execution of the executable of a moment."""
+        return all(test(value, moment) for test, value in self.lasting)
+
     def takes(self, graph_id: str) -> bool:
         """Count an execution of which all else holds; tell whether ``every`` and ``first`` do."""
         if self.every == 1 and self.first is None:
@@ -113,6 +136,35 @@ class Condition:
             self._passed[graph_id] = before + 1
         place, rest = divmod(before, self.every)
         return rest == 0 and (self.first is None or place < self.first)
+
+
+class Prospect(NamedTuple):
+    """Which conditions may hold of an executable, and when.
+
+    Attributes:
+        conditions: Those that may hold of some of its executions.
+        executions: Around all of which they may hold.
+        steps: Around all in which they may hold.
+    """
+
+    conditions: tuple[Condition, ...]
+    executions: Span
+    steps: Span
+
+
+def prospect(conditions: Sequence[Condition], moment: Moment) -> Prospect:
+    """Judge once what of conditions is the same for every execution of a moment's executable."""
+    found = tuple(condition for condition in conditions if condition.may_hold(moment))
+    return Prospect(
+        found,
+        _around([condition.executions for condition in found]),
+        _around([condition.steps for condition in found]),
+    )
+
+
+def _around(spans: Sequence[Span]) -> Span:
+    lows, highs = zip(NEVER, *spans, strict=True)
+    return min(lows), max(highs)
 
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?) ?(us|ms|s|m|h|)", re.ASCII)
@@ -199,6 +251,7 @@ WORDS: Final[tuple[Word, ...]] = (
         "a regular expression; \\, and \\; stand for a comma and a semicolon",
         "Graphs in whose name the expression is found.",
         lambda pattern, moment: pattern.search(moment.name) is not None,
+        lasts=True,
     ),
     Word(
         "execution",
@@ -246,6 +299,7 @@ WORDS: Final[tuple[Word, ...]] = (
         "numbers and ranges, or master",
         "Processes by RANK, or where it is not set by `jax.process_index()`; master is 0.",
         lambda ranges, moment: moment.rank in ranges,
+        lasts=True,
     ),
     Word(
         "device",
@@ -317,11 +371,15 @@ def _condition(text: str) -> Condition:
     if len(triggers) > 1:
         both = " and ".join(triggers)
         raise _wrong(text, f"{both} cannot hold together", f"--when {triggers[0]} --when ...")
-    tests = [
-        (word.holds, values[word.name]) for word in WORDS if word.holds and word.name in values
-    ]
+    told = [word for word in WORDS if word.name in values]
+    execution, step = values.get("execution"), values.get("step")
     return Condition(
-        tests=tuple(tests),
+        tests=tuple((word.holds, values[word.name]) for word in told if word.holds),
+        lasting=tuple(
+            (word.holds, values[word.name]) for word in told if word.holds and word.lasts
+        ),
+        executions=EVER if execution is None else execution.span(),
+        steps=EVER if step is None else step.span(),
         trigger=triggers[0] if triggers else "",
         devices=values.get("device"),
         roles=values.get("record", BOTH_ROLES),

@@ -21,8 +21,9 @@ PIECE = 8 << 20
 """Bytes: large enough for the disk, small enough to stay in the processor's cache."""
 SMALL = 4 << 10
 """Bytes: below, compression saves nothing and ordinary tools have it easier."""
+LARGE = 64 << 20
+"""Bytes: from here on a good disk takes an array faster than zstd shrinks it."""
 
-_LARGE = 64 << 20  # bytes: from here on a good disk takes an array faster than zstd shrinks it
 _SAMPLE_BLOCK = 64 << 10  # bytes: less would hide what shuffling gains
 _SAMPLE_BLOCKS = 8
 _SHUFFLE_GAIN = 0.95  # shuffled where that makes the sample smaller by this factor
@@ -80,7 +81,7 @@ def choose_compression(stored: np.ndarray, worth: Worth) -> str:
         shuffled = _share(shuffle(memoryview(sample), stored.itemsize))
         if shuffled < share * _SHUFFLE_GAIN:
             share, compression = shuffled, "zstd-shuffled"
-    limit = worth.share_if_large if size >= _LARGE else worth.share
+    limit = worth.share_if_large if size >= LARGE else worth.share
     return compression if share <= limit else "none"
 
 
@@ -101,14 +102,14 @@ def put(sink: Any, stored: np.ndarray, compression: str) -> str:
     """
     values = bytes_of(stored)
     header = npy_header(stored)
-    digest = blake3.blake3(max_threads=_DIGEST_THREADS if len(values) >= _LARGE else 1)
+    digest = blake3.blake3(max_threads=_DIGEST_THREADS if len(values) >= LARGE else 1)
     if compression == "none":
         sink.write(header)
         for piece in _pieces(values):
             digest.update(piece)
             sink.write(piece)
         return digest.hexdigest()
-    frame = zstandard.ZstdCompressor(_EFFORT_LARGE if len(values) >= _LARGE else _EFFORT)
+    frame = zstandard.ZstdCompressor(_EFFORT_LARGE if len(values) >= LARGE else _EFFORT)
     with frame.stream_writer(sink, size=len(header) + len(values), closefd=False) as compressed:
         compressed.write(header)
         for piece in _pieces(values):
@@ -121,7 +122,7 @@ def put(sink: Any, stored: np.ndarray, compression: str) -> str:
 def digests(stored: np.ndarray) -> tuple[str, str]:
     """Return the BLAKE3 of the whole ``.npy``, and of the elements alone, in hex."""
     values = bytes_of(stored)
-    threads = _DIGEST_THREADS if len(values) >= _LARGE else 1
+    threads = _DIGEST_THREADS if len(values) >= LARGE else 1
     of_file, of_elements = (blake3.blake3(max_threads=threads) for _ in range(2))
     of_file.update(npy_header(stored))
     for piece in _pieces(values):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from snaprt import jaxapi
-from snaprt.snapshot import layout
+from snaprt.snapshot import encode, layout
 from snaprt.snapshot.budgets import Budget
 from snaprt.snapshot.conditions import Condition
 from snaprt.snapshot.describe import Cause, contents, describe
@@ -17,6 +17,9 @@ from snaprt.snapshot.writer import SnapshotWriter
 
 KEEP_LAST = "keep-last"
 """The reason of what the flight recorder writes."""
+
+_PATIENCE_SECONDS = 0.25
+"""How long large arrays wait until the execution has ended: it needs the processor more."""
 
 _run_marks: dict[int, str] = {}  # process id to mark: a forked child has one of its own
 
@@ -54,21 +57,26 @@ class Filing:
         """Queue the files of one role of an admitted execution; return the arrays' bytes."""
         places = held.inputs if role == "inputs" else held.outputs or []
         nbytes = sum(array.nbytes for array in places)
-        for execution, device in _files(held, role, conditions, cause):
-            file = held.plan.folder / layout.file_name(execution)
-            write = functools.partial(self._write, file, execution, held, device, nbytes)
+        for index, device in _devices(held, role, conditions):
+            write = functools.partial(self._write, held, role, index, device, cause, nbytes)
             self.writer.call(write, nbytes)
         return nbytes
 
     def _write(
         self,
-        file: Path,
-        execution: layout.Execution,
         held: HeldExecution,
+        role: layout.Role,
+        index: int,
         device: jaxapi.Device,
+        cause: Cause,
         nbytes: int,
     ) -> None:
         try:
+            if nbytes >= encode.LARGE:
+                held.ends_within(_PATIENCE_SECONDS)
+            # Here, in the writer's thread: the first one asks for the versions of all packages.
+            execution = describe(held, role, index, device, cause, run_mark())
+            file = held.plan.folder / layout.file_name(execution)
             self.writer.write(file, functools.partial(contents, execution, held, device))
         finally:
             self.budget.written(nbytes)
@@ -85,7 +93,7 @@ class Filing:
         for role in layout.ROLES:
             if role == "outputs" and not held.has_outputs():
                 continue
-            for execution, device in _files(held, role, None, cause or Cause(KEEP_LAST)):
+            for execution, device in _files(held, role, cause or Cause(KEEP_LAST)):
                 file = folder / layout.file_name(execution)
                 if self.writer.write(file, functools.partial(contents, execution, held, device)):
                     files.append(file)
@@ -106,19 +114,27 @@ def names_of(held: HeldExecution, cause: Cause) -> list[Path]:
     return [
         held.plan.folder / layout.file_name(execution)
         for role in layout.ROLES
-        for execution, _ in _files(held, role, None, cause)
+        for execution, _ in _files(held, role, cause)
     ]
 
 
 def _files(
-    held: HeldExecution, role: layout.Role, conditions: Sequence[Condition] | None, cause: Cause
+    held: HeldExecution, role: layout.Role, cause: Cause
 ) -> Iterator[tuple[layout.Execution, jaxapi.Device]]:
-    """Yield what is recorded of each device; all that the callback allows without conditions."""
+    """Yield all that the callback allows to be recorded of each device."""
+    for index, device in _devices(held, role, None):
+        yield describe(held, role, index, device, cause, run_mark()), device
+
+
+def _devices(
+    held: HeldExecution, role: layout.Role, conditions: Sequence[Condition] | None
+) -> Iterator[tuple[int, jaxapi.Device]]:
+    """Yield the devices of which a role is recorded; without conditions, as the callback says."""
     if role == "outputs" and held.outputs is None:
         return
     for index, device, words in held.devices:
         if role in (words if conditions is None else _roles(index, words, conditions)):
-            yield describe(held, role, index, device, cause, run_mark()), device
+            yield index, device
 
 
 def _roles(index: int, words: frozenset[str], conditions: Sequence[Condition]) -> frozenset[str]:

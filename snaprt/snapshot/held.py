@@ -6,6 +6,8 @@ that does says so first (`about_to_donate`), and what is held elsewhere is copie
 
 from __future__ import annotations
 
+import functools
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from snaprt import jaxapi
 from snaprt.snapshot.conditions import Condition, Moment
 from snaprt.snapshot.content import Artifacts, to_host
 from snaprt.snapshot.plan import Hold, Plan
+
+_POLL_SECONDS = 0.001
 
 
 class Executable(Protocol):
@@ -119,6 +123,15 @@ class HeldExecution:
             if not last.is_deleted():  # else somebody else has used it, so it was there
                 raise
 
+    def ends_within(self, seconds: float) -> bool:
+        """Wait until it has ended, but not longer than this; tell whether it has."""
+        until = time.monotonic() + seconds
+        while self.outputs is None or not self.is_ready():
+            if time.monotonic() > until:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
     def has_outputs(self) -> bool:
         """Tell, without waiting, whether it has ended without an error."""
         if self.outputs is None or not self.is_ready():
@@ -179,15 +192,22 @@ def hold_inputs(inputs: Sequence[Any], donated: Sequence[int], hold: Hold) -> li
         donated: Numbers of those whose memory it may take.
         hold: Whether copies lie on the device or the host; ``host``: whether all are copies there.
     """
-    going = frozenset(donated)
-    return [
-        np.array(array)  # NumPy's own may change
-        if not isinstance(array, jax.Array)
-        else array
-        if number not in going and (hold != "host" or _is_on_host(array))
-        else copy(array, hold)
-        for number, array in enumerate(inputs)
-    ]
+    # NumPy's own may change.
+    held = [array if _is_of_jax(array.__class__) else np.array(array) for array in inputs]
+    if donated or hold == "host":
+        going = frozenset(donated)
+        for number, array in enumerate(inputs):
+            if isinstance(array, jax.Array) and (
+                number in going or (hold == "host" and not _is_on_host(array))
+            ):
+                held[number] = copy(array, hold)
+    return held
+
+
+@functools.cache
+def _is_of_jax(kind: type) -> bool:
+    """Tell what `isinstance` takes ten times as long to tell of each array."""
+    return issubclass(kind, jax.Array)
 
 
 def copy(array: jax.Array, hold: Hold) -> jax.Array:
@@ -207,13 +227,16 @@ def _is_on_host(array: jax.Array) -> bool:
 
 _alive: list[weakref.ref[HeldExecution]] = []
 _MANY = 256  # of these, most are dead
+_most = _MANY
 
 
 def remember(held: HeldExecution) -> None:
     """Let the arrays of ``held`` be copied if somebody donates them while it is alive."""
+    global _most
     _alive.append(weakref.ref(held))
-    if len(_alive) > _MANY:
+    if len(_alive) > _most:
         _alive[:] = [one for one in _alive if one() is not None]
+        _most = max(_MANY, 2 * len(_alive))
 
 
 def about_to_donate(arrays: Sequence[Any], hold: Hold) -> None:

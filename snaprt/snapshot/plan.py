@@ -74,18 +74,10 @@ _NEURON_HOLDS: Final[dict[str, Hold]] = {
     "on_nrt_error_cpu": "host",
 }
 
-_READ: Final = (
+_texts = settings.Texts(
     *("XLA_FLAGS", "SNAPRT_DUMP_DIR", "SNAPRT_RECORD", "SNAPRT_RECORD_KEEP_LAST"),
     *("NEURON_DUMP_HLO_SNAPSHOT", "NEURON_FRAMEWORK_DEBUG", "NEURON_NC0_ONLY_SNAPSHOT"),
     *("SNAPRT_RECORD_HOLD", "SNAPRT_RECORD_STOP", "SNAPRT_RECORD_KEEP_BYTES", "RANK"),
-)
-
-# `os.environ.get` takes half a microsecond for a variable that is not set, and every execution
-# asks for all of these: CPython keeps the variables, encoded, in a dictionary that it changes in
-# place.
-_variables: Any = getattr(os.environ, "_data", os.environ)
-_keys: Final[tuple[Any, ...]] = tuple(
-    os.environ.encodekey(name) if _variables is not os.environ else name for name in _READ
 )
 
 _seen: tuple[list[Any], Plan | None] = ([], None)  # the texts, and what follows of them
@@ -115,8 +107,7 @@ def current_plan() -> Plan | None:
     asked = _of_thread.plan
     if asked is not None:
         return asked
-    get = _variables.get
-    texts = [get(key) for key in _keys]
+    texts = _texts.now()
     seen = _seen
     if texts == seen[0]:
         return seen[1]

@@ -21,7 +21,14 @@ import jax
 from snaprt import jaxapi, metrics
 from snaprt.errors import ExecutionError
 from snaprt.snapshot import policy, signals
-from snaprt.snapshot.conditions import BOTH_ROLES, Condition, Moment
+from snaprt.snapshot.conditions import (
+    BOTH_ROLES,
+    EVER,
+    Condition,
+    Moment,
+    Prospect,
+    prospect,
+)
 from snaprt.snapshot.describe import Cause, error_text
 from snaprt.snapshot.failures import (
     OutcomeWatch,
@@ -52,6 +59,7 @@ class _Seen:
     counter: itertools.count[int] = field(default_factory=itertools.count)
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
     output_bytes: int = 0  # as far as it is known
+    prospect: tuple[Plan | None, Prospect] = (None, Prospect((), EVER, EVER))  # of that plan
 
 
 class Recorder:
@@ -69,7 +77,7 @@ class Recorder:
         self._step = step
         self._seen: dict[int, _Seen] = {}
         self._plan: Plan | None = None  # the last one that was acted on
-        self._began: float | None = None
+        self._began = 0.0  # when the first plan was acted on
         self._process = 0  # of JAX's, once somebody asks to record
         self._filing = Filing(self.writer)
         self._watch = OutcomeWatch(self._ended)
@@ -95,6 +103,19 @@ class Recorder:
         plan = current_plan()
         return plan is not None and plan.waits_for_errors
 
+    def ignores(self, executable: Executable) -> bool:
+        """Tell whether nothing of an executable can be recorded: no condition has its name."""
+        plan = current_plan()
+        if plan is None or plan.keep_last:
+            return plan is None
+        try:
+            if plan is not self._plan:
+                self._act_on(plan)
+            return not self._prospect(plan, executable).conditions
+        except Exception as error:
+            self.writer.complain(error)
+            return True
+
     def before(self, executable: Executable, inputs: Sequence[Any]) -> HeldExecution | None:
         """See an execution begin: judge the conditions, and queue its inputs if they are wanted.
 
@@ -104,9 +125,7 @@ class Recorder:
         Raises:
             ExecutionError: A failure was recorded, and SNAPRT_RECORD_STOP asks to stop.
         """
-        seen = self._seen.get(executable.number)
-        if seen is None:
-            seen = self._seen.setdefault(executable.number, _Seen())
+        seen = self._seen.get(executable.number) or self._meet(executable)
         count = next(seen.counter)
         if self._stop_with is not None:
             self._stop()
@@ -120,7 +139,18 @@ class Recorder:
         try:
             if plan is not self._plan:
                 self._act_on(plan)
-            return self._begin(plan, executable, inputs, count, seen)
+            judged, found = seen.prospect
+            if judged is not plan:
+                found = self._prospect(plan, executable)
+            first, last = found.executions
+            if not first <= count <= last:
+                return None
+            step = -1 if self._step is None else self._step()
+            first, last = found.steps
+            if not first <= step <= last:
+                return None
+            moment = self._moment(plan, executable, count, step)
+            return self._begin(plan, found.conditions, moment, executable, inputs, seen)
         except Exception as error:
             self.writer.complain(error)
             return None
@@ -209,10 +239,10 @@ class Recorder:
 
     def _act_on(self, plan: Plan) -> None:
         """Get ready for what a plan that is new may ask for."""
-        self._plan = plan
-        if self._began is None:
+        if self._plan is None:
             self._began = time.monotonic()
             self._process = jax.process_index()
+        self._plan = plan
         if not self._is_flushed_by_signal:
             self._is_flushed_by_signal = signals.before_terminated(self.writer.flush)
         if plan.waits_for_errors:
@@ -224,22 +254,43 @@ class Recorder:
             atexit.unregister(self._finish)
             atexit.register(self._finish)
 
-    def _begin(
-        self, plan: Plan, executable: Executable, inputs: Sequence[Any], count: int, seen: _Seen
-    ) -> HeldExecution | None:
-        assert self._began is not None
-        moment = Moment(
+    def _meet(self, executable: Executable) -> _Seen:
+        return self._seen.setdefault(executable.number, _Seen())
+
+    def _prospect(self, plan: Plan, executable: Executable) -> Prospect:
+        """Return which conditions of a plan may hold of an executable, and when; judge it once."""
+        seen = self._seen.get(executable.number) or self._meet(executable)
+        judged, found = seen.prospect
+        if judged is not plan:
+            found = prospect(plan.conditions, self._moment(plan, executable, 0, 0))
+            if plan.keep_last:  # the flight recorder holds all, whatever the conditions
+                found = found._replace(executions=EVER, steps=EVER)
+            seen.prospect = plan, found
+        return found
+
+    def _moment(self, plan: Plan, executable: Executable, count: int, step: int) -> Moment:
+        return Moment(
             executable.name,
             executable.graph_id,
             count,
-            -1 if self._step is None else self._step(),
+            step,
             time.monotonic() - self._began,
             plan.rank if plan.rank is not None else self._process,
         )
+
+    def _begin(
+        self,
+        plan: Plan,
+        conditions: Sequence[Condition],
+        moment: Moment,
+        executable: Executable,
+        inputs: Sequence[Any],
+        seen: _Seen,
+    ) -> HeldExecution | None:
         at_once: list[Condition] = []
         watching: list[Condition] = []
         is_awaited = False
-        for condition in plan.conditions:
+        for condition in conditions:
             if condition.holds(moment):
                 if condition.trigger:
                     watching.append(condition)
@@ -249,7 +300,7 @@ class Recorder:
         if not at_once and not watching and not plan.keep_last:
             return None
         self._watch.look()
-        devices = self._devices(executable, count, seen)
+        devices = self._devices(executable, moment.execution, seen)
         if not devices:
             return None
         held = HeldExecution(
@@ -359,6 +410,7 @@ class Recorder:
 
     def _finish(self) -> None:
         """Record what the last executions turn out to be, before the process ends."""
+        signals.stop_listening()
         self.flush()
         self._ring.close()
 

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -55,12 +55,24 @@ class _Program(Protocol):
     def artifacts(self) -> Any: ...
 
 
+_texts = settings.Texts("SNAPRT_REPRO_AFTER", "SNAPRT_REPRO_LEVEL")
+_seen: tuple[list[Any], Mapping[Stage, int]] = ([], {})  # the texts, and what follows of them
+
+
 def level(stage: Stage) -> int:
     """Return the level that is asked for where a program fails at a stage; 0 for nothing."""
-    after = settings.get("SNAPRT_REPRO_AFTER")
-    if after is None or (after == "compile" and stage == "run"):
-        return 0
-    return int(settings.get("SNAPRT_REPRO_LEVEL"))
+    global _seen
+    texts = _texts.now()
+    if texts != _seen[0]:
+        after = settings.get("SNAPRT_REPRO_AFTER")
+        asked = 0 if after is None else int(settings.get("SNAPRT_REPRO_LEVEL"))
+        _seen = texts, {"compile": asked, "run": asked if after == "run" else 0}
+    return _seen[1][stage]
+
+
+def needs_inputs() -> bool:
+    """Say whether what a program is called with may be wanted after it has run."""
+    return level("run") > 0 or level("compile") >= COMPARE
 
 
 def after_failure(stage: Stage, program: _Program, inputs: Sequence[Any]) -> Path | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 _flushes: list[Callable[[], object]] = []
 _dumps: list[Callable[[], object]] = []
+_stops: list[Callable[[], None]] = []
 
 
 def before_terminated(flush: Callable[[], object]) -> bool:
@@ -53,14 +54,32 @@ def on_user_signal(dump: Callable[[], object]) -> None:
         _set_handler(signal.SIGUSR1, _dump, ends=False)
         return
     _set_handler(signal.SIGUSR1, lambda: None, ends=False)
-    threading.Thread(
-        target=_listen, args=(receiver, sender), name="snaprt-snapshot-signals", daemon=True
-    ).start()
+    listener = threading.Thread(
+        target=_listen, args=(receiver,), name="snaprt-snapshot-signals", daemon=True
+    )
+    listener.start()
+    own = os.getpid()
+
+    def stop() -> None:
+        if os.getpid() == own:  # a forked child shares the socket
+            signal.set_wakeup_fd(-1)
+            sender.shutdown(socket.SHUT_WR)
+            listener.join()
+
+    _stops.append(stop)
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
-def _listen(receiver: socket.socket, sender: socket.socket) -> None:
-    # `sender` is an argument so that it stays open.
+def stop_listening() -> None:
+    """Wait until what signals have asked for is done, and let no other signal ask; in the end.
+
+    A thread that is still at work when Python ends may take the process down with it.
+    """
+    while _stops:
+        _stops.pop()()
+
+
+def _listen(receiver: socket.socket) -> None:
     while received := receiver.recv(4096):
         if signal.SIGUSR1 in received:
             _dump()

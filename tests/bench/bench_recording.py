@@ -1,9 +1,10 @@
 """Microseconds an op, recorded and stepped, beside eager JAX and make_jaxpr.
 
-Run it: python tests/bench/bench_recording.py [--quick]
+Run it: python tests/bench/bench_recording.py [--quick] [--long OPERATIONS]
 
-The four ways take turns, so that what else the machine does meets all of them. Python's garbage
-collector stays on, as it does for users.
+The ways take turns, so that what else the machine does meets all of them. In its turn each runs a
+few times in a row, as steps do, and the first time, which finds the processor's caches full of what
+the others did, is not counted. Python's garbage collector stays on, as it does for users.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import measuring
 
 import snaprt
 
-ROUNDS = {10: 400, 100: 150, 1000: 40}
+ROUNDS = {10: 150, 100: 50, 1000: 12}
 QUICK = {10: 60, 100: 20, 1000: 5}
+IN_A_ROW = 3
 
 # Microseconds of a warm step, PyTorch/XLA 2.9 on CPU: another machine of the same kind.
 REFERENCE = {
@@ -35,6 +37,9 @@ REFERENCE = {
     ("Python scalar", 100): 635,
     ("Python scalar", 1000): 8050,
 }
+
+# Seconds of its first sync of so many chained operations.
+FIRST_SYNC = {1000: 0.12, 5000: 0.79, 20_000: 4.8, 50_000: 20.8}
 
 
 @dataclass(frozen=True)
@@ -119,17 +124,77 @@ def measure(chain: Chain, size: int, rounds: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         for way in ways:
-            for name, seconds in way(program, first).items():
-                found.setdefault(name, []).append(1e6 * seconds)
+            way(program, first)
+            for _ in range(IN_A_ROW):
+                for name, seconds in way(program, first).items():
+                    found.setdefault(name, []).append(1e6 * seconds)
     if snaprt.metrics.counter_value("UncachedCompile") != compiled:
         raise SystemExit(f"{chain.name} x {size} compiled anew in a warm step")
     return found
 
 
+def jit_rows(rounds: int) -> list[list[str]]:
+    """Return rows on jitted functions of few and of many arguments, called inside the scope."""
+    rows = []
+    for leaves in (1, 10, 100):
+        tree = {str(number): jnp.full((8, 8), 0.5) for number in range(leaves)}
+        jitted = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 0.5 + 1.0, tree))
+        inside, outside = tree, tree
+        lazy, plain = [], []
+        for _ in range(rounds + 5):
+            with snaprt.lazy():
+                started = time.perf_counter()
+                inside = jitted(inside)
+                snaprt.mark_step()
+                lazy.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            outside = jitted(outside)
+            plain.append(time.perf_counter() - started)
+            jax.block_until_ready((inside, outside))
+        cells = [[1e6 * seconds for seconds in times[5:]] for times in (lazy, plain)]
+        middle = [measuring.median(values) for values in cells]
+        rows.append(
+            [
+                f"{leaves} arrays in, as many out",
+                *(f"{min(v):.1f}/{m:.1f}" for v, m in zip(cells, middle, strict=True)),
+                f"{min(cells[0]) - min(cells[1]):.1f}/{middle[0] - middle[1]:.1f}",
+            ]
+        )
+    return rows
+
+
+def long_row(size: int, limit: int) -> list[str]:
+    """Return the row of a chain of ``size`` operations, cut after ``limit`` if that is not 0."""
+    os.environ["SNAPRT_MAX_GRAPH_SIZE"] = str(limit)
+    first = jnp.full((8, 8), 0.5)
+    cells = []
+    for _ in ("cold", "warm"):
+        snaprt.metrics.clear_all()
+        started = time.perf_counter()
+        with snaprt.lazy():
+            value = first
+            for number in range(size):
+                value = value + first if number % 2 else value * first
+            snaprt.mark_step(wait=True)
+        whole = time.perf_counter() - started
+        others = 0.0
+        for name in ("LowerTime", "CompileTime", "ExecuteTime"):
+            found = snaprt.metrics.metric_data(name)
+            others += 0.0 if found is None else found[1] / 1e9
+        cuts = (snaprt.metrics.counter_value("cut::graph_size") or 0) + 1
+        cells += [f"{whole:.3f}", f"{1e6 * (whole - others) / size:.2f}"]
+    reference = FIRST_SYNC.get(size)
+    return [f"{size}", f"{cuts}", *cells, "" if reference is None else f"{reference}"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few rounds, to try the script")
-    rounds = QUICK if parser.parse_args().quick else ROUNDS
+    parser.add_argument(
+        "--long", type=int, default=2000, help="the longest chain that is one graph (XLA is slow)"
+    )
+    options = parser.parse_args()
+    rounds = QUICK if options.quick else ROUNDS
     print(measuring.machine())
     print(
         "Microseconds an operation, min/median. record: lazily, without running. step: record and "
@@ -167,6 +232,28 @@ def main() -> None:
     )
     print()
     measuring.show_table(["us a warm step", "snaprt", "PyTorch/XLA, other machine", "ratio"], steps)
+    print("\nA step under jax.jit inside the scope, and mark_step; microseconds.")
+    measuring.show_table(
+        ["jax.jit", "inside lazy()", "plain", "more"], jit_rows(50 if options.quick else 400)
+    )
+    print(
+        "\nLong chains: seconds, and microseconds an operation but for XLA's compiling and running."
+    )
+    sizes = [1000, 2000, 5000, 20_000, 50_000]
+    rows = [long_row(size, 0) for size in sizes if size <= options.long]
+    rows += [long_row(size, 1024) for size in sizes if size > 1024]
+    measuring.show_table(
+        [
+            "operations",
+            "graphs",
+            "cold s",
+            "own us/op",
+            "warm s",
+            "own us/op",
+            "PyTorch/XLA first s",
+        ],
+        rows,
+    )
 
 
 if __name__ == "__main__":

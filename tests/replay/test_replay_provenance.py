@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from several_devices import write_anew
 from snaprt_replay.rerun import replay
@@ -117,6 +118,19 @@ def test_the_proof_is_the_same_wherever_the_source_lies() -> None:
     moved = proof("\n\n\ndef f(x):\n  return jnp.tanh(x) + 1")
     assert moved.optimised_hlo == one.optimised_hlo
     assert proof("def f(x): return jnp.tanh(x) + 2").optimised_hlo != one.optimised_hlo
+
+
+@pytest.mark.parametrize(("size", "is_shown"), [(100, True), (100_000, False)])
+def test_the_proof_shows_the_values_of_constants_unless_they_would_take_long_to_print(
+    size: int, is_shown: bool
+) -> None:
+    def proof(seed: int) -> str:
+        values = np.random.default_rng(seed).standard_normal(size, np.float32)
+        compiled = jax.jit(lambda x: x * values).lower(jnp.ones(size)).compile()
+        return proof_of(jaxapi.loaded_executable(compiled)).optimised_hlo
+
+    assert proof(0) == proof(0)
+    assert (proof(0) != proof(1)) is is_shown
 
 
 def test_aliases_name_the_parameters_whose_memory_results_take() -> None:

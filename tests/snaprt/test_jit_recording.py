@@ -16,6 +16,7 @@ from jax.experimental import io_callback
 import snaprt
 from snaprt import jaxapi
 from snaprt.errors import UsageError
+from snaprt.lazy.step import thread_trace
 from snaprt.snapshot import policy
 from snaprt.snapshot.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.record import process_recorder
@@ -389,6 +390,50 @@ def test_lazy_work_inside_is_recorded_as_graphs_and_record_inside_lazy_changes_n
     assert names(dump / "inside") == ["lazy_graph"]
 
 
+@pytest.mark.parametrize("lazy_outside", [True, False])
+def test_calls_that_a_lazy_scope_follows_are_parts_of_its_graphs_in_either_nesting(
+    dump: Path, lazy_outside: bool
+) -> None:
+    step = new_double()
+    recording = snaprt.record(folder=dump)
+    scopes = (snaprt.lazy(), recording) if lazy_outside else (recording, snaprt.lazy())
+    points = []
+    for _ in range(4):
+        with scopes[0], scopes[1]:
+            y = step(x) + step(x + 1)
+            snaprt.mark_step()
+        points.append(thread_trace()._points)
+    with recording:
+        step(x)
+    assert len(set(points[1:])) == 1
+    assert np.allclose(y, double(x) + double(x + 1))
+    assert sorted(names(dump)) == ["double", *["lazy_graph"] * 4]
+
+
+def test_a_lazy_array_that_a_recorded_function_donates_is_recorded_as_it_was(dump: Path) -> None:
+    step = jax.jit(lambda state: state * 2, donate_argnums=0)
+    with snaprt.record(folder=dump):
+        with snaprt.lazy():
+            state = jnp.full((64, 128), 3.0) + 0
+        state = step(state)
+        with snaprt.lazy():
+            state = state + 1
+            snaprt.mark_step()
+        state = step(state)
+    assert np.array_equal(state, np.full((64, 128), 14))
+    inputs = [one for one in recorded(dump) if "lazy" not in one.manifest.execution.name]
+    assert [one.array("state")[0, 0] for one in inputs] == [3, 7]
+
+
+def test_a_call_that_no_lazy_graph_can_hold_is_an_execution_of_its_own(dump: Path) -> None:
+    step = jax.jit(double, compiler_options={"xla_cpu_enable_fast_math": False})
+    with snaprt.record(folder=dump), snaprt.lazy():
+        y = step(x + 1) + 1
+        snaprt.mark_step()
+    assert np.allclose(y, double(x + 1) + 1)
+    assert sorted(names(dump)) == ["double", "lazy_graph", "lazy_graph"]
+
+
 def test_nan_is_found_by_a_flag_in_the_program_and_results_stay_the_same(dump: Path) -> None:
     step = jax.jit(
         lambda state, a: {"state": state + 1, "loss": jnp.log(a).sum()}, donate_argnums=0
@@ -401,6 +446,21 @@ def test_nan_is_found_by_a_flag_in_the_program_and_results_stay_the_same(dump: P
     (one, two) = recorded(dump)
     assert [one.array("a")[0], two.array("a")[0]] == [0, -1]
     assert "snaprt_not_finite" in array_names(recorded(dump, "outputs")[0])
+
+
+def test_a_function_that_no_condition_names_runs_the_program_that_it_has(dump: Path) -> None:
+    def named(state: Any) -> Any:
+        return state + 1
+
+    def other(state: Any) -> Any:
+        return state + 1
+
+    kept, taken = x + 0, x + 0
+    with snaprt.record(when="nan, name=named", folder=dump):
+        jax.jit(named, donate_argnums=0)(kept)
+        jax.jit(other, donate_argnums=0)(taken)
+    assert not kept.is_deleted()  # what it is run with may have to be recorded
+    assert taken.is_deleted()
 
 
 def test_a_function_that_is_made_and_called_once_is_not_kept_alive(dump: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import snaprt
 from snaprt.lazy import step
+from snaprt.lazy.cut import plan
 from snaprt.lazy.digest import Unstable, program_digest
-from snaprt.lazy.graph import ancestors, build_program
 from snaprt.lazy.step import thread_trace
 
 X = jnp.linspace(0.0, 1.0, 12).reshape(3, 4)
@@ -21,11 +21,11 @@ def digest_of(function, *args, promoted=frozenset()):
     """Return the digest of the program that ``function`` records, without running it."""
     with snaprt.lazy():
         results = jax.tree.leaves(function(*args))
-        nodes = ancestors([result._node for result in results])
-        outputs = [(result._node, result._index) for result in results]
-        program = build_program(nodes, outputs, nodes[0].placement)
-        digest = program_digest(program, promoted)
-        thread_trace().graph.effectful.clear()
+        numbers = [result._result.number for result in results]
+        recording = thread_trace().recording
+        (part,) = plan(recording, numbers, numbers).parts
+        digest = program_digest(part.program(recording, {}, donate=False), promoted)
+        thread_trace().begin()
     return digest
 
 

@@ -16,6 +16,9 @@ from snaprt.snapshot.record import Recorder, process_recorder
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # How large the outputs of a graph are is known when it has run once.
+    monkeypatch.setenv("SNAPRT_DUMP_DIR", str(tmp_path / "before"))
+    steps(2)
     monkeypatch.setenv("SNAPRT_DUMP_DIR", str(tmp_path / "dump"))
     # Budgets are a process's: this one has used up some.
     recorder = process_recorder()

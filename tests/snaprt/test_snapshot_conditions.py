@@ -15,7 +15,7 @@ from snaprt import lazy, mark_step, metrics
 from snaprt.cli.main import main
 from snaprt.errors import UsageError
 from snaprt.snapshot import plan, policy
-from snaprt.snapshot.conditions import WORDS, Moment, parse_conditions
+from snaprt.snapshot.conditions import EVER, NEVER, WORDS, Moment, parse_conditions, prospect
 from snaprt.snapshot.read import open_snapshot
 from snaprt.snapshot.record import process_recorder
 
@@ -53,6 +53,24 @@ def moment(**changes: Any) -> Moment:
 def test_a_condition_holds_where_all_its_words_do(text: str, holds: bool) -> None:
     (condition,) = parse_conditions(text)
     assert condition.holds(moment()) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "executions", "steps"),
+    [
+        ("error", EVER, EVER),
+        ("name=^step; rank=master", NEVER, NEVER),
+        ("name=train, execution=3|8-9", (3, 9), EVER),
+        ("step=100-200; name=train, step=-5", EVER, (0, 200)),
+        ("execution=7; step=5-", EVER, EVER),
+        ("name=^step; execution=5-, step=2", (5, float("inf")), (2, 2)),
+    ],
+)
+def test_it_is_known_beforehand_outside_of_which_executions_and_steps_no_condition_holds(
+    text: str, executions: tuple[float, float], steps: tuple[float, float]
+) -> None:
+    found = prospect(parse_conditions(text), moment(execution=0, step=0))
+    assert (found.executions, found.steps) == (executions, steps)
 
 
 def test_every_and_first_count_for_each_graph_what_the_other_words_let_through() -> None:

@@ -51,6 +51,17 @@ def test_the_flag_tells_nan_and_infinity_from_numbers(dtype: str) -> None:
         assert not flag(jnp.full(3, jnp.finfo(dtype).max, dtype), n)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64", "float8_e4m3fn"])
+def test_one_nan_among_many_numbers_raises_the_flag(dtype: str) -> None:
+    # Of large arrays, compilers make other code than of small ones.
+    flag = jax.jit(lambda x: flag_of([x]))
+    fine = jnp.linspace(-90, 90, 64 * 300).reshape(64, 300).astype(dtype)
+    assert not flag(fine)
+    for place in [(0, 0), (0, 123), (63, 299)]:
+        assert flag(fine.at[place].set(jnp.nan))
+    assert flag(fine.at[5].set(jnp.nan))
+
+
 def test_results_that_cannot_hold_a_nan_are_not_flagged() -> None:
     results = [jnp.arange(3), jnp.zeros((0, 2)), jax.random.key(0), jnp.ones(2, bool)]
     assert not jax.jit(lambda: flag_of(results))()

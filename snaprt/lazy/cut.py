@@ -1,0 +1,259 @@
+"""What a cut runs of a recording: which operations, as which programs, with which results.
+
+It is found once for each place where a path is cut and each set of arrays that are alive there, and
+stays with the place. It knows paths, and nothing of compiling and running.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from snaprt import jaxapi
+from snaprt.lazy.graph import INPUT, LITERAL, Literal, Placement, Program, Structure
+from snaprt.lazy.paths import InputKind, Point, input_kind, literal_wires
+from snaprt.lazy.recording import Recording, needed
+
+#: Inputs smaller than this are not donated: there is nothing to save.
+MIN_DONATED_BYTES = 1 << 14
+
+# The list of the recording's inputs, and the argument of getrefcount.
+_HELD_BY_THE_RECORDING = 2
+# Without the interpreter lock, counts of references are estimates.
+_COUNTS_ARE_EXACT = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+@dataclass
+class Part:
+    """One program of a plan.
+
+    Attributes:
+        nodes: Its operations.
+        wiring: See `snaprt.lazy.graph.Program`.
+        sources: The wire that each input comes from: an input of the recording (``~n``), or the
+            result of that number of an earlier part.
+        literals: The numbers of its literals in the recording.
+        numbers: The number of the result that each output is.
+        outputs: The position and index of each output.
+        placement: Where it runs.
+        donatable: The inputs that an output could take the memory of.
+    """
+
+    nodes: tuple[Point, ...]
+    wiring: tuple[tuple[tuple[int, int], ...], ...]
+    sources: tuple[int, ...]
+    literals: tuple[int, ...]
+    numbers: tuple[int, ...]
+    outputs: tuple[tuple[int, int], ...]
+    placement: Placement
+    donatable: tuple[int, ...] = ()
+    _kinds: dict[int, list[InputKind | None]] = field(default_factory=dict)
+    _structure: Structure | None = None
+
+    def kinds_of(self, executable: int) -> list[InputKind | None]:
+        """Return the kinds of the results of that executable, to be filled in as they are learnt.
+
+        What XLA may choose of a result, as its sharding, may differ between two of one program.
+        """
+        kinds = self._kinds.get(executable)
+        if kinds is None:
+            kinds = self._kinds[executable] = [None] * len(self.numbers)
+        return kinds
+
+    def program(
+        self, recording: Recording, results: Mapping[int, tuple[jax.Array, Any]], donate: bool
+    ) -> Program:
+        """Return the program with the inputs and literals of this time.
+
+        Args:
+            recording: What was cut.
+            results: What earlier parts computed.
+            donate: Whether the recording is not needed after this.
+        """
+        donated = (
+            self._donated(recording) if donate else ()
+        )  # before anything else holds the arrays
+        arrays = recording.inputs
+        inputs = tuple([arrays[~w] if w < 0 else results[w][0] for w in self.sources])
+        literals = tuple([recording.literals[number] for number in self.literals])
+        return Program(
+            nodes=self.nodes,
+            wiring=self.wiring,
+            inputs=inputs,
+            literals=literals,
+            outputs=self.outputs,
+            placement=self.placement,
+            structure=self._structure_for(inputs, literals),
+            donated=donated,
+        )
+
+    def _donated(self, recording: Recording) -> tuple[int, ...]:
+        """Return the inputs whose memory nothing but ``recording`` holds.
+
+        A lazy array that is alive, another recording, a snapshot being written and whoever else
+        has the array are seen as references to it; who may have only its memory got it exposed.
+        """
+        if not _COUNTS_ARE_EXACT:
+            return ()
+        inputs, handles, sources = recording.inputs, recording.handles, self.sources
+        return tuple(
+            [
+                index
+                for index in self.donatable
+                if (handle := handles[~sources[index]]) is not None
+                and not handle.exposed
+                and sys.getrefcount(inputs[~sources[index]]) == _HELD_BY_THE_RECORDING
+            ]
+        )
+
+    def _structure_for(self, inputs: Sequence[jax.Array], literals: Sequence[Literal]) -> Structure:
+        if self._structure is not None:
+            return self._structure
+        structure = Structure(
+            (
+                tuple([node.operation.signature for node in self.nodes]),
+                tuple([literal.aval for literal in literals]),
+                self.wiring,
+                self.outputs,
+                tuple(map(input_kind, inputs)),
+                self.placement,
+            )
+        )
+        if all(wire < 0 for wire in self.sources):  # what the path alone determines
+            self._structure = structure
+        return structure
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a cut runs.
+
+    Attributes:
+        parts: The programs, in the order in which they run.
+        complete: Whether nothing is left to do afterwards.
+    """
+
+    parts: tuple[Part, ...]
+    complete: bool
+
+
+def plan(recording: Recording, targets: Iterable[int], alive: Iterable[int]) -> Plan:
+    """Return what to run so that the results of some numbers are there.
+
+    Effects that are pending run as well. What else is kept are results that the user holds, and
+    those that pending work will use: without the latter, reading the loss in the middle of a step
+    would compute the forward pass twice.
+
+    Args:
+        recording: What was recorded.
+        targets: The results to compute.
+        alive: All results that the user holds.
+    """
+    path = recording.point.operations()
+    nodes = needed(path, set(targets), effects=True)
+    inside = set(nodes)
+    produced = {result.number for node in nodes for result in node.results}
+    later = [point for point in path if point not in inside]
+    later = needed(later, set(alive) - produced, effects=False)
+    wanted = produced & set(alive)
+    for point in later:
+        wanted.update([w for w in point.wires or () if type(w) is int and w in produced])
+    parts = [_part(part, wanted, recording) for part in _split_by_placement(nodes, wanted) if part]
+    return Plan(tuple(parts), complete=not later)
+
+
+def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> list[Sequence[Point]]:
+    """Return ``nodes`` in parts of one placement each, in an order in which they can run.
+
+    Nearly always there is one part. Otherwise uncommitted work that only committed work uses
+    joins it, as under `jax.jit`; the rest is layered, so that a part uses earlier parts alone.
+    """
+    if all(node.placement is nodes[0].placement for node in nodes):
+        return [nodes]
+    producers = {result.number: node for node in nodes for result in node.results}
+    placement = {node: node.placement for node in nodes}
+    users: dict[Point, set[Placement]] = {node: set() for node in nodes}
+    for node in reversed(nodes):
+        uses = users[node]
+        is_wanted = any(result.number in wanted for result in node.results)
+        if not placement[node].committed and not is_wanted and len(uses) == 1:
+            (only,) = uses
+            if only.x64 == placement[node].x64:
+                placement[node] = only
+        for wire in _pending_wires(node, producers):
+            users[producers[wire]].add(placement[node])
+    levels: dict[Point, int] = {}
+    parts: dict[tuple[int, int], list[Point]] = {}
+    for node in nodes:
+        own = placement[node]
+        level = 0
+        for wire in _pending_wires(node, producers):
+            producer = producers[wire]
+            if placement[producer] is own:
+                level = max(level, levels[producer])
+            else:
+                level = max(level, levels[producer] + 1)
+                wanted.add(wire)
+        levels[node] = level
+        parts.setdefault((level, id(own)), []).append(node)
+    return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
+
+
+def _pending_wires(node: Point, producers: Mapping[int, Point]) -> list[int]:
+    return [w for w in node.wires or () if type(w) is int and w in producers]
+
+
+def _part(nodes: Sequence[Point], wanted: set[int], recording: Recording) -> Part:
+    where = {
+        result.number: (position, result.index)
+        for position, node in enumerate(nodes)
+        for result in node.results
+    }
+    sources: dict[int, int] = {}
+    literals: list[int] = []
+    wiring = []
+    for node in nodes:
+        wires = []
+        for wire, literal in literal_wires(node):
+            if literal >= 0:
+                wires.append((LITERAL, len(literals)))
+                literals.append(literal)
+            elif wire in where:
+                wires.append(where[wire])
+            else:
+                wires.append((INPUT, sources.setdefault(wire, len(sources))))
+        wiring.append(tuple(wires))
+    numbers = tuple(sorted(wanted & where.keys()))
+    committed = [node.placement for node in nodes if node.placement.committed]
+    return Part(
+        nodes=tuple(nodes),
+        wiring=tuple(wiring),
+        sources=tuple(sources),
+        literals=tuple(literals),
+        numbers=numbers,
+        outputs=tuple([where[number] for number in numbers]),
+        placement=committed[0] if committed else nodes[0].placement,
+        donatable=_donatable(nodes, tuple(sources), numbers, recording),
+    )
+
+
+def _donatable(
+    nodes: Sequence[Point], sources: Sequence[int], numbers: Sequence[int], recording: Recording
+) -> tuple[int, ...]:
+    """Return the inputs for which there is an output of the same shape and dtype."""
+    avals = {result.number: result.aval for node in nodes for result in node.results}
+    shapes = {(avals[number].shape, avals[number].dtype) for number in numbers}
+    found = []
+    for index, wire in enumerate(sources):
+        array: Any = None if wire >= 0 else recording.inputs[~wire]
+        if (
+            type(array) is jaxapi.ArrayImpl
+            and array.nbytes >= MIN_DONATED_BYTES
+            and (array.shape, array.dtype) in shapes
+        ):
+            found.append(index)
+    return tuple(found)

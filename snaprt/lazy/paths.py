@@ -1,0 +1,227 @@
+"""What threads have recorded, as a tree of points that recordings walk; it knows nothing of values.
+
+A recording begins at the root, and each operation leads to a point. A program that does what it did
+in its last step walks the same points again, and so pays for comparisons alone: everything that is
+known of an operation, and of the program that was cut out at its end, stays with the points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from snaprt import jaxapi
+from snaprt.lazy.graph import Literal, Placement
+from snaprt.lazy.operation import Operation
+
+#: A path is looked at each time it has grown by this many operations: see `LazyTrace`.
+GRANULARITY = 1024
+
+#: How many shortcuts and how many plans one point keeps.
+MAX_SHORTCUTS = 64
+MAX_PLANS = 64
+
+
+class InputKind:
+    """What a program depends on in an input beside its values; one object for each kind."""
+
+    __slots__ = ("aval", "committed", "nbytes", "sharding")
+
+    def __init__(self, aval: Any, sharding: Any, committed: bool) -> None:
+        self.aval = aval
+        self.sharding = sharding
+        self.committed = committed
+        self.nbytes = aval.size * aval.dtype.itemsize
+
+
+_kinds: dict[Any, InputKind] = {}
+
+
+def input_kind(array: jax.Array) -> InputKind:
+    """Return the kind of ``array``."""
+    description = jaxapi.describe_input(array)
+    kind = _kinds.get(description)
+    if kind is None:
+        kind = _kinds.setdefault(description, InputKind(*description))
+    return kind
+
+
+class Result:
+    """One result of a recorded operation.
+
+    Attributes:
+        aval: Its abstract value.
+        number: Counts the results from the root on.
+        point: The operation.
+        index: Which of its results it is.
+    """
+
+    __slots__ = ("aval", "index", "number", "point")
+
+    def __init__(self, aval: Any, number: int, point: Point, index: int) -> None:
+        self.aval = aval
+        self.number = number
+        self.point = point
+        self.index = index
+
+
+class Shortcut:
+    """Where a call of a function leads from a point, and what it returns.
+
+    Attributes:
+        target: The point after the call.
+        literals: The host scalars that it recorded.
+        results: What becomes a lazy array, or the number of the operand that is returned itself.
+        build: Makes the value of the call out of those; ``None`` if it is the only one.
+    """
+
+    __slots__ = ("build", "literals", "results", "target")
+
+    def __init__(
+        self,
+        target: Point,
+        literals: tuple[Literal, ...],
+        results: tuple[Result | int, ...],
+        build: Callable[[Any], Any] | None,
+    ) -> None:
+        self.target = target
+        self.literals = literals
+        self.results = results
+        self.build = build
+
+
+class Point:
+    """How far a recording has come: its last operation, or the input that it met last.
+
+    ``wires`` says where each operand comes from: ``n`` is the result of that number, ``~n`` the
+    input of that number, and an abstract value the next of the literals.
+
+    Attributes:
+        before: The point before it; ``None`` at the root.
+        depth: How many operations lie on the way from the root.
+        inputs: How many inputs do.
+        literals: How many literals do.
+        count: How many results do.
+        effectful: How many operations with effects do.
+        latest: The point that a recording went on to last time.
+        after: The points that recordings have gone on to.
+        shortcuts: Where whole calls lead.
+        plans: What was run where a recording was cut here.
+    """
+
+    __slots__ = (
+        *("before", "depth", "inputs", "literals", "count", "effectful"),
+        *("latest", "after", "shortcuts", "plans"),
+        *("operation", "primitive", "params", "parameters", "context", "context_number"),
+        *("source", "wires", "results", "placement", "effects"),
+    )
+
+    operation: Operation
+    primitive: Any
+    params: dict[str, Any]
+    parameters: tuple[int, ...]
+    context: Any
+    context_number: int
+    source: Any
+    wires: tuple[Any, ...] | None
+    results: tuple[Result, ...]
+    placement: Placement
+    effects: Any
+
+    def __init__(self, before: Point | None) -> None:
+        self.before = before
+        if before is None:
+            self.depth = self.inputs = self.literals = self.count = self.effectful = 0
+        else:
+            self.depth = before.depth
+            self.inputs = before.inputs
+            self.literals = before.literals
+            self.count = before.count
+            self.effectful = before.effectful
+        self.wires = None
+        self.results = ()
+        self.latest: Point | None = None
+        self.after: dict[Any, Point] = {}
+        self.shortcuts: dict[Any, Shortcut] = {}
+        self.plans: dict[Any, Any] = {}
+
+    def with_input(self, kind: InputKind) -> Point:
+        """Return the point after meeting a new input of ``kind``."""
+        point = self.after.get(kind)
+        if point is None:
+            point = self.after[kind] = Point(self)
+            point.inputs += 1
+        return point
+
+    def with_operation(
+        self,
+        operation: Operation,
+        primitive: Any,
+        params: dict[str, Any],
+        context: Any,
+        context_number: int,
+        wires: tuple[Any, ...],
+        avals: tuple[Any, ...],
+        placement: Placement,
+        effects: Any,
+        source: Any,
+    ) -> Point:
+        """Return the point after a recorded operation, which is made."""
+        point = self.after[operation, wires, context_number] = Point(self)
+        point.operation = operation
+        point.primitive = primitive
+        point.params = params
+        point.parameters = tuple(map(id, params.values()))
+        point.context = context
+        point.context_number = context_number
+        point.wires = wires
+        point.results = tuple(
+            [Result(aval, self.count + index, point, index) for index, aval in enumerate(avals)]
+        )
+        point.placement = placement
+        point.effects = effects
+        point.source = source
+        point.depth += 1
+        point.literals += sum(type(wire) is not int for wire in wires)
+        point.count += len(avals)
+        point.effectful += bool(effects)
+        return point
+
+    def operations(self) -> list[Point]:
+        """Return the points of all operations from the root to this one."""
+        found = [point for point in self._backwards() if point.wires is not None]
+        found.reverse()
+        return found
+
+    def _backwards(self) -> Iterator[Point]:
+        point: Point | None = self
+        while point is not None:
+            yield point
+            point = point.before
+
+    def keep_shortcut(self, key: Any, shortcut: Shortcut) -> None:
+        """Remember where the call that ``key`` stands for leads."""
+        if len(self.shortcuts) >= MAX_SHORTCUTS:
+            self.shortcuts.clear()
+        self.shortcuts[key] = shortcut
+
+    def keep_plan(self, key: Any, plan: Any) -> None:
+        """Remember what to run when a recording is cut here, as ``key`` says."""
+        if len(self.plans) >= MAX_PLANS:
+            self.plans.clear()
+        self.plans[key] = plan
+
+
+def literal_wires(point: Point) -> Iterator[tuple[Any, int]]:
+    """Yield each wire of an operation with the number of its literal, -1 where it is none."""
+    assert point.wires is not None
+    assert point.before is not None
+    number = point.before.literals
+    for wire in point.wires:
+        if type(wire) is int:
+            yield wire, -1
+        else:
+            yield wire, number
+            number += 1

@@ -1,0 +1,190 @@
+"""What one thread has recorded since its last cut: a walk along a path, and the values on the way.
+
+The operations themselves stand at the points of the path; here are the arrays and scalars that they
+work on, and which lazy arrays are still alive. It knows nothing of how operations come in.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from snaprt import metrics
+from snaprt.lazy.graph import Literal
+from snaprt.lazy.paths import InputKind, Point, Result, input_kind, literal_wires
+
+#: Work that nothing needs any more is dropped when the inputs hold this many bytes more.
+PRUNE_BYTES = 1 << 30
+
+
+class DataHandle:
+    """Stands for a value that an execution computed, while a lazy array or a recording holds it.
+
+    Attributes:
+        exposed: Whether the value was handed out, so that its memory is not ours to give away.
+    """
+
+    __slots__ = ("_index", "_kinds", "exposed")
+
+    def __init__(self, kinds: list[InputKind | None], index: int) -> None:
+        self.exposed = False
+        self._kinds = kinds
+        self._index = index
+
+    def kind(self, value: jax.Array) -> InputKind:
+        """Return the kind of the value, which is the same at each run of one program."""
+        kind = self._kinds[self._index]
+        if kind is None:
+            kind = self._kinds[self._index] = input_kind(value)
+        return kind
+
+    def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _finalizing():
+            metrics.counter_add("DestroyDataHandles")
+
+
+class Recording:
+    """Where a thread stands on its path, with the inputs and literals met on the way.
+
+    Attributes:
+        point: The point it has come to.
+        inputs: The arrays it reads.
+        handles: For each of them its handle, ``None`` for what no lazy array computed.
+        input_wires: By ``id`` of an input, the wire that stands for it.
+        literals: The host scalars.
+        arrays: Every lazy array that was handed out and may be alive.
+        nbytes: What the inputs hold.
+        prune_at: How much they may hold before dead work is looked for.
+    """
+
+    __slots__ = (
+        *("arrays", "handles", "input_wires", "inputs", "literals", "nbytes", "point", "prune_at"),
+    )
+
+    def __init__(self, root: Point) -> None:
+        self.point = root
+        self.inputs: list[jax.Array] = []
+        self.handles: list[DataHandle | None] = []
+        self.input_wires: dict[int, int] = {}
+        self.literals: list[Literal] = []
+        self.arrays: list[weakref.ref[Any]] = []
+        self.nbytes = 0
+        self.prune_at = PRUNE_BYTES
+
+    def input_wire(self, value: jax.Array, handle: DataHandle | None) -> int:
+        """Return the wire of an input, which goes on to another point if it is new."""
+        wire = self.input_wires.get(id(value))
+        if wire is None:
+            kind = input_kind(value) if handle is None else handle.kind(value)
+            self.point = self.point.with_input(kind)
+            wire = self.input_wires[id(value)] = ~len(self.inputs)
+            self.inputs.append(value)
+            self.handles.append(handle)
+            self.nbytes += kind.nbytes
+        return wire
+
+    def live_arrays(self) -> list[Any]:
+        """Return the lazy arrays that the user still holds and that have no value yet."""
+        alive = [
+            array
+            for reference in self.arrays
+            if (array := reference()) is not None and array._recording is self
+        ]
+        self.arrays = [weakref.ref(array) for array in alive]
+        return alive
+
+
+def needed(path: list[Point], wanted: set[int], effects: bool) -> list[Point]:
+    """Return the operations of ``path`` that the results of these numbers need, in order.
+
+    Args:
+        path: Operations, in recorded order.
+        wanted: Numbers of results.
+        effects: Whether operations with effects are needed as well.
+    """
+    wanted = set(wanted)
+    found = []
+    for point in reversed(path):
+        if (effects and point.effects) or any(r.number in wanted for r in point.results):
+            found.append(point)
+            assert point.wires is not None
+            wanted.update([wire for wire in point.wires if type(wire) is int and wire >= 0])
+    found.reverse()
+    return found
+
+
+def is_mostly_dead(recording: Recording) -> bool:
+    """Say whether nothing needs the larger part of what was recorded any more."""
+    alive = {array._result.number for array in recording.live_arrays()}
+    path = recording.point.operations()
+    return 2 * len(needed(path, alive, effects=True)) < len(path)
+
+
+def carry_over(
+    old: Recording,
+    root: Point,
+    done: set[Point],
+    values: Mapping[int, tuple[jax.Array, DataHandle]],
+    failed: Mapping[int, BaseException],
+) -> Recording:
+    """Record anew what is still to be done of ``old``, and move its live arrays over.
+
+    Args:
+        old: The recording, of which a part was run or is dead.
+        root: Where the new one begins.
+        done: The operations that were run.
+        values: What they computed, by the number of the result.
+        failed: The results that will never be there, and why; what needs them fails as well.
+    """
+    new = Recording(root)
+    alive = old.live_arrays()
+    failed = dict(failed)
+    path = [point for point in old.point.operations() if point not in done]
+    moved: dict[int, Result] = {}
+    for point in needed(path, {array._result.number for array in alive}, effects=True):
+        wires, literals = [], []
+        error = None
+        for wire, literal in literal_wires(point):
+            if literal >= 0:
+                literals.append(old.literals[literal])
+            elif wire < 0:
+                wire = new.input_wire(old.inputs[~wire], old.handles[~wire])
+            elif wire in failed:
+                error = failed[wire]
+            elif wire in moved:
+                wire = moved[wire].number
+            else:
+                wire = new.input_wire(*values[wire])
+            wires.append(wire)
+        if error is not None:
+            failed.update({result.number: error for result in point.results})
+            continue
+        key = (point.operation, tuple(wires), point.context_number)
+        new.point = new.point.after.get(key) or new.point.with_operation(
+            point.operation,
+            point.primitive,
+            point.params,
+            point.context,
+            point.context_number,
+            tuple(wires),
+            tuple([result.aval for result in point.results]),
+            point.placement,
+            point.effects,
+            point.source,
+        )
+        new.literals.extend(literals)
+        pairs = zip(point.results, new.point.results, strict=True)
+        moved.update({before.number: after for before, after in pairs})
+    for array in alive:
+        number = array._result.number
+        if number in failed:
+            array.fail(failed[number])
+        else:
+            array._recording, array._result = new, moved[number]
+            new.arrays.append(weakref.ref(array))
+    new.prune_at = max(PRUNE_BYTES, 2 * new.nbytes)
+    return new

@@ -1,0 +1,185 @@
+"""Inputs that nothing needs any more give their memory to results, and all others keep it."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from counting import counting
+
+import snaprt
+
+pytestmark = pytest.mark.usefixtures("no_persistent_cache")
+
+SIZE = 1 << 14
+
+
+def _computed(value=1.0):
+    """Return a lazy array with a value that an execution computed."""
+    array = jnp.full(SIZE, value) + 0
+    snaprt.mark_step(wait=True)
+    return array
+
+
+def test_a_parameter_updated_in_place_is_donated():
+    with snaprt.lazy():
+        x = _computed()
+        before = x._value.unsafe_buffer_pointer()
+        x = x * 2
+        snaprt.mark_step(wait=True)
+        assert x._value.unsafe_buffer_pointer() == before
+    np.testing.assert_array_equal(x, np.full(SIZE, 2))
+
+
+def test_an_array_that_is_still_held_is_not_donated():
+    with snaprt.lazy():
+        x = _computed()
+        y = x * 2
+        snaprt.mark_step(wait=True)
+        np.testing.assert_array_equal(x, np.ones(SIZE))
+        np.testing.assert_array_equal(y, np.full(SIZE, 2))
+
+
+def test_an_array_of_the_users_own_is_not_donated():
+    x = jnp.ones(SIZE)
+    view = x.addressable_data(0)
+    with snaprt.lazy():
+        y = x * 2
+        del x
+        snaprt.mark_step(wait=True)
+    np.testing.assert_array_equal(view, np.ones(SIZE))
+    np.testing.assert_array_equal(y, np.full(SIZE, 2))
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        np.asarray,
+        lambda x: x.addressable_data(0),
+        lambda x: x.addressable_shards[0].data,
+        np.from_dlpack,
+        lambda x: x._value,
+        lambda x: jax.jit(lambda v: v)(x),
+    ],
+)
+def test_an_array_of_which_there_is_a_view_is_not_donated(look):
+    with snaprt.lazy():
+        x = _computed(3.0)
+        snaprt.disable()
+        view = look(x)
+        snaprt.enable()
+        y = x * 2
+        del x
+        snaprt.mark_step(wait=True)
+        snaprt.disable()
+        np.testing.assert_array_equal(np.asarray(view), np.full(SIZE, 3))
+        np.testing.assert_array_equal(np.asarray(y), np.full(SIZE, 6))
+
+
+def test_what_another_graph_needs_is_not_donated():
+    other = []
+
+    def use(array):
+        with snaprt.lazy():
+            other.append(array * 3)
+
+    with snaprt.lazy():
+        x = _computed()
+        thread = threading.Thread(target=use, args=(x,))
+        thread.start()
+        thread.join()
+        y = x * 2
+        del x
+        snaprt.mark_step(wait=True)
+    np.testing.assert_array_equal(other[0], np.full(SIZE, 3))
+    np.testing.assert_array_equal(y, np.full(SIZE, 2))
+
+
+def test_what_a_snapshot_records_is_complete(monkeypatch, tmp_path):
+    monkeypatch.setenv("SNAPRT_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_hlo_snapshots")
+    with snaprt.lazy():
+        x = jnp.ones(SIZE) + 0
+        for _ in range(4):
+            snaprt.mark_step(wait=True)
+            x = x * 2
+        snaprt.mark_step(wait=True)
+    np.testing.assert_array_equal(x, np.full(SIZE, 16))
+    assert snaprt.metrics.counter_value("SnapshotFailed") in (None, 0)
+
+
+def test_an_array_held_by_chance_costs_a_copy_and_no_compilation():
+    held = []
+    with snaprt.lazy():
+        x = jnp.ones((2, SIZE)) + 0  # of a shape of its own: programs are kept between tests
+        snaprt.mark_step()
+        x = x * 2
+        snaprt.mark_step()
+        with counting() as counts:
+            for number in range(6):
+                if number == 3:
+                    held.append(x)
+                x = x * 2
+                snaprt.mark_step()
+        assert counts.compiled == 0
+    assert snaprt.metrics.counter_value("DonationCopied") == 1
+    np.testing.assert_array_equal(held[0], np.full((2, SIZE), 16))
+    np.testing.assert_array_equal(x, np.full((2, SIZE), 128))
+
+
+def test_inputs_that_become_free_later_cost_one_more_compilation():
+    x = jnp.ones((3, SIZE))  # not ours to give away
+    with snaprt.lazy(), counting() as counts:
+        for _ in range(6):
+            x = x * 2
+            snaprt.mark_step()
+    assert counts.compiled == 2
+    np.testing.assert_array_equal(x, np.full((3, SIZE), 64))
+
+
+def test_a_read_donates_nothing_that_pending_work_needs():
+    with snaprt.lazy():
+        x = _computed()
+        total, y = (x * 2).sum(), x * 3
+        del x
+        assert float(total) == 2 * SIZE
+        snaprt.mark_step()
+    np.testing.assert_array_equal(y, np.full(SIZE, 3))
+
+
+PROGRAM = """
+import json, jax.numpy as jnp, snaprt
+with snaprt.lazy():
+    x = jnp.ones(1 << 14) + 0
+    snaprt.mark_step(wait=True)
+    places = set()
+    for _ in range(4):
+        x = x * 2
+        snaprt.mark_step(wait=True)
+        places.add(x._value.unsafe_buffer_pointer())
+print(json.dumps([len(places), float(x[0]), snaprt.metrics.counter_value("UncachedCompile") or 0]))
+"""
+
+
+def test_an_executable_from_the_cache_donates_as_well(tmp_path, monkeypatch):
+    monkeypatch.setenv("SNAPRT_CACHE", "1")
+    monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
+    found = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", PROGRAM],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+            ).stdout
+        )
+        for _ in range(2)
+    ]
+    assert found[0][:2] == found[1][:2] == [1, 16.0]
+    assert found[0][2] > 0
+    assert found[1][2] == 0
