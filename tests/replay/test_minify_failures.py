@@ -362,6 +362,7 @@ with snaprt.lazy():
 """
 
 
+@pytest.mark.full
 def test_level_4_minifies_a_graph_that_differs_from_its_operations_run_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
