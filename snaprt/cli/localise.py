@@ -16,42 +16,27 @@ from snaprt_replay.load import load
 from snaprt_replay.localise.findings import Localisation, RegionError, to_json
 from snaprt_replay.localise.pipeline import Find, Request, localise
 from snaprt_replay.localise.wording import error_text, place_text
-from snaprt_replay.variants import Variant, parse_variant
+from snaprt_replay.variants import Variant
 
-from snaprt.cli import output, report_files, tables
+from snaprt.cli import output, report_files, tables, two_sides
 
 _PATH: Final = click.Path(path_type=Path)
 _STATE_SUFFIX: Final = ".localise"
 
 
-def _variant(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> Variant | None:
-    return None if value is None else parse_variant(value)
-
-
 @click.command("localise")
 @click.argument("file", metavar="FILE", type=_PATH)
-@click.option(
+@two_sides.variant_option(
     "--a",
     "suspect",
-    metavar="VARIANT",
-    callback=_variant,
     help="The side to look at.  [default: the platform that FILE was recorded on, or cpu]",
 )
-@click.option(
+@two_sides.variant_option(
     "--b",
     "reference",
-    metavar="VARIANT",
-    callback=_variant,
     help="The side to compare it with.  [default: f64; with --against, what --a is]",
 )
-@click.option(
-    "--against",
-    type=_PATH,
-    metavar="OTHER",
-    help="Side B runs this file's module: the same program, edited, or recorded elsewhere.",
-)
+@two_sides.against_option
 @click.option(
     "--find",
     type=click.Choice(["auto", "difference", "nonfinite"]),
@@ -59,23 +44,13 @@ def _variant(
     help="What to look for; auto looks for NaN and Inf where the sides agree.",
     show_default=True,
 )
-@click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after these.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=1),
-    default=120.0,
-    metavar="SECONDS",
-    help="For each module that is compiled and run.",
-    show_default=True,
-)
+@two_sides.search_options
 @click.option(
     "--state",
     type=_PATH,
     metavar="DIR",
     help="Where a search that was broken off goes on.  [default: FILE.localise]",
 )
-@click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs.")
-@click.option("--random", "seed", type=click.IntRange(min=0), help="Run on random inputs: a seed.")
 @click.option("--html", type=_PATH, metavar="OUT", help="Write what was found as a page.")
 @output.json_option
 @click.pass_context

@@ -15,9 +15,9 @@ from snaprt_replay.load import load
 from snaprt_replay.minify.checks import CheckName
 from snaprt_replay.minify.judge import Patience
 from snaprt_replay.minify.pipeline import Minified, Request, minify
-from snaprt_replay.variants import Variant, parse_variant
+from snaprt_replay.variants import Variant
 
-from snaprt.cli import output, tables
+from snaprt.cli import output, tables, two_sides
 from snaprt.errors import UsageError
 
 SCHEMA: Final = "snaprt.minify"
@@ -26,12 +26,6 @@ SCHEMA_VERSION: Final = 1
 _PATH: Final = click.Path(path_type=Path)
 _SUFFIX: Final = ".minified"
 _WITHOUT_VALUES: Final = ("crash", "slow-compile")
-
-
-def _variant(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> Variant | None:
-    return None if value is None else parse_variant(value)
 
 
 @click.command("minify")
@@ -46,26 +40,17 @@ def _variant(
     metavar="COMMAND",
     help="A command that says so, with an exit status as in `git bisect run`; {} is the file.",
 )
-@click.option(
+@two_sides.variant_option(
     "--a",
     "suspect",
-    metavar="VARIANT",
-    callback=_variant,
     help="The side that fails.  [default: the platform that FILE was recorded on, or cpu]",
 )
-@click.option(
+@two_sides.variant_option(
     "--b",
     "reference",
-    metavar="VARIANT",
-    callback=_variant,
     help="What a mismatch is with.  [default: what was recorded, or f64; with --against, as --a]",
 )
-@click.option(
-    "--against",
-    type=_PATH,
-    metavar="OTHER",
-    help="Side B runs this file's module: the same program, edited, or recorded elsewhere.",
-)
+@two_sides.against_option
 @click.option(
     "--repeat",
     type=click.IntRange(min=1),
@@ -88,15 +73,7 @@ def _variant(
     metavar="SECONDS",
     help="For slow-compile.  [default: half of what FILE takes]",
 )
-@click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after these.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=1),
-    default=120.0,
-    metavar="SECONDS",
-    help="For each program that is compiled and run.",
-    show_default=True,
-)
+@two_sides.search_options
 @click.option(
     "-j",
     "--jobs",
@@ -109,8 +86,6 @@ def _variant(
 @click.option(
     "-o", "--output", "folder", type=_PATH, metavar="DIR", help="[default: FILE.minified]"
 )
-@click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs.")
-@click.option("--random", "seed", type=click.IntRange(min=0), help="Run on random inputs: a seed.")
 @output.json_option
 @click.pass_context
 def command(
