@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from snaprt.jaxapi import Partitioning
-
 if TYPE_CHECKING:
+    from snaprt.jaxapi import Partitioning
     from snaprt_replay.shards import ShardedArray
 
 CompilerOption = str | bool | int | float

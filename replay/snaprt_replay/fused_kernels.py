@@ -129,7 +129,7 @@ class Kernels:
 
     def _run(self, executable: Any, *inputs: np.ndarray) -> list[np.ndarray]:
         there = [jaxapi.put_on(self._device, value) for value in inputs]
-        return [np.asarray(result) for result in jaxapi.run_module(executable, there)]
+        return [np.asarray(shards[0]) for shards in jaxapi.run_module(executable, there)]
 
 
 def kernels_for(dtype: np.dtype) -> Kernels | None:

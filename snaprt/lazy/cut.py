@@ -74,9 +74,10 @@ class Part:
             results: What earlier parts computed.
             donate: Whether the recording is not needed after this.
         """
-        donated = (
-            self._donated(recording) if donate else ()
-        )  # before anything else holds the arrays
+        # Before anything else holds the arrays.
+        free = self._free(recording) if donate else ()
+        handles, sources = recording.handles, self.sources
+        donated = tuple([index for index in free if handles[~sources[index]] is not None])
         arrays = recording.inputs
         inputs = tuple([arrays[~w] if w < 0 else results[w][0] for w in self.sources])
         literals = tuple([recording.literals[number] for number in self.literals])
@@ -89,10 +90,11 @@ class Part:
             placement=self.placement,
             structure=self._structure_for(inputs, literals),
             donated=donated,
+            free=free,
         )
 
-    def _donated(self, recording: Recording) -> tuple[int, ...]:
-        """Return the inputs whose memory nothing but ``recording`` holds.
+    def _free(self, recording: Recording) -> tuple[int, ...]:
+        """Return the inputs that nothing but ``recording`` holds.
 
         A lazy array that is alive, another recording, a snapshot being written and whoever else
         has the array are seen as references to it; who may have only its memory got it exposed.
@@ -104,8 +106,7 @@ class Part:
             [
                 index
                 for index in self.donatable
-                if (handle := handles[~sources[index]]) is not None
-                and not handle.exposed
+                if ((handle := handles[~sources[index]]) is None or not handle.exposed)
                 and sys.getrefcount(inputs[~sources[index]]) == _HELD_BY_THE_RECORDING
             ]
         )

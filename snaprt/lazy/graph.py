@@ -120,6 +120,8 @@ class Program:
         placement: Where it runs.
         structure: Identifies the program within this process, apart from the literals' values.
         donated: The inputs that nothing else needs any more, whose memory outputs may take.
+        free: These, and the inputs that nothing else needs but whose memory is not ours to give
+            away, for something else computed them: at the next step ours may stand in their place.
     """
 
     nodes: tuple[Node, ...]
@@ -130,6 +132,7 @@ class Program:
     placement: Placement
     structure: Structure
     donated: tuple[int, ...] = ()
+    free: tuple[int, ...] = ()
 
     def as_function(self, promoted: frozenset[int]) -> Callable[..., list[Any]]:
         """Return the function that computes the outputs from the inputs and promoted literals.

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
@@ -45,8 +45,10 @@ MAX_PROGRAMS = 2048
 #: A thread's paths are forgotten once they have so many points; its programs stay loaded.
 MAX_POINTS = 200_000
 
-#: How often in a row a program must find other inputs free before it is compiled for those.
+#: How often in a row a program must find other inputs free before it is compiled for those ...
 _DONATIONS_TO_COMPILE = 2
+#: ... and how much memory the difference must be: less is not worth a compilation.
+WORTH_COMPILING_BYTES = 64 << 20
 
 
 @dataclass
@@ -66,17 +68,21 @@ class _Variants:
     latest: Executable | None = None
     missed: int = 0
 
-    def find(self, donated: tuple[int, ...], *, exactly: bool) -> Executable | None:
-        """Return the executable to use when these inputs are free; ``None`` to compile one.
+    def find(self, program: Program, *, exactly: bool) -> Executable | None:
+        """Return the executable to use for the inputs that are free; ``None`` to compile one.
 
         Which inputs are free may change by chance, as when a garbage collector lets go of an
-        array. So a program is compiled anew when it has found others free twice in a row; before
-        that, what an executable takes and should not is copied; never if it must be ``exactly`` so.
+        array. So a program is compiled anew when it has found others free twice in a row, and they
+        are large; else what an executable takes and should not is copied. If it must be
+        ``exactly`` so, nothing is copied.
         """
-        found = self.by_donated.get(donated)
+        found = self.by_donated.get(program.donated)
         if found is not None or self.latest is None or exactly:
             self.missed = 0
             return found
+        others = set(program.donated).symmetric_difference(self.latest.donated)
+        if sum(program.inputs[index].nbytes for index in others) < WORTH_COMPILING_BYTES:
+            return self.latest
         self.missed += 1
         return self.latest if self.missed < _DONATIONS_TO_COMPILE else None
 
@@ -264,9 +270,7 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
         promoted = family.promoted
         variants = family.executables.get(_constants(literals, promoted))
         executable = (
-            None
-            if variants is None
-            else variants.find(program.donated, exactly=_withholds_donation())
+            None if variants is None else variants.find(program, exactly=_withholds_donation())
         )
         if variants is None and family.executables:
             pairs = zip(literals, family.literals, strict=True)
@@ -275,9 +279,14 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
             family.executables.clear()
     if executable is None:
         flags.take_over()  # the script may have set XLA_FLAGS since
+        # What a first step is given comes from elsewhere; from the second on it is our own.
+        donated = program.free if variants is None else program.donated
         try:
             executable = compile_program(
-                program, promoted, flags.compiler_overrides(), is_watched=is_watched
+                replace(program, donated=donated),
+                promoted,
+                flags.compiler_overrides(),
+                is_watched=is_watched,
             )
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)

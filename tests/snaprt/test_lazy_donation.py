@@ -12,6 +12,7 @@ import pytest
 from counting import counting
 
 import snaprt
+from snaprt.lazy import step
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 
@@ -131,14 +132,31 @@ def test_an_array_held_by_chance_costs_a_copy_and_no_compilation():
     np.testing.assert_array_equal(x, np.full((2, SIZE), 128))
 
 
-def test_inputs_that_become_free_later_cost_one_more_compilation():
+def test_what_a_first_step_is_given_is_copied_so_that_the_next_donate_without_compiling_anew():
     x = jnp.ones((3, SIZE))  # not ours to give away
     with snaprt.lazy(), counting() as counts:
         for _ in range(6):
             x = x * 2
             snaprt.mark_step()
-    assert counts.compiled == 2
+    assert counts.compiled == 1
     np.testing.assert_array_equal(x, np.full((3, SIZE), 64))
+
+
+@pytest.mark.parametrize(
+    ("rows", "worth", "compiled"), [(5, 1 << 40, 1), (6, 0, 2)], ids=["small", "large"]
+)
+def test_inputs_that_become_free_later_are_worth_a_compilation_where_they_are_large(
+    monkeypatch, rows, worth, compiled
+):
+    monkeypatch.setattr(step, "WORTH_COMPILING_BYTES", worth)
+    x = held = jnp.ones((rows, SIZE))
+    with snaprt.lazy(), counting() as counts:
+        for _ in range(6):
+            x = x * 2
+            snaprt.mark_step()
+    assert counts.compiled == compiled
+    np.testing.assert_array_equal(x, np.full((rows, SIZE), 64))
+    np.testing.assert_array_equal(held, np.ones((rows, SIZE)))
 
 
 def test_a_read_donates_nothing_that_pending_work_needs():
