@@ -357,9 +357,10 @@ def to_device(value: Any) -> jax.Array:
 
 
 def copy_array(array: jax.Array) -> jax.Array:
-    """Return a copy in memory of its own, where ``array`` lies."""
+    """Return a copy in memory of its own, where ``array`` lies; compiles nothing."""
     with evaluating():
-        return jax.numpy.copy(array)
+        where = array.sharding if array.committed else None
+        return jax.device_put(array, where, may_alias=False)
 
 
 @functools.cache
