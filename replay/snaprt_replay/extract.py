@@ -8,11 +8,11 @@ one array for each value asked for; the elements of tuples are passed one by one
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from snaprt.snapshot.xla import HloInstructionProto, HloModuleProto, ShapeProto, XlaMessage
 from snaprt.snapshot.xla_literals import OPAQUE, TOKEN, TUPLE
-from snaprt_replay.hlo import Editor
+from snaprt_replay.hlo import Editor, reached
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -86,15 +86,13 @@ def extract(module: XlaMessage, computation: XlaMessage, pieces: Sequence[Piece]
 def called_computations(module: XlaMessage, first: Sequence[XlaMessage]) -> list[XlaMessage]:
     """Return the computations that instructions call, directly or not, in the module's order."""
     by_id = {one.id: one for one in module.computations}
-    reached: set[int] = set()
-    waiting = [called for one in first for called in one.called_computation_ids]
-    while waiting:
-        called = waiting.pop()
-        if called not in reached:
-            reached.add(called)
-            for one in by_id[called].instructions:
-                waiting.extend(one.called_computation_ids)
-    return [one for one in module.computations if one.id in reached]
+
+    def called_by(instructions: Iterable[XlaMessage]) -> Iterator[int]:
+        for one in instructions:
+            yield from one.called_computation_ids
+
+    found = reached(called_by(first), lambda called: called_by(by_id[called].instructions))
+    return [one for one in module.computations if one.id in found]
 
 
 class _Extraction:
@@ -130,22 +128,16 @@ class _Extraction:
 
     def _slice(self, piece: Piece) -> tuple[list[XlaMessage], list[XlaMessage]]:
         """Return what a piece computes and what it takes, both in the computation's order."""
-        needed: set[int] = set()
-        given: set[int] = set()
-        waiting = list(piece.results)
-        while waiting:
-            one = waiting.pop()
-            if one in needed or one in given:
-                continue
-            instruction = self.by_id[one]
-            if one in piece.given or instruction.opcode == "parameter":
-                given.add(one)
-                continue
-            needed.add(one)
-            waiting.extend(instruction.operand_ids)
-        ordered = self.computation.instructions
-        return [one for one in ordered if one.id in needed], [
-            one for one in ordered if one.id in given
+
+        def is_given(one: int) -> bool:
+            return one in piece.given or self.by_id[one].opcode == "parameter"
+
+        found = reached(
+            piece.results, lambda one: () if is_given(one) else self.by_id[one].operand_ids
+        )
+        ordered = [one for one in self.computation.instructions if one.id in found]
+        return [one for one in ordered if not is_given(one.id)], [
+            one for one in ordered if is_given(one.id)
         ]
 
     def _add_given(

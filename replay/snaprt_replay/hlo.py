@@ -8,7 +8,7 @@ answers some malformed modules with a failed CHECK, which ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.xla import HloInstructionProto, XlaMessage
@@ -75,6 +75,24 @@ def instructions(module: XlaMessage) -> Iterator[XlaMessage]:
     """Yield every instruction of every computation of the module."""
     for computation in module.computations:
         yield from computation.instructions
+
+
+def reached(first: Iterable[int], following: Callable[[int], Iterable[int]]) -> set[int]:
+    """Return the ids that a walk comes to, those it starts from included.
+
+    Args:
+        first: Where it starts.
+        following: Gives what to go on to from an id: an instruction's operands, the computations
+            that a computation calls.
+    """
+    found: set[int] = set()
+    waiting = list(first)
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting.extend(following(one))
+    return found
 
 
 def library_calls(module: XlaMessage) -> tuple[str, ...]:

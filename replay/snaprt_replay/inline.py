@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from snaprt.snapshot.xla import HloInstructionProto, XlaMessage
-from snaprt_replay.hlo import Editor, instructions, root_instruction
+from snaprt_replay.hlo import Editor, instructions, reached, root_instruction
 
 _CALLERS_OF_STEPS = frozenset({"while", "conditional"})
 
@@ -33,8 +33,8 @@ def inline_calls(module: XlaMessage) -> Scopes:
     """
     inlining = _Inlining(module)
     inlining.flatten(module.entry_computation_id)
-    reached = _reached(module, inlining.computations)
-    kept = [one for one in module.computations if one.id in reached]
+    still_called = _reached(module, inlining.computations)
+    kept = [one for one in module.computations if one.id in still_called]
     copies = []
     for computation in kept:
         copies.append(type(computation)())
@@ -123,12 +123,11 @@ def _lend_metadata(call: XlaMessage, instruction: XlaMessage) -> None:
 
 
 def _reached(module: XlaMessage, computations: Mapping[int, XlaMessage]) -> set[int]:
-    reached: set[int] = set()
-    waiting = [module.entry_computation_id]
-    while waiting:
-        one = waiting.pop()
-        if one not in reached:
-            reached.add(one)
-            for instruction in computations[one].instructions:
-                waiting.extend(instruction.called_computation_ids)
-    return reached
+    return reached(
+        [module.entry_computation_id],
+        lambda one: (
+            called
+            for instruction in computations[one].instructions
+            for called in instruction.called_computation_ids
+        ),
+    )

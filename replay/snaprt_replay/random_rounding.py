@@ -113,16 +113,15 @@ def _float_types(module: XlaMessage) -> Mapping[int, np.dtype]:
 def _followed(module: XlaMessage) -> set[int]:
     """Return the computations that run as the entry does: not a reduction's own function."""
     by_id = {one.id: one for one in module.computations}
-    reached: set[int] = set()
-    waiting = [module.entry_computation_id]
-    while waiting:
-        one = waiting.pop()
-        if one not in reached:
-            reached.add(one)
-            for instruction in by_id[one].instructions:
-                if instruction.opcode in _FOLLOWED:
-                    waiting.extend(instruction.called_computation_ids)
-    return reached
+    return hlo.reached(
+        [module.entry_computation_id],
+        lambda one: (
+            called
+            for instruction in by_id[one].instructions
+            if instruction.opcode in _FOLLOWED
+            for called in instruction.called_computation_ids
+        ),
+    )
 
 
 def _add_seed(editor: hlo.Editor, module: XlaMessage, entry: XlaMessage) -> XlaMessage:

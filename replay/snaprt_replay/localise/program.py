@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from snaprt.snapshot.xla import XlaMessage
 from snaprt.snapshot.xla_literals import ELEMENT_TYPES, TOKEN, TUPLE, leaf_shapes
-from snaprt_replay.hlo import entry_computation, root_instruction
+from snaprt_replay.hlo import entry_computation, reached, root_instruction
 from snaprt_replay.inline import Scopes, inline_calls
 from snaprt_replay.localise.findings import InstructionPlace
 
@@ -65,21 +65,11 @@ class Line:
         self.computation = computation
         self.by_id: dict[int, XlaMessage] = {one.id: one for one in computation.instructions}
         self.root = root_instruction(computation)
-        used = self._used()
+        used = reached([self.root.id], lambda one: self.by_id[one].operand_ids)
         self.order: list[XlaMessage] = [one for one in computation.instructions if one.id in used]
         self.free = self._free()
         self.position = {one.id: index for index, one in enumerate(self.order)}
         self._last_use = self._last_uses()
-
-    def _used(self) -> set[int]:
-        used: set[int] = set()
-        waiting = [self.root.id]
-        while waiting:
-            one = waiting.pop()
-            if one not in used:
-                used.add(one)
-                waiting.extend(self.by_id[one].operand_ids)
-        return used
 
     def _free(self) -> set[int]:
         free: set[int] = set()
@@ -139,13 +129,14 @@ class Line:
 
     def sources(self, start: int, stop: int) -> list[XlaMessage]:
         """Return what is made of constants alone and used in a range, in order."""
-        found: set[int] = set()
-        waiting = [operand for one in self.order[start:stop] for operand in one.operand_ids]
-        while waiting:
-            one = waiting.pop()
-            if one in self.free and one not in found:
-                found.add(one)
-                waiting.extend(self.by_id[one].operand_ids)
+
+        def free_operands(instructions: Iterable[XlaMessage]) -> Iterator[int]:
+            for one in instructions:
+                yield from self.free.intersection(one.operand_ids)
+
+        found = reached(
+            free_operands(self.order[start:stop]), lambda one: free_operands([self.by_id[one]])
+        )
         return [one for one in self.order if one.id in found and one.opcode not in _NO_WORK]
 
     def place(self, instruction: XlaMessage, frame: Sequence[str] = ()) -> InstructionPlace:

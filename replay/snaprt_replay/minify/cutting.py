@@ -17,7 +17,7 @@ from snaprt.snapshot.xla import XlaMessage
 from snaprt.snapshot.xla_literals import dtype_of
 from snaprt_replay.case import Signature
 from snaprt_replay.extract import Extract, Piece, Value, arrays_of, extract
-from snaprt_replay.hlo import entry_computation, parameters
+from snaprt_replay.hlo import entry_computation, parameters, reached
 from snaprt_replay.inputs import random_inputs
 from snaprt_replay.localise.matching import Matching, match
 from snaprt_replay.localise.program import Line, Program
@@ -198,17 +198,11 @@ class Base:
 
     def _reached(self, piece: Piece) -> set[int]:
         """Return the given instructions that the results depend on."""
-        reached: set[int] = set()
-        seen: set[int] = set()
-        waiting = list(piece.results)
-        while waiting:
-            one = waiting.pop()
-            if one in piece.given:
-                reached.add(one)
-            elif one not in seen:
-                seen.add(one)
-                waiting.extend(self.line.by_id[one].operand_ids)
-        return reached
+        found = reached(
+            piece.results,
+            lambda one: () if one in piece.given else self.line.by_id[one].operand_ids,
+        )
+        return {one for one in found if one in piece.given}
 
     def record(self, instructions: Iterable[int]) -> None:
         """Record the values of instructions, in one run, if they are not known yet."""

@@ -16,6 +16,7 @@ from snaprt_replay.hlo import (
     entry_computation,
     instructions,
     parameters,
+    reached,
     root_instruction,
 )
 
@@ -47,14 +48,7 @@ def _fold_tuples(module: XlaMessage) -> None:
 
 def _used(entry: XlaMessage) -> set[int]:
     by_id = {one.id: one for one in entry.instructions}
-    used: set[int] = set()
-    waiting = [entry.root_id]
-    while waiting:
-        one = waiting.pop()
-        if one not in used:
-            used.add(one)
-            waiting.extend(by_id[one].operand_ids)
-    return used
+    return reached([entry.root_id], lambda one: by_id[one].operand_ids)
 
 
 def _read_parameters(module: XlaMessage) -> set[int]:
