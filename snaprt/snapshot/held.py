@@ -213,7 +213,7 @@ def _is_of_jax(kind: type) -> bool:
 def copy(array: jax.Array, hold: Hold) -> jax.Array:
     """Return a copy, with the same sharding, that nobody else can donate."""
     if hold == "device" or _is_on_host(array):
-        return jnp.copy(array)
+        return jaxapi.copy_array(array)
     return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
 
 
