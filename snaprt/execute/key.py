@@ -208,12 +208,13 @@ def _environment(device: jaxapi.Device, folder: Path) -> tuple[KeyPart, ...]:
     return tuple(parts)
 
 
-def _libraries(folder: Path) -> list[KeyPart]:
+@functools.lru_cache(maxsize=8)
+def _libraries(folder: Path) -> tuple[KeyPart, ...]:
     binaries = jaxapi.xla_binaries()
-    return [
+    return (
         *(KeyPart(f"binary {path.name}", file_digest(path, folder)) for path in binaries),
         *(KeyPart(f"plugin {name}", version) for name, version in _plugins()),
-    ]
+    )
 
 
 def _plugins() -> list[tuple[str, str]]:
