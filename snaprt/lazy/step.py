@@ -180,12 +180,13 @@ def _run(
     by_number = dict(zip(numbers, alive, strict=True))
     progress = _Progress()
     complete = False
-    donate = found.complete and len(found.parts) == 1 and not _withholds_donation()
+    withheld = _withholds_donation()
+    donate = found.complete and len(found.parts) == 1 and not withheld
     try:
         with jaxapi.evaluating():
             for part in found.parts:
                 program = part.program(recording, progress.values, donate)
-                _run_part(part, program, by_number, progress, cause)
+                _run_part(part, program, by_number, progress, cause, withheld)
                 if not found.complete or len(found.parts) > 1:
                     progress.done.update(part.nodes)
         complete = found.complete
@@ -218,10 +219,11 @@ def _run_part(
     arrays: dict[int, LazyArray],
     progress: _Progress,
     cause: str,
+    withheld: bool,
 ) -> None:
     """Compile and run one program of a cut, and hand out the results."""
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
-    executable, arguments = _executable_for(program)
+    executable, arguments = _executable_for(program, withheld)
     try:
         # Zeros in place of results are not worth recording.
         results = run(
@@ -249,8 +251,10 @@ def _run_part(
             array.settle(value, handle, executable)
 
 
-def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
+def _executable_for(program: Program, withheld: bool) -> tuple[Executable, list[jax.Array]]:
     """Return the executable of ``program`` and the arguments to call it with.
+
+    Where donation is ``withheld``, it is one that takes the memory of nothing.
 
     A literal is compiled in as a constant, which XLA can use, until a program comes that differs
     in its value alone; from then on it is an argument, so that a learning rate that changes at
@@ -269,9 +273,7 @@ def _executable_for(program: Program) -> tuple[Executable, list[jax.Array]]:
             _families.move_to_end(key)
         promoted = family.promoted
         variants = family.executables.get(_constants(literals, promoted))
-        executable = (
-            None if variants is None else variants.find(program, exactly=_withholds_donation())
-        )
+        executable = None if variants is None else variants.find(program, exactly=withheld)
         if variants is None and family.executables:
             pairs = zip(literals, family.literals, strict=True)
             varied = [i for i, (a, b) in enumerate(pairs) if a != b]
