@@ -129,7 +129,13 @@ def check_plan() -> None:
     _read_plan()
 
 
-def _read_plan() -> Plan | None:
+def _read_plan(given: Path | None = None, otherwise: tuple[Condition, ...] = ()) -> Plan | None:
+    """Read what the environment asks for.
+
+    Args:
+        given: The directory, whatever the environment says.
+        otherwise: The conditions where the environment has none.
+    """
     flags = os.environ.get("XLA_FLAGS", "")
     chosen: Path | None = settings.get("SNAPRT_DUMP_DIR")
     folder = dump_folder_of(flags) if chosen is None else chosen.absolute()
@@ -149,9 +155,11 @@ def _read_plan() -> Plan | None:
     elif folder is not None and text is None and not keep_last:
         conditions = parse_conditions("all")
     if not conditions and not keep_last:
-        return None
+        conditions = otherwise
+        if not conditions:
+            return None
     return Plan(
-        folder=folder or _default_folder(),
+        folder=given or folder or _default_folder(),
         conditions=conditions,
         keep_last=keep_last,
         keep_bytes=settings.get("SNAPRT_RECORD_KEEP_BYTES"),
@@ -169,20 +177,9 @@ def plan_with(conditions: tuple[Condition, ...] | None, folder: Path | None) -> 
     Raises:
         UsageError: A variable has a value that is not allowed.
     """
-    plan = _read_plan()
-    if plan is None:
-        plan = Plan(
-            folder=folder or settings.get("SNAPRT_DUMP_DIR") or _default_folder(),
-            conditions=parse_conditions("all"),
-            keep_last=0,
-            keep_bytes=settings.get("SNAPRT_RECORD_KEEP_BYTES"),
-            hold=settings.get("SNAPRT_RECORD_HOLD"),
-            stops=settings.get("SNAPRT_RECORD_STOP"),
-            rank=settings.get("RANK"),
-        )
-    if conditions is not None:
-        plan = dataclasses.replace(plan, conditions=conditions)
-    return plan if folder is None else dataclasses.replace(plan, folder=folder)
+    plan = _read_plan(folder, parse_conditions("all"))
+    assert plan is not None
+    return plan if conditions is None else dataclasses.replace(plan, conditions=conditions)
 
 
 def _neuron_conditions() -> tuple[Condition, ...]:
