@@ -16,13 +16,14 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import jax
 
-from snaprt import jaxapi, settings
+from snaprt import settings
 from snaprt.snapshot import layout, surroundings
 from snaprt.snapshot.content import array_content
+from snaprt.snapshot.held import Executable
 from snaprt.snapshot.write import write_snapshot
 
 Stage = Literal["compile", "run"]
@@ -35,24 +36,6 @@ SNAPSHOT_NAME: Final = "failing.inputs.snap"
 _FOUND: Final = 1  # the status with which `snaprt minify` says that there was something to minify
 _CRASH: Final = ("--check", "crash")
 _COMPARISON: Final = ("--check", "mismatch", "--b", "op-by-op")
-
-
-class _Program(Protocol):
-    """What is to be known of a program; see `snaprt.execute.compile.Executable`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def graph_id(self) -> str: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def devices(self) -> tuple[jaxapi.Device, ...]: ...
-    @property
-    def input_names(self) -> tuple[str, ...]: ...
-    @property
-    def output_names(self) -> tuple[str, ...]: ...
-    def artifacts(self) -> Any: ...
 
 
 _texts = settings.Texts("SNAPRT_REPRO_AFTER", "SNAPRT_REPRO_LEVEL")
@@ -75,7 +58,7 @@ def needs_inputs() -> bool:
     return level("run") > 0 or level("compile") >= COMPARE
 
 
-def after_failure(stage: Stage, program: _Program, inputs: Sequence[Any]) -> Path | None:
+def after_failure(stage: Stage, program: Executable, inputs: Sequence[Any]) -> Path | None:
     """Save a program that failed and what it was called with, and have it minified if asked for.
 
     Returns:
@@ -96,7 +79,7 @@ def after_failure(stage: Stage, program: _Program, inputs: Sequence[Any]) -> Pat
     return snapshot.parent
 
 
-def after_run(program: _Program, inputs: Sequence[Any]) -> None:
+def after_run(program: Executable, inputs: Sequence[Any]) -> None:
     """At level 4, compare a program that has run for the first time with its operations alone."""
     if level("compile") < COMPARE or program.number in _compared:
         return
@@ -161,7 +144,7 @@ def _say(what: str) -> None:
     print(f"snaprt: {what}", file=sys.stderr, flush=True)
 
 
-def _save(program: _Program, inputs: Sequence[Any]) -> Path | None:
+def _save(program: Executable, inputs: Sequence[Any]) -> Path | None:
     """Write the snapshot; a failure to do so must not hide the first one."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", program.name)[:80]
     folder = settings.get("SNAPRT_REPRO_DIR") / f"{name}.{program.graph_id}"
@@ -174,7 +157,7 @@ def _save(program: _Program, inputs: Sequence[Any]) -> Path | None:
     return path
 
 
-def _contents(program: _Program, inputs: Sequence[Any]) -> layout.Contents:
+def _contents(program: Executable, inputs: Sequence[Any]) -> layout.Contents:
     device = program.devices[0]
     artifacts = program.artifacts()
     execution = layout.Execution(
