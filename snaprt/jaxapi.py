@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, FrameType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -1849,6 +1849,39 @@ def user_stack(error: BaseException) -> tuple[str, ...]:
         for frame, line in _frames_to(error)
         if _source_info.is_user_filename(frame.f_code.co_filename)
     )
+
+
+class Frame(NamedTuple):
+    """A place in the user's program: its file, line (from 1) and function."""
+
+    file: str
+    line: int
+    function: str
+
+
+def user_frames() -> tuple[Frame, ...]:
+    """Return the user's frames of this thread as they are now, outermost first.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    frames = [
+        Frame(frame.f_code.co_filename, line, frame.f_code.co_qualname)
+        for frame, line in traceback.walk_stack(sys._getframe(1))
+        if _source_info.is_user_filename(frame.f_code.co_filename)
+    ]
+    return tuple(reversed(frames))
+
+
+def frames_of_operation(source: Any) -> tuple[Frame, ...]:
+    """Return the user's frames of an operation, of what `source_info` said of it, outermost first.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    frames = [
+        Frame(frame.file_name, frame.start_line, frame.function_name)
+        for frame in _source_info.user_frames(source.traceback)
+    ]
+    return tuple(reversed(frames))
 
 
 def _frames_to(error: BaseException) -> list[tuple[FrameType, int]]:

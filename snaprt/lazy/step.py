@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
@@ -19,12 +18,15 @@ from snaprt import jaxapi, metrics, settings
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.execute import collection, prefetch
 from snaprt.execute.compile import Executable, compile_program, uncompiled_program
+from snaprt.execute.loaded import Ready, executable_for
 from snaprt.execute.run import run
 from snaprt.execute.unfinished import unfinished_graph
+from snaprt.explain.switches import watchers
+from snaprt.explain.watching import Watch, begin_watch
 from snaprt.lazy.array import LazyArray, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.cut import Part, plan
-from snaprt.lazy.graph import Program, Structure
+from snaprt.lazy.graph import Program
 from snaprt.lazy.paths import Point
 from snaprt.lazy.recording import DataHandle, carry_over, is_mostly_dead
 from snaprt.lazy.trace import LazyTrace
@@ -32,69 +34,16 @@ from snaprt.snapshot import flags, repro
 from snaprt.snapshot.failures import is_recorded, mark_recorded
 from snaprt.snapshot.plan import current_plan
 from snaprt.snapshot.record import process_recorder
-from snaprt.snapshot.steps import end_step
+from snaprt.snapshot.steps import end_step, steps_ended
 from snaprt.snapshot.trace_errors import describe_trace_error
 
 # What a recorded operation shows as its source is the user's line, not ours.
-for _part in ("lazy", "execute", "jaxapi.py"):
+for _part in ("lazy", "execute", "explain", "jaxapi.py"):
     jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
-
-#: How many programs stay loaded in a process; the least recently used one goes first.
-MAX_PROGRAMS = 2048
 
 #: A thread's paths are forgotten once they have so many points; its programs stay loaded.
 MAX_POINTS = 200_000
 
-#: How often in a row a program must find other inputs free before it is compiled for those ...
-_DONATIONS_TO_COMPILE = 2
-#: ... and how much memory the difference must be: less is not worth a compilation.
-WORTH_COMPILING_BYTES = 64 << 20
-
-
-@dataclass
-class _Family:
-    """The executables of programs that differ in the values of their literals alone."""
-
-    promoted: frozenset[int] = frozenset()
-    literals: tuple[bytes, ...] = ()
-    executables: dict[tuple[bytes, ...], _Variants] = field(default_factory=dict)
-
-
-@dataclass
-class _Variants:
-    """The executables of one program that differ in the inputs whose memory they take."""
-
-    by_donated: dict[tuple[int, ...], Executable] = field(default_factory=dict)
-    latest: Executable | None = None
-    missed: int = 0
-
-    def find(self, program: Program, *, exactly: bool) -> Executable | None:
-        """Return the executable to use for the inputs that are free; ``None`` to compile one.
-
-        Which inputs are free may change by chance, as when a garbage collector lets go of an
-        array. So a program is compiled anew when it has found others free twice in a row, and they
-        are large; else what an executable takes and should not is copied. If it must be
-        ``exactly`` so, nothing is copied.
-        """
-        found = self.by_donated.get(program.donated)
-        if found is not None or self.latest is None or exactly:
-            self.missed = 0
-            return found
-        others = set(program.donated).symmetric_difference(self.latest.donated)
-        if sum(program.inputs[index].nbytes for index in others) < WORTH_COMPILING_BYTES:
-            return self.latest
-        self.missed += 1
-        return self.latest if self.missed < _DONATIONS_TO_COMPILE else None
-
-    def add(self, executable: Executable) -> None:
-        """Keep an executable that was compiled."""
-        self.by_donated[executable.donated] = self.latest = executable
-        self.missed = 0
-
-
-# By whether they have a flag that tells of NaN, and by their structure.
-_families: OrderedDict[tuple[bool, Structure], _Family] = OrderedDict()
-_families_lock = threading.Lock()
 _of_thread = threading.local()
 
 
@@ -132,7 +81,10 @@ def mark_step(wait: bool = False) -> None:
         arrays = trace.recording.live_arrays()
         _run(trace, arrays, arrays, cause="mark_step")
         trace.forget_paths(MAX_POINTS)
-    collection.step_ended(end_step())
+    step = end_step()
+    collection.step_ended(step)
+    for watcher in watchers():
+        watcher.step_ended(step)
     if wait:
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
@@ -175,6 +127,7 @@ def _run(
     if not found.parts:
         trace.begin()
         return
+    watch = begin_watch(watchers(), cause, steps_ended(), found)
     metrics.metric_add("LazyTracing", trace.recording_time)
     trace.recording_time = 0
     by_number = dict(zip(numbers, alive, strict=True))
@@ -186,7 +139,7 @@ def _run(
         with jaxapi.evaluating():
             for part in found.parts:
                 program = part.program(recording, progress.values, donate)
-                _run_part(part, program, by_number, progress, cause, withheld)
+                _run_part(part, program, by_number, progress, cause, withheld, watch)
                 if not found.complete or len(found.parts) > 1:
                     progress.done.update(part.nodes)
         complete = found.complete
@@ -196,6 +149,8 @@ def _run(
             if complete
             else carry_over(recording, trace.root, progress.done, progress.values, progress.failed)
         )
+        if watch is not None:
+            watch.done()
 
 
 @dataclass
@@ -220,10 +175,14 @@ def _run_part(
     progress: _Progress,
     cause: str,
     withheld: bool,
+    watch: Watch | None,
 ) -> None:
     """Compile and run one program of a cut, and hand out the results."""
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
-    executable, arguments = _executable_for(program, withheld)
+    ready = _executable_for(program, withheld, watch)
+    executable, arguments = ready.executable, ready.arguments
+    if watch is not None:
+        watch.ready(program, ready)
     try:
         # Zeros in place of results are not worth recording.
         results = run(
@@ -241,6 +200,8 @@ def _run_part(
         repro.after_failure("run", executable, arguments)
         raise failure from error
     repro.after_run(executable, arguments)
+    if watch is not None:
+        watch.ran(results)
     metrics.counter_add("CreateDataHandles", len(part.numbers))
     kinds = part.kinds_of(executable.number)
     for index, (number, value) in enumerate(zip(part.numbers, results, strict=True)):
@@ -251,62 +212,26 @@ def _run_part(
             array.settle(value, handle, executable)
 
 
-def _executable_for(program: Program, withheld: bool) -> tuple[Executable, list[jax.Array]]:
-    """Return the executable of ``program`` and the arguments to call it with.
-
-    Where donation is ``withheld``, it is one that takes the memory of nothing.
-
-    A literal is compiled in as a constant, which XLA can use, until a program comes that differs
-    in its value alone; from then on it is an argument, so that a learning rate that changes at
-    every step costs two compilations and not one a step.
-    """
-    literals = tuple([literal.key for literal in program.literals])
+def _executable_for(program: Program, withheld: bool, watch: Watch | None) -> Ready:
+    """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
     is_watched = process_recorder().wants_flag()
-    key = (is_watched, program.structure)
-    with _families_lock:
-        family = _families.get(key)
-        if family is None:
-            family = _families[key] = _Family(literals=literals)
-            if len(_families) > MAX_PROGRAMS:
-                _families.popitem(last=False)
-        else:
-            _families.move_to_end(key)
-        promoted = family.promoted
-        variants = family.executables.get(_constants(literals, promoted))
-        executable = None if variants is None else variants.find(program, exactly=withheld)
-        if variants is None and family.executables:
-            pairs = zip(literals, family.literals, strict=True)
-            varied = [i for i, (a, b) in enumerate(pairs) if a != b]
-            promoted = family.promoted = promoted | frozenset(varied)
-            family.executables.clear()
-    if executable is None:
+
+    def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
+        if watch is not None:
+            watch.compiling(program)
         flags.take_over()  # the script may have set XLA_FLAGS since
-        # What a first step is given comes from elsewhere; from the second on it is our own.
-        donated = program.free if variants is None else program.donated
+        overrides = flags.compiler_overrides()
         try:
-            executable = compile_program(
-                replace(program, donated=donated),
-                promoted,
-                flags.compiler_overrides(),
-                is_watched=is_watched,
-            )
+            return compile_program(program, promoted, overrides, is_watched=is_watched)
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
             raise
-        if not executable.is_collected:
-            metrics.counter_add("CachedCompile" if executable.from_cache else "UncachedCompile")
-        with _families_lock:
-            if family.promoted == promoted:
-                constants = _constants(literals, promoted)
-                family.executables.setdefault(constants, _Variants()).add(executable)
-    elif not executable.is_collected:
-        metrics.counter_add("CachedCompile")
-    arguments = program.arguments(promoted)
-    for index in executable.donated:
-        if index not in program.donated:
-            metrics.counter_add("DonationCopied")
-            arguments[index] = jaxapi.copy_array(arguments[index])
-    return executable, arguments
+
+    ready = executable_for(program, compile_it, is_watched=is_watched, exactly=withheld)
+    if not ready.executable.is_collected:
+        is_compiled = ready.is_new and not ready.executable.from_cache
+        metrics.counter_add("UncachedCompile" if is_compiled else "CachedCompile")
+    return ready
 
 
 def _withholds_donation() -> bool:
@@ -337,12 +262,6 @@ def left_with(error: BaseException) -> None:
     if isinstance(error, Exception) and jaxapi.raised_inside(error):
         _recording_failed(thread_trace(), error, None)
     process_recorder().program_failed(error)
-
-
-def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[bytes, ...]:
-    if not promoted:
-        return literals
-    return tuple([key for i, key in enumerate(literals) if i not in promoted])
 
 
 def _left_jax(error: BaseException) -> None:

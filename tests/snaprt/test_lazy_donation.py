@@ -12,7 +12,7 @@ import pytest
 from counting import counting
 
 import snaprt
-from snaprt.lazy import step
+from snaprt.execute import loaded
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 
@@ -148,7 +148,7 @@ def test_what_a_first_step_is_given_is_copied_so_that_the_next_donate_without_co
 def test_inputs_that_become_free_later_are_worth_a_compilation_where_they_are_large(
     monkeypatch, rows, worth, compiled
 ):
-    monkeypatch.setattr(step, "WORTH_COMPILING_BYTES", worth)
+    monkeypatch.setattr(loaded, "WORTH_COMPILING_BYTES", worth)
     x = held = jnp.ones((rows, SIZE))
     with snaprt.lazy(), counting() as counts:
         for _ in range(6):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import snaprt
-from snaprt.lazy import step
+from snaprt.execute import loaded
 from snaprt.lazy.cut import plan
 from snaprt.lazy.digest import Unstable, program_digest
 from snaprt.lazy.step import thread_trace
@@ -118,7 +118,7 @@ def test_a_program_without_a_digest_still_runs_and_is_counted():
 
 def _run_in_new_process_state(monkeypatch):
     """Forget what this process has loaded, as a new process would."""
-    monkeypatch.setattr(step, "_families", type(step._families)())
+    monkeypatch.setattr(loaded, "_families", type(loaded._families)())
 
 
 def test_a_known_program_is_loaded_without_being_lowered(monkeypatch, tmp_path):

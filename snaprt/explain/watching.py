@@ -1,0 +1,156 @@
+"""Who looks on while graphs are cut, compiled and run; must not know what they make of it.
+
+Nothing is made for watchers while there are none: a cut asks once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from snaprt import jaxapi
+
+if TYPE_CHECKING:
+    from snaprt.execute.compile import Executable
+    from snaprt.execute.loaded import Ready
+    from snaprt.lazy.cut import Plan
+    from snaprt.lazy.graph import Program
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """One cut of a thread's recording, which runs what is pending or a part of it.
+
+    Attributes:
+        cause: ``mark_step``, ``graph_size``, or what read a value: see `snaprt.lazy.breaks`.
+        step: How many steps the thread had marked before.
+        operations: How many operations it is to run.
+        stack: The user's frames, innermost last.
+        number: Counts the cuts of the process that were watched.
+        thread: The thread's name.
+    """
+
+    cause: str
+    step: int
+    operations: int
+    stack: tuple[jaxapi.Frame, ...] = field(default_factory=jaxapi.user_frames)
+    number: int = field(default_factory=_numbers.__next__)
+    thread: str = field(default_factory=lambda: threading.current_thread().name)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One execution of a program that a cut led to.
+
+    Attributes:
+        cut: The cut.
+        program: What ran, with its inputs.
+        executable: What it was compiled to.
+        arguments: What that was called with: the inputs, then the literals that vary.
+        is_new: Whether this process had not run the executable before.
+    """
+
+    cut: Cut
+    program: Program
+    executable: Executable
+    arguments: Sequence[jax.Array]
+    is_new: bool
+
+
+class Watcher:
+    """Is told of what the lazy runtime does, in the thread that does it; override what you want.
+
+    What a watcher raises goes to the user, as if the runtime had raised it.
+    """
+
+    def cut(self, cut: Cut) -> None:
+        """A recording is about to be cut; nothing has happened yet."""
+
+    def compiling(self, cut: Cut, program: Program) -> None:
+        """A program is not known in this process: it is about to be loaded or compiled."""
+
+    def ready(self, run: Run) -> None:
+        """An executable has been found or made; it runs next."""
+
+    def ran(self, run: Run, results: Sequence[Any]) -> None:
+        """It has been started; ``results`` may still be on their way."""
+
+    def cut_done(self, cut: Cut) -> None:
+        """All that the cut runs has been started, or one of it has failed."""
+
+    def at_once(self, name: str, cause: str) -> None:
+        """An operation ran alone, for a graph cannot hold it."""
+
+    def step_ended(self, step: int) -> None:
+        """A thread has marked its step of this number, the first being 1."""
+
+
+_attached: tuple[Watcher, ...] = ()
+_lock = threading.Lock()
+
+
+def attach(watcher: Watcher) -> None:
+    """Tell ``watcher`` from here on, whatever thread works."""
+    global _attached
+    with _lock:
+        _attached = (*_attached, watcher)
+
+
+def detach(watcher: Watcher) -> None:
+    """Tell it no more."""
+    global _attached
+    with _lock:
+        _attached = tuple(one for one in _attached if one is not watcher)
+
+
+def attached() -> tuple[Watcher, ...]:
+    """Return who is to be told."""
+    return _attached
+
+
+class Watch:
+    """The watchers of one cut."""
+
+    def __init__(self, watchers: Sequence[Watcher], cut: Cut) -> None:
+        self._watchers = watchers
+        self._cut = cut
+        self._run: Run | None = None
+        for watcher in watchers:
+            watcher.cut(cut)
+
+    def compiling(self, program: Program) -> None:
+        """Tell that a program is about to be loaded or compiled."""
+        for watcher in self._watchers:
+            watcher.compiling(self._cut, program)
+
+    def ready(self, program: Program, ready: Ready) -> None:
+        """Tell what a program runs."""
+        executable, arguments, is_new = ready.executable, ready.arguments, ready.is_new
+        self._run = Run(self._cut, program, executable, arguments, is_new)
+        for watcher in self._watchers:
+            watcher.ready(self._run)
+
+    def ran(self, results: Sequence[Any]) -> None:
+        """Tell that what was ready last has been started."""
+        assert self._run is not None
+        for watcher in self._watchers:
+            watcher.ran(self._run, results)
+
+    def done(self) -> None:
+        """Tell that the cut is done."""
+        for watcher in self._watchers:
+            watcher.cut_done(self._cut)
+
+
+def begin_watch(watchers: Sequence[Watcher], cause: str, step: int, plan: Plan) -> Watch | None:
+    """Tell of a cut that begins; ``None`` if there is nobody to be told."""
+    if not watchers:
+        return None
+    return Watch(watchers, Cut(cause, step, sum(len(part.nodes) for part in plan.parts)))
