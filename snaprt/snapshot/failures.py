@@ -56,12 +56,17 @@ class OutcomeWatch:
         self._awaited: deque[HeldExecution] = deque()  # by the waiting thread
         self._waiting: threading.Thread | None = None
         self._quiet: deque[HeldExecution] = deque()  # the others
+        self._telling = threading.RLock()  # held by who tells of one of those
         self._looking: threading.Thread | None = None
         self._something_to_see = threading.Event()
         self._last_end = 0
+        self._is_closed = False
 
     def add(self, held: HeldExecution) -> None:
         """Watch an execution that has begun and whose outputs are on their way."""
+        if self._is_closed:
+            self._tell(held)
+            return
         if not held.is_awaited:
             self._quiet.append(held)
             if not self._something_to_see.is_set():
@@ -81,23 +86,30 @@ class OutcomeWatch:
     def look(self) -> None:
         """Tell of those that have ended, as far as no thread waits for them."""
         quiet = self._quiet
-        while quiet and quiet[0].is_ready():
-            self._tell_oldest()
+        # Another thread that tells of one goes on with the others by itself.
+        if quiet and self._telling.acquire(blocking=False):
+            try:
+                while quiet and quiet[0].is_ready():
+                    self._tell(quiet.popleft())
+            finally:
+                self._telling.release()
 
     def settle(self) -> None:
         """Wait until all that were added have ended and were told of."""
-        while self._quiet:
-            self._tell_oldest()
+        with self._telling:
+            while self._quiet:
+                self._tell(self._quiet.popleft())
         if threading.current_thread() is not self._waiting:
             with self._changed:
                 self._changed.wait_for(lambda: not self._awaited)
 
-    def _tell_oldest(self) -> None:
-        try:
-            oldest = self._quiet.popleft()
-        except IndexError:  # another thread was faster
-            return
-        self._tell(oldest)
+    def close(self) -> None:
+        """Settle, and leave nothing to a thread from here on.
+
+        A thread that is inside JAX when Python ends takes the whole process down.
+        """
+        self._is_closed = True
+        self.settle()
 
     def _look_on(self) -> None:
         seen = self._something_to_see

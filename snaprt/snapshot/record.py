@@ -411,7 +411,8 @@ class Recorder:
     def _finish(self) -> None:
         """Record what the last executions turn out to be, before the process ends."""
         signals.stop_listening()
-        self.flush()
+        self._watch.close()
+        self.writer.flush()
         self._ring.close()
 
     def _stop(self) -> None:

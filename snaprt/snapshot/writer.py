@@ -64,6 +64,7 @@ class SnapshotWriter:
         self._bytes = 0  # of what waits and what is being written
         self._unfinished = 0
         self._thread: threading.Thread | None = None
+        self._is_closed = False
 
     def submit(self, path: Path, contents: Callable[[], Contents], nbytes: int) -> None:
         """Queue a snapshot to be written; wait only while the queue is full.
@@ -128,7 +129,9 @@ class SnapshotWriter:
         )
 
     def _has_thread(self) -> bool:
-        """Start the thread if there is none; while Python shuts down, none can be started."""
+        """Start the thread if there is none; while Python shuts down, none takes new work."""
+        if self._is_closed:
+            return False
         if self._thread is None:
             thread = threading.Thread(target=self._work, name="snaprt-snapshot-writer", daemon=True)
             try:
@@ -137,8 +140,16 @@ class SnapshotWriter:
                 return False
             self._thread = thread
             # Now, not at import: what is registered later runs earlier, and JAX must be alive.
-            atexit.register(self.flush)
+            atexit.register(self._close)
         return True
+
+    def _close(self) -> None:
+        """Write what is queued, and leave nothing to the thread from here on.
+
+        A thread that is inside JAX when Python ends takes the whole process down.
+        """
+        self._is_closed = True
+        self.flush()
 
     def _work(self) -> None:
         changed = self._changed

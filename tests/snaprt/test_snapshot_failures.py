@@ -341,5 +341,32 @@ def test_a_nan_of_the_last_step_is_recorded_before_the_program_ends(tmp_path: Pa
     assert len(list((tmp_path / "snaprt-dump").glob("*.snap"))) == 2
 
 
+def test_the_program_ends_only_when_no_thread_of_the_recorder_is_inside_jax(
+    tmp_path: Path,
+) -> None:
+    script = """
+        import time
+        import jax, jax.numpy as jnp, numpy as np, snaprt
+        from snaprt.snapshot import record
+
+        work = jax.jit(lambda x: jax.lax.fori_loop(0, 6, lambda i, y: y @ x, x))
+        eye = np.eye(1500, dtype=np.float32)
+        compiled = work.lower(eye).compile()
+        judge = record.Recorder._ended
+
+        def judge_slowly(*arguments):
+            compiled(eye).block_until_ready()
+            judge(*arguments)
+            print("judged")
+
+        record.Recorder._ended = judge_slowly
+        x = jnp.ones(3) + 1
+        snaprt.mark_step()
+        time.sleep(0.15)  # a thread looks at it by then
+    """
+    done = run_script(tmp_path, script, "--when", "nan", SNAPRT_CACHE="0")
+    assert (done.returncode, done.stdout) == (0, "judged\n"), done.stderr
+
+
 def test_the_public_name_of_the_flight_recorder_is_there() -> None:
     assert snaprt.dump_now() == []
