@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import threading
 
-_of_thread = threading.local()
+
+class _OfThread(threading.local):
+    steps = 0
+
+
+_of_thread = _OfThread()
 
 
 def steps_ended() -> int:
     """Return how many steps this thread has marked."""
-    return getattr(_of_thread, "steps", 0)
+    return _of_thread.steps
 
 
 def end_step() -> int:
     """Count one more step of this thread, and return how many there are now."""
-    _of_thread.steps = steps = steps_ended() + 1
-    return steps
+    _of_thread.steps += 1
+    return _of_thread.steps
