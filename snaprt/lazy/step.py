@@ -23,7 +23,7 @@ from snaprt.execute.run import run
 from snaprt.execute.unfinished import unfinished_graph
 from snaprt.explain.switches import watchers
 from snaprt.explain.watching import Watch, begin_watch
-from snaprt.lazy.array import LazyArray, read_to_host
+from snaprt.lazy.array import LazyArray, hand_to_compiled, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.cut import Part, plan
 from snaprt.lazy.graph import Program
@@ -53,6 +53,7 @@ def thread_trace() -> LazyTrace:
     if trace is None:
         flags.take_over()
         jaxapi.teach_device_get(LazyArray, read_to_host)
+        jaxapi.teach_compiled(LazyArray, hand_to_compiled)
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)

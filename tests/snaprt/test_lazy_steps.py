@@ -156,6 +156,14 @@ def test_device_get_returns_numpy():
     assert type(tree["a"]) is np.ndarray
 
 
+def test_a_function_compiled_ahead_of_time_takes_lazy_arrays():
+    tripled = jax.jit(lambda tree: tree["a"] * 3).lower({"a": jnp.ones(2)}).compile()
+    with snaprt.lazy(), counting() as counts:
+        result = tripled({"a": jnp.ones(2) * 2})
+    assert counts.reads == {"compiled": 1}
+    np.testing.assert_array_equal(result, [6, 6])
+
+
 def test_a_scalar_that_varies_costs_two_compilations_and_no_more():
     x = jnp.ones(3)
     with snaprt.lazy(), counting() as counts:
