@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from snaprt.errors import CompileError as CompileError
     from snaprt.errors import DeviceError as DeviceError
     from snaprt.errors import ExecutionError as ExecutionError
+    from snaprt.errors import GraphBreakError as GraphBreakError
     from snaprt.errors import SnaprtError as SnaprtError
     from snaprt.errors import SnapshotError as SnapshotError
     from snaprt.errors import UsageError as UsageError
@@ -35,6 +36,7 @@ __all__ = [
     "CompileError",
     "DeviceError",
     "ExecutionError",
+    "GraphBreakError",
     "SnaprtError",
     "SnapshotError",
     "UsageError",
@@ -55,6 +57,7 @@ _WHERE = {
     "CompileError": "snaprt.errors:CompileError",
     "DeviceError": "snaprt.errors:DeviceError",
     "ExecutionError": "snaprt.errors:ExecutionError",
+    "GraphBreakError": "snaprt.errors:GraphBreakError",
     "SnaprtError": "snaprt.errors:SnaprtError",
     "SnapshotError": "snaprt.errors:SnapshotError",
     "UsageError": "snaprt.errors:UsageError",

@@ -49,6 +49,7 @@ __all__ = [
     "counter_add",
     "counter_names",
     "counter_value",
+    "counters_add",
     "current",
     "from_json",
     "load",
@@ -134,6 +135,13 @@ def counter_add(name: str, value: int = 1) -> None:
         counts[name] += value
     except KeyError:
         counts[name] = value
+
+
+def counters_add(counts: Iterable[tuple[str, int]]) -> None:
+    """Add to each counter that is named its number."""
+    totals = _here.counts
+    for name, value in counts:
+        totals[name] = totals.get(name, 0) + value
 
 
 def metric_add(name: str, value: float) -> None:

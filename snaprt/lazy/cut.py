@@ -7,6 +7,7 @@ stays with the place. It knows paths, and nothing of compiling and running.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,18 @@ class Part:
     def kinds_of(self, executable: int) -> list[InputKind | None]:
         """Return the kinds of the results of that executable, to be filled in as they are learnt.
 
+    _primitives: tuple[tuple[str, int], ...] | None = None
+
+    def primitives(self) -> tuple[tuple[str, int], ...]:
+        """Return how often each primitive is in it, inside of jitted functions and loops as well.
+
+        Returns:
+            Pairs of ``xla::NAME``, the counter's name, and the number.
+        """
+        if self._primitives is None:
+            names = (name for n in self.nodes for name in jaxapi.names_within(n.primitive, n.params))
+            self._primitives = tuple(Counter(f"xla::{name}" for name in names).items())
+        return self._primitives
         What XLA may choose of a result, as its sharding, may differ between two of one program.
         """
         kinds = self._kinds.get(executable)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,9 @@ from snaprt.execute.compile import Executable, compile_program, uncompiled_progr
 from snaprt.execute.loaded import Ready, executable_for
 from snaprt.execute.run import run
 from snaprt.execute.unfinished import unfinished_graph
+from snaprt.explain.breaks import graph_break
 from snaprt.explain.switches import watchers
-from snaprt.explain.watching import Watch, begin_watch
+from snaprt.explain.watching import Cut, Watch, begin_watch
 from snaprt.lazy.array import LazyArray, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.cut import Part, plan
@@ -57,7 +59,7 @@ def thread_trace() -> LazyTrace:
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)
         jaxapi.watch_errors(_left_jax)
-        trace = _of_thread.trace = LazyTrace(_read, _grown, _recording_failed)
+        trace = _of_thread.trace = LazyTrace(_read, _grown, _recording_failed, _at_once)
     return trace
 
 
@@ -94,9 +96,23 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
     """Compute one value: run what it needs, and leave the rest pending."""
     with trace.exclusive():
         if array._value is None and not array.has_failed():  # another thread may be faster
+            if trace.fullgraph:
+                raise graph_break(cause)
             _run(trace, [array], trace.recording.live_arrays(), cause=cause)
         if array.has_failed():
             raise array._origin
+
+
+def _at_once(trace: LazyTrace, name: str, cause: str, operands: Sequence[object]) -> None:
+    """Tell of an operation that runs at once, before it does."""
+    if trace.fullgraph and (cause != "device_put" or any(map(_is_pending, operands))):
+        raise graph_break(cause, name)
+    for watcher in watchers():
+        watcher.at_once(name, cause)
+
+
+def _is_pending(operand: object) -> bool:
+    return isinstance(operand, LazyArray) and operand._value is None
 
 
 def _grown(trace: LazyTrace) -> None:
@@ -106,6 +122,8 @@ def _grown(trace: LazyTrace) -> None:
         trace.begin(carry_over(trace.recording, trace.root, set(), {}, {}))
     limit = settings.get("SNAPRT_MAX_GRAPH_SIZE")
     if limit and trace.recording.point.depth >= limit:
+        if trace.fullgraph:
+            raise graph_break("graph_size")
         metrics.counter_add("cut::graph_size")
         arrays = trace.recording.live_arrays()
         _run(trace, arrays, arrays, cause="graph_size")
@@ -179,7 +197,8 @@ def _run_part(
 ) -> None:
     """Compile and run one program of a cut, and hand out the results."""
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
-    ready = _executable_for(program, withheld, watch)
+    metrics.counters_add(part.primitives())
+    ready = _executable_for(program, withheld, cause, watch)
     executable, arguments = ready.executable, ready.arguments
     if watch is not None:
         watch.ready(program, ready)
@@ -212,20 +231,25 @@ def _run_part(
             array.settle(value, handle, executable)
 
 
-def _executable_for(program: Program, withheld: bool, watch: Watch | None) -> Ready:
+def _executable_for(
+    program: Program, withheld: bool, cause: str, watch: Watch | None
+) -> Ready:
     """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
     is_watched = process_recorder().wants_flag()
 
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
-        if watch is not None:
-            watch.compiling(program)
+        told = watch or Watch((), Cut(cause, steps_ended(), len(program.nodes)))
+        told.compiling(program)
         flags.take_over()  # the script may have set XLA_FLAGS since
         overrides = flags.compiler_overrides()
+        started = time.perf_counter()
         try:
-            return compile_program(program, promoted, overrides, is_watched=is_watched)
+            executable = compile_program(program, promoted, overrides, is_watched=is_watched)
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
             raise
+        told.compiled(program, promoted, executable, time.perf_counter() - started)
+        return executable
 
     ready = executable_for(program, compile_it, is_watched=is_watched, exactly=withheld)
     if not ready.executable.is_collected:

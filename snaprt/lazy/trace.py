@@ -32,6 +32,8 @@ class LazyTrace(jaxapi.Trace):
         failed: Is told of an error, and of what was bound, before the error goes on to the user:
             ``failed(trace, error, operation)``.
     """
+        at_once: Is told of an operation that no graph can hold, before it runs:
+            ``at_once(trace, name, cause, operands)``.
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class LazyTrace(jaxapi.Trace):
         grown: Callable[[LazyTrace], None],
         failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
     ) -> None:
+        at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
         super().__init__()
         self.lock = threading.RLock()
         self.following = False
@@ -52,12 +55,14 @@ class LazyTrace(jaxapi.Trace):
         self._points = 0
         self.interruptions = 0  # goes up when what is recorded is not all that happens
         self._contexts: dict[Any, int] = {}
+        self.fullgraph = False  # whether a cut is an error
         self._operation_context: Any = None
         self._read = read
         self._grown = grown
         self._failed = failed
 
     def __eq__(self, other: object) -> bool:
+        self._at_once = at_once
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
 
     def __hash__(self) -> int:
@@ -262,6 +267,7 @@ class LazyTrace(jaxapi.Trace):
 
     def process_call(self, primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
         """Record the body of a call."""
+        self._at_once(self, primitive.name, cause, args)
         with jaxapi.set_current_trace(self):
             return f.call_wrapped(*tracers)
 
@@ -291,6 +297,7 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
     if primitive.name == "device_put" and (
         any(device is not None for device in params["devices"])
         or not any(isinstance(arg, LazyArray) for arg in args)
+        self._at_once(self, "shard_map", "shard_map", args)
     ):
         return "device_put"
     if params.get("compiler_options_kvs"):  # XLA takes them for a whole program alone
