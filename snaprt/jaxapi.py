@@ -146,6 +146,9 @@ _ASKS_ON = frozenset({"is_concrete", "to_concrete_value"})
 # Functions that fail, or behave differently from eager JAX, without the value: what they stand for.
 _DEMANDS = {
     "__bool__": "bool",
+# Functions of JAX that demand a value on behalf of their caller, which gives the cause its name.
+_DEMANDS_FOR = frozenset({"concrete_dim_or_error", "_ensure_index_tuple", "<genexpr>"})
+
     "__hex__": "hex",
     "__index__": "index",
     "__int__": "int",
@@ -169,7 +172,10 @@ def demanded_by() -> str | None:
         frame = frame.f_back
     cause = _DEMANDS.get(frame.f_code.co_name)
     if cause == "" and frame.f_back is not None:
-        return frame.f_back.f_code.co_name.strip("_<>")
+        frame = frame.f_back
+        while frame.f_code.co_name in _DEMANDS_FOR and frame.f_back is not None:
+            frame = frame.f_back
+        return frame.f_code.co_name.strip("_<>")
     return cause
 
 

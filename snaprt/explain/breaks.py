@@ -96,7 +96,8 @@ BREAKS: Final[Mapping[str, Break]] = {
         "another thread that uses x", "call mark_step before x is handed to another thread"
     ),
     "eager": Break(
-        "plain JAX with x, outside of the lazy scope", "move it into the scope, or mark_step before"
+        "plain JAX with x outside of the lazy scope, or eager mode",
+        "move it into the scope, or call mark_step before",
     ),
 }
 
@@ -120,7 +121,7 @@ def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
     where = f" at {place_text(frames[-1])}" if frames else ""
     alone = "" if operation is None else f", for {operation} cannot be part of a graph"
     return GraphBreakError(
-        f"{what} cuts the graph{where}{alone}; inside of snaprt.lazy(fullgraph=True) nothing may",
+        f"{what} cuts the graph{where}{alone}; snaprt.lazy(fullgraph=True) allows no cut but mark_step",
         hint=advice,
     )
 

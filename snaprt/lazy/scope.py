@@ -18,12 +18,22 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
     Scopes nest, and each thread has its own.
     """
 
-    def __init__(self) -> None:
-        self._outer: list[Any] = []
+
+    Args:
+        fullgraph: Whether nothing but `mark_step` may cut a graph inside. What would (a read of a
+            value that is not there yet, an operation that no graph can hold) raises before it runs.
+
+    Raises:
+        GraphBreakError: With ``fullgraph``, at the first cut: the line, and what to write instead.
+    def __init__(self, *, fullgraph: bool = False) -> None:
+        self._fullgraph = fullgraph
+        self._outer: list[tuple[Any, bool]] = []
 
     def __enter__(self) -> None:
-        self._outer.append(jaxapi.current_trace())
-        jaxapi.set_thread_trace(thread_trace())
+        trace = _trace_as_asked()
+        self._outer.append((jaxapi.current_trace(), trace.fullgraph))
+        trace.fullgraph = trace.fullgraph or self._fullgraph
+        jaxapi.set_thread_trace(trace)
 
     def __exit__(
         self,
@@ -31,12 +41,13 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        jaxapi.set_thread_trace(self._outer.pop())
+        outer, thread_trace().fullgraph = self._outer.pop()
+        jaxapi.set_thread_trace(outer)
         if error is not None:
             left_with(error)
 
     def _recreate_cm(self) -> lazy:
-        return lazy()
+        return lazy(fullgraph=self._fullgraph)
 
 
 def enable() -> None:
