@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from snaprt.errors import SnaprtError as SnaprtError
     from snaprt.errors import SnapshotError as SnapshotError
     from snaprt.errors import UsageError as UsageError
+    from snaprt.explain.times import compile_times as compile_times
     from snaprt.jit.scope import record as record
     from snaprt.lazy.scope import disable as disable
     from snaprt.lazy.scope import enable as enable
@@ -41,6 +42,7 @@ __all__ = [
     "SnapshotError",
     "UsageError",
     "__version__",
+    "compile_times",
     "disable",
     "dump_now",
     "enable",
@@ -62,6 +64,7 @@ _WHERE = {
     "SnapshotError": "snaprt.errors:SnapshotError",
     "UsageError": "snaprt.errors:UsageError",
     "cache": "snaprt.cache",
+    "compile_times": "snaprt.explain.times:compile_times",
     "disable": "snaprt.lazy.scope:disable",
     "dump_now": "snaprt.snapshot.record:dump_now",
     "enable": "snaprt.lazy.scope:enable",

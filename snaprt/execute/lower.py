@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import jax
 
 from snaprt import jaxapi, metrics
+from snaprt.execute import times
 from snaprt.execute.watch import watched
 from snaprt.lazy.graph import Placement, Program
 
@@ -40,7 +41,7 @@ def lowering(
     placement, donated = program.placement, program.donated
 
     def lower() -> jax.stages.Lowered:
-        with placed(placement), metrics.timed("LowerTime"):
+        with placed(placement), times.stage(times.LOWER), metrics.timed("LowerTime"):
             return jaxapi.lower(function, shapes, donated)
 
     return lower

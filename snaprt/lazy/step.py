@@ -147,9 +147,12 @@ def _run(
         return
     watch = begin_watch(watchers(), cause, steps_ended(), found)
     metrics.metric_add("LazyTracing", trace.recording_time)
-    trace.recording_time = 0
-    by_number = dict(zip(numbers, alive, strict=True))
     progress = _Progress()
+    if trace.recording_time:
+        operations = sum(len(part.nodes) for part in found.parts)
+        progress.recording_time = trace.recording_time / operations
+        trace.recording_time = 0
+    by_number = dict(zip(numbers, alive, strict=True))
     complete = False
     withheld = _withholds_donation()
     donate = found.complete and len(found.parts) == 1 and not withheld
@@ -179,11 +182,13 @@ class _Progress:
         values: What was computed, by the number of the result.
         done: The operations that were run, in vain or not.
         failed: The results that will never be there, and why.
+        recording_time: Nanoseconds that recording took for each operation that is run.
     """
 
     values: dict[int, tuple[jax.Array, DataHandle]] = field(default_factory=dict)
     done: set[Point] = field(default_factory=set)
     failed: dict[int, BaseException] = field(default_factory=dict)
+    recording_time: float = 0.0
 
 
 def _run_part(
@@ -200,6 +205,8 @@ def _run_part(
     metrics.counters_add(part.primitives())
     ready = _executable_for(program, withheld, cause, watch)
     executable, arguments = ready.executable, ready.arguments
+    if progress.recording_time:
+        executable.times.recorded(progress.recording_time * len(program.nodes))
     if watch is not None:
         watch.ready(program, ready)
     try:
