@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     )
     from snaprt.snapshot.record import dump_now as dump_now
 
+    from snaprt.lazy.scope import eager_mode as eager_mode
 __version__ = "0.1.0"
+    from snaprt.lazy.scope import is_eager_mode as is_eager_mode
 
 __all__ = [
     "CompileError",
@@ -62,7 +64,14 @@ _WHERE = {
     "GraphBreakError": "snaprt.errors:GraphBreakError",
     "SnaprtError": "snaprt.errors:SnaprtError",
     "SnapshotError": "snaprt.errors:SnapshotError",
+    "eager_mode",
     "UsageError": "snaprt.errors:UsageError",
+    "explain",
+    "fork_rng",
+    "get_rng_state",
+    "get_xla_supported_devices",
+    "is_eager_mode",
+    "is_master_ordinal",
     "cache": "snaprt.cache",
     "compile_times": "snaprt.explain.times:compile_times",
     "disable": "snaprt.lazy.scope:disable",
@@ -89,3 +98,10 @@ if not TYPE_CHECKING:  # Type checkers would take every name for one that is her
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_WHERE})
+    "eager_mode": "snaprt.lazy.scope:eager_mode",
+    "explain": "snaprt.explain",
+    "fork_rng": "snaprt.random_keys:fork_rng",
+    "get_rng_state": "snaprt.random_keys:get_rng_state",
+    "get_xla_supported_devices": "snaprt.devices:get_xla_supported_devices",
+    "is_eager_mode": "snaprt.lazy.scope:is_eager_mode",
+    "is_master_ordinal": "snaprt.processes:is_master_ordinal",

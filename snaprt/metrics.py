@@ -70,6 +70,8 @@ KEPT_SAMPLES: Final = 1024
 # What the samples of a metric are; a metric without a row is plain.
 KINDS: Final[Mapping[str, str]] = {
     "CompileTime": TIME,
+    "EagerOpCompileTime": TIME,
+    "EagerOpExecuteTime": TIME,
     "ExecuteTime": TIME,
     "LazyTracing": TIME,
     "LowerTime": TIME,

@@ -130,6 +130,22 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default="0",
         default_text="0",
         help="Record every execution (1), or those that fail, as PyTorch NeuronX does.",
+    Setting(
+        "GET_TENSORS_OPBYOP",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Where a value is read, compile and run each operation it needs on its own.",
+    ),
+    Setting(
+        "LOCAL_RANK",
+        _rank,
+        allowed="a number, 0 or more; any other text counts as not set",
+        default=None,
+        default_text="the first of its machine",
+        help="Which of the processes of its machine this is, as torchrun and others say it.",
+    ),
     ),
     Setting(
         "NEURON_FRAMEWORK_DEBUG",
@@ -154,6 +170,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default=None,
         default_text="`jax.process_index()`",
         help="Which of the processes of a job this is, as torchrun and others say it.",
+    Setting(
+        "NEURON_USE_EAGER_DEBUG_MODE",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="The same as XLA_USE_EAGER_DEBUG_MODE.",
+    ),
     ),
     Setting(
         "SNAPRT_CACHE",
@@ -402,6 +426,46 @@ class Texts:
     """The texts of some environment variables as they are now, to see whether one has changed.
 
     For what is asked at every execution: `os.environ.get` takes half a microsecond for a variable
+    Setting(
+        "SNAPRT_TRACE",
+        _path,
+        allowed="a directory; it is made where it does not exist",
+        default=None,
+        default_text="nothing is written",
+        help="Write a folder for each graph here, and a page that links them.",
+    ),
+    Setting(
+        "SYNC_TENSORS_OPBYOP",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="At a step, compile and run each operation on its own.",
+    ),
+    Setting(
+        "TF_CPP_LOG_THREAD_ID",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Whether a line of the log says which thread wrote it.",
+    ),
+    Setting(
+        "TF_CPP_MIN_LOG_LEVEL",
+        _count,
+        allowed="a number, 0 to 3",
+        default=None,
+        default_text="no log of snaprt's, unless TF_CPP_VMODULE asks",
+        help="0 logs when each compilation begins and ends; 1 to 3 leave it to Python's logging.",
+    ),
+    Setting(
+        "TF_CPP_VMODULE",
+        _verbosities,
+        allowed="name=level,... such as compile=1,operations=2",
+        default=(),
+        default_text="no log of snaprt's, unless TF_CPP_MIN_LOG_LEVEL is 0",
+        help="How much each module logs: 1 the steps of a compilation, 2 each operation too.",
+    ),
     that is not set. CPython keeps them, encoded, in a dictionary that it changes in place.
     """
 
@@ -410,6 +474,86 @@ class Texts:
         is_encoded = variables is not os.environ
         self._get = variables.get
         self._keys = [os.environ.encodekey(name) if is_encoded else name for name in names]
+    Setting(
+        "XLA_HLO_DEBUG",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Put the Python stack of each operation, as of now, into the module.",
+    ),
+    Setting(
+        "XLA_IR_DEBUG",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Note the Python stack of each operation each time that it is recorded.",
+    ),
+    Setting(
+        "XLA_MAX_ASYNC_QUEUE",
+        _count,
+        allowed="a number of closures, 0 for no limit",
+        default=100,
+        default_text="100",
+        help="A step that adds more closures than this in the background waits for earlier ones.",
+    ),
+    Setting(
+        "XLA_METRICS_FILE",
+        _path,
+        allowed="a file in a directory that exists, STDERR or STDOUT",
+        default=None,
+        default_text="nothing is written",
+        help="Append the report of the metrics to this file after every step.",
+    ),
+    Setting(
+        "XLA_SAVE_TENSORS_FILE",
+        _path,
+        allowed="a file in a directory that exists",
+        default=None,
+        default_text="nothing is written",
+        help="Append each graph to this file before it runs.",
+    ),
+    Setting(
+        "XLA_SAVE_TENSORS_FMT",
+        _one_of("text", "dot", "hlo"),
+        allowed="text, dot, hlo",
+        default="text",
+        default_text="text",
+        help="How XLA_SAVE_TENSORS_FILE has the graphs: text, Graphviz, or HLO.",
+    ),
+    Setting(
+        "XLA_SYNC_WAIT",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Every mark_step waits until the devices have finished.",
+    ),
+    Setting(
+        "XLA_USE_32BIT_LONG",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Lazy programs compute 64-bit integers with 32 bits.",
+    ),
+    Setting(
+        "XLA_USE_BF16",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Lazy programs compute float32 and float64 arrays as bfloat16.",
+    ),
+    Setting(
+        "XLA_USE_EAGER_DEBUG_MODE",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Compile and run each operation as soon as it is recorded.",
+    ),
 
     def now(self) -> list[Any]:
         """Return the texts, equal to those of an earlier call exactly where nothing changed."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import jax
 
-from snaprt import jaxapi, metrics
+from snaprt import jaxapi, metrics, settings
 from snaprt.execute import times
 from snaprt.execute.watch import watched
 from snaprt.lazy.graph import Placement, Program
@@ -39,9 +39,15 @@ def lowering(
         function = watched(function)
     shapes = jaxapi.shapes_of(program.arguments(promoted))
     placement, donated = program.placement, program.donated
+    stacks = jaxapi.whole_stacks if settings.get("XLA_HLO_DEBUG") else nullcontext
 
     def lower() -> jax.stages.Lowered:
-        with placed(placement), times.stage(times.LOWER), metrics.timed("LowerTime"):
+        with (
+            placed(placement),
+            stacks(),
+            times.stage(times.LOWER),
+            metrics.timed("LowerTime"),
+        ):
             return jaxapi.lower(function, shapes, donated)
 
     return lower

@@ -42,6 +42,8 @@ class Part:
         outputs: The position and index of each output.
         placement: Where it runs.
         donatable: The inputs that an output could take the memory of.
+        places: Where its operations stand in the source, if its module is to say so for sure.
+        spent: The results of earlier parts that nothing needs after it.
     """
 
     nodes: tuple[Point, ...]
@@ -52,6 +54,8 @@ class Part:
     outputs: tuple[tuple[int, int], ...]
     placement: Placement
     donatable: tuple[int, ...] = ()
+    places: tuple[Any, ...] = ()
+    spent: tuple[int, ...] = ()
     _kinds: dict[int, list[InputKind | None]] = field(default_factory=dict)
     _structure: Structure | None = None
 
@@ -135,6 +139,7 @@ class Part:
                 self.outputs,
                 tuple(map(input_kind, inputs)),
                 self.placement,
+                self.places,
             )
         )
         if all(wire < 0 for wire in self.sources):  # what the path alone determines
@@ -155,7 +160,14 @@ class Plan:
     complete: bool
 
 
-def plan(recording: Recording, targets: Iterable[int], alive: Iterable[int]) -> Plan:
+def plan(
+    recording: Recording,
+    targets: Iterable[int],
+    alive: Iterable[int],
+    *,
+    by_operation: bool = False,
+    places: bool = False,
+) -> Plan:
     """Return what to run so that the results of some numbers are there.
 
     Effects that are pending run as well. What else is kept are results that the user holds, and
@@ -166,6 +178,8 @@ def plan(recording: Recording, targets: Iterable[int], alive: Iterable[int]) -> 
         recording: What was recorded.
         targets: The results to compute.
         alive: All results that the user holds.
+        by_operation: Whether each operation is a program of its own.
+        places: Whether programs differ where their operations stand elsewhere in the source.
     """
     path = recording.point.operations()
     nodes = needed(path, set(targets), effects=True)
@@ -176,8 +190,24 @@ def plan(recording: Recording, targets: Iterable[int], alive: Iterable[int]) -> 
     wanted = produced & set(alive)
     for point in later:
         wanted.update([w for w in point.wires or () if type(w) is int and w in produced])
-    parts = [_part(part, wanted, recording) for part in _split_by_placement(nodes, wanted) if part]
+    kept = set(wanted)
+    split = _split_by_operation if by_operation else _split_by_placement
+    parts = [_part(part, wanted, recording) for part in split(nodes, wanted) if part]
+    for part in reversed(parts):
+        used = {wire for wire in part.sources if wire >= 0}
+        part.spent = tuple(used - kept)
+        kept |= used
+        if places:
+            part.places = tuple([node.place for node in part.nodes])
     return Plan(tuple(parts), complete=not later)
+
+
+def _split_by_operation(nodes: Sequence[Point], wanted: set[int]) -> list[Sequence[Point]]:
+    """Return each of ``nodes`` as a part of its own, and want what hands results from one on."""
+    producers = {result.number: node for node in nodes for result in node.results}
+    for node in nodes:
+        wanted.update(_pending_wires(node, producers))
+    return [[node] for node in nodes]
 
 
 def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> list[Sequence[Point]]:

@@ -67,6 +67,21 @@ class Result:
         self.index = index
 
 
+def step_key(
+    operation: Operation, wires: tuple[Any, ...], context_number: int, place: Any
+) -> tuple[Any, ...]:
+    """Return what leads from a point to the one after an operation.
+
+    Args:
+        operation: The operation.
+        wires: Where its operands come from; see `Point`.
+        context_number: Stands for JAX's settings.
+        place: Where it stands in the source, if that is to be told apart, else ``None``.
+    """
+    key = (operation, wires, context_number)
+    return key if place is None else (*key, place)
+
+
 class Shortcut:
     """Where a call of a function leads from a point, and what it returns.
 
@@ -115,7 +130,7 @@ class Point:
         *("before", "depth", "inputs", "literals", "count", "effectful"),
         *("latest", "after", "shortcuts", "plans"),
         *("operation", "primitive", "params", "parameters", "context", "context_number"),
-        *("source", "wires", "results", "placement", "effects"),
+        *("source", "place", "wires", "results", "placement", "effects"),
     )
 
     operation: Operation
@@ -125,6 +140,7 @@ class Point:
     context: Any
     context_number: int
     source: Any
+    place: Any
     wires: tuple[Any, ...] | None
     results: tuple[Result, ...]
     placement: Placement
@@ -167,9 +183,11 @@ class Point:
         placement: Placement,
         effects: Any,
         source: Any,
+        place: Any,
     ) -> Point:
         """Return the point after a recorded operation, which is made."""
-        point = self.after[operation, wires, context_number] = Point(self)
+        point = Point(self)
+        self.after[step_key(operation, wires, context_number, place)] = point
         point.operation = operation
         point.primitive = primitive
         point.params = params
@@ -183,6 +201,7 @@ class Point:
         point.placement = placement
         point.effects = effects
         point.source = source
+        point.place = place
         point.depth += 1
         point.literals += sum(type(wire) is not int for wire in wires)
         point.count += len(avals)

@@ -15,7 +15,7 @@ import jax
 
 from snaprt import metrics
 from snaprt.lazy.graph import Literal
-from snaprt.lazy.paths import InputKind, Point, Result, input_kind, literal_wires
+from snaprt.lazy.paths import InputKind, Point, Result, input_kind, literal_wires, step_key
 
 #: Work that nothing needs any more is dropped when the inputs hold this many bytes more.
 PRUNE_BYTES = 1 << 30
@@ -163,7 +163,7 @@ def carry_over(
         if error is not None:
             failed.update({result.number: error for result in point.results})
             continue
-        key = (point.operation, tuple(wires), point.context_number)
+        key = step_key(point.operation, tuple(wires), point.context_number, point.place)
         new.point = new.point.after.get(key) or new.point.with_operation(
             point.operation,
             point.primitive,
@@ -175,6 +175,7 @@ def carry_over(
             point.placement,
             point.effects,
             point.source,
+            point.place,
         )
         new.literals.extend(literals)
         pairs = zip(point.results, new.point.results, strict=True)

@@ -7,7 +7,9 @@ from types import TracebackType
 from typing import Any
 
 from snaprt import jaxapi
+from snaprt.lazy.modes import choose_eager, current_modes
 from snaprt.lazy.step import left_with, thread_trace
+from snaprt.lazy.trace import LazyTrace
 
 
 class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a scope and a decorator
@@ -52,9 +54,34 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
 
 def enable() -> None:
     """Run this thread lazily from here on, until `disable`."""
-    jaxapi.set_thread_trace(thread_trace())
+    jaxapi.set_thread_trace(_trace_as_asked())
 
 
 def disable() -> None:
     """Run this thread eagerly again; what is pending computes itself when it is used."""
     jaxapi.set_thread_trace(None)
+
+
+def eager_mode(enable: bool | None = True) -> None:
+    """Compile and run each operation on its own as soon as it is recorded, in every lazy scope.
+
+    This thread does so at once, others from their next step or scope on. It is the function
+    `torch_xla.experimental.eager_mode` of PyTorch/XLA.
+
+    Args:
+        enable: Whether to; ``None`` leaves it to ``XLA_USE_EAGER_DEBUG_MODE``.
+    """
+    choose_eager(enable)
+    _trace_as_asked()
+
+
+def is_eager_mode() -> bool:
+    """Say whether operations in a lazy scope are compiled and run one by one; see `eager_mode`."""
+    return current_modes().eager
+
+
+def _trace_as_asked() -> LazyTrace:
+    """Return this thread's lazy trace, in the modes that are asked for now."""
+    trace = thread_trace()
+    trace.adopt(current_modes())
+    return trace

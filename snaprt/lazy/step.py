@@ -29,7 +29,9 @@ from snaprt.lazy.array import LazyArray, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.cut import Part, plan
 from snaprt.lazy.graph import Program
+from snaprt.lazy.failures import failed_run, uncompiled
 from snaprt.lazy.paths import Point
+from snaprt.lazy.modes import current_modes
 from snaprt.lazy.recording import DataHandle, carry_over, is_mostly_dead
 from snaprt.lazy.trace import LazyTrace
 from snaprt.snapshot import flags, repro
@@ -116,7 +118,16 @@ def _is_pending(operand: object) -> bool:
 
 
 def _grown(trace: LazyTrace) -> None:
-    """Look at a recording that has grown: drop what is dead, and cut what is too long."""
+    """Look at a recording that has grown: drop what is dead, and cut what is too long.
+
+    In eager mode, that is every operation.
+    """
+    if trace.modes.eager:
+        with trace.lock, metrics.timed("EagerOpExecuteTime"):
+            arrays = trace.recording.live_arrays()
+            _run(trace, arrays, arrays, cause="eager")
+            trace.forget_paths(MAX_POINTS)
+        return
     depth = trace.recording.point.depth
     if depth & (depth - 1) == 0 and is_mostly_dead(trace.recording):
         trace.begin(carry_over(trace.recording, trace.root, set(), {}, {}))
@@ -137,21 +148,25 @@ def _run(
     at_step = targets is alive
     numbers = tuple([array._result.number for array in alive])  # type: ignore[union-attr]
     wanted = numbers if at_step else tuple([a._result.number for a in targets])  # type: ignore[union-attr]
-    key = (at_step, wanted, numbers)
+    by_operation = modes.by_operation(at_step=at_step)
+    key = (at_step, wanted, numbers, modes)
     found = recording.point.plans.get(key)
     if found is None:
-        found = plan(recording, wanted, numbers)
+        places = modes.places_in_modules
+        found = plan(recording, wanted, numbers, by_operation=by_operation, places=places)
         recording.point.keep_plan(key, found)
     if not found.parts:
         trace.begin()
         return
     watch = begin_watch(watchers(), cause, steps_ended(), found)
     metrics.metric_add("LazyTracing", trace.recording_time)
-    progress = _Progress()
+    progress = _Progress(by_operation, names_operations=modes.notes_places)
     if trace.recording_time:
         operations = sum(len(part.nodes) for part in found.parts)
         progress.recording_time = trace.recording_time / operations
         trace.recording_time = 0
+    modes = current_modes()
+    trace.adopt(modes)
     by_number = dict(zip(numbers, alive, strict=True))
     complete = False
     withheld = _withholds_donation()
@@ -171,6 +186,9 @@ def _run(
             else carry_over(recording, trace.root, progress.done, progress.values, progress.failed)
         )
         if watch is not None:
+    if by_operation and cause != "eager":
+        counter = "SyncTensorsOpByOp" if at_step else "GetTensorsOpByOp"
+        metrics.counter_add(counter, len(found.parts))
             watch.done()
 
 
@@ -180,6 +198,8 @@ class _Progress:
 
     Attributes:
         values: What was computed, by the number of the result.
+                for number in part.spent:
+                    del progress.values[number]
         done: The operations that were run, in vain or not.
         failed: The results that will never be there, and why.
         recording_time: Nanoseconds that recording took for each operation that is run.
@@ -198,12 +218,16 @@ def _run_part(
     progress: _Progress,
     cause: str,
     withheld: bool,
+        by_operation: Whether each program is one operation, which is waited for.
+        names_operations: Whether errors name the operations of the program that failed.
     watch: Watch | None,
 ) -> None:
     """Compile and run one program of a cut, and hand out the results."""
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
     metrics.counters_add(part.primitives())
     ready = _executable_for(program, withheld, cause, watch)
+    by_operation: bool
+    names_operations: bool
     executable, arguments = ready.executable, ready.arguments
     if progress.recording_time:
         executable.times.recorded(progress.recording_time * len(program.nodes))
@@ -217,9 +241,12 @@ def _run_part(
     except ExecutionError:  # the recorder stops the program: nothing has run
         raise
     except Exception as error:
-        failure = ExecutionError(
-            f"graph {executable.name}.{executable.graph_id} failed while it ran ({cause}): {error}",
-            hint="its arrays cannot be used any more; the error above comes from the device",
+        failure = failed_run(
+            error,
+            f"{executable.name}.{executable.graph_id}",
+            part.nodes if progress.names_operations else (),
+            cause,
+            by_operation=progress.by_operation,
         )
         progress.done.update(part.nodes)
         progress.failed.update({one.number: failure for node in part.nodes for one in node.results})
@@ -233,6 +260,9 @@ def _run_part(
     for index, (number, value) in enumerate(zip(part.numbers, results, strict=True)):
         handle = DataHandle(kinds, index)
         progress.values[number] = value, handle
+        if progress.by_operation:
+            jax.block_until_ready(results)
+        jaxapi.check_values(results)
         array = arrays.get(number)
         if array is not None:
             array.settle(value, handle, executable)
@@ -255,7 +285,10 @@ def _executable_for(
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
             raise
-        told.compiled(program, promoted, executable, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        told.compiled(program, promoted, executable, seconds)
+        if cause == "eager":
+            metrics.metric_add("EagerOpCompileTime", 1e9 * seconds)
         return executable
 
     ready = executable_for(program, compile_it, is_watched=is_watched, exactly=withheld)
@@ -273,6 +306,8 @@ def _withholds_donation() -> bool:
 def _tell_of_uncompiled(
     program: Program, promoted: frozenset[int], error: CompileError, *, is_watched: bool
 ) -> None:
+            if current_modes().notes_places:
+                raise uncompiled(error, program.nodes) from error.__cause__
     """Hand a program that cannot be compiled to whoever wants to save it."""
     recorder = process_recorder()
     if not recorder.waits_for_errors() and not repro.level("compile"):

@@ -18,8 +18,9 @@ import jax
 from snaprt import jaxapi, metrics
 from snaprt.lazy.array import LazyArray
 from snaprt.lazy.graph import Literal, Placement, literal
+from snaprt.lazy.modes import NONE, Modes
 from snaprt.lazy.operation import Operation, operation
-from snaprt.lazy.paths import GRANULARITY, Point
+from snaprt.lazy.paths import GRANULARITY, Point, step_key
 from snaprt.lazy.recording import Recording, carry_over
 
 
@@ -28,7 +29,7 @@ class LazyTrace(jaxapi.Trace):
 
     Args:
         read: Computes the value of a lazy array of this trace: ``read(trace, array, cause)``.
-        grown: Told when a recording has grown by `GRANULARITY` operations.
+        grown: Told when a recording has grown by `GRANULARITY` operations, in eager mode by one.
         failed: Is told of an error, and of what was bound, before the error goes on to the user:
             ``failed(trace, error, operation)``.
     """
@@ -44,8 +45,9 @@ class LazyTrace(jaxapi.Trace):
         at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
         super().__init__()
         self.lock = threading.RLock()
+        self.modes = NONE
         self.following = False
-        self.claimed = 0
+        self.claimed = 0  # above 0, no known call is followed
         self._owner = threading.get_ident()
         self.root = Point(None)
         self.recording = Recording(self.root)
@@ -95,6 +97,14 @@ class LazyTrace(jaxapi.Trace):
             finally:
                 self.claimed -= 1
 
+    def adopt(self, modes: Modes) -> None:
+        """Record as ``modes`` say from here on."""
+        if modes is self.modes:
+            return
+        with self.lock:
+            self.claimed += modes.sees_each_operation - self.modes.sees_each_operation
+            self.modes = modes
+
     def begin(self, recording: Recording | None = None) -> None:
         """Go on with ``recording``, by default with a new one."""
         self.recording = Recording(self.root) if recording is None else recording
@@ -123,6 +133,8 @@ class LazyTrace(jaxapi.Trace):
         if type(results) is str:
             return self._run_at_once(primitive, args, params, cause=results)
         self.recording_time += time.perf_counter_ns() - started
+        if self.modes.eager:
+            self._grown(self)
         return results if primitive.multiple_results else results[0]
 
     def _record(
@@ -198,9 +210,11 @@ class LazyTrace(jaxapi.Trace):
     ) -> Point | str:
         """Return the point after the operation, or why a graph cannot hold it."""
         number = self.context_number
+        notes_places = self.modes.notes_places
         latest = point.latest
         if (
             latest is not None
+            and not notes_places
             and latest.primitive is primitive
             and latest.wires == wires
             and latest.context_number == number
@@ -210,7 +224,8 @@ class LazyTrace(jaxapi.Trace):
             return latest
         context = self._operation_context
         what = operation(primitive, params, context)
-        found = point.after.get((what, wires, number))
+        place = jaxapi.place_of_operation(jaxapi.source_info()) if notes_places else None
+        found = point.after.get(step_key(what, wires, number, place))
         if found is None:
             x64 = jaxapi.x64_enabled()
             results, effects = _evaluate(what, primitive, operands, params)
@@ -219,9 +234,18 @@ class LazyTrace(jaxapi.Trace):
             placement = _placement(operands, what.devices, x64)
             if placement is None:
                 return "devices"
-            source = jaxapi.source_info()
             found = point.with_operation(
-                what, primitive, params, context, number, wires, results, placement, effects, source
+                what,
+                primitive,
+                params,
+                context,
+                number,
+                wires,
+                results,
+                placement,
+                effects,
+                jaxapi.source_info(),
+                place,
             )
             self._points += 1
         point.latest = found
