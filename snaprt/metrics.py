@@ -280,8 +280,11 @@ def save(path: str | Path) -> None:
     Raises:
         SnaprtError: The file cannot be written.
     """
-    target = Path(path)
-    text = metrics_report() if target.suffix == ".txt" else json.dumps(to_json()) + "\n"
+    _save(Path(path), as_text=Path(path).suffix == ".txt")
+
+
+def _save(target: Path, *, as_text: bool) -> None:
+    text = metrics_report() if as_text else json.dumps(to_json()) + "\n"
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -320,9 +323,10 @@ def load(path: str | Path) -> Metrics:
 def _save_at_exit() -> None:
     try:
         path = settings.get("SNAPRT_METRICS_FILE")
+        target = None if path is None else settings.for_rank(path)
         # A process that only looks on, as `snaprt metrics` does, must not empty the file.
-        if path is not None and (_samples or _counters() or not path.exists()):
-            save(path)
+        if target is not None and (_samples or _counters() or not target.exists()):
+            _save(target, as_text=path.suffix == ".txt")
     except SnaprtError as error:
         # The program's own work is done and its exit status stays.
         print(f"snaprt: {error}", file=sys.stderr)

@@ -117,19 +117,19 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def _verbosities(text: str) -> tuple[tuple[str, int], ...]:
+    entries = [entry.strip().partition("=") for entry in text.split(",") if entry.strip()]
+    if not all(name.strip() for name, _, _ in entries):
+        raise ValueError(text)
+    return tuple((name.strip(), _count(level)) for name, _, level in entries)
+
+
 _NEURON_SNAPSHOT: Final = ("0", "1", "on_nrt_error", "on_nrt_error_hybrid", "on_nrt_error_cpu")
 
 _CACHE_MODES: Final = ("read-write", "read-only", "fail-on-miss", "refresh", "off")
 
 
 SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting(
-        "NEURON_DUMP_HLO_SNAPSHOT",
-        _one_of(*_NEURON_SNAPSHOT),
-        allowed="1, 0, ON_NRT_ERROR, ON_NRT_ERROR_HYBRID, ON_NRT_ERROR_CPU",
-        default="0",
-        default_text="0",
-        help="Record every execution (1), or those that fail, as PyTorch NeuronX does.",
     Setting(
         "GET_TENSORS_OPBYOP",
         _switch,
@@ -146,6 +146,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="the first of its machine",
         help="Which of the processes of its machine this is, as torchrun and others say it.",
     ),
+    Setting(
+        "NEURON_DUMP_HLO_SNAPSHOT",
+        _one_of(*_NEURON_SNAPSHOT),
+        allowed="1, 0, ON_NRT_ERROR, ON_NRT_ERROR_HYBRID, ON_NRT_ERROR_CPU",
+        default="0",
+        default_text="0",
+        help="Record every execution (1), or those that fail, as PyTorch NeuronX does.",
     ),
     Setting(
         "NEURON_FRAMEWORK_DEBUG",
@@ -164,13 +171,6 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="With NEURON_DUMP_HLO_SNAPSHOT, record the first device of rank 0 alone.",
     ),
     Setting(
-        "RANK",
-        _rank,
-        allowed="a number, 0 or more; any other text counts as not set",
-        default=None,
-        default_text="`jax.process_index()`",
-        help="Which of the processes of a job this is, as torchrun and others say it.",
-    Setting(
         "NEURON_USE_EAGER_DEBUG_MODE",
         _switch,
         allowed="on, off (or 1, 0, true, false, yes, no)",
@@ -178,6 +178,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="off",
         help="The same as XLA_USE_EAGER_DEBUG_MODE.",
     ),
+    Setting(
+        "RANK",
+        _rank,
+        allowed="a number, 0 or more; any other text counts as not set",
+        default=None,
+        default_text="`jax.process_index()`",
+        help="Which of the processes of a job this is, as torchrun and others say it.",
     ),
     Setting(
         "SNAPRT_CACHE",
@@ -258,6 +265,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default=None,
         default_text="programs are compiled and run",
         help="Write the programs that a lazy run wants here instead of running them.",
+    ),
+    Setting(
+        "SNAPRT_DEBUG_FUNCTION",
+        _text,
+        allowed="the name of a function or of a method, such as train_step or Model.loss",
+        default=None,
+        default_text="every graph",
+        help="Limit files of graphs and PT_XLA_DEBUG to graphs with operations of this function.",
     ),
     Setting(
         "SNAPRT_DUMP_DIR",
@@ -412,21 +427,6 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="1 saves them, 2 minifies them, 3 does so aside, 4 also compares each new program.",
     ),
     Setting(
-        "XLA_FLAGS",
-        _text,
-        allowed="flags of XLA, separated by spaces",
-        default="",
-        default_text="empty",
-        help="XLA's own flags; snaprt acts on --xla_dump_hlo_snapshots with --xla_dump_to.",
-    ),
-)
-
-
-class Texts:
-    """The texts of some environment variables as they are now, to see whether one has changed.
-
-    For what is asked at every execution: `os.environ.get` takes half a microsecond for a variable
-    Setting(
         "SNAPRT_TRACE",
         _path,
         allowed="a directory; it is made where it does not exist",
@@ -466,14 +466,14 @@ class Texts:
         default_text="no log of snaprt's, unless TF_CPP_MIN_LOG_LEVEL is 0",
         help="How much each module logs: 1 the steps of a compilation, 2 each operation too.",
     ),
-    that is not set. CPython keeps them, encoded, in a dictionary that it changes in place.
-    """
-
-    def __init__(self, *names: str) -> None:
-        variables: Any = getattr(os.environ, "_data", os.environ)
-        is_encoded = variables is not os.environ
-        self._get = variables.get
-        self._keys = [os.environ.encodekey(name) if is_encoded else name for name in names]
+    Setting(
+        "XLA_FLAGS",
+        _text,
+        allowed="flags of XLA, separated by spaces",
+        default="",
+        default_text="empty",
+        help="XLA's own flags; snaprt acts on --xla_dump_hlo_snapshots with --xla_dump_to.",
+    ),
     Setting(
         "XLA_HLO_DEBUG",
         _switch,
@@ -554,6 +554,21 @@ class Texts:
         default_text="off",
         help="Compile and run each operation as soon as it is recorded.",
     ),
+)
+
+
+class Texts:
+    """The texts of some environment variables as they are now, to see whether one has changed.
+
+    For what is asked at every execution: `os.environ.get` takes half a microsecond for a variable
+    that is not set. CPython keeps them, encoded, in a dictionary that it changes in place.
+    """
+
+    def __init__(self, *names: str) -> None:
+        variables: Any = getattr(os.environ, "_data", os.environ)
+        is_encoded = variables is not os.environ
+        self._get = variables.get
+        self._keys = [os.environ.encodekey(name) if is_encoded else name for name in names]
 
     def now(self) -> list[Any]:
         """Return the texts, equal to those of an earlier call exactly where nothing changed."""
@@ -583,3 +598,13 @@ def get(name: str) -> Any:
             f"the environment variable {name} is {text!r}, which is not allowed",
             hint=f"Allowed: {setting.allowed}. Unset it for the default: {setting.default_text}.",
         ) from error
+
+
+def for_rank(path: Path) -> Path:
+    """Return the file that this process writes where ``path`` is asked for.
+
+    Of the processes of a job each has its own: where RANK is set, its number ends the name, as
+    PyTorch/XLA has it.
+    """
+    rank = get("RANK")
+    return path if rank is None else path.with_name(f"{path.name}.{rank}")

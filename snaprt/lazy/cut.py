@@ -58,10 +58,6 @@ class Part:
     spent: tuple[int, ...] = ()
     _kinds: dict[int, list[InputKind | None]] = field(default_factory=dict)
     _structure: Structure | None = None
-
-    def kinds_of(self, executable: int) -> list[InputKind | None]:
-        """Return the kinds of the results of that executable, to be filled in as they are learnt.
-
     _primitives: tuple[tuple[str, int], ...] | None = None
 
     def primitives(self) -> tuple[tuple[str, int], ...]:
@@ -74,6 +70,10 @@ class Part:
             names = (name for n in self.nodes for name in jaxapi.names_within(n.primitive, n.params))
             self._primitives = tuple(Counter(f"xla::{name}" for name in names).items())
         return self._primitives
+
+    def kinds_of(self, executable: int) -> list[InputKind | None]:
+        """Return the kinds of the results of that executable, to be filled in as they are learnt.
+
         What XLA may choose of a result, as its sharding, may differ between two of one program.
         """
         kinds = self._kinds.get(executable)

@@ -18,8 +18,6 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
     Operations are recorded and run together at `mark_step`, or when a value is read. What is
     pending when the scope ends stays pending: its arrays compute themselves when they are used.
     Scopes nest, and each thread has its own.
-    """
-
 
     Args:
         fullgraph: Whether nothing but `mark_step` may cut a graph inside. What would (a read of a
@@ -27,6 +25,8 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
 
     Raises:
         GraphBreakError: With ``fullgraph``, at the first cut: the line, and what to write instead.
+    """
+
     def __init__(self, *, fullgraph: bool = False) -> None:
         self._fullgraph = fullgraph
         self._outer: list[tuple[Any, bool]] = []

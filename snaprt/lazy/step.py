@@ -24,14 +24,15 @@ from snaprt.execute.run import run
 from snaprt.execute.unfinished import unfinished_graph
 from snaprt.explain.breaks import graph_break
 from snaprt.explain.switches import watchers
-from snaprt.explain.watching import Cut, Watch, begin_watch
+from snaprt.explain.watching import Watch, begin_watch, cut_here
 from snaprt.lazy.array import LazyArray, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
+from snaprt.lazy.closures import drop_failed_closures, run_step_closures
 from snaprt.lazy.cut import Part, plan
-from snaprt.lazy.graph import Program
 from snaprt.lazy.failures import failed_run, uncompiled
-from snaprt.lazy.paths import Point
+from snaprt.lazy.graph import Program
 from snaprt.lazy.modes import current_modes
+from snaprt.lazy.paths import Point
 from snaprt.lazy.recording import DataHandle, carry_over, is_mostly_dead
 from snaprt.lazy.trace import LazyTrace
 from snaprt.snapshot import flags, repro
@@ -49,6 +50,7 @@ for _part in ("lazy", "execute", "explain", "jaxapi.py"):
 MAX_POINTS = 200_000
 
 _of_thread = threading.local()
+_sync_wait = settings.Texts("XLA_SYNC_WAIT")
 
 
 def thread_trace() -> LazyTrace:
@@ -65,33 +67,50 @@ def thread_trace() -> LazyTrace:
     return trace
 
 
-def mark_step(wait: bool = False) -> None:
+def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """Compile and run everything this thread has recorded whose arrays are still alive.
 
     All of it runs as one XLA program (one for each set of devices that it is committed to).
     Compiled programs are kept, so a step that repeats compiles nothing. Work whose arrays are
-    gone is dropped.
+    gone is dropped. At the end the step's closures run, see `add_step_closure`. ``snaprt.sync`` is
+    this function too.
 
     Args:
-        wait: Whether to return only when the devices have finished.
+        wait: Whether to return only when the devices have finished, as XLA_SYNC_WAIT=1 asks of
+            every step.
+        reset_scope: Whether names of `jax.named_scope` end with the step: where one is open, what
+            follows is recorded without its name. They stand in profiles and in the metadata of
+            modules, and change no program.
 
     Raises:
         CompileError: If XLA refuses the program; its arrays stay pending and usable.
         ExecutionError: If it fails while it runs; its arrays raise the same error when read.
+        Exception: What a closure raised, after all have run.
     """
     metrics.counter_add("MarkStep")
     trace = thread_trace()
     with trace.lock:
         arrays = trace.recording.live_arrays()
-        _run(trace, arrays, arrays, cause="mark_step")
+        try:
+            _run(trace, arrays, arrays, cause="mark_step")
+        except ExecutionError:
+            drop_failed_closures()
+            raise
         trace.forget_paths(MAX_POINTS)
     step = end_step()
     collection.step_ended(step)
     for watcher in watchers():
         watcher.step_ended(step)
-    if wait:
+    if wait or (_sync_wait.now() != [None] and settings.get("XLA_SYNC_WAIT")):
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
+    if reset_scope:
+        jaxapi.leave_name_scopes()
+    run_step_closures()
+
+
+#: As PyTorch/XLA calls it since 2.8.
+sync = mark_step
 
 
 def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
@@ -144,6 +163,8 @@ def _run(
     trace: LazyTrace, targets: Sequence[LazyArray], alive: Sequence[LazyArray], *, cause: str
 ) -> None:
     """Compute ``targets`` and run every pending effect; keep what else is alive or needed later."""
+    modes = current_modes()
+    trace.adopt(modes)
     recording = trace.recording
     at_step = targets is alive
     numbers = tuple([array._result.number for array in alive])  # type: ignore[union-attr]
@@ -165,8 +186,9 @@ def _run(
         operations = sum(len(part.nodes) for part in found.parts)
         progress.recording_time = trace.recording_time / operations
         trace.recording_time = 0
-    modes = current_modes()
-    trace.adopt(modes)
+    if by_operation and cause != "eager":
+        counter = "SyncTensorsOpByOp" if at_step else "GetTensorsOpByOp"
+        metrics.counter_add(counter, len(found.parts))
     by_number = dict(zip(numbers, alive, strict=True))
     complete = False
     withheld = _withholds_donation()
@@ -176,6 +198,8 @@ def _run(
             for part in found.parts:
                 program = part.program(recording, progress.values, donate)
                 _run_part(part, program, by_number, progress, cause, withheld, watch)
+                for number in part.spent:
+                    del progress.values[number]
                 if not found.complete or len(found.parts) > 1:
                     progress.done.update(part.nodes)
         complete = found.complete
@@ -186,25 +210,24 @@ def _run(
             else carry_over(recording, trace.root, progress.done, progress.values, progress.failed)
         )
         if watch is not None:
-    if by_operation and cause != "eager":
-        counter = "SyncTensorsOpByOp" if at_step else "GetTensorsOpByOp"
-        metrics.counter_add(counter, len(found.parts))
             watch.done()
 
 
 @dataclass
 class _Progress:
-    """What a cut has come to.
+    """How a cut runs, and what it has come to.
 
     Attributes:
+        by_operation: Whether each program is one operation, which is waited for.
+        names_operations: Whether errors name the operations of the program that failed.
         values: What was computed, by the number of the result.
-                for number in part.spent:
-                    del progress.values[number]
         done: The operations that were run, in vain or not.
         failed: The results that will never be there, and why.
         recording_time: Nanoseconds that recording took for each operation that is run.
     """
 
+    by_operation: bool
+    names_operations: bool
     values: dict[int, tuple[jax.Array, DataHandle]] = field(default_factory=dict)
     done: set[Point] = field(default_factory=set)
     failed: dict[int, BaseException] = field(default_factory=dict)
@@ -218,16 +241,12 @@ def _run_part(
     progress: _Progress,
     cause: str,
     withheld: bool,
-        by_operation: Whether each program is one operation, which is waited for.
-        names_operations: Whether errors name the operations of the program that failed.
     watch: Watch | None,
 ) -> None:
     """Compile and run one program of a cut, and hand out the results."""
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
     metrics.counters_add(part.primitives())
     ready = _executable_for(program, withheld, cause, watch)
-    by_operation: bool
-    names_operations: bool
     executable, arguments = ready.executable, ready.arguments
     if progress.recording_time:
         executable.times.recorded(progress.recording_time * len(program.nodes))
@@ -238,6 +257,9 @@ def _run_part(
         results = run(
             executable, arguments, None if executable.is_collected else process_recorder()
         )
+        if progress.by_operation:
+            jax.block_until_ready(results)
+        jaxapi.check_values(results)
     except ExecutionError:  # the recorder stops the program: nothing has run
         raise
     except Exception as error:
@@ -260,9 +282,6 @@ def _run_part(
     for index, (number, value) in enumerate(zip(part.numbers, results, strict=True)):
         handle = DataHandle(kinds, index)
         progress.values[number] = value, handle
-        if progress.by_operation:
-            jax.block_until_ready(results)
-        jaxapi.check_values(results)
         array = arrays.get(number)
         if array is not None:
             array.settle(value, handle, executable)
@@ -275,7 +294,7 @@ def _executable_for(
     is_watched = process_recorder().wants_flag()
 
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
-        told = watch or Watch((), Cut(cause, steps_ended(), len(program.nodes)))
+        told = watch or Watch((), cut_here(cause, steps_ended(), len(program.nodes)))
         told.compiling(program)
         flags.take_over()  # the script may have set XLA_FLAGS since
         overrides = flags.compiler_overrides()
@@ -284,6 +303,8 @@ def _executable_for(
             executable = compile_program(program, promoted, overrides, is_watched=is_watched)
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
+            if current_modes().notes_places:
+                raise uncompiled(error, program.nodes) from error.__cause__
             raise
         seconds = time.perf_counter() - started
         told.compiled(program, promoted, executable, seconds)
@@ -306,8 +327,6 @@ def _withholds_donation() -> bool:
 def _tell_of_uncompiled(
     program: Program, promoted: frozenset[int], error: CompileError, *, is_watched: bool
 ) -> None:
-            if current_modes().notes_places:
-                raise uncompiled(error, program.nodes) from error.__cause__
     """Hand a program that cannot be compiled to whoever wants to save it."""
     recorder = process_recorder()
     if not recorder.waits_for_errors() and not repro.level("compile"):

@@ -32,17 +32,17 @@ class LazyTrace(jaxapi.Trace):
         grown: Told when a recording has grown by `GRANULARITY` operations, in eager mode by one.
         failed: Is told of an error, and of what was bound, before the error goes on to the user:
             ``failed(trace, error, operation)``.
-    """
         at_once: Is told of an operation that no graph can hold, before it runs:
             ``at_once(trace, name, cause, operands)``.
+    """
 
     def __init__(
         self,
         read: Callable[[LazyTrace, LazyArray, str], None],
         grown: Callable[[LazyTrace], None],
         failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
-    ) -> None:
         at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
+    ) -> None:
         super().__init__()
         self.lock = threading.RLock()
         self.modes = NONE
@@ -55,16 +55,16 @@ class LazyTrace(jaxapi.Trace):
         self.context: tuple[Any, ...] | None = None
         self.context_number = -1
         self._points = 0
+        self.fullgraph = False  # whether a cut is an error
         self.interruptions = 0  # goes up when what is recorded is not all that happens
         self._contexts: dict[Any, int] = {}
-        self.fullgraph = False  # whether a cut is an error
         self._operation_context: Any = None
         self._read = read
         self._grown = grown
         self._failed = failed
+        self._at_once = at_once
 
     def __eq__(self, other: object) -> bool:
-        self._at_once = at_once
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
 
     def __hash__(self) -> int:
@@ -267,6 +267,7 @@ class LazyTrace(jaxapi.Trace):
             return _counted_transfer(
                 lambda: jaxapi.evaluate_call("process_primitive", primitive, args, params)
             )
+        self._at_once(self, primitive.name, cause, args)
         concrete = [a.materialise(cause) if isinstance(a, LazyArray) else a for a in args]
         metrics.counter_add(f"eager::{primitive.name}")
         return jaxapi.evaluate_call("process_primitive", primitive, concrete, params)
@@ -291,12 +292,12 @@ class LazyTrace(jaxapi.Trace):
 
     def process_call(self, primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
         """Record the body of a call."""
-        self._at_once(self, primitive.name, cause, args)
         with jaxapi.set_current_trace(self):
             return f.call_wrapped(*tracers)
 
     def process_shard_map(self, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
         """Run an eager `shard_map` at once; inside `jit` it is recorded like any operation."""
+        self._at_once(self, "shard_map", "shard_map", args)
         concrete = [a.materialise("shard_map") if isinstance(a, LazyArray) else a for a in args]
         return jaxapi.evaluate_call("process_shard_map", primitive, fun, concrete, **params)
 
@@ -321,7 +322,6 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
     if primitive.name == "device_put" and (
         any(device is not None for device in params["devices"])
         or not any(isinstance(arg, LazyArray) for arg in args)
-        self._at_once(self, "shard_map", "shard_map", args)
     ):
         return "device_put"
     if params.get("compiler_options_kvs"):  # XLA takes them for a whole program alone
