@@ -5,7 +5,9 @@ It knows words, and where the user's program stands; nothing of graphs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sysconfig
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from snaprt import jaxapi
@@ -46,6 +48,7 @@ _JIT: Final = "put it inside of a function with jax.jit, which is recorded as on
 #: By the cause, as it is counted under ``host::CAUSE`` or ``cut::CAUSE``.
 BREAKS: Final[Mapping[str, Break]] = {
     "mark_step": Break("mark_step", ""),
+    "end": Break("the end of the function", ""),
     "graph_size": Break(
         "a graph of SNAPRT_MAX_GRAPH_SIZE operations",
         "call mark_step at the end of each step, or allow larger graphs",
@@ -117,8 +120,8 @@ def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
         operation: What would have run alone, where it is that.
     """
     what, advice = describe_break(cause)
-    frames = jaxapi.user_frames()
-    where = f" at {place_text(frames[-1])}" if frames else ""
+    place = users_place(jaxapi.user_frames())
+    where = "" if place is None else f" at {place_text(place)}"
     alone = "" if operation is None else f", for {operation} cannot be part of a graph"
     return GraphBreakError(
         f"{what} cuts the graph{where}{alone}; snaprt.lazy(fullgraph=True) allows no cut but mark_step",
@@ -126,8 +129,20 @@ def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
     )
 
 
+_INSTALLED: Final = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")
+)
+
+
+def users_place(stack: Sequence[jaxapi.Frame]) -> jaxapi.Frame | None:
+    """Return the innermost frame that is not in an installed package, else the innermost."""
+    own = [frame for frame in stack if not frame.file.startswith(_INSTALLED)]
+    return own[-1] if own else stack[-1] if stack else None
+
+
 def place_text(frame: jaxapi.Frame | None) -> str:
-    """Return a place as in ``train.py:41 in train_step``."""
+    """Return a place as in ``train.py:41 in step``; below the current directory without that."""
     if frame is None:
         return "(not in your program)"
-    return f"{frame.file}:{frame.line} in {frame.function}"
+    file = os.path.relpath(frame.file) if frame.file.startswith(os.getcwd()) else frame.file
+    return f"{file}:{frame.line} in {frame.function}"

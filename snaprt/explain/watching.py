@@ -40,9 +40,15 @@ class Cut:
     cause: str
     step: int
     operations: int
-    stack: tuple[jaxapi.Frame, ...] = field(default_factory=jaxapi.user_frames)
+    stack: tuple[jaxapi.Frame, ...]
     number: int = field(default_factory=_numbers.__next__)
     thread: str = field(default_factory=lambda: threading.current_thread().name)
+
+
+def cut_here(cause: str, step: int, operations: int) -> Cut:
+    """Return the cut that this thread is at."""
+    # Not by a default of the class: its constructor is a frame of its own, in no file.
+    return Cut(cause, step, operations, jaxapi.user_frames())
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,4 +200,4 @@ def begin_watch(watchers: Sequence[Watcher], cause: str, step: int, plan: Plan) 
     """Tell of a cut that begins; ``None`` if there is nobody to be told."""
     if not watchers:
         return None
-    return Watch(watchers, Cut(cause, step, sum(len(part.nodes) for part in plan.parts)))
+    return Watch(watchers, cut_here(cause, step, sum(len(part.nodes) for part in plan.parts)))
