@@ -285,6 +285,7 @@ def _obtain(
             stablehlo = jaxapi.stablehlo_without_locations(lowered)
             graph_id = module_digest(stablehlo)[:16]
         devices = jaxapi.devices_of_lowered(lowered)
+        _log.info("graph %s: lowered", graph_id)
         compiled, from_cache, key = _load_or_compile(
             cache, lowered, stablehlo, devices, arguments, results, overrides
         )
@@ -376,13 +377,16 @@ def _load_or_compile(
 
 
 def _compile(lowered: jax.stages.Lowered, overrides: Mapping[str, Any]) -> jax.stages.Compiled:
+    _log.info("XLA compiles: begin")
     # It is stored here: a cache under jax.jit would store it once more.
     with (
         times.stage(times.COMPILE),
         metrics.timed("CompileTime"),
         jaxapi.without_compilation_cache(),
     ):
-        return lowered.compile(compiler_options=dict(overrides) or None)
+        compiled = lowered.compile(compiler_options=dict(overrides) or None)
+    _log.info("XLA compiles: end")
+    return compiled
 
 
 def entry_metadata(

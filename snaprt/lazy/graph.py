@@ -84,6 +84,7 @@ class Node(Protocol):
     params: dict[str, Any]
     context: Any
     source: Any
+    results: Any
 
 
 class Structure:

@@ -41,11 +41,12 @@ class Modes:
 
 _EAGER: Final = ("NEURON_USE_EAGER_DEBUG_MODE", "XLA_USE_EAGER_DEBUG_MODE")
 _OTHERS: Final = ("GET_TENSORS_OPBYOP", "SYNC_TENSORS_OPBYOP", "XLA_HLO_DEBUG", "XLA_IR_DEBUG")
+_FUNCTION: Final = "SNAPRT_DEBUG_FUNCTION"
 
 NONE: Final = Modes()
 _known: Final[dict[tuple[bool, ...], Modes]] = {(False,) * 5: NONE}
-_texts: Final = settings.Texts(*_EAGER, *_OTHERS)
-_seen: tuple[list[Any], Modes] = ([None] * 6, NONE)
+_texts: Final = settings.Texts(*_EAGER, *_OTHERS, _FUNCTION)
+_seen: tuple[list[Any], Modes] = ([None] * 7, NONE)
 _chosen_eager: bool | None = None
 
 
@@ -72,5 +73,6 @@ def _read() -> Modes:
     if eager is None:
         eager = any(map(settings.get, _EAGER))
     reads, steps, modules, places = map(settings.get, _OTHERS)
+    places = places or settings.get(_FUNCTION) is not None
     key = (eager, steps, reads, eager or steps or reads or modules or places, modules)
     return _known.setdefault(key, Modes(*key))
