@@ -1884,6 +1884,20 @@ def user_frames() -> tuple[Frame, ...]:
 
 def frames_of_operation(source: Any) -> tuple[Frame, ...]:
     """Return the user's frames of an operation, of what `source_info` said of it, outermost first.
+def user_variables() -> Iterator[dict[str, Any]]:
+    """Yield the variables of each of the user's frames as they are now, innermost first.
+
+    They are the local ones, and those of the module that the frame's code names.
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        code = frame.f_code
+        if _source_info.is_user_filename(code.co_filename):
+            local, outer = dict(frame.f_locals), frame.f_globals
+            named = {name: outer[name] for name in code.co_names if name in outer}
+            yield local | {name: value for name, value in named.items() if name not in local}
+
+
 
     Checked with jax 0.10.2 and 0.12.0.
     """

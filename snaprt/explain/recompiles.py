@@ -1,0 +1,232 @@
+"""Why programs are compiled again: remembers those of each place, and warns where they do not end.
+
+It is told of compilations alone, so that it can always be there. What it keeps of a program is its
+outline.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from snaprt import jaxapi, settings
+from snaprt.explain.breaks import place_text, users_place
+from snaprt.explain.naming import name_of
+from snaprt.explain.outline import Outline, nearest, outline_of
+from snaprt.explain.reasons import Reason, reasons
+from snaprt.explain.watching import Compilation, Watcher
+from snaprt.lazy.modes import current_modes
+
+_log = logging.getLogger("snaprt.explain")
+
+#: The causes of cuts that run all that is pending; all others read a value.
+AT_STEPS: Final = frozenset({"graph_size", "mark_step"})
+
+#: How many of a place's programs a new one may be compared with.
+_MOST_OUTLINES: Final = 8
+#: Above so many operations in all outlines, the places that were seen longest ago are forgotten.
+_MOST_OPERATIONS: Final = 200_000
+
+
+@dataclass(frozen=True)
+class CompilationEvent:
+    """A program that was compiled, or loaded from the compile cache.
+
+    Attributes:
+        cause: Of the cut that led to it: see `snaprt.explain.cuts.CutRecord`.
+        place: The user's line.
+        stack: The user's frames, innermost last.
+        step: How many steps the thread had marked before.
+        graph_id: As in logs, errors and snapshots.
+        operations: How many operations it has.
+        seconds: How long it took.
+        from_cache: Whether it was loaded.
+        number: Counts the programs of its place, from 1.
+        reasons: How it differs from the nearest earlier program of its place; empty for the first.
+    """
+
+    cause: str
+    place: jaxapi.Frame | None
+    stack: tuple[jaxapi.Frame, ...]
+    step: int
+    graph_id: str
+    operations: int
+    seconds: float
+    from_cache: bool
+    number: int
+    reasons: tuple[Reason, ...]
+
+
+@dataclass
+class _Site:
+    """What is known of a place: how many programs it led to, and the latest."""
+
+    programs: int = 0
+    outlines: list[Outline] = field(default_factory=list)
+
+    def operations(self) -> int:
+        return sum(len(outline.operations) for outline in self.outlines)
+
+
+class _History(Watcher):
+    """The programs of this process by the place whose cut led to them."""
+
+    only_compilations = True
+
+    def __init__(self) -> None:
+        self._sites: OrderedDict[Any, _Site] = OrderedDict()
+        self._operations = 0
+        self._lock = threading.Lock()
+        self.listeners: tuple[Callable[[CompilationEvent], None], ...] = ()
+
+    def compiled(self, compilation: Compilation) -> None:
+        """Remember a program; tell why it had to be made, if that is wanted."""
+        try:
+            self._remember(compilation)
+        except Exception as error:  # no program may fail because it could not be explained
+            _log.info("a compilation could not be explained: %r", error)
+
+    def listen(self, take: Callable[[CompilationEvent], None]) -> None:
+        """Hand events to ``take`` from here on."""
+        with self._lock:
+            self.listeners = (*self.listeners, take)
+
+    def leave(self, take: Callable[[CompilationEvent], None]) -> None:
+        """Hand it no more."""
+        with self._lock:
+            self.listeners = tuple(one for one in self.listeners if one != take)
+
+    def _remember(self, compilation: Compilation) -> None:
+        cut = compilation.cut
+        at_step = cut.cause in AT_STEPS
+        if current_modes().by_operation(at_step=at_step):  # each operation is a program
+            return
+        limit = settings.get("SNAPRT_RECOMPILE_LIMIT")
+        with self._lock:
+            site = self._site((cut.cause, cut.stack, compilation.program.placement))
+            site.programs += 1
+            number, earlier = site.programs, tuple(site.outlines)
+            outline = outline_of(compilation)
+            site.outlines = [*earlier[1 - _MOST_OUTLINES :], outline]
+            self._operations += len(outline.operations)
+            if len(earlier) == _MOST_OUTLINES:
+                self._operations -= len(earlier[0].operations)
+            self._forget()
+            listeners = self.listeners
+        is_at_limit = bool(limit) and number == limit + 1
+        if not listeners and not is_at_limit:
+            return
+        event = _event(compilation, outline, earlier, number)
+        for take in listeners:
+            take(event)
+        if is_at_limit:
+            _warn(event)
+
+    def _site(self, key: Any) -> _Site:
+        site = self._sites.setdefault(key, _Site())
+        self._sites.move_to_end(key)
+        return site
+
+    def _forget(self) -> None:
+        while self._operations > _MOST_OPERATIONS and len(self._sites) > 1:
+            _, site = self._sites.popitem(last=False)
+            self._operations -= site.operations()
+
+
+def _event(
+    compilation: Compilation, outline: Outline, earlier: tuple[Outline, ...], number: int
+) -> CompilationEvent:
+    cut, executable, inputs = compilation.cut, compilation.executable, compilation.program.inputs
+    differences: tuple[Reason, ...] = ()
+    if earlier:
+        before = nearest(earlier, outline)
+        differences = reasons(before, outline, lambda index: name_of(inputs[index]))
+    return CompilationEvent(
+        cause=cut.cause,
+        place=users_place(cut.stack),
+        stack=cut.stack,
+        step=cut.step,
+        graph_id=executable.graph_id,
+        operations=len(outline.operations),
+        seconds=compilation.seconds,
+        from_cache=executable.from_cache,
+        number=number,
+        reasons=differences,
+    )
+
+
+def _warn(event: CompilationEvent) -> None:
+    _log.warning(
+        "%s (%s) has led to %d programs; the last differs from the nearest before it:%s\n"
+        "  snaprt.CompilationProfiler() tells of each, SNAPRT_RECOMPILE_LIMIT=0 of none",
+        place_text(event.place),
+        event.cause,
+        event.number,
+        "".join(f"\n  {line}" for line in _reason_lines(event)),
+    )
+
+
+#: Remembers the compilations of this process, where it is attached as a watcher.
+history: Final = _History()
+
+
+class CompilationProfiler:
+    """Tell why programs are compiled: ``with snaprt.CompilationProfiler() as profiler: ...``.
+
+    A program is compared with the nearest earlier one that a cut at the same place led to, from
+    the same calls, be it of before the profiler began.
+
+    Attributes:
+        events: What was compiled, or loaded from the compile cache, in any thread, in order.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[CompilationEvent] = []
+
+    def __enter__(self) -> CompilationProfiler:
+        history.listen(self.events.append)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        history.leave(self.events.append)
+
+    @property
+    def recompilations(self) -> tuple[CompilationEvent, ...]:
+        """The programs that were not the first of their place."""
+        return tuple(event for event in self.events if event.number > 1)
+
+    def report(self) -> str:
+        """Return in words what was compiled at each place, and why again."""
+        loaded = sum(event.from_cache for event in self.events)
+        seconds = sum(event.seconds for event in self.events)
+        lines = [
+            f"{len(self.events)} programs, {len(self.recompilations)} of them not the first of "
+            f"their place; {loaded} loaded from the compile cache; {seconds:.2f} s"
+        ]
+        by_place: dict[Any, list[CompilationEvent]] = {}
+        for event in self.events:
+            by_place.setdefault((event.cause, event.stack), []).append(event)
+        for events in by_place.values():
+            lines += ["", f"{place_text(events[0].place)} ({events[0].cause})"]
+            lines += [line for event in events for line in _event_lines(event)]
+        return "\n".join(lines)
+
+
+def _event_lines(event: CompilationEvent) -> list[str]:
+    how = "loaded" if event.from_cache else "compiled"
+    start = f"  step {event.step}: {event.operations} operations, {how} in {event.seconds:.2f} s"
+    if not event.reasons:
+        return [f"{start}, the first here"]
+    return [start, *(f"    {line}" for line in _reason_lines(event))]
+
+
+def _reason_lines(event: CompilationEvent) -> list[str]:
+    advice = dict.fromkeys(reason.advice for reason in event.reasons if reason.advice)
+    return [
+        *(reason.text for reason in event.reasons),
+        *(f"instead: {one}" for one in advice),
+    ]
