@@ -15,7 +15,6 @@ from snaprt import errors, logs, metrics
 if TYPE_CHECKING:
     from snaprt import cache as cache
     from snaprt import replay as replay
-    from snaprt.explain.call import explain as explain
     from snaprt.devices import get_xla_supported_devices as get_xla_supported_devices
     from snaprt.devices import wait_device_ops as wait_device_ops
     from snaprt.devices import xla_device as xla_device
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from snaprt.errors import SnaprtError as SnaprtError
     from snaprt.errors import SnapshotError as SnapshotError
     from snaprt.errors import UsageError as UsageError
+    from snaprt.explain.call import explain as explain
+    from snaprt.explain.recompiles import CompilationProfiler as CompilationProfiler
     from snaprt.explain.times import compile_times as compile_times
     from snaprt.jit.scope import record as record
     from snaprt.lazy.closures import add_step_closure as add_step_closure
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CompilationProfiler",
     "CompileError",
     "DeviceError",
     "ExecutionError",
@@ -90,6 +92,7 @@ __all__ = [
 # Public name -> "module:attribute", or the module that it is. `lazy` is the package, which can be
 # called (see there): importing any part of it would put it in the place of whatever stood here.
 _WHERE = {
+    "CompilationProfiler": "snaprt.explain.recompiles:CompilationProfiler",
     "CompileError": "snaprt.errors:CompileError",
     "DeviceError": "snaprt.errors:DeviceError",
     "ExecutionError": "snaprt.errors:ExecutionError",
