@@ -1122,16 +1122,21 @@ def compile_unloaded(
     return devices[0].client.compile(module, _device_list(devices), options)
 
 
-def executable_report(executable: Any) -> tuple[dict[str, int], dict[str, float], str]:
-    """Return an executable's memory in bytes by use, its cost analysis, and its optimised HLO."""
+def executable_memory(executable: Any) -> dict[str, int]:
+    """Return an executable's memory in bytes by use: ``argument_size``, ``temp_size``, ..."""
     statistics = executable.get_compiled_memory_stats()
-    memory = {
+    return {
         name.removesuffix("_in_bytes"): int(getattr(statistics, name))
         for name in dir(statistics)
         if name.endswith("_in_bytes")
     }
     try:
         cost = dict(executable.cost_analysis())
+
+
+def executable_report(executable: Any) -> tuple[dict[str, int], dict[str, float], str]:
+    """Return an executable's memory in bytes by use, its cost analysis, and its optimised HLO."""
+    memory = executable_memory(executable)
     except Exception:  # not every plugin has one
         cost = {}
     return memory, cost, "\n".join(one.to_string() for one in executable.hlo_modules())

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from snaprt import logs, settings
+from snaprt.explain.analysis import VARIABLES as ANALYSIS_VARIABLES
+from snaprt.explain.analysis import analysis
 from snaprt.explain.operation_log import LOGGER, OperationLog
 from snaprt.explain.recompiles import history
 from snaprt.explain.saved_graphs import saved_graphs
@@ -37,6 +39,7 @@ class _Switch:
 
 #: ``make()`` returns a watcher, or ``None`` where the variables do not ask for one.
 _SWITCHES: Final = (
+    _Switch(ANALYSIS_VARIABLES, analysis),
     _Switch(
         ("TF_CPP_LOG_THREAD_ID", "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE"), logs.follow_environment
     ),
