@@ -14,6 +14,7 @@ import hashlib
 import inspect
 import io
 import logging
+import pkgutil
 import re
 import sys
 import threading
@@ -40,6 +41,7 @@ from jax._src import dispatch as _dispatch
 from jax._src import layout as _layout
 from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
+from jax._src import random as _random
 from jax._src import sharding_impls as _shardings
 from jax._src import source_info_util as _source_info
 from jax._src import traceback_util as _traceback_util
@@ -1130,13 +1132,13 @@ def executable_memory(executable: Any) -> dict[str, int]:
         for name in dir(statistics)
         if name.endswith("_in_bytes")
     }
-    try:
-        cost = dict(executable.cost_analysis())
 
 
 def executable_report(executable: Any) -> tuple[dict[str, int], dict[str, float], str]:
     """Return an executable's memory in bytes by use, its cost analysis, and its optimised HLO."""
     memory = executable_memory(executable)
+    try:
+        cost = dict(executable.cost_analysis())
     except Exception:  # not every plugin has one
         cost = {}
     return memory, cost, "\n".join(one.to_string() for one in executable.hlo_modules())
@@ -1887,8 +1889,6 @@ def user_frames() -> tuple[Frame, ...]:
     return tuple(reversed(frames))
 
 
-def frames_of_operation(source: Any) -> tuple[Frame, ...]:
-    """Return the user's frames of an operation, of what `source_info` said of it, outermost first.
 def user_variables() -> Iterator[dict[str, Any]]:
     """Yield the variables of each of the user's frames as they are now, innermost first.
 
@@ -1903,6 +1903,8 @@ def user_variables() -> Iterator[dict[str, Any]]:
             yield local | {name: value for name, value in named.items() if name not in local}
 
 
+def frames_of_operation(source: Any) -> tuple[Frame, ...]:
+    """Return the user's frames of an operation, of what `source_info` said of it, outermost first.
 
     Checked with jax 0.10.2 and 0.12.0.
     """
@@ -2148,3 +2150,78 @@ def is_staging() -> bool:
             return True
         trace = getattr(trace, "parent_trace", None)
     return False
+
+
+def random_function_names() -> frozenset[str]:
+    """Return the names of the jitted functions that `jax.random` consists of.
+
+    A module has a function of that name, or of that name, an underscore and a number, where a
+    program calls one. Checked with jax 0.10.2 and 0.12.0.
+    """
+    names = {f"jax._src.random.{found.name}" for found in pkgutil.iter_modules(_random.__path__)}
+    modules = [_random, *(sys.modules[name] for name in names & sys.modules.keys())]
+    jitted = type(_api.jit(lambda: None))
+    return frozenset(
+        value.__name__
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, jitted)
+    )
+
+
+def element_of_type(kind: Any) -> str | None:
+    """Return the element type of an MLIR tensor type, such as ``f32``; None if it is none."""
+    return str(kind.element_type) if isinstance(kind, ir.RankedTensorType) else None
+
+
+def with_element(kind: Any, element: str) -> Any:
+    """Return an MLIR tensor type with another element type, one of ``bf16``, ``i32``, ``ui32``."""
+    return ir.RankedTensorType.get(kind.shape, ir.Type.parse(element), kind.encoding)
+
+
+def convert_operand(operation: Any, index: int, kind: Any) -> None:
+    """Convert an operand of an MLIR operation to another type, before the operation."""
+    value = operation.operands[index]
+    with ir.InsertionPoint(operation):
+        operation.operands[index] = stablehlo.convert(kind, value, loc=operation.location)
+
+
+def convert_result(value: Any, kind: Any, where: Any) -> None:
+    """Convert an MLIR value to another type at the insertion point, for all who use it."""
+    with where:
+        converted = stablehlo.convert(kind, value, loc=value.location)
+    value.replace_all_uses_except(converted, converted.owner.operation)
+
+
+def after_operation(operation: Any) -> Any:
+    """Return the insertion point after an MLIR operation."""
+    return ir.InsertionPoint.after(operation)
+
+
+def at_start_of_block(block: Any) -> Any:
+    """Return the insertion point at the beginning of an MLIR block."""
+    return ir.InsertionPoint.at_block_begin(block)
+
+
+def set_function_type(function: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    """Give an MLIR function another type."""
+    kind = ir.FunctionType.get(inputs, results, function.context)
+    function.attributes["function_type"] = ir.TypeAttr.get(kind)
+
+
+def function_type(function: Any) -> Any:
+    """Return the type of an MLIR function, with its ``inputs`` and ``results``."""
+    return ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+
+
+def set_symbol(operation: Any, attribute: str, name: str) -> None:
+    """Name an MLIR function, or the one that an operation calls."""
+    kind = ir.StringAttr if attribute == "sym_name" else ir.FlatSymbolRefAttr
+    operation.attributes[attribute] = kind.get(name, operation.context)
+
+
+@contextmanager
+def changing_module(module: Any) -> Iterator[None]:
+    """Let what is inside change an MLIR module."""
+    with module.context, ir.Location.unknown():
+        yield
