@@ -211,7 +211,7 @@ class Rows:
     def add(self, event: Event) -> None:
         """Add what happened."""
         row = row_of(event)
-        key = (event.stack, row.cause, row.operation)
+        key = (row.place, row.cause, row.operation)
         known = self._rows.get(key)
         self._rows[key] = row if known is None else known.plus(row)
 
