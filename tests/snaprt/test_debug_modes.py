@@ -219,9 +219,8 @@ def test_an_error_names_the_very_operation_and_the_line(monkeypatch, name):
 def test_debug_nans_stops_at_the_operation_that_makes_one(monkeypatch, name):
     monkeypatch.setenv(name, "1")
     line = divides.__code__.co_firstlineno + 1
-    with jax.debug_nans(True), snaprt.lazy():
-        with pytest.raises(FloatingPointError) as caught:
-            [divides(X), snaprt.mark_step()]
+    with jax.debug_nans(True), snaprt.lazy(), pytest.raises(FloatingPointError) as caught:
+        [divides(X), snaprt.mark_step()]
     said = f"invalid value (nan) in a result of jit(true_divide) at {__file__}:{line} (divides), "
     assert isinstance(caught.value, snaprt.ExecutionError)
     assert caught.value.message.startswith(said)
