@@ -2179,11 +2179,23 @@ def with_element(kind: Any, element: str) -> Any:
     return ir.RankedTensorType.get(kind.shape, ir.Type.parse(element), kind.encoding)
 
 
-def convert_operand(operation: Any, index: int, kind: Any) -> None:
-    """Convert an operand of an MLIR operation to another type, before the operation."""
-    value = operation.operands[index]
+def convert_operand(
+    operation: Any, index: int, kind: Any, bits: tuple[int, int] | None = None
+) -> None:
+    """Convert an operand of an MLIR operation to another type, before the operation.
+
+    Args:
+        operation: The operation.
+        index: The number of the operand.
+        kind: The type.
+        bits: How many bits of exponent and of mantissa it is left with; None for all.
+    """
+    value, where = operation.operands[index], operation.location
     with ir.InsertionPoint(operation):
-        operation.operands[index] = stablehlo.convert(kind, value, loc=operation.location)
+        value = stablehlo.convert(kind, value, loc=where)
+        if bits is not None:
+            value = stablehlo.reduce_precision(value, *bits, loc=where)
+        operation.operands[index] = value
 
 
 def convert_result(value: Any, kind: Any, where: Any) -> None:

@@ -15,6 +15,7 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.execute.compile import Executable
+from snaprt.execute.narrow import Narrowing, narrowings
 from snaprt.lazy.graph import Program, Structure
 
 MAX_PROGRAMS: Final = 2048
@@ -83,8 +84,9 @@ class _Variants:
         self.missed = 0
 
 
-# By whether they have a flag that tells of NaN, and by their structure.
-_families: OrderedDict[tuple[bool, Structure], _Family] = OrderedDict()
+# By whether they have a flag that tells of NaN, what they compute in narrower types, and by their
+# structure.
+_families: OrderedDict[tuple[bool, tuple[Narrowing, ...], Structure], _Family] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -108,7 +110,7 @@ def executable_for(
         exactly: Whether it must take the memory of what ``program`` donates, neither more nor less.
     """
     literals = tuple([literal.key for literal in program.literals])
-    key = (is_watched, program.structure)
+    key = (is_watched, narrowings(), program.structure)
     with _lock:
         family = _families.get(key)
         if family is None:

@@ -11,7 +11,6 @@ from counting import counting
 from flax import nnx
 
 import snaprt
-from snaprt.lazy.step import thread_trace
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 
@@ -198,8 +197,3 @@ def test_the_first_process_prints(monkeypatch, rank, local_rank, is_master, is_l
     snaprt.master_print("loss", 1.5, fd=written)
     snaprt.master_print("here", fd=written, local=True)
     assert written.getvalue() == "loss 1.5\n" * is_master + "here\n" * is_local_master
-
-
-def test_the_trace_of_a_thread_is_not_used_to_mark_an_eager_step():
-    snaprt.mark_step()
-    assert thread_trace().recording.point is thread_trace().root
