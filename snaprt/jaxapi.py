@@ -208,6 +208,30 @@ def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
     _device_get_patched = True
 
 
+_set_mesh_patched = False
+
+
+def teach_set_mesh(kind: type) -> None:
+    """Let `jax.set_mesh` and `jax.sharding.get_mesh` work under a trace of type ``kind``.
+
+    Both refuse to where JAX traces, which they ask `trace_state_clean`; recording lazily is not
+    tracing to them. Whoever else asks gets the old answer.
+    """
+    global _set_mesh_patched
+    if _set_mesh_patched:
+        return
+    original = _core.trace_state_clean
+    asked_by = {_shardings.set_mesh.__init__.__code__, _shardings.get_mesh.__code__}
+
+    def trace_state_clean() -> bool:
+        return original() or (
+            type(current_trace_setting.value) is kind and sys._getframe(1).f_code in asked_by
+        )
+
+    _core.trace_state_clean = trace_state_clean
+    _set_mesh_patched = True
+
+
 # --- calls that may be known already -----------------------------------------------------------
 
 NOT_KNOWN = object()
@@ -2160,13 +2184,9 @@ def random_function_names() -> frozenset[str]:
     """
     names = {f"jax._src.random.{found.name}" for found in pkgutil.iter_modules(_random.__path__)}
     modules = [_random, *(sys.modules[name] for name in names & sys.modules.keys())]
-    jitted = type(_api.jit(lambda: None))
-    return frozenset(
-        value.__name__
-        for module in modules
-        for value in vars(module).values()
-        if isinstance(value, jitted)
-    )
+    jitted: Any = type(_api.jit(lambda: None))
+    functions = [value for module in modules for value in vars(module).values()]
+    return frozenset(one.__name__ for one in functions if isinstance(one, jitted))
 
 
 def element_of_type(kind: Any) -> str | None:

@@ -111,8 +111,8 @@ def run_step_closures() -> None:
                 closure()
         except Exception as error:
             errors.append(error)
-    for error in errors[1:]:
-        _log.error("another step closure failed", exc_info=error)
+    for other in errors[1:]:
+        _log.error("another step closure failed", exc_info=other)
     if errors:
         raise errors[0]
 

@@ -23,7 +23,7 @@ def bf16(monkeypatch):
 @pytest.fixture
 def long(monkeypatch):
     monkeypatch.setenv("XLA_USE_32BIT_LONG", "1")
-    before = jax.config.jax_enable_x64
+    before = jax.config.read("jax_enable_x64")
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", before)
@@ -86,7 +86,7 @@ def test_the_switch_takes_part_in_the_keys_of_the_cache(monkeypatch, cache_folde
             value = jnp.sinh(jnp.asarray(X)) * 0.3
             snaprt.mark_step()
         found.append((value._origin.from_cache, value._origin.graph_id, _is_bf16(value)))
-    assert found[0][2] and not found[1][2] and found[2][2]
+    assert [one[2] for one in found] == [True, False, True]
     assert found[2][:2] == (True, found[0][1])
     assert found[1][1] != found[0][1]
 
@@ -133,7 +133,7 @@ CASES = {
     "grad": jax.grad(lambda x: jnp.log1p(jnp.exp(x) ** 0.5).sum()),
     "gelu": lambda x: jax.nn.gelu(x) + jax.scipy.special.erf(x),
     "dropout": lambda x: x * jax.random.bernoulli(jax.random.key(1), 0.5, x.shape),
-    "draws": lambda x: jax.random.gamma(jax.random.key(2), jnp.abs(x) + 1),
+    "draws": lambda x: jax.random.uniform(jax.random.key(2), x.shape, minval=x, maxval=x + 1),
     "choice": lambda x: jax.random.permutation(jax.random.key(3), x, axis=1),
     "checkpoint": jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))),
     "map": lambda x: jax.vmap(lambda row: row / jnp.linalg.norm(row))(x),
@@ -193,7 +193,8 @@ def test_64_bit_integers_are_computed_with_32_bits(long, no_persistent_cache):
     np.testing.assert_array_equal(y, expected)
     assert int(z) == expected.sum() + 30
     np.testing.assert_array_equal(u, np.arange(10, dtype=np.uint64) << 3)
-    wide = [line for line in text.splitlines() if re.search(r"tensor<(\w+x)?u?i64>", line)]
+    lines = [re.sub("<{.*?}>", "", line) for line in text.splitlines()]  # without attributes
+    wide = [line for line in lines if re.search(r"tensor<(\w+x)?u?i64>", line)]
     allowed = ("stablehlo.constant", "stablehlo.convert", "func.func", "return", "module")
     assert [line for line in wide if not any(word in line for word in allowed)] == []
 
