@@ -375,6 +375,11 @@ def is_array_aval(aval: Any) -> bool:
     return isinstance(aval, ShapedArray)
 
 
+def has_no_values(aval: Any) -> bool:
+    """Say whether ``aval`` is of the derivatives of integers, which JAX keeps as numpy arrays."""
+    return bool(aval.dtype == jax.dtypes.float0)
+
+
 def host_literal(value: Any) -> bool:
     """Say whether ``value`` is a scalar that lives on the host (Python or numpy)."""
     return not isinstance(value, jax.Array) and np.ndim(value) == 0

@@ -59,6 +59,7 @@ def thread_trace() -> LazyTrace:
     if trace is None:
         flags.take_over()
         jaxapi.teach_device_get(LazyArray, read_to_host)
+        jaxapi.teach_set_mesh(LazyTrace)
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)

@@ -231,6 +231,8 @@ class LazyTrace(jaxapi.Trace):
             results, effects = _evaluate(what, primitive, operands, params)
             if not all(map(jaxapi.is_array_aval, results)):
                 return "ref"
+            if any(map(jaxapi.has_no_values, results)):
+                return "float0"
             placement = _placement(operands, what.devices, x64)
             if placement is None:
                 return "devices"

@@ -87,6 +87,7 @@ PROGRAMS = {
     "nonzero": lambda x: jnp.nonzero(x > 0),
     "unique": lambda x: jnp.unique(jnp.round(x)),
     "tree": lambda x: jax.tree.map(lambda v: v + 1, {"a": x, "b": [x, 2]}),
+    "set_mesh": lambda x: _under_a_mesh(x),
     "named scope": lambda x: _in_scope(x),
     "eval_shape": lambda x: np.zeros(jax.eval_shape(lambda v: v.T, x).shape),
     "pure_callback": lambda x: jax.pure_callback(
@@ -102,6 +103,13 @@ PROGRAMS = {
     "linear transpose": lambda x: jax.linear_transpose(lambda v: v * 2, x)(x),
     "vjp": lambda x: jax.vjp(lambda v: jnp.sin(v), x)[1](x),
 }
+
+
+def _under_a_mesh(x):
+    mesh = jax.make_mesh((1,), ("d",))
+    with jax.set_mesh(mesh):
+        assert jax.sharding.get_mesh() == mesh
+        return jax.device_put(x, jax.sharding.PartitionSpec("d")) * 2
 
 
 def _in_scope(x):
@@ -162,6 +170,18 @@ def test_enable_and_disable_switch_the_thread():
     assert type(x).__name__ == "LazyArray"
     assert type(y).__name__ == "ArrayImpl"
     np.testing.assert_array_equal(x, y)
+
+
+def test_derivatives_of_integers_are_numpy_arrays():
+    with snaprt.lazy():
+        gradient = jax.grad(lambda v, i: v.sum() * i, allow_int=True, argnums=1)(jnp.ones(3), 3)
+    assert gradient.dtype == jax.dtypes.float0
+    assert not isinstance(gradient, jax.Array)
+
+
+def test_set_mesh_is_refused_where_jax_traces():
+    with snaprt.lazy(), pytest.raises(ValueError, match="outside of `jax.jit`"):
+        jax.jit(lambda: jax.set_mesh(jax.make_mesh((1,), ("d",))))()
 
 
 def test_scopes_nest():
