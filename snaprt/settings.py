@@ -507,6 +507,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="How much each module logs: 1 the steps of a compilation, 2 each operation too.",
     ),
     Setting(
+        "XLA_DOWNCAST_BF16",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Lazy programs compute float32 arrays as bfloat16, and float64 ones as float32.",
+    ),
+    Setting(
         "XLA_FLAGS",
         _text,
         allowed="flags of XLA, separated by spaces",

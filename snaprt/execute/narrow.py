@@ -1,4 +1,4 @@
-"""Lets a lowered module compute in narrower types, as XLA_USE_BF16 and XLA_USE_32BIT_LONG ask.
+"""Lets a lowered module compute in narrower types, as XLA_USE_BF16 and others ask.
 
 It changes modules, and knows nothing of the programs that they came from.
 
@@ -34,8 +34,8 @@ class Narrowing:
         left: The operations that are left as they are.
         folds: Whether operations that fold arrays with a function of scalars (sums, sorting,
             scattering) become narrow, and not only what they take and give.
-        bits: To how many bits of exponent and of mantissa results are rounded, for XLA may leave
-            out a conversion there and back; None for types that are not rounded.
+        bits: To how many bits of exponent and of mantissa results of a wide type are rounded, for
+            XLA may leave out a conversion there and back.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Narrowing:
     scalars: bool
     left: frozenset[str]
     folds: bool
-    bits: tuple[int, int] | None
+    bits: Mapping[str, tuple[int, int]]
 
     def of(self, kind: Any) -> Any:
         """Return the narrow type that stands for a type; the type itself where none does."""
@@ -60,26 +60,28 @@ _FOREIGN: Final = frozenset(
     }
 )
 
-_BF16: Final = Narrowing(
-    "bf16",
-    {"f32": "bf16", "f64": "bf16"},
-    scalars=False,
-    left=_FOREIGN
-    | {"stablehlo.cholesky", "stablehlo.triangular_solve", "stablehlo.reduce_precision"},
-    folds=False,
-    bits=(8, 7),
-)
-_LONG: Final = Narrowing(
-    "32-bit long",
-    {"i64": "i32", "ui64": "ui32"},
-    scalars=True,
-    left=_FOREIGN,
-    folds=True,
-    bits=None,
-)
+_BITS: Final = {"bf16": (8, 7), "f32": (8, 23)}
+
+
+def _narrow_floats(name: str, elements: Mapping[str, str]) -> Narrowing:
+    left = {"stablehlo.cholesky", "stablehlo.reduce_precision", "stablehlo.triangular_solve"}
+    bits = {wide: _BITS[narrow] for wide, narrow in elements.items()}
+    return Narrowing(name, elements, scalars=False, left=_FOREIGN | left, folds=False, bits=bits)
+
 
 #: Setting -> what it asks for.
-_ASKED_BY: Final = {"XLA_USE_BF16": _BF16, "XLA_USE_32BIT_LONG": _LONG}
+_ASKED_BY: Final = {
+    "XLA_USE_BF16": _narrow_floats("bf16", {"f32": "bf16", "f64": "bf16"}),
+    "XLA_DOWNCAST_BF16": _narrow_floats("downcast", {"f32": "bf16", "f64": "f32"}),
+    "XLA_USE_32BIT_LONG": Narrowing(
+        "32-bit long",
+        {"i64": "i32", "ui64": "ui32"},
+        scalars=True,
+        left=_FOREIGN,
+        folds=True,
+        bits={},
+    ),
+}
 _texts: Final = settings.Texts(*_ASKED_BY)
 _seen: tuple[list[Any], tuple[Narrowing, ...]] = ([None] * len(_ASKED_BY), ())
 
@@ -228,7 +230,7 @@ def _narrow_function(
         jaxapi.set_function_type(function, list(inputs), list(results))
     for step in steps:
         if is_main and step.operation.name == "func.return":
-            _put_between_conversions(step, narrowing, narrowing.bits)
+            _put_between_conversions(step, narrowing, rounded=True)
         elif step.is_narrow:
             _narrow_blocks(step.operation, narrowing)
             for result in step.operation.results:
@@ -273,11 +275,10 @@ def _narrow_blocks(operation: Any, narrowing: Narrowing) -> None:
                 argument.set_type(narrowing.of(argument.type))
 
 
-def _put_between_conversions(
-    step: _Step, narrowing: Narrowing, bits: tuple[int, int] | None = None
-) -> None:
+def _put_between_conversions(step: _Step, narrowing: Narrowing, *, rounded: bool = False) -> None:
     for index, kind in enumerate(step.operands):
         if step.operation.operands[index].type != kind:
+            bits = narrowing.bits.get(jaxapi.element_of_type(kind) or "") if rounded else None
             jaxapi.convert_operand(step.operation, index, kind, bits)
     for result in step.operation.results:
         _convert(result, narrowing, jaxapi.after_operation(step.operation))

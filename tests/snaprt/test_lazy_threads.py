@@ -42,7 +42,7 @@ def _in_threads(number: int, work: Callable[[int], None]) -> None:
 
 SIZES = [
     pytest.param(4, 12, id="small"),
-    pytest.param(16, 300, id="full", marks=pytest.mark.full),
+    pytest.param(16, 5000, id="full", marks=pytest.mark.full),
 ]
 
 

@@ -215,6 +215,19 @@ def test_random_draws_are_those_of_64_bits(long, no_persistent_cache):
     np.testing.assert_array_equal(drawn, eager)
 
 
+def test_downcasting_makes_float64_float32(monkeypatch, long, no_persistent_cache):
+    monkeypatch.setenv("XLA_DOWNCAST_BF16", "1")
+    with snaprt.lazy():
+        double = jnp.linspace(0.0, 1.0, 7, dtype=jnp.float64) / 3
+        single = jnp.linspace(0.0, 1.0, 7, dtype=jnp.float32) / 3
+        snaprt.mark_step()
+    assert double.dtype == jnp.float64
+    np.testing.assert_array_equal(np.asarray(double).astype(np.float32), double)
+    np.testing.assert_allclose(double, np.linspace(0, 1, 7) / 3, rtol=1e-6)
+    assert not _is_bf16(double)
+    assert _is_bf16(single)
+
+
 def test_both_switches_work_together(long, bf16, no_persistent_cache):
     with snaprt.lazy():
         x = jnp.arange(4) * jnp.ones(4)
