@@ -163,7 +163,7 @@ def _constant(literal: Literal) -> ShownNode:
 
 def _input(array: jax.Array, index: int) -> ShownNode:
     kind = type_text(array)
-    devices = sorted(array.sharding.device_set, key=lambda device: device.id)
+    devices = sorted(jaxapi.devices_of_sharding(array.sharding), key=lambda device: device.id)
     where = ",".join(f"{device.platform.upper()}:{device.id}" for device in devices)
     told = [("device", where)]
     if len(devices) > 1:

@@ -37,8 +37,17 @@ class _Switch:
             self._seen = now
 
 
+def _trace_folder() -> Watcher | None:
+    if settings.get("SNAPRT_TRACE") is None:
+        return None
+    from snaprt.explain.trace.folder import trace_folder  # templates take long to import
+
+    return trace_folder()
+
+
 #: ``make()`` returns a watcher, or ``None`` where the variables do not ask for one.
 _SWITCHES: Final = (
+    _Switch(("RANK", "SNAPRT_TRACE"), _trace_folder),
     _Switch(ANALYSIS_VARIABLES, analysis),
     _Switch(
         ("TF_CPP_LOG_THREAD_ID", "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE"), logs.follow_environment
