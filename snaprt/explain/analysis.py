@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from snaprt import jaxapi, settings
+from snaprt.execute.compile import Executable
 from snaprt.explain.appended import AppendedFile
 from snaprt.explain.breaks import describe_break
 from snaprt.explain.origin import is_wanted
 from snaprt.explain.watching import Compilation, Cut, Run, Watcher
-from snaprt.execute.compile import Executable
 
 #: The variables that `analysis` looks at.
 VARIABLES: Final = (
@@ -102,8 +102,8 @@ def _to_stderr(text: str) -> None:
 
 def _cause(cause: str) -> str:
     # The words that scripts look for in PyTorch/XLA's, with what it cannot say.
-    reads = f"user code trying to access tensor value before mark_step: {describe_break(cause).what}"
-    return _CAUSES.get(cause, reads)
+    what = describe_break(cause).what
+    return _CAUSES.get(cause, f"user code trying to access tensor value before mark_step: {what}")
 
 
 def _memory(executable: Executable) -> Iterator[str]:

@@ -60,12 +60,16 @@ BREAKS: Final[Mapping[str, Break]] = {
     "int": Break("`int(x)`", _SIZE),
     "item": Break("`x.item()`", _LOG),
     "format": Break("`f'{x:...}'`", _LOG),
-    "repr": Break("`print(x)`", "use jax.debug.print, which prints when the graph runs; or " + _LOG),
+    "repr": Break(
+        "`print(x)`", "use jax.debug.print, which prints when the graph runs; or " + _LOG
+    ),
     "hex": Break("`hex(x)`", _SIZE),
     "oct": Break("`oct(x)`", _SIZE),
-    "index": Break("`range(x)`, or `a_list[x]`", _SIZE),
-    "slice": Break("`a[:x]`", "take a slice of a fixed size: jax.lax.dynamic_slice(a, start, size)"),
-    "shape": Break("`jnp.zeros(x)`, or another shape made of a value", _SIZE),
+    "index": Break("`range(x)`, `jnp.zeros(x)`, or `a_list[x]`", _SIZE),
+    "slice": Break(
+        "`a[:x]`", "take a slice of a fixed size: jax.lax.dynamic_slice(a, start, size)"
+    ),
+    "shape": Break("`jnp.zeros((x,))`, or another shape made of a value", _SIZE),
     "bool_mask": Break(
         "`a[mask]`", "keep the shape: jnp.where(mask, a, fill); or jnp.nonzero(mask, size=n)"
     ),
@@ -124,9 +128,15 @@ def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
     where = "" if place is None else f" at {place_text(place)}"
     alone = "" if operation is None else f", for {operation} cannot be part of a graph"
     return GraphBreakError(
-        f"{what} cuts the graph{where}{alone}; snaprt.lazy(fullgraph=True) allows no cut but mark_step",
+        f"{what} cuts the graph{where}{alone}; "
+        "snaprt.lazy(fullgraph=True) allows no cut but mark_step",
         hint=advice,
     )
+
+
+def count_text(count: int, word: str) -> str:
+    """Return a number of things, such as ``1 graph`` or ``1,200 graphs``."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 _INSTALLED: Final = tuple(
@@ -134,9 +144,14 @@ _INSTALLED: Final = tuple(
 )
 
 
+def is_installed(file: str) -> bool:
+    """Say whether a file belongs to Python or to an installed package."""
+    return file.startswith(_INSTALLED)
+
+
 def users_place(stack: Sequence[jaxapi.Frame]) -> jaxapi.Frame | None:
     """Return the innermost frame that is not in an installed package, else the innermost."""
-    own = [frame for frame in stack if not frame.file.startswith(_INSTALLED)]
+    own = [frame for frame in stack if not is_installed(frame.file)]
     return own[-1] if own else stack[-1] if stack else None
 
 

@@ -1,6 +1,6 @@
 """What happened while a program ran lazily: each cut, and what ran alone; must not run anything.
 
-A watcher turns what it is told into records, in the order they happen; rows fold those of one place.
+A watcher turns what it is told into records, in the order they happen; rows fold those of a place.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from snaprt import jaxapi
-from snaprt.explain.breaks import describe_break, place_text, users_place
+from snaprt.explain.breaks import count_text, describe_break, place_text, users_place
 from snaprt.explain.watching import Cut, Run, Watcher
 
 #: Where a graph's executable came from: the compiler, the compile cache, or an earlier run of it.
@@ -216,6 +216,7 @@ class Rows:
         self._rows[key] = row if known is None else known.plus(row)
 
     def __call__(self) -> tuple[Row, ...]:
+        """Return them."""
         return tuple(self._rows.values())
 
 
@@ -293,16 +294,12 @@ def _summary(rows: Iterable[Row]) -> str:
         total = total.plus(row)
         alone += row.times if row.operation else 0
     parts = [
-        _number(total.graphs, "graph"),
-        _number(total.operations, "operation"),
-        f"{_number(total.compiled, 'graph')} compiled",
+        count_text(total.graphs, "graph"),
+        count_text(total.operations, "operation"),
+        f"{count_text(total.compiled, 'graph')} compiled",
     ]
     if total.loaded:
-        parts.append(f"{_number(total.loaded, 'graph')} loaded from the compile cache")
+        parts.append(f"{count_text(total.loaded, 'graph')} loaded from the compile cache")
     if alone:
-        parts.append(f"{_number(alone, 'operation')} run at once")
+        parts.append(f"{count_text(alone, 'operation')} run at once")
     return ", ".join(parts)
-
-
-def _number(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

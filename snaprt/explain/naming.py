@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi
+from snaprt.explain.breaks import is_installed
 from snaprt.lazy.array import LazyArray
 
 #: So many arrays are looked at at most.
@@ -27,23 +28,24 @@ _NO_CONTAINERS: Final = (
 def name_of(array: jax.Array) -> str | None:
     """Return how the user's program calls an array, such as ``batch['x']``; ``None`` if unknown.
 
-    The innermost frame that holds it counts. An array that JAX made of a numpy array has the name
-    of the only numpy array of that shape and dtype in the innermost frame that has one.
+    The innermost frame that holds it counts. What no frame holds may have been made of a numpy
+    array: it has the name of the only one of its shape and dtype in the innermost frame with any.
     """
     left = _MOST_LEAVES
-    for variables in jaxapi.user_variables():
-        alike: set[str] = set()
+    alike: dict[int, str] = {}
+    for file, variables in jaxapi.user_variables():
+        if is_installed(file):
+            continue
+        has_alike = bool(alike)
         for name, leaf in _leaves(variables):
             left -= 1
             if left < 0:
-                return None
+                break
             if leaf is array or (type(leaf) is LazyArray and leaf._value is array):
                 return name
-            if isinstance(leaf, np.ndarray) and _is_alike(leaf, array):
-                alike.add(name)
-        if len(alike) == 1:
-            return alike.pop()
-    return None
+            if not has_alike and isinstance(leaf, np.ndarray) and _is_alike(leaf, array):
+                alike.setdefault(id(leaf), name)
+    return next(iter(alike.values())) if len(alike) == 1 else None
 
 
 def _is_alike(leaf: np.ndarray, array: jax.Array) -> bool:
@@ -51,13 +53,19 @@ def _is_alike(leaf: np.ndarray, array: jax.Array) -> bool:
 
 
 def _leaves(variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what variables hold: arrays, those in pytrees, and those in attributes of objects."""
+    """Yield what variables hold: arrays, then those in pytrees and in attributes of objects."""
+    containers = {}
     for name, value in variables.items():
-        if isinstance(value, _NO_CONTAINERS) or name.startswith("__"):
+        if not name.isidentifier() or isinstance(value, _NO_CONTAINERS):
             continue
+        if isinstance(value, (jax.Array, np.ndarray)):
+            yield name, value
+        else:
+            containers[name] = value
+    for name, value in containers.items():
         yield from _within(name, value)
         attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict) and not isinstance(value, jax.Array):
+        if isinstance(attributes, dict):
             for attribute, held in list(attributes.items()):
                 if not isinstance(held, _NO_CONTAINERS):
                     yield from _within(f"{name}.{attribute}", held)

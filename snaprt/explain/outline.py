@@ -51,6 +51,7 @@ class Outline:
     Attributes:
         operations: In recorded order.
         names: Their names.
+        wiring: Their wires.
         inputs: Abstract value, sharding and whether it is committed, of each.
         literals: The host scalars.
         promoted: Those that are arguments, for their values vary.
@@ -62,6 +63,7 @@ class Outline:
 
     operations: tuple[OutlinedOperation, ...]
     names: tuple[str, ...]
+    wiring: tuple[tuple[tuple[int, int], ...], ...]
     inputs: tuple[Kind, ...]
     literals: tuple[Literal, ...]
     promoted: frozenset[int]
@@ -88,14 +90,13 @@ def outline_of(compilation: Compilation) -> Outline:
     """Return the outline of a program that has been compiled."""
     program = compilation.program
     operations = tuple(
-        OutlinedOperation(
-            _name(node), node.operation.signature, node.params, node.source, wires
-        )
+        OutlinedOperation(_name(node), node.operation.signature, node.params, node.source, wires)
         for node, wires in zip(program.nodes, program.wiring, strict=True)
     )
     return Outline(
         operations=operations,
         names=tuple([one.name for one in operations]),
+        wiring=program.wiring,
         inputs=tuple([jaxapi.describe_input(array) for array in program.inputs]),
         literals=program.literals,
         promoted=compilation.promoted,
@@ -123,6 +124,7 @@ def _likeness(one: Outline, other: Outline) -> tuple[int, ...]:
     return (
         same_operations,
         start + end,
+        one.wiring == other.wiring,
         one.outputs == other.outputs,
         -sum(a != b for a, b in zip(one.inputs, other.inputs, strict=False)),
         -sum(a.key != b.key for a, b in zip(one.literals, other.literals, strict=False)),

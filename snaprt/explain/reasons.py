@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
+
 from snaprt import jaxapi
-from snaprt.explain.breaks import place_text
+from snaprt.explain.breaks import count_text, place_text
 from snaprt.explain.outline import Outline, OutlinedOperation, common_ends
 
 #: By the kind of a reason, what to write instead.
@@ -21,8 +23,8 @@ ADVICE: Final[Mapping[str, str]] = {
     "inputs": "use the same arrays at each step: an array that is used twice counts once",
     "constant": "from now on it is an argument, and compiles no more; move the constant to an "
     "array, jnp.asarray(value), made before the loop, and it never does",
-    "parameter": "a Python value decides what is recorded: move the constant to an array, as an "
-    "index of jnp.take or jax.lax.dynamic_slice; or jit what depends on it",
+    "parameter": "a Python value became a part of the program: move it to an array, as an index of "
+    "jnp.take or jax.lax.dynamic_slice; or jit what depends on it",
     "longer": "for a loop: jax.lax.scan or fori_loop, or jit the loop body and call mark_step in "
     "it; for an `if`: jnp.where or jax.lax.cond, or jit each branch",
     "branch": "choose on the device with jnp.where or jax.lax.cond, or jit each branch",
@@ -93,11 +95,7 @@ def _at(text: str, operation: OutlinedOperation | None, kind: str) -> Reason:
 
 def _inputs(before: Outline, now: Outline, name_input: NameInput) -> Iterator[Reason]:
     """Compare the inputs that both use in the operations that both begin with."""
-    start, _ = common_ends(before.names, now.names)
-    for position, operation in enumerate(now.operations[:start]):
-        if before.operations[position].wires != operation.wires:
-            start = position
-            break
+    start = min(common_ends(before.names, now.names)[0], common_ends(before.wiring, now.wiring)[0])
     used = {wire for one in now.operations[:start] for wire in one.wires}
     pairs = enumerate(zip(before.inputs, now.inputs, strict=False))
     for index, (old, new) in pairs:
@@ -148,10 +146,9 @@ def _operations(before: Outline, now: Outline) -> Iterator[Reason]:
 
 
 def _more(operations: tuple[OutlinedOperation, ...], are_more: bool) -> str:
-    count = len(operations)
-    number = "1 operation" if count == 1 else f"{count} operations"
     names = list(dict.fromkeys(one.name for one in operations))
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    number = count_text(len(operations), "operation")
     return f"{number} {'more' if are_more else 'fewer'} than last time: {shown}"
 
 
@@ -166,10 +163,7 @@ def _constants(before: Outline, now: Outline) -> Iterator[Reason]:
 
 
 def _value(value: Any) -> str:
-    for kind in (bool, int, float, complex):
-        if isinstance(value, kind):  # JAX hands over subclasses that show their dtype
-            return repr(kind(value))
-    return repr(value.item() if hasattr(value, "item") else value)
+    return repr(np.asarray(value).item())  # JAX's own scalars, as Python's, with no dtype beside
 
 
 def _outputs(before: Outline, now: Outline) -> Iterator[Reason]:
@@ -190,15 +184,22 @@ def _parameters(before: Outline, now: Outline) -> Iterator[Reason]:
         if change is None:
             yield _at(f"JAX's settings changed before {new.name}", new, "settings")
         else:
-            yield _at(f"{new.name} has {change}", new, "parameter")
+            name, text = change
+            yield _at(f"{new.name} has {text}", new, _KINDS_OF_PARAMETERS.get(name, "parameter"))
         return  # what follows from it is not worth a line
 
 
+_KINDS_OF_PARAMETERS: Final[Mapping[str, str]] = {
+    "dimension": "shape",
+    "new_sizes": "shape",
+    "precision": "settings",
+    "shape": "shape",
+}
 _LONGEST_VALUE: Final = 60
 
 
-def _parameter_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Return in words what differs between the parameters of one primitive."""
+def _parameter_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the name of a parameter of a primitive that differs, and how, in words."""
     for name, value in new.items():
         was = old.get(name)
         if _is_jaxpr(was) and _is_jaxpr(value):
@@ -206,7 +207,7 @@ def _parameter_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | N
             if inside is not None:
                 return inside
         elif not _same(was, value):
-            return f"another {name}: {_short(was)}, then {_short(value)},"
+            return name, f"other {name}: {_short(was)}, then {_short(value)},"
     return None
 
 
@@ -226,26 +227,27 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-def _jaxpr_change(old: Any, new: Any) -> str | None:
-    """Return in words what differs between two traced functions."""
+def _jaxpr_change(old: Any, new: Any) -> tuple[str, str] | None:
+    """Return the name of a parameter that differs in two traced functions, and how, in words."""
     before, now = (getattr(one, "jaxpr", one).eqns for one in (old, new))
     names = [[equation.primitive.name for equation in one] for one in (before, now)]
     if names[0] != names[1]:
         start, _ = common_ends(*names)
         was, became = (one[start] if start < len(one) else "its end" for one in names)
-        return f"another function inside: instead of {was} comes {became},"
+        return "", f"another function inside: instead of {was} comes {became},"
     for one, other in zip(before, now, strict=True):
         for a, b in zip(one.invars, other.invars, strict=True):
-            if isinstance(a, jaxapi.JaxprLiteral) and isinstance(b, jaxapi.JaxprLiteral):
-                if not _same(a.val, b.val):
-                    values = f"{_value(a.val)}, then {_value(b.val)}"
-                    return f"a constant inside that varies: {values}, of {other.primitive.name},"
+            are_constants = all(isinstance(atom, jaxapi.JaxprLiteral) for atom in (a, b))
+            if are_constants and not _same(a.val, b.val):
+                values = f"{_value(a.val)}, then {_value(b.val)}, of {other.primitive.name}"
+                return "", f"a constant inside that varies: {values},"
         inside = _parameter_change(one.params, other.params)
         if inside is not None:
-            return f"inside, for {other.primitive.name}, {inside}"
+            name, text = inside
+            return name, f"inside, for {other.primitive.name}, {text}"
     consts = zip(getattr(old, "consts", ()), getattr(new, "consts", ()), strict=False)
     if any(a is not b for a, b in consts):
-        return "another function inside, which closes over other arrays,"
+        return "", "another function inside, which closes over other arrays,"
     return None
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from snaprt import jaxapi, settings
-from snaprt.explain.breaks import place_text, users_place
+from snaprt.explain.breaks import count_text, place_text, users_place
 from snaprt.explain.naming import name_of
 from snaprt.explain.outline import Outline, nearest, outline_of
 from snaprt.explain.reasons import Reason, reasons
@@ -201,15 +201,15 @@ class CompilationProfiler:
 
     def report(self) -> str:
         """Return in words what was compiled at each place, and why again."""
-        loaded = sum(event.from_cache for event in self.events)
-        seconds = sum(event.seconds for event in self.events)
-        lines = [
-            f"{len(self.events)} programs, {len(self.recompilations)} of them not the first of "
-            f"their place; {loaded} loaded from the compile cache; {seconds:.2f} s"
-        ]
         by_place: dict[Any, list[CompilationEvent]] = {}
         for event in self.events:
             by_place.setdefault((event.cause, event.stack), []).append(event)
+        loaded = sum(event.from_cache for event in self.events)
+        lines = [
+            f"{count_text(len(self.events), 'program')} at {count_text(len(by_place), 'place')}, "
+            f"{len(self.events) - loaded} compiled, {loaded} loaded from the compile cache, in "
+            f"{sum(event.seconds for event in self.events):.2f} s"
+        ]
         for events in by_place.values():
             lines += ["", f"{place_text(events[0].place)} ({events[0].cause})"]
             lines += [line for event in events for line in _event_lines(event)]
@@ -218,7 +218,8 @@ class CompilationProfiler:
 
 def _event_lines(event: CompilationEvent) -> list[str]:
     how = "loaded" if event.from_cache else "compiled"
-    start = f"  step {event.step}: {event.operations} operations, {how} in {event.seconds:.2f} s"
+    operations = count_text(event.operations, "operation")
+    start = f"  step {event.step}: {operations}, {how} in {event.seconds:.2f} s"
     if not event.reasons:
         return [f"{start}, the first here"]
     return [start, *(f"    {line}" for line in _reason_lines(event))]
