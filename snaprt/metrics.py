@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -139,6 +140,35 @@ def counter_add(name: str, value: int = 1) -> None:
         counts[name] = value
 
 
+class FinalizerCounter:
+    """A counter for what is done so often, as when objects go, that a call of Python is too much.
+
+    Attributes:
+        add: Adds one; takes no argument, and can be the ``__del__`` of a class.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._next = itertools.count().__next__
+        self._not_counted = 0
+        self.add: Callable[[], int] = self._next
+        _finalizer_counters.append(self)
+
+    def add_to(self, totals: dict[str, int]) -> None:
+        """Add the number to ``totals``, unless it is 0; the caller holds the lock."""
+        number = self._next() - self._not_counted
+        self._not_counted += 1
+        if number:
+            totals[self._name] = totals.get(self._name, 0) + number
+
+    def clear(self) -> None:
+        """Begin at 0 again; the caller holds the lock."""
+        self._not_counted = self._next() + 1
+
+
+_finalizer_counters: list[FinalizerCounter] = []
+
+
 def counters_add(counts: Iterable[tuple[str, int]]) -> None:
     """Add to each counter that is named its number."""
     totals = _here.counts
@@ -215,6 +245,8 @@ def clear_all() -> None:
         _ended_threads_counts.clear()
         for _, counts in _thread_counts:
             counts.clear()
+        for counter in _finalizer_counters:
+            counter.clear()
 
 
 def current() -> Metrics:
@@ -239,6 +271,8 @@ def _counters() -> dict[str, int]:
             # The copy is one step of the interpreter: its thread may be adding names meanwhile.
             for name, value in counts.copy().items():
                 totals[name] = totals.get(name, 0) + value
+        for counter in _finalizer_counters:
+            counter.add_to(totals)
     return totals
 
 

@@ -39,6 +39,7 @@ class Part:
             result of that number of an earlier part.
         literals: The numbers of its literals in the recording.
         numbers: The number of the result that each output is.
+        takers: Which of the arrays that are alive takes each output; -1 where none does.
         outputs: The position and index of each output.
         placement: Where it runs.
         donatable: The inputs that an output could take the memory of.
@@ -51,6 +52,7 @@ class Part:
     sources: tuple[int, ...]
     literals: tuple[int, ...]
     numbers: tuple[int, ...]
+    takers: tuple[int, ...]
     outputs: tuple[tuple[int, int], ...]
     placement: Placement
     donatable: tuple[int, ...] = ()
@@ -67,7 +69,9 @@ class Part:
             Pairs of ``xla::NAME``, the counter's name, and the number.
         """
         if self._primitives is None:
-            names = (name for n in self.nodes for name in jaxapi.names_within(n.primitive, n.params))
+            names = (
+                name for n in self.nodes for name in jaxapi.names_within(n.primitive, n.params)
+            )
             self._primitives = tuple(Counter(f"xla::{name}" for name in names).items())
         return self._primitives
 
@@ -163,7 +167,7 @@ class Plan:
 def plan(
     recording: Recording,
     targets: Iterable[int],
-    alive: Iterable[int],
+    alive: Sequence[int],
     *,
     by_operation: bool = False,
     places: bool = False,
@@ -192,7 +196,8 @@ def plan(
         wanted.update([w for w in point.wires or () if type(w) is int and w in produced])
     kept = set(wanted)
     split = _split_by_operation if by_operation else _split_by_placement
-    parts = [_part(part, wanted, recording) for part in split(nodes, wanted) if part]
+    takers = {number: taker for taker, number in enumerate(alive)}
+    parts = [_part(part, wanted, takers, recording) for part in split(nodes, wanted) if part]
     for part in reversed(parts):
         used = {wire for wire in part.sources if wire >= 0}
         part.spent = tuple(used - kept)
@@ -251,7 +256,9 @@ def _pending_wires(node: Point, producers: Mapping[int, Point]) -> list[int]:
     return [w for w in node.wires or () if type(w) is int and w in producers]
 
 
-def _part(nodes: Sequence[Point], wanted: set[int], recording: Recording) -> Part:
+def _part(
+    nodes: Sequence[Point], wanted: set[int], takers: Mapping[int, int], recording: Recording
+) -> Part:
     where = {
         result.number: (position, result.index)
         for position, node in enumerate(nodes)
@@ -279,6 +286,7 @@ def _part(nodes: Sequence[Point], wanted: set[int], recording: Recording) -> Par
         sources=tuple(sources),
         literals=tuple(literals),
         numbers=numbers,
+        takers=tuple([takers.get(number, -1) for number in numbers]),
         outputs=tuple([where[number] for number in numbers]),
         placement=committed[0] if committed else nodes[0].placement,
         donatable=_donatable(nodes, tuple(sources), numbers, recording),

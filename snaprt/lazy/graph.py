@@ -107,7 +107,7 @@ class Structure:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)  # not frozen: that makes it thrice as slow, once a step
 class Program:
     """A part of a graph, cut out to be compiled and run as one XLA program.
 

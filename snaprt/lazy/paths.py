@@ -89,10 +89,11 @@ class Shortcut:
         target: The point after the call.
         literals: The host scalars that it recorded.
         results: What becomes a lazy array, or the number of the operand that is returned itself.
+        returns_operands: Whether it returns an operand itself.
         build: Makes the value of the call out of those; ``None`` if it is the only one.
     """
 
-    __slots__ = ("build", "literals", "results", "target")
+    __slots__ = ("build", "literals", "results", "returns_operands", "target")
 
     def __init__(
         self,
@@ -104,6 +105,7 @@ class Shortcut:
         self.target = target
         self.literals = literals
         self.results = results
+        self.returns_operands = any(type(result) is int for result in results)
         self.build = build
 
 
@@ -122,13 +124,14 @@ class Point:
         effectful: How many operations with effects do.
         latest: The point that a recording went on to last time.
         after: The points that recordings have gone on to.
+        after_inputs: Those that they have gone on to by many inputs at once, and the bytes.
         shortcuts: Where whole calls lead.
         plans: What was run where a recording was cut here.
     """
 
     __slots__ = (
         *("before", "depth", "inputs", "literals", "count", "effectful"),
-        *("latest", "after", "shortcuts", "plans"),
+        *("latest", "after", "after_inputs", "shortcuts", "plans"),
         *("operation", "primitive", "params", "parameters", "context", "context_number"),
         *("source", "place", "wires", "results", "placement", "effects"),
     )
@@ -160,6 +163,7 @@ class Point:
         self.results = ()
         self.latest: Point | None = None
         self.after: dict[Any, Point] = {}
+        self.after_inputs: dict[tuple[InputKind, ...], tuple[Point, int]] = {}
         self.shortcuts: dict[Any, Shortcut] = {}
         self.plans: dict[Any, Any] = {}
 
@@ -170,6 +174,16 @@ class Point:
             point = self.after[kind] = Point(self)
             point.inputs += 1
         return point
+
+    def with_inputs(self, kinds: tuple[InputKind, ...]) -> tuple[Point, int]:
+        """Return the point after meeting new inputs of these kinds, and their bytes."""
+        found = self.after_inputs.get(kinds)
+        if found is None:
+            point = self
+            for kind in kinds:
+                point = point.with_input(kind)
+            found = self.after_inputs[kinds] = point, sum(kind.nbytes for kind in kinds)
+        return found
 
     def with_operation(
         self,

@@ -182,7 +182,8 @@ def _run(
         return
     watch = begin_watch(watchers(), cause, steps_ended(), found)
     metrics.metric_add("LazyTracing", trace.recording_time)
-    progress = _Progress(by_operation, names_operations=modes.notes_places)
+    is_all = found.complete and len(found.parts) == 1
+    progress = _Progress(is_all, by_operation, names_operations=modes.notes_places)
     if trace.recording_time:
         operations = sum(len(part.nodes) for part in found.parts)
         progress.recording_time = trace.recording_time / operations
@@ -190,18 +191,17 @@ def _run(
     if by_operation and cause != "eager":
         counter = "SyncTensorsOpByOp" if at_step else "GetTensorsOpByOp"
         metrics.counter_add(counter, len(found.parts))
-    by_number = dict(zip(numbers, alive, strict=True))
     complete = False
-    withheld = _withholds_donation()
-    donate = found.complete and len(found.parts) == 1 and not withheld
+    withheld = any(part.donatable for part in found.parts) and _withholds_donation()
+    donate = progress.is_all and not withheld
     try:
         with jaxapi.evaluating():
             for part in found.parts:
                 program = part.program(recording, progress.values, donate)
-                _run_part(part, program, by_number, progress, cause, withheld, watch)
+                _run_part(part, program, alive, progress, cause, withheld, watch)
                 for number in part.spent:
                     del progress.values[number]
-                if not found.complete or len(found.parts) > 1:
+                if not progress.is_all:
                     progress.done.update(part.nodes)
         complete = found.complete
     finally:
@@ -219,14 +219,16 @@ class _Progress:
     """How a cut runs, and what it has come to.
 
     Attributes:
+        is_all: Whether all that is pending runs as one program.
         by_operation: Whether each program is one operation, which is waited for.
         names_operations: Whether errors name the operations of the program that failed.
-        values: What was computed, by the number of the result.
+        values: What was computed, by the number of the result, for what runs later.
         done: The operations that were run, in vain or not.
         failed: The results that will never be there, and why.
         recording_time: Nanoseconds that recording took for each operation that is run.
     """
 
+    is_all: bool
     by_operation: bool
     names_operations: bool
     values: dict[int, tuple[jax.Array, DataHandle]] = field(default_factory=dict)
@@ -238,7 +240,7 @@ class _Progress:
 def _run_part(
     part: Part,
     program: Program,
-    arrays: dict[int, LazyArray],
+    alive: Sequence[LazyArray],
     progress: _Progress,
     cause: str,
     withheld: bool,
@@ -280,17 +282,15 @@ def _run_part(
         watch.ran(results)
     metrics.counter_add("CreateDataHandles", len(part.numbers))
     kinds = part.kinds_of(executable.number)
-    for index, (number, value) in enumerate(zip(part.numbers, results, strict=True)):
+    for index, (taker, value) in enumerate(zip(part.takers, results, strict=True)):
         handle = DataHandle(kinds, index)
-        progress.values[number] = value, handle
-        array = arrays.get(number)
-        if array is not None:
-            array.settle(value, handle, executable)
+        if taker >= 0:
+            alive[taker].settle(value, handle, executable)
+        if not progress.is_all:
+            progress.values[part.numbers[index]] = value, handle
 
 
-def _executable_for(
-    program: Program, withheld: bool, cause: str, watch: Watch | None
-) -> Ready:
+def _executable_for(program: Program, withheld: bool, cause: str, watch: Watch | None) -> Ready:
     """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
     is_watched = process_recorder().wants_flag()
 
