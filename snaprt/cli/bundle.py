@@ -222,7 +222,8 @@ def _describe(
 def _add_files(
     bundle: BundleFile, folder: Path, hides: Hiding
 ) -> tuple[list[_Member], list[_LeftOut]]:
-    members, left_out = [], []
+    members: list[_Member] = []
+    left_out: list[_LeftOut] = []
     with tempfile.TemporaryDirectory(dir=folder, prefix=".scratch-") as scratch:
         found = {
             hides.text(path.relative_to(folder).as_posix()): path

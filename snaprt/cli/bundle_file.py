@@ -106,12 +106,12 @@ def prepared(path: Path, hiding: Hiding, scratch: Path) -> BinaryIO | None:
         if _is_binary(start) and path.suffix not in _TEXT:
             content = file.read()
             return None if hiding.hides_in(content) else io.BytesIO(content)
-        shown = tempfile.SpooledTemporaryFile(_MOST_IN_MEMORY, dir=scratch)  # noqa: SIM115
+        shown = tempfile.SpooledTemporaryFile(_MOST_IN_MEMORY, dir=str(scratch))  # noqa: SIM115
         for line in file:
             text = line.decode("utf-8", "surrogateescape")
             shown.write(hiding.text(text).encode("utf-8", "surrogateescape"))
     shown.seek(0)
-    return shown  # type: ignore[return-value]
+    return shown
 
 
 def _is_binary(start: bytes) -> bool:

@@ -100,8 +100,13 @@ class Hiding:
         return shown
 
 
-def hiding(variables: Mapping[str, str]) -> Hiding:
-    """Return what is to be hidden where a program ran with these environment variables."""
+def hiding(variables: Mapping[str, str], host: str = "") -> Hiding:
+    """Return what is to be hidden where a program ran with these environment variables.
+
+    Args:
+        variables: The variables.
+        host: The name of the machine; by default what it calls itself.
+    """
     rules: dict[re.Pattern[str], str] = {}
     for secret, name in _secrets(variables):
         rules[re.compile(re.escape(secret))] = f"(hidden: {re.sub(r'[^A-Za-z0-9_]', '_', name)})"
@@ -114,7 +119,7 @@ def hiding(variables: Mapping[str, str]) -> Hiding:
             start = r"(?<![\w.-])" if home.count("/") == 1 else ""
             rules[re.compile(rf"{start}{re.escape(home)}(?!\w)")] = "~"
     users = {Path(home).name for home in homes} | {variables.get("USER", ""), _user()}
-    host = socket.gethostname()
+    host = host or socket.gethostname()
     for names, shown in ((users, "(user)"), ({host, host.partition(".")[0]}, "(host)")):
         for name in sorted(names, key=len, reverse=True):
             if len(name) >= _SHORTEST_NAME and name.lower() not in _NOBODYS_NAMES:

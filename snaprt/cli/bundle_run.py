@@ -38,7 +38,8 @@ _PIECE: Final = 1 << 16
 
 _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _WAITED_FOR: Final = (*_PASSED_ON, signal.SIGCHLD, signal.SIGWINCH)
-_SENT_BY_KERNEL: Final = 0x80  # SI_KERNEL of Linux
+# SI_KERNEL of Linux, the system that has sigtimedwait.
+_SENT_BY_KERNEL: Final = 0x80
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ def _next_signal() -> tuple[int, bool]:
 
     There may be none, numbered 0, where another thread has got the one that the program ended.
     """
-    if sys.platform == "linux":
+    if hasattr(signal, "sigtimedwait"):
         found = signal.sigtimedwait(_WAITED_FOR, _LOOK_SECONDS)
         return (0, False) if found is None else (found.si_signo, found.si_code == _SENT_BY_KERNEL)
     return signal.sigwait(_WAITED_FOR), os.isatty(0)
