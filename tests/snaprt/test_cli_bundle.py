@@ -39,10 +39,12 @@ with snaprt.lazy():
 print("to stderr", file=sys.stderr)
 sys.exit(5)
 """
-INTERRUPTED = """
+INTERRUPTED = r"""
 import sys, time
 try:
-    print(f"terminals: {sys.stdout.isatty()} {sys.stderr.isatty()}, begun", flush=True)
+    # In one piece: the interrupt may come as soon as it is there.
+    sys.stdout.write(f"terminals: {sys.stdout.isatty()} {sys.stderr.isatty()}, begun\n")
+    sys.stdout.flush()
     time.sleep(60)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
