@@ -77,9 +77,11 @@ def test_import_snaprt_does_not_import(unwanted, modules_after_import_snaprt):
 
 def test_the_public_names_are_these():
     assert snaprt.__all__ == [
+        "CompilationProfiler",
         "CompileError",
         "DeviceError",
         "ExecutionError",
+        "GraphBreakError",
         "SnaprtError",
         "SnapshotError",
         "UsageError",
@@ -89,6 +91,7 @@ def test_the_public_names_are_these():
         "dump_now",
         "eager_mode",
         "enable",
+        "explain",
         "fork_rng",
         "get_rng_state",
         "get_xla_supported_devices",
@@ -134,7 +137,8 @@ def test_type_checkers_see_the_names_that_are_loaded_at_first_use():
     loaded = {
         name: where if ":" in where else f"snaprt:{name}" for name, where in snaprt._WHERE.items()
     }
-    assert seen == {**loaded, "lazy": "snaprt.lazy.scope:lazy"}
+    callable_packages = {"explain": "snaprt.explain.call:explain", "lazy": "snaprt.lazy.scope:lazy"}
+    assert seen == {**loaded, **callable_packages}
 
 
 @pytest.mark.parametrize(
