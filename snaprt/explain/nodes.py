@@ -215,6 +215,8 @@ def _attribute(value: Any) -> str:
         return _operations_inside(value)
     if type(value).__name__ == "PRNGImpl":  # made of functions that its name stands for
         return str(value.name)
+    if isinstance(value, np.dtype):
+        return value.name
     text = value if isinstance(value, str) else _ADDRESS.sub("", repr(value))
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST_ATTRIBUTE else f"{text[:_LONGEST_ATTRIBUTE]}..."

@@ -115,7 +115,7 @@ class TraceFolder(Watcher):
             else:
                 _write(folder / form.file, text)
         graph.drawing = self._drawing(nodes)
-        _write(folder / ANALYSIS, json.dumps(graph.to_json(), indent=1) + "\n")
+        _write(folder / ANALYSIS, json.dumps(graph.to_json(), indent=1))
 
     def _drawing(self, nodes: Sequence[ShownNode]) -> str:
         number = len(self._graphs)
@@ -135,7 +135,7 @@ class TraceFolder(Watcher):
             return
         try:
             for graph in self._graphs.values():
-                text = json.dumps(graph.to_json(), indent=1) + "\n"
+                text = json.dumps(graph.to_json(), indent=1)
                 _write(self.folder / graph.folder / ANALYSIS, text)
             _write(self.folder / INDEX, page(list(self._graphs.values()), self._turns))
         except OSError as error:
@@ -187,5 +187,5 @@ def _is_first_in(folder: Path, index: str) -> bool:
 def _write(path: Path, text: str) -> None:
     """Write a file, which appears whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    temporary.write_text(text.rstrip("\n") + "\n", encoding="utf-8", errors="backslashreplace")
     temporary.replace(path)
