@@ -288,7 +288,7 @@ def metrics_report(metrics: Metrics | None = None) -> str:
 def short_metrics_report(
     counter_names: Iterable[str] | None = None, metric_names: Iterable[str] | None = None
 ) -> str:
-    """Return the report of the named counters and metrics, and of every host read.
+    """Return the report of the named counters and metrics, and of what cut graphs on the host.
 
     Args:
         counter_names: By default ``SHORT_COUNTERS``.

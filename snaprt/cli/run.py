@@ -138,8 +138,8 @@ def command(
     With SNAPRT_JAX_CACHE=1 its jax.jit compiles through the compile cache.
     With --lazy, its main thread runs lazily from its own `import jax` on; JAX_... variables and
     XLA_FLAGS that it sets count as under python.
-    With --explain, a table at the end says for each line that cut graphs why, how often, and what to
-    write instead (docs/explain.md).
+    With --explain, a table at the end says for each line that cut graphs why and how often, and
+    what to write instead (docs/explain.md).
     With --record, calls of what jax.jit returned are recorded in every thread; --when and
     --keep-last mean the same where the program does not run lazily.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ from snaprt.lazy.modes import current_modes
 _log = logging.getLogger("snaprt.explain")
 
 #: The causes of cuts that run all that is pending; all others read a value.
-AT_STEPS: Final = frozenset({"graph_size", "mark_step"})
+_AT_STEPS: Final = frozenset({"graph_size", "mark_step"})
 
 #: How many of a place's programs a new one may be compared with.
 _MOST_OUTLINES: Final = 8
@@ -81,31 +80,30 @@ class _History(Watcher):
         self._sites: OrderedDict[Any, _Site] = OrderedDict()
         self._operations = 0
         self._lock = threading.Lock()
-        self.listeners: tuple[Callable[[CompilationEvent], None], ...] = ()
+        self._listening: tuple[list[CompilationEvent], ...] = ()
 
     def compiled(self, compilation: Compilation) -> None:
         """Remember a program; tell why it had to be made, if that is wanted."""
+        limit = settings.get("SNAPRT_RECOMPILE_LIMIT")
         try:
-            self._remember(compilation)
+            self._remember(compilation, limit)
         except Exception as error:  # no program may fail because it could not be explained
             _log.info("a compilation could not be explained: %r", error)
 
-    def listen(self, take: Callable[[CompilationEvent], None]) -> None:
-        """Hand events to ``take`` from here on."""
+    def listen(self, events: list[CompilationEvent]) -> None:
+        """Append what happens to ``events`` from here on."""
         with self._lock:
-            self.listeners = (*self.listeners, take)
+            self._listening = (*self._listening, events)
 
-    def leave(self, take: Callable[[CompilationEvent], None]) -> None:
-        """Hand it no more."""
+    def leave(self, events: list[CompilationEvent]) -> None:
+        """Append to it no more."""
         with self._lock:
-            self.listeners = tuple(one for one in self.listeners if one != take)
+            self._listening = tuple(one for one in self._listening if one is not events)
 
-    def _remember(self, compilation: Compilation) -> None:
+    def _remember(self, compilation: Compilation, limit: int) -> None:
         cut = compilation.cut
-        at_step = cut.cause in AT_STEPS
-        if current_modes().by_operation(at_step=at_step):  # each operation is a program
-            return
-        limit = settings.get("SNAPRT_RECOMPILE_LIMIT")
+        if current_modes().by_operation(at_step=cut.cause in _AT_STEPS):
+            return  # each operation is a program
         with self._lock:
             site = self._site((cut.cause, cut.stack, compilation.program.placement))
             site.programs += 1
@@ -116,13 +114,13 @@ class _History(Watcher):
             if len(earlier) == _MOST_OUTLINES:
                 self._operations -= len(earlier[0].operations)
             self._forget()
-            listeners = self.listeners
+            listening = self._listening
         is_at_limit = bool(limit) and number == limit + 1
-        if not listeners and not is_at_limit:
+        if not listening and not is_at_limit:
             return
         event = _event(compilation, outline, earlier, number)
-        for take in listeners:
-            take(event)
+        for events in listening:
+            events.append(event)
         if is_at_limit:
             _warn(event)
 
@@ -188,11 +186,11 @@ class CompilationProfiler:
         self.events: list[CompilationEvent] = []
 
     def __enter__(self) -> CompilationProfiler:
-        history.listen(self.events.append)
+        history.listen(self.events)
         return self
 
     def __exit__(self, *error: object) -> None:
-        history.leave(self.events.append)
+        history.leave(self.events)
 
     @property
     def recompilations(self) -> tuple[CompilationEvent, ...]:
