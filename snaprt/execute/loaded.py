@@ -84,9 +84,9 @@ class _Variants:
         self.missed = 0
 
 
-# By whether they have a flag that tells of NaN, what they compute in narrower types, and by their
-# structure.
-_families: OrderedDict[tuple[bool, tuple[Narrowing, ...], Structure], _Family] = OrderedDict()
+# By whether they have a flag that tells of NaN, whether literals are constants, what they compute
+# in narrower types, and by their structure.
+_families: OrderedDict[tuple[bool, bool, tuple[Narrowing, ...], Structure], _Family] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -96,6 +96,7 @@ def executable_for(
     *,
     is_watched: bool,
     exactly: bool,
+    constants: bool = True,
 ) -> Ready:
     """Return the executable of ``program``, which is compiled if this process has none.
 
@@ -108,13 +109,16 @@ def executable_for(
         compile_it: Compiles a program, with some of its literals as arguments.
         is_watched: Whether the executable has a flag; see `snaprt.execute.watch`.
         exactly: Whether it must take the memory of what ``program`` donates, neither more nor less.
+        constants: Whether a literal may be a constant. Eager JAX passes it as an argument, and what
+            XLA makes of a constant can differ from that in the last bits.
     """
     literals = tuple([literal.key for literal in program.literals])
-    key = (is_watched, narrowings(), program.structure)
+    key = (is_watched, constants, narrowings(), program.structure)
     with _lock:
         family = _families.get(key)
         if family is None:
-            family = _families[key] = _Family(literals=literals)
+            arguments_from_start = frozenset() if constants else frozenset(range(len(literals)))
+            family = _families[key] = _Family(arguments_from_start, literals)
             if len(_families) > MAX_PROGRAMS:
                 _families.popitem(last=False)
         else:

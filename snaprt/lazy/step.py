@@ -249,7 +249,8 @@ def _run_part(
     """Compile and run one program of a cut, and hand out the results."""
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
     metrics.counters_add(part.primitives())
-    ready = _executable_for(program, withheld, cause, watch)
+    constants = not progress.by_operation
+    ready = _executable_for(program, withheld, cause, watch, constants=constants)
     executable, arguments = ready.executable, ready.arguments
     if progress.recording_time:
         executable.times.recorded(progress.recording_time * len(program.nodes))
@@ -290,7 +291,9 @@ def _run_part(
             progress.values[part.numbers[index]] = value, handle
 
 
-def _executable_for(program: Program, withheld: bool, cause: str, watch: Watch | None) -> Ready:
+def _executable_for(
+    program: Program, withheld: bool, cause: str, watch: Watch | None, *, constants: bool
+) -> Ready:
     """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
     is_watched = process_recorder().wants_flag()
 
@@ -313,7 +316,9 @@ def _executable_for(program: Program, withheld: bool, cause: str, watch: Watch |
             metrics.metric_add("EagerOpCompileTime", 1e9 * seconds)
         return executable
 
-    ready = executable_for(program, compile_it, is_watched=is_watched, exactly=withheld)
+    ready = executable_for(
+        program, compile_it, is_watched=is_watched, exactly=withheld, constants=constants
+    )
     if not ready.executable.is_collected:
         is_compiled = ready.is_new and not ready.executable.from_cache
         metrics.counter_add("UncachedCompile" if is_compiled else "CachedCompile")

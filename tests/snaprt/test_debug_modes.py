@@ -150,7 +150,12 @@ def test_with_hlo_debug_snapshots_have_the_stack_however_deep_it_is(monkeypatch,
     assert text.count("callsite(") >= 150
 
 
-@pytest.mark.parametrize("program", [model, jax.grad(model), first, lambda x: [x[1:], (x, x * 2)]])
+def scalars(x):
+    positive = x + 1.5
+    return [x[1:], (x, x / 3.7), positive**0.3, jnp.power(positive, 2.5), x * 0.1 + 0.1]
+
+
+@pytest.mark.parametrize("program", [model, jax.grad(model), first, scalars])
 @pytest.mark.usefixtures("no_persistent_cache")
 def test_operation_by_operation_results_are_those_of_eager_jax(monkeypatch, program):
     expected = jax.tree.leaves(program(X))
@@ -270,6 +275,16 @@ def test_eager_mode_can_be_turned_on_and_off_by_the_program(monkeypatch):
     np.testing.assert_array_equal(at_once, X * 2 + 1)
     snaprt.eager_mode(None)
     assert snaprt.is_eager_mode()
+
+
+@pytest.mark.usefixtures("no_persistent_cache")
+def test_in_eager_mode_another_scalar_needs_no_other_program(monkeypatch):
+    monkeypatch.setenv("XLA_USE_EAGER_DEBUG_MODE", "1")
+    ones = jnp.ones((2, 7))
+    with snaprt.lazy(), counting() as counts:
+        for scale in (0.25, 0.5, 0.75):
+            np.testing.assert_array_equal(ones * scale, np.full((2, 7), scale, np.float32))
+    assert counts.compiled == 1
 
 
 EAGER = """
