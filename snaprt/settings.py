@@ -85,7 +85,7 @@ def _limit(text: str) -> int | None:
     return parse_size(text) or None
 
 
-def _rank(text: str) -> int | None:
+def _number(text: str) -> int | None:
     return int(text) if text.strip().isdecimal() else None
 
 
@@ -140,7 +140,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "LOCAL_RANK",
-        _rank,
+        _number,
         allowed="a number, 0 or more; any other text counts as not set",
         default=None,
         default_text="the first of its machine",
@@ -212,7 +212,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "RANK",
-        _rank,
+        _number,
         allowed="a number, 0 or more; any other text counts as not set",
         default=None,
         default_text="`jax.process_index()`",
@@ -492,8 +492,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "TF_CPP_MIN_LOG_LEVEL",
-        _count,
-        allowed="a number, 0 to 3",
+        _number,
+        allowed="a number, 0 to 3; any other text counts as not set",
         default=None,
         default_text="no log of snaprt's, unless TF_CPP_VMODULE asks",
         help="0 logs when each compilation begins and ends; 1 to 3 leave it to Python's logging.",
