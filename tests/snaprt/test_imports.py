@@ -87,6 +87,7 @@ def test_the_public_names_are_these():
         "UsageError",
         "__version__",
         "add_step_closure",
+        "compile_times",
         "disable",
         "dump_now",
         "eager_mode",
