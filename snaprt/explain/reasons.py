@@ -15,6 +15,11 @@ from snaprt import jaxapi
 from snaprt.explain.breaks import count_text, place_text
 from snaprt.explain.outline import Outline, OutlinedOperation, common_ends
 
+_LOOP: Final = (
+    "for a loop: jax.lax.scan or fori_loop, or jit the loop body and call mark_step in it; "
+    "for an `if`: jnp.where or jax.lax.cond, or jit each branch"
+)
+
 #: By the kind of a reason, what to write instead.
 ADVICE: Final[Mapping[str, str]] = {
     "shape": "pad it to one shape, or to one of a few; or leave out a last batch that is not full",
@@ -25,8 +30,8 @@ ADVICE: Final[Mapping[str, str]] = {
     "array, jnp.asarray(value), made before the loop, and it never does",
     "parameter": "a Python value became a part of the program: move it to an array, as an index of "
     "jnp.take or jax.lax.dynamic_slice; or jit what depends on it",
-    "longer": "for a loop: jax.lax.scan or fori_loop, or jit the loop body and call mark_step in "
-    "it; for an `if`: jnp.where or jax.lax.cond, or jit each branch",
+    "longer": _LOOP,
+    "shorter": f"nothing, if a first step alone does them, as to make parameters; else {_LOOP}",
     "branch": "choose on the device with jnp.where or jax.lax.cond, or jit each branch",
     "outputs": "hold the same arrays at each cut: make variables before the loop, del what is left",
     "donation": "hold or let go of the same arrays at each step",
@@ -138,18 +143,19 @@ def _operations(before: Outline, now: Outline) -> Iterator[Reason]:
     start, end = common_ends(before.names, now.names)
     gone = before.operations[start : len(before.names) - end]
     come = now.operations[start : len(now.names) - end]
-    if not gone or not come:
-        yield _at(_more(come or gone, bool(come)), (come or gone)[0], "longer")
+    if come and not gone:
+        yield _at(f"{_operations_text(come)} more than last time", come[0], "longer")
+    elif gone and not come:
+        yield _at(f"{_operations_text(gone)} fewer than last time", gone[0], "shorter")
     else:
         was = _at(f"{gone[0].name}", gone[0], "branch").text
         yield _at(f"another branch: instead of {was} came {come[0].name}", come[0], "branch")
 
 
-def _more(operations: tuple[OutlinedOperation, ...], are_more: bool) -> str:
+def _operations_text(operations: tuple[OutlinedOperation, ...]) -> str:
     names = list(dict.fromkeys(one.name for one in operations))
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    number = count_text(len(operations), "operation")
-    return f"{number} {'more' if are_more else 'fewer'} than last time: {shown}"
+    return f"{count_text(len(operations), 'operation')} ({shown})"
 
 
 def _constants(before: Outline, now: Outline) -> Iterator[Reason]:
