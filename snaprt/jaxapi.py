@@ -2200,7 +2200,7 @@ def element_of_type(kind: Any) -> str | None:
 
 
 def with_element(kind: Any, element: str) -> Any:
-    """Return an MLIR tensor type with another element type, one of ``bf16``, ``i32``, ``ui32``."""
+    """Return an MLIR tensor type with another element type, such as ``bf16``."""
     return ir.RankedTensorType.get(kind.shape, ir.Type.parse(element), kind.encoding)
 
 
@@ -2228,6 +2228,21 @@ def convert_result(value: Any, kind: Any, where: Any) -> None:
     with where:
         converted = stablehlo.convert(kind, value, loc=value.location)
     value.replace_all_uses_except(converted, converted.owner.operation)
+
+
+def integer_of_constant(operation: Any) -> int | None:
+    """Return the number that all elements of an MLIR constant are; None where they are no such."""
+    if not isinstance(operation.results[0].type.element_type, ir.IntegerType):
+        return None  # jaxlib cannot read complex ones
+    value: Any = operation.attributes["value"]
+    return int(ir.IntegerAttr(value.get_splat_value()).value) if value.is_splat else None
+
+
+def set_constant(operation: Any, number: int) -> None:
+    """Let all elements of an MLIR constant be another number."""
+    kind = operation.results[0].type
+    element = ir.IntegerAttr.get(kind.element_type, number)
+    operation.attributes["value"] = ir.DenseElementsAttr.get_splat(kind, element)
 
 
 def after_operation(operation: Any) -> Any:

@@ -5,8 +5,9 @@ It must not draw numbers: that is for who gets a key.
 
 from __future__ import annotations
 
+import operator
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -99,15 +100,18 @@ def get_rng_state(device: Any = None) -> RngState:
         return _stream(device).state
 
 
-def set_rng_state(state: RngState | tuple[int, int] | int, device: Any = None) -> None:
+def set_rng_state(state: Sequence[int] | int, device: Any = None) -> None:
     """Go on with the keys from ``state``.
 
     Args:
         state: What `get_rng_state` returned, or a seed.
         device: The device whose keys are meant, see `manual_seed`.
     """
-    wanted = RngState(state, 0) if isinstance(state, int) else RngState(*state)
-    stream = _Stream(wanted, device)
+    if isinstance(state, Sequence):
+        seed, drawn = state
+    else:
+        seed, drawn = operator.index(state), 0
+    stream = _Stream(RngState(seed, drawn), device)
     with _lock:
         _streams[device] = stream
 

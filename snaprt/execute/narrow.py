@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import jax
@@ -36,6 +36,8 @@ class Narrowing:
             scattering) become narrow, and not only what they take and give.
         bits: To how many bits of exponent and of mantissa results of a wide type are rounded, for
             XLA may leave out a conversion there and back.
+        limits: What stands for a constant that is the least or the largest number of a wide type,
+            where a fold begins, as a number of that type.
     """
 
     name: str
@@ -43,7 +45,8 @@ class Narrowing:
     scalars: bool
     left: frozenset[str]
     folds: bool
-    bits: Mapping[str, tuple[int, int]]
+    bits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    limits: Mapping[int, int] = field(default_factory=dict)
 
     def of(self, kind: Any) -> Any:
         """Return the narrow type that stands for a type; the type itself where none does."""
@@ -77,9 +80,9 @@ _ASKED_BY: Final = {
         "32-bit long",
         {"i64": "i32", "ui64": "ui32"},
         scalars=True,
-        left=_FOREIGN,
+        left=_FOREIGN | {"stablehlo.count_leading_zeros", "stablehlo.popcnt"},
         folds=True,
-        bits={},
+        limits={2**63 - 1: 2**31 - 1, -(2**63): -(2**31)},
     ),
 }
 _texts: Final = settings.Texts(*_ASKED_BY)
@@ -128,7 +131,7 @@ def _narrow_module(module: Any, narrowing: Narrowing) -> None:
     functions = {
         _name(one): one for one in module.body.operations if "function_type" in _attrs(one)
     }
-    kept = _keep_random(module, functions)
+    kept = _keep_as_they_are(functions, narrowing)
     for name, function in functions.items():
         if name not in kept:
             _narrow_function(function.operation, narrowing, kept, is_main=name == "main")
@@ -142,13 +145,19 @@ def _attrs(operation: Any) -> Any:
     return operation.operation.attributes
 
 
-def _keep_random(module: Any, functions: dict[str, Any]) -> frozenset[str]:
-    """Return the functions that stay as they are: those of `jax.random`, and what these call.
+def _keep_as_they_are(functions: dict[str, Any], narrowing: Narrowing) -> frozenset[str]:
+    """Return the functions that stay as they are, and what these call.
 
-    What others call as well is copied for them first.
+    They are those of `jax.random`, and those inside the program that look at the bits of what would
+    have fewer of them. What others call as well is copied for them first.
     """
     calls = {name: _callees(one.operation) for name, one in functions.items()}
-    roots = {name for name in functions if _UNNUMBERED.sub("", name) in _random_names()}
+    roots = {
+        name
+        for name, function in functions.items()
+        if _UNNUMBERED.sub("", name) in _random_names()
+        or (name != "main" and narrowing.scalars and _looks_at_bits(function.operation, narrowing))
+    }
     called = _reachable(roots, calls)
     shared = (called - roots) & _reachable({"main"}, calls, without=roots)
     copies = {name: f"{name}_kept" for name in shared}
@@ -177,6 +186,15 @@ def _callees(function: Any) -> set[str]:
         for operation in _within(function)
         if operation.name in _CALLS
     }
+
+
+def _looks_at_bits(function: Any, narrowing: Narrowing) -> bool:
+    return any(
+        jaxapi.element_of_type(one.type) in narrowing.elements
+        for operation in _within(function)
+        if operation.name == "stablehlo.bitcast_convert"
+        for one in (*operation.operands, *operation.results)
+    )
 
 
 def _reachable(
@@ -280,6 +298,10 @@ def _put_between_conversions(step: _Step, narrowing: Narrowing, *, rounded: bool
         if step.operation.operands[index].type != kind:
             bits = narrowing.bits.get(jaxapi.element_of_type(kind) or "") if rounded else None
             jaxapi.convert_operand(step.operation, index, kind, bits)
+    if step.operation.name == "stablehlo.constant":
+        limit = narrowing.limits.get(jaxapi.integer_of_constant(step.operation) or 0)
+        if limit is not None:
+            jaxapi.set_constant(step.operation, limit)
     for result in step.operation.results:
         _convert(result, narrowing, jaxapi.after_operation(step.operation))
 

@@ -121,6 +121,7 @@ CASES = {
     "cumsum": lambda x: jnp.cumsum(x, axis=0),
     "softmax": jax.nn.softmax,
     "fft": lambda x: jnp.abs(jnp.fft.rfft(x)),
+    "eig": lambda x: jnp.abs(jnp.linalg.eigvals(x[:, :4])).sum(),
     "svd": lambda x: jnp.linalg.svd(x)[1],
     "solve": lambda x: jnp.linalg.solve(x[:, :4] @ x[:, :4].T + 5 * jnp.eye(4), x),
     "cholesky": lambda x: jnp.linalg.cholesky(x @ x.T + 5 * jnp.eye(4)),
@@ -146,7 +147,7 @@ def test_what_programs_consist_of_is_computed_in_bfloat16(bf16, case):
     """Compare with the same on numbers that are bfloat16: what differs is rounding on the way."""
     function = CASES[case]
     x = jnp.asarray(X.astype(ml_dtypes.bfloat16).astype(np.float32))
-    expected = jax.tree.leaves(function(x))
+    expected = jax.tree.leaves(jax.jit(function)(x))
     with snaprt.lazy():
         found = jax.tree.leaves(function(jnp.asarray(x)))
         snaprt.mark_step()
@@ -187,12 +188,14 @@ def test_64_bit_integers_are_computed_with_32_bits(long, no_persistent_cache):
         y = jnp.sort(x * x, descending=True)[::2] + jnp.cumsum(x)[:5]
         z = jax.lax.fori_loop(0, 4, lambda i, a: a + i, y).sum()
         u = x.astype(jnp.uint64) << 3
-        text = _module(y, z, u)
+        least, largest = (x - 5).min(), (x - 20).max()  # the folds begin at limits of the type
+        text = _module(y, z, u, least, largest)
     assert y.dtype == z.dtype == jnp.int64
     expected = np.sort(np.arange(10) ** 2)[::-1][::2] + np.cumsum(np.arange(10))[:5]
     np.testing.assert_array_equal(y, expected)
     assert int(z) == expected.sum() + 30
     np.testing.assert_array_equal(u, np.arange(10, dtype=np.uint64) << 3)
+    assert (int(least), int(largest)) == (-5, -11)
     lines = [re.sub("<{.*?}>", "", line) for line in text.splitlines()]  # without attributes
     wide = [line for line in lines if re.search(r"tensor<(\w+x)?u?i64>", line)]
     allowed = ("stablehlo.constant", "stablehlo.convert", "func.func", "return", "module")
@@ -205,6 +208,17 @@ def test_what_does_not_fit_into_32_bits_wraps(long, no_persistent_cache):
         snaprt.mark_step()
     assert value.dtype == jnp.int64
     np.testing.assert_array_equal(value, [-(2**31)] * 2)
+
+
+def test_what_looks_at_bits_sees_all_of_them(long, no_persistent_cache):
+    numbers = np.array([0.3, -5.0, 1e100])
+    with snaprt.lazy():
+        mantissa, exponent = jnp.frexp(jnp.asarray(numbers))
+        zeros = jax.lax.clz(jnp.arange(3))
+        snaprt.mark_step()
+    np.testing.assert_array_equal(mantissa, np.frexp(numbers)[0])
+    np.testing.assert_array_equal(exponent, np.frexp(numbers)[1])
+    np.testing.assert_array_equal(zeros, [64, 63, 62])
 
 
 def test_random_draws_are_those_of_64_bits(long, no_persistent_cache):
