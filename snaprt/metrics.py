@@ -357,9 +357,11 @@ def load(path: str | Path) -> Metrics:
 def _save_at_exit() -> None:
     try:
         path = settings.get("SNAPRT_METRICS_FILE")
-        target = None if path is None else settings.for_rank(path)
+        if path is None:
+            return
+        target = settings.for_rank(path)
         # A process that only looks on, as `snaprt metrics` does, must not empty the file.
-        if target is not None and (_samples or _counters() or not target.exists()):
+        if _samples or _counters() or not target.exists():
             _save(target, as_text=path.suffix == ".txt")
     except SnaprtError as error:
         # The program's own work is done and its exit status stays.

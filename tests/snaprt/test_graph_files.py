@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -94,6 +95,17 @@ def test_every_execution_is_appended_in_order_a_read_too(graphs):
     assert "reduce_sum" in texts[0]
     assert "mul" in texts[1]
     assert texts[2] == texts[3]
+
+
+def test_a_graph_that_cannot_be_compiled_is_there_too(graphs):
+    with snaprt.lazy():
+        call = jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct((2,), jnp.float32))
+        y = call(jnp.ones(2))
+        with pytest.raises(snaprt.CompileError):
+            snaprt.mark_step()
+        del y
+    (block,) = blocks(graphs)
+    assert "xla::ffi_call(" in block["graph"]
 
 
 def test_hashes_are_equal_for_what_computes_the_same_alone(graphs):
