@@ -194,10 +194,10 @@ def _environment(
         environment["XLA_SAVE_TENSORS_FMT"] = "hlo"
     if snapshots:
         environment["SNAPRT_DUMP_DIR"] = str(folder / _SNAPSHOTS)
-    # A program whose modules are dumped already keeps its dump.
-    if "--xla_dump_" not in ours.get("XLA_FLAGS", ""):
-        flags = (ours.get("XLA_FLAGS", ""), f"--xla_dump_to={folder / 'hlo'}")
-        environment["XLA_FLAGS"] = " ".join(filter(None, flags))
+    flags = ours.get("XLA_FLAGS", "").strip()
+    # What is dumped already stays where it is; and flags may be the name of a file that has them.
+    if "--xla_dump_" not in flags and flags[:1] in ("", "-"):
+        environment["XLA_FLAGS"] = f"{flags} --xla_dump_to={folder / 'hlo'}".lstrip()
     return environment
 
 

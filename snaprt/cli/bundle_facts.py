@@ -47,15 +47,17 @@ def software(command: str) -> dict[str, Any]:
         command: A Python, or a script whose first line names one; else our Python is asked.
     """
     python = _python_of(command)
-    asked = python or sys.executable
-    # The program's variables, not the ones that were set for a bundle: nothing is to be written.
-    # The memory of a GPU stays free for others.
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    found = _ask(python or sys.executable)
+    return {"snaprt": snaprt.__version__, "is_of_the_program": python is not None, **found}
+
+
+def _ask(python: str) -> dict[str, Any]:
     try:
         done = subprocess.run(
             # Not as a file: modules beside it would be found in the place of others.
-            [asked, "-c", Path(bundle_probe.__file__).read_text(encoding="utf-8")],
-            env=environment,
+            [python, "-c", Path(bundle_probe.__file__).read_text(encoding="utf-8")],
+            # Not the program's, with which more would be written. Let others have a GPU's memory.
+            env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -63,13 +65,14 @@ def software(command: str) -> dict[str, Any]:
             timeout=_PROBE_SECONDS,
             check=False,
         )
-        found = json.loads(done.stdout.strip().rpartition("\n")[2])
     except (OSError, subprocess.TimeoutExpired) as error:
-        found = {"error": f"{asked} could not be asked: {error}"}
+        return {"error": f"{python} could not be asked: {error}"}
+    try:
+        found: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     except ValueError:
         last = done.stderr.strip().rpartition("\n")[2]
-        found = {"error": f"{asked} ended with status {done.returncode}: {last}"}
-    return {"snaprt": snaprt.__version__, "is_of_the_program": python is not None, **found}
+        return {"error": f"{python} ended with status {done.returncode}: {last}"}
+    return found
 
 
 def flags(environment: Mapping[str, str]) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final
+from typing import IO, BinaryIO, Final
 
 from snaprt.cli.bundle_hiding import Hiding
 from snaprt.errors import UsageError
@@ -52,7 +52,7 @@ class BundleFile:
         self._gzip = gzip.GzipFile(filename="", mode="wb", fileobj=self._file, mtime=0)
         self._tar = tarfile.TarFile(mode="w", fileobj=self._gzip, format=tarfile.PAX_FORMAT)
 
-    def add(self, name: str, content: BinaryIO, length: int, modified: float) -> None:
+    def add(self, name: str, content: IO[bytes], length: int, modified: float) -> None:
         """Add a member of ``length`` bytes, which are read from ``content``."""
         member = tarfile.TarInfo(name)
         member.size = length
@@ -87,7 +87,7 @@ class BundleFile:
         self._temporary.unlink(missing_ok=True)
 
 
-def prepared(path: Path, hiding: Hiding, scratch: Path) -> BinaryIO | None:
+def prepared(path: Path, hiding: Hiding, scratch: Path) -> IO[bytes] | None:
     """Return a file as it may be shown, read from its start; ``None`` where it may not at all.
 
     Text is rewritten line by line. What is not text is taken as it is, or, if something in it would

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from snaprt.cli import output
 from snaprt.errors import UsageError
@@ -134,7 +134,6 @@ class _Stream:
                 raise
             piece = b""
         if not piece:
-            os.close(self._file)
             return False
         if not self.problem:
             try:
@@ -147,6 +146,11 @@ class _Stream:
             # Who read our output has gone. The program meets that too, as it would without us.
             return False
         return True
+
+    def close(self) -> None:
+        """Close what is still open."""
+        os.close(self.source)
+        os.close(self._file)
 
 
 def _write(file: int, content: bytes) -> None:
@@ -166,14 +170,14 @@ def _copy(streams: Sequence[_Stream]) -> None:
             for key, _ in selector.select():
                 if not key.data.copy():
                     selector.unregister(key.fd)
-                    os.close(key.fd)
+                    key.data.close()
 
 
 def _start(
     words: Sequence[str],
     environment: Mapping[str, str],
     streams: Sequence[_Stream],
-    mask: set[signal.Signals],
+    mask: set[Any],
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
@@ -196,11 +200,11 @@ def _start(
 
 
 @contextlib.contextmanager
-def _blocked_signals() -> Iterator[set[signal.Signals]]:
+def _blocked_signals() -> Iterator[set[Any]]:
     """Keep signals until `_next_signal` asks for them; yield the mask that was before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     try:
-        yield {signal.Signals(number) for number in before}
+        yield before
     finally:
         # What also went to the program has done its work.
         while pending := signal.sigpending() & set(_WAITED_FOR):

@@ -173,19 +173,51 @@ def test_a_snapshot_in_a_bundle_can_be_read(made: Made, tmp_path: Path):
     assert open_snapshot(paths[0]).manifest.execution.redacted == ("paths",)
 
 
-def test_a_killed_program_gives_a_bundle_and_the_status_that_a_shell_gives(tmp_path: Path):
-    kill = "import os, signal; print('here', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    done = make_bundle(tmp_path, "--show-secrets", "--", sys.executable, "-c", kill, A_TOKEN="abc")
-    assert done.returncode == 128 + signal.SIGKILL
+def test_after_ctrl_c_the_bundle_is_written_with_what_the_program_did_then(tmp_path: Path):
+    words = ["bundle", "--outfile", "run.tar.gz", "--show-secrets", sys.executable, "-c"]
+    with subprocess.Popen(
+        [*SNAPRT, *words, INTERRUPTED],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "A_TOKEN": "abc"},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        begun = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        shown, told = process.communicate(timeout=120)
+    assert process.returncode == 7, told
     files = read(tmp_path / "run.tar.gz")
-    assert files["run/stdout.txt"] == "here\n"
+    assert (
+        files["run/stdout.txt"] == begun + shown == "terminals: False False, begun\ninterrupted\n"
+    )
     manifest = json.loads(files["run/manifest.json"])
-    assert (manifest["signal"], manifest["hidden"]) == ("SIGKILL", False)
+    assert (manifest["status"], manifest["interrupted"], manifest["hidden"]) == (7, True, False)
     assert json.loads(files["run/environment.json"])["A_TOKEN"] == "abc"
-    assert "nothing ran lazily" in done.stderr
+    assert "nothing ran lazily" in told
     (working,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    assert (working / "stdout.txt").read_text() == "here\n"
-    assert str(working) in done.stderr
+    assert (working / "stdout.txt").read_text() == files["run/stdout.txt"]
+    assert str(working) in told
+
+
+def test_the_status_of_a_killed_program_is_the_one_that_a_shell_gives(tmp_path: Path):
+    kill = "import os, signal; print('here', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    words = [sys.executable, "-c", RUN, str(tmp_path), sys.executable, "-c", kill]
+    done = subprocess.run(words, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGKILL, b"here\n")
+    assert json.loads((tmp_path / "ended.json").read_text())["signal"] == "SIGKILL"
+    assert (tmp_path / "stdout.txt").read_text() == "here\n"
+
+
+def test_flags_that_dump_or_lie_in_a_file_stay_as_they_are(tmp_path: Path, monkeypatch):
+    for number, (flags, added) in enumerate(
+        [("", True), ("--xla_a=1", True), ("--xla_dump_to=mine", False), ("flags.txt", False)]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        found = bundle._environment(folder, hlo=False, vmodule=None, snapshots=False)["XLA_FLAGS"]
+        assert found.split() == [*flags.split(), *[f"--xla_dump_to={folder}/hlo"] * added]
 
 
 def test_a_disk_that_is_full_leaves_no_bundle_and_says_where_the_files_are(tmp_path: Path):
