@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from snaprt import jaxapi
 from snaprt.errors import GraphBreakError
+from snaprt.lazy.breaks import READ_METHODS, READ_PROPERTIES
 
 
 class Break(NamedTuple):
@@ -43,6 +44,7 @@ _DYNAMIC: Final = (
     "the shape with jnp.where(mask, x, fill)"
 )
 _ONE_PLACE: Final = "put the arrays on one device or sharding first, with jax.device_put"
+_AFTER: Final = "ask after mark_step"
 _JIT: Final = "put it inside of a function with jax.jit, which is recorded as one operation"
 
 #: By the cause, as it is counted under ``host::CAUSE`` or ``cut::CAUSE``.
@@ -91,8 +93,7 @@ BREAKS: Final[Mapping[str, Break]] = {
         "`jax.device_put(x, device)`",
         "place arrays before the step, or inside of it with jax.lax.with_sharding_constraint",
     ),
-    "sharding": Break("`x.sharding` of an array on several devices", "look after mark_step"),
-    "committed": Break("`x.committed`", "look after mark_step"),
+    "sharding": Break("`x.sharding` of an array on several devices", _AFTER),
     "devices": Break("an operation on arrays of different devices", _ONE_PLACE),
     "ref": Break("reading or writing a `jax.new_ref`", _JIT),
     "shard_map": Break("an eager `jax.shard_map`", _JIT),
@@ -109,11 +110,17 @@ BREAKS: Final[Mapping[str, Break]] = {
 }
 
 
+_ATTRIBUTES: Final = frozenset({*READ_METHODS.values(), *READ_PROPERTIES.values(), "committed"})
+
+
 def describe_break(cause: str) -> Break:
     """Return what a cause looks like, and what to write instead."""
     known = BREAKS.get(cause)
-    # Otherwise it is the function of JAX that needed the value, or the attribute that was read.
-    return Break(f"`{cause}`", _DYNAMIC) if known is None else known
+    if known is not None:
+        return known
+    if cause in _ATTRIBUTES:
+        return Break(f"`x.{cause}`", _AFTER)
+    return Break(f"`{cause}`", _DYNAMIC)  # the function of JAX that needed the value
 
 
 def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
