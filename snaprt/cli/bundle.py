@@ -119,17 +119,13 @@ def command(
     if not command:
         raise click.UsageError("there is no program to run", context)
     outfile = outfile.absolute()
+    hides = Hiding() if show_secrets else hiding(os.environ)
     with BundleFile(outfile) as bundle:
         folder = _working_folder(outfile, outdir)
-        environment = _environment(folder, hlo=hlo, vmodule=vmodule, snapshots=snapshots)
         started = datetime.datetime.now(datetime.UTC)
         try:
+            environment = _environment(folder, hlo=hlo, vmodule=vmodule, snapshots=snapshots)
             ended = run(command, environment, folder / _STDOUT, folder / _STDERR)
-        except UsageError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        hides = Hiding() if show_secrets else hiding(os.environ)
-        try:
             _describe(folder, command, environment, hides)
             members, left_out = _add_files(bundle, folder, hides)
             manifest = {
@@ -145,6 +141,9 @@ def command(
             }
             _add_manifest(bundle, manifest, started.timestamp())
             size = bundle.finish()
+        except UsageError:  # nothing has run
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         except OSError as error:
             raise SnaprtError(
                 f"cannot write {outfile}: {error.strerror or error}",

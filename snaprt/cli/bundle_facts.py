@@ -20,7 +20,7 @@ _PROBE_SECONDS: Final = 120
 _GPU_SECONDS: Final = 20
 _SHEBANG: Final = re.compile(rb"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*python[\d.]*)\s")
 _GPU_QUERY: Final = (
-    "--query-gpu=name,driver_version,memory.total,compute_cap",
+    "--query-gpu=name,driver_version,memory.total",
     "--format=csv,noheader",
 )
 
