@@ -37,7 +37,6 @@ from jax._src import compilation_cache as _compilation_cache
 from jax._src import compiler as _compiler
 from jax._src import config as _config
 from jax._src import core as _core
-from jax._src import dispatch as _dispatch
 from jax._src import layout as _layout
 from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
@@ -1961,16 +1960,6 @@ def whole_stacks() -> AbstractContextManager[Any]:
     stack.enter_context(_config.include_full_tracebacks_in_locations(True))
     stack.enter_context(_config.traceback_in_locations_limit(-1))
     return stack
-
-
-def check_values(arrays: Sequence[jax.Array]) -> None:
-    """Raise what `forbidden_value` knows if `jax_debug_nans` or `jax_debug_infs` forbids a value.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
-    if _dispatch.needs_check_special():
-        for array in arrays:
-            _dispatch.check_special_array("", array)
 
 
 def forbidden_value(error: BaseException) -> str | None:

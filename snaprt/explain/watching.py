@@ -200,4 +200,4 @@ def begin_watch(watchers: Sequence[Watcher], cause: str, step: int, plan: Plan) 
     """Tell of a cut that begins; ``None`` if there is nobody to be told."""
     if not watchers:
         return None
-    return Watch(watchers, cut_here(cause, step, sum(len(part.nodes) for part in plan.parts)))
+    return Watch(watchers, cut_here(cause, step, plan.operations))

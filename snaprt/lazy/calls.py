@@ -101,59 +101,54 @@ def follow(trace: Any, function: Any, operands: Sequence[Any]) -> Any:
         if trace.claimed:
             return None
         recording = trace.recording
-        wires: Any = None
-        if recording.point is trace.root and len(operands) >= _MANY:
-            wires = _meet_inputs(trace, recording, operands)
-        if wires is None:
-            wires = _wires(trace, recording, operands)
-            if wires is None:
+        met = None
+        if len(operands) >= _MANY and recording.point is trace.root:
+            met = _meet_inputs(trace, recording, operands)
+        wires: list[Any] = []
+        for operand in operands if met is None else ():
+            kind = type(operand)
+            if kind is LazyArray:
+                if operand._recording is recording:
+                    wires.append(operand._result.number)
+                elif operand._value is not None and operand._trace is trace:
+                    wires.append(recording.input_wire(operand._value, operand._handle))
+                else:
+                    return None
+            elif kind in _CONCRETE:
+                wires.append(recording.input_wire(operand, None))
+            elif kind in _SCALARS:
+                wires.append(_scalar_wire(kind, operand))
+            else:
                 return None
-        key = (function, trace.context_number, *wires)
+        key = (function, trace.context_number, *(met or wires))
         before = recording.point
         shortcut = before.shortcuts.get(key)
         if shortcut is None:
             return Attempt(trace, key, recording, before, operands)
         recording.point = shortcut.target
         recording.literals += shortcut.literals
-        arrays = [
-            operands[result] if type(result) is int else LazyArray(trace, recording, result)
-            for result in shortcut.results
-        ]
-        if shortcut.returns_operands:
-            made = [a for a, r in zip(arrays, shortcut.results, strict=True) if type(r) is not int]
-            recording.arrays += map(_ref, made)
-        else:
+        if shortcut.makes_many:
+            arrays = [LazyArray(trace, recording, result) for result in shortcut.results]
             recording.arrays += map(_ref, arrays)
+        else:
+            arrays = []
+            for result in shortcut.results:
+                if type(result) is int:
+                    arrays.append(operands[result])
+                else:
+                    array = LazyArray(trace, recording, result)
+                    recording.arrays.append(_ref(array))
+                    arrays.append(array)
     finally:
         trace.following = False
     return arrays[0] if shortcut.build is None else shortcut.build(arrays)
 
 
-def _wires(trace: Any, recording: Recording, operands: Sequence[Any]) -> list[Any] | None:
-    """Return where each operand comes from, ``None`` where one is no such operand."""
-    wires: list[Any] = []
-    for operand in operands:
-        kind = type(operand)
-        if kind is LazyArray:
-            if operand._recording is recording:
-                wires.append(operand._result.number)
-            elif operand._value is not None and operand._trace is trace:
-                wires.append(recording.input_wire(operand._value, operand._handle))
-            else:
-                return None
-        elif kind in _CONCRETE:
-            wires.append(recording.input_wire(operand, None))
-        elif kind in _SCALARS:
-            wires.append(_scalar_wire(kind, operand))
-        else:
-            return None
-    return wires
-
-
 def _meet_inputs(trace: Any, recording: Recording, operands: Sequence[Any]) -> Sequence[int] | None:
-    """Do what `_wires` does at the beginning of a recording, for arrays of its thread's last step.
+    """Return the wires of operands that are all inputs, at the beginning of a recording.
 
-    That is how a step under one `jax.jit` begins; it takes half the time.
+    That is how a step under one `jax.jit` begins; one by one they take twice the time. ``None``
+    where something else is among them, or one twice: then nothing has happened.
     """
     values, handles, kinds = [], [], []
     for operand in operands:

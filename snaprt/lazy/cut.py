@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -162,6 +163,21 @@ class Plan:
 
     parts: tuple[Part, ...]
     complete: bool
+
+    @cached_property
+    def is_all(self) -> bool:
+        """Whether all that is pending runs as one program."""
+        return self.complete and len(self.parts) == 1
+
+    @cached_property
+    def operations(self) -> int:
+        """How many operations run."""
+        return sum(len(part.nodes) for part in self.parts)
+
+    @cached_property
+    def may_donate(self) -> bool:
+        """Whether an input could give its memory to an output."""
+        return any(part.donatable for part in self.parts)
 
 
 def plan(

@@ -89,11 +89,11 @@ class Shortcut:
         target: The point after the call.
         literals: The host scalars that it recorded.
         results: What becomes a lazy array, or the number of the operand that is returned itself.
-        returns_operands: Whether it returns an operand itself.
+        makes_many: Whether it returns many arrays, no operand itself among them.
         build: Makes the value of the call out of those; ``None`` if it is the only one.
     """
 
-    __slots__ = ("build", "literals", "results", "returns_operands", "target")
+    __slots__ = ("build", "literals", "makes_many", "results", "target")
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Shortcut:
         self.target = target
         self.literals = literals
         self.results = results
-        self.returns_operands = any(type(result) is int for result in results)
+        self.makes_many = len(results) > 3 and all(type(result) is Result for result in results)
         self.build = build
 
 

@@ -31,7 +31,7 @@ from snaprt.lazy.closures import drop_failed_closures, run_step_closures
 from snaprt.lazy.cut import Part, plan
 from snaprt.lazy.failures import failed_run, uncompiled
 from snaprt.lazy.graph import Program
-from snaprt.lazy.modes import current_modes
+from snaprt.lazy.modes import NONE, current_modes
 from snaprt.lazy.paths import Point
 from snaprt.lazy.recording import DataHandle, carry_over, is_mostly_dead
 from snaprt.lazy.trace import LazyTrace
@@ -170,7 +170,7 @@ def _run(
     at_step = targets is alive
     numbers = tuple([array._result.number for array in alive])  # type: ignore[union-attr]
     wanted = numbers if at_step else tuple([a._result.number for a in targets])  # type: ignore[union-attr]
-    by_operation = modes.by_operation(at_step=at_step)
+    by_operation = modes is not NONE and modes.by_operation(at_step=at_step)
     key = (at_step, wanted, numbers, modes)
     found = recording.point.plans.get(key)
     if found is None:
@@ -182,17 +182,15 @@ def _run(
         return
     watch = begin_watch(watchers(), cause, steps_ended(), found)
     metrics.metric_add("LazyTracing", trace.recording_time)
-    is_all = found.complete and len(found.parts) == 1
-    progress = _Progress(is_all, by_operation, names_operations=modes.notes_places)
+    progress = _Progress(found.is_all, by_operation, names_operations=modes.notes_places)
     if trace.recording_time:
-        operations = sum(len(part.nodes) for part in found.parts)
-        progress.recording_time = trace.recording_time / operations
+        progress.recording_time = trace.recording_time / found.operations
         trace.recording_time = 0
     if by_operation and cause != "eager":
         counter = "SyncTensorsOpByOp" if at_step else "GetTensorsOpByOp"
         metrics.counter_add(counter, len(found.parts))
     complete = False
-    withheld = any(part.donatable for part in found.parts) and _withholds_donation()
+    withheld = found.may_donate and _withholds_donation()
     donate = progress.is_all and not withheld
     try:
         with jaxapi.evaluating():
@@ -263,7 +261,6 @@ def _run_part(
         )
         if progress.by_operation:
             jax.block_until_ready(results)
-        jaxapi.check_values(results)
     except ExecutionError:  # the recorder stops the program: nothing has run
         raise
     except Exception as error:
