@@ -146,9 +146,17 @@ class LazyArray(jaxapi.Tracer):
         """Whether every device has all of the value."""
         return self.sharding.is_fully_replicated
 
+    @property
+    def __numpy_dtype__(self) -> np.dtype[Any]:
+        return self.dtype  # numpy.dtype(array) asks for it
+
     def devices(self) -> set[jaxapi.Device]:
         """Return the devices the value lies on."""
         return self.sharding.device_set
+
+    def platform(self) -> str:
+        """Return the kind of the devices that the value lies on, such as ``"cpu"``."""
+        return next(iter(self.devices())).platform
 
     def __copy__(self) -> LazyArray:
         return self

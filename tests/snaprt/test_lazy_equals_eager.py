@@ -172,6 +172,24 @@ def test_enable_and_disable_switch_the_thread():
     np.testing.assert_array_equal(x, y)
 
 
+def test_a_lazy_array_has_every_public_attribute_of_an_eager_one():
+    eager = jnp.ones((2, 3))
+    with snaprt.lazy():
+        array = eager * 2
+        assert np.dtype(array) == np.float32
+        public = [name for name in dir(eager) if not name.startswith("_")]
+        found = {name: _error_of(array, name) for name in public}
+    assert found == {name: _error_of(eager, name) for name in public}
+
+
+def _error_of(array, name):
+    try:
+        getattr(array, name)
+    except Exception as error:
+        return type(error)
+    return None
+
+
 def test_derivatives_of_integers_are_numpy_arrays():
     with snaprt.lazy():
         gradient = jax.grad(lambda v, i: v.sum() * i, allow_int=True, argnums=1)(jnp.ones(3), 3)
