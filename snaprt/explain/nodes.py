@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi
+from snaprt.lazy.digest import Unstable, node_digest
 from snaprt.lazy.graph import INPUT, LITERAL, Literal, Node, Program
 
 INPUT_NAME: Final = "xla::device_data"
@@ -43,7 +44,7 @@ class ShownNode:
         location: The user's innermost line, ``function@file.py:12``; empty where there is none.
         roots: Which outputs of the graph its results are.
         digest: 32 hexadecimal digits, equal for nodes that compute the same of the same kinds of
-            inputs and the same scalars.
+            inputs and the same scalars; in another process too, if snaprt's cache knows them.
     """
 
     name: str
@@ -84,10 +85,10 @@ def shown_nodes(program: Program) -> list[ShownNode]:
 
 def root_digests(program: Program, nodes: Sequence[ShownNode]) -> tuple[str, ...]:
     """Return the digest of each output of ``program``, in order."""
-    found: dict[int, str] = {}
-    for node in nodes:
-        found.update(dict.fromkeys(node.roots, node.digest))
-    return tuple(found[number] for number in range(len(program.outputs)))
+    by_root = {root: node.digest for node in nodes for root in node.roots}
+    return tuple(
+        _digest(by_root[root], str(index)) for root, (_, index) in enumerate(program.outputs)
+    )
 
 
 def node_text(number: int, node: ShownNode, nodes: Sequence[ShownNode]) -> str:
@@ -190,8 +191,15 @@ def _operation(
         attributes=told,
         location=location_text(frames[-1]) if frames else "",
         roots=roots,
-        digest=_digest(name, *types, repr(told), *below),
+        digest=_digest(name, *types, _identity(node), *below),
     )
+
+
+def _identity(node: Node) -> str:
+    try:
+        return node_digest(node).hex()
+    except Unstable:  # a function among its parameters: this process alone can tell it from others
+        return str(node.operation.signature)
 
 
 def _attributes(node: Node) -> Iterator[tuple[str, str]]:

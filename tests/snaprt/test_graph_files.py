@@ -119,6 +119,20 @@ def test_hashes_are_equal_for_what_computes_the_same_alone(graphs):
     assert not set(first) & set(fourth)
 
 
+def test_hashes_know_what_is_inside_of_a_called_function(graphs):
+    x = jnp.arange(3.0)
+    with snaprt.lazy():
+        for function in (lambda x: x * 2, lambda x: x * 3, lambda x: x * 2):
+            y = lax.map(function, x)
+            a, b = lax.top_k(y, 2)
+            snaprt.mark_step()
+            del y, a, b
+    first, second, third = (one["hashes"].split(", ") for one in blocks(graphs))
+    assert first == third
+    assert not set(first) & set(second)
+    assert len(set(first)) == len(first)
+
+
 def test_dot_has_a_box_for_each_node_and_an_arrow_for_each_operand(graphs, monkeypatch):
     monkeypatch.setenv("XLA_SAVE_TENSORS_FMT", "dot")
     step(jnp.ones((2, 3)))

@@ -85,11 +85,18 @@ def loaded_executable(executable: Executable) -> Any:
     return None if executable.is_collected else jaxapi.loaded_executable(executable.call)
 
 
+def _memory_and_cost(executable: Executable) -> tuple[dict[str, int], dict[str, float]]:
+    loaded = loaded_executable(executable)
+    try:
+        return ({}, {}) if loaded is None else jaxapi.executable_report(loaded)[:2]
+    except Exception:  # of a plugin that does not know, in its own words
+        return {}, {}
+
+
 def traced_graph(folder: str, run: Run, nodes: Sequence[ShownNode]) -> TracedGraph:
     """Return what is told of the graph of ``run``, which is about to run."""
     program, executable = run.program, run.executable
-    loaded = loaded_executable(executable)
-    memory, cost, _ = ({}, {}, "") if loaded is None else jaxapi.executable_report(loaded)
+    memory, cost = _memory_and_cost(executable)
     results = [program.nodes[position].results[index] for position, index in program.outputs]
     return TracedGraph(
         folder=folder,
