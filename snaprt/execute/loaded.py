@@ -117,8 +117,8 @@ def executable_for(
     with _lock:
         family = _families.get(key)
         if family is None:
-            arguments_from_start = frozenset() if constants else frozenset(range(len(literals)))
-            family = _families[key] = _Family(arguments_from_start, literals)
+            promoted = frozenset(() if constants else range(len(literals)))
+            family = _families[key] = _Family(promoted, literals)
             if len(_families) > MAX_PROGRAMS:
                 _families.popitem(last=False)
         else:
@@ -138,8 +138,8 @@ def executable_for(
         executable = compile_it(replace(program, donated=donated), promoted)
         with _lock:
             if family.promoted == promoted:
-                constants = _constants(literals, promoted)
-                family.executables.setdefault(constants, _Variants()).add(executable)
+                fixed = _constants(literals, promoted)
+                family.executables.setdefault(fixed, _Variants()).add(executable)
     arguments = program.arguments(promoted)
     for index in executable.donated:
         if index not in program.donated:
