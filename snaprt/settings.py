@@ -360,7 +360,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         allowed="a number; 0 for no warning",
         default=8,
         default_text="8",
-        help="Warn when a place of the program has had this many programs compiled again.",
+        help="Warn when a place of the program had programs compiled again in this many steps.",
     ),
     Setting(
         "SNAPRT_RECORD_DEDUPE",

@@ -5,6 +5,7 @@ A watcher turns what it is told into records, in the order they happen; rows fol
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -207,13 +208,15 @@ class Rows:
 
     def __init__(self) -> None:
         self._rows: dict[Any, Row] = {}
+        self._lock = threading.Lock()
 
     def add(self, event: Event) -> None:
         """Add what happened."""
         row = row_of(event)
         key = (row.place, row.cause, row.operation)
-        known = self._rows.get(key)
-        self._rows[key] = row if known is None else known.plus(row)
+        with self._lock:
+            known = self._rows.get(key)
+            self._rows[key] = row if known is None else known.plus(row)
 
     def __call__(self) -> tuple[Row, ...]:
         """Return them."""

@@ -62,10 +62,31 @@ class CompilationEvent:
 
 @dataclass
 class _Site:
-    """What is known of a place: how many programs it led to, and the latest."""
+    """What is known of a place.
+
+    Attributes:
+        programs: How many it has led to.
+        outlines: The latest of them.
+        rounds: In how many steps it has led to some. The reads of one line, as of a dict of
+            metrics, are programs of their own, which the next step has already.
+        step: The last of those steps.
+        is_told: Whether its number of rounds has been warned of.
+    """
 
     programs: int = 0
     outlines: list[Outline] = field(default_factory=list)
+    rounds: int = 0
+    step: int = -1
+    is_told: bool = False
+
+    def add(self, outline: Outline, step: int) -> None:
+        """Take note of a program."""
+        self.programs += 1
+        self.outlines = [*self.outlines[1 - _MOST_OUTLINES :], outline]
+        # Where no step has been marked, it cannot be told: only each fourth program counts.
+        if step != self.step or (step == 0 and self.programs % 4 == 0):
+            self.rounds += 1
+        self.step = step
 
     def operations(self) -> int:
         return sum(len(outline.operations) for outline in self.outlines)
@@ -106,16 +127,14 @@ class _History(Watcher):
             return  # each operation is a program
         with self._lock:
             site = self._site((cut.cause, cut.stack, compilation.program.placement))
-            site.programs += 1
-            number, earlier = site.programs, tuple(site.outlines)
-            outline = outline_of(compilation)
-            site.outlines = [*earlier[1 - _MOST_OUTLINES :], outline]
-            self._operations += len(outline.operations)
-            if len(earlier) == _MOST_OUTLINES:
-                self._operations -= len(earlier[0].operations)
+            self._operations -= site.operations()
+            earlier, outline = tuple(site.outlines), outline_of(compilation)
+            site.add(outline, cut.step)
+            self._operations += site.operations()
             self._forget()
-            listening = self._listening
-        is_at_limit = bool(limit) and number == limit + 1
+            listening, number = self._listening, site.programs
+            is_at_limit = 0 < limit < site.rounds and not site.is_told
+            site.is_told = site.is_told or is_at_limit
         if not listening and not is_at_limit:
             return
         event = _event(compilation, outline, earlier, number)

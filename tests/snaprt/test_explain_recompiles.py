@@ -180,6 +180,7 @@ def test_a_place_that_goes_on_compiling_is_warned_of_once(monkeypatch, caplog):
 
     def compile_some(count, start):
         with snaprt.lazy():
+            snaprt.mark_step()
             for number in range(count):
                 y = loop(start + number)
                 snaprt.mark_step()
@@ -193,6 +194,15 @@ def test_a_place_that_goes_on_compiling_is_warned_of_once(monkeypatch, caplog):
     assert "compile_some (mark_step) has led to 4 programs" in text
     assert "1 operation (jit(arctan)) more than last time at " in text
     assert f"instead: {ADVICE['longer']}" in text
+
+
+def test_different_reads_of_one_line_are_not_taken_for_recompilations(monkeypatch, caplog):
+    monkeypatch.setenv("SNAPRT_RECOMPILE_LIMIT", "1")
+    with caplog.at_level(logging.WARNING, "snaprt.explain"), snaprt.lazy():
+        snaprt.mark_step()
+        metrics = {"mean": X.mean(), "most": X.max(), "least": X.min(), "sum": X.sum()}
+        assert len({name: float(value) for name, value in metrics.items()}) == 4
+    assert caplog.records == []
 
 
 def test_nobody_is_warned_where_the_limit_is_0(monkeypatch, caplog):
