@@ -16,7 +16,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from snaprt import jaxapi
+from snaprt import jaxapi, settings
 from snaprt.lazy.digest import Unstable, node_digest
 from snaprt.lazy.graph import INPUT, LITERAL, Literal, Node, Program
 
@@ -64,12 +64,15 @@ class ShownNode:
 def shown_nodes(program: Program) -> list[ShownNode]:
     """Return the nodes of a program; each stands after its operands, and its number is its place.
 
+    Where XLA_IR_DEBUG is on, an operation has the rest of its Python stack among its attributes.
+
     Args:
         program: The program, whose inputs have not been donated yet.
     """
     nodes: list[ShownNode] = []
     numbers: dict[tuple[int, int], int] = {}
     roots = _roots(program)
+    with_stacks = settings.get("XLA_IR_DEBUG")
     for position, (node, wires) in enumerate(zip(program.nodes, program.wiring, strict=True)):
         operands = []
         for origin, index in wires:
@@ -79,7 +82,8 @@ def shown_nodes(program: Program) -> list[ShownNode]:
                 nodes.append(_leaf(program, origin, index))
             operands.append((numbers[leaf], 0 if origin < 0 else index))
         numbers[position, 0] = len(nodes)
-        nodes.append(_operation(node, tuple(operands), roots.get(position, ()), nodes))
+        outputs = roots.get(position, ())
+        nodes.append(_operation(node, tuple(operands), outputs, nodes, with_stacks))
     return nodes
 
 
@@ -178,11 +182,15 @@ def _operation(
     operands: tuple[tuple[int, int], ...],
     roots: tuple[int, ...],
     nodes: Sequence[ShownNode],
+    with_stacks: bool,
 ) -> ShownNode:
     name = f"xla::{node.primitive.name}"
     types = tuple(type_text(result.aval) for result in node.results)
     told = tuple(_attributes(node))
     frames = jaxapi.frames_of_operation(node.source)
+    if with_stacks and len(frames) > 1:
+        callers = " < ".join(location_text(frame) for frame in reversed(frames[:-1]))
+        told = (("from", callers), *told)
     below = [f"{nodes[number].digest}.{index}" for number, index in operands]
     return ShownNode(
         name=name,

@@ -80,6 +80,13 @@ def test_a_block_says_where_the_graph_was_cut_innermost_frame_first(graphs):
     assert kept[0] == 1
 
 
+def test_a_node_has_its_whole_stack_where_that_is_asked_for(graphs, monkeypatch):
+    monkeypatch.setenv("XLA_IR_DEBUG", "1")
+    step(jnp.ones((2, 3)))
+    (line,) = [one for one in blocks(graphs)[0]["graph"].splitlines() if "xla::exp(" in one]
+    assert re.search(rf", location=step@{FILE}:\d+, from=test_a_node_has_its\w+@{FILE}:\d+", line)
+
+
 def test_every_execution_is_appended_in_order_a_read_too(graphs):
     graphs.write_text("")
     with snaprt.lazy():
