@@ -80,7 +80,7 @@ _ASKED_BY: Final = {
         "32-bit long",
         {"i64": "i32", "ui64": "ui32"},
         scalars=True,
-        left=_FOREIGN | {"stablehlo.count_leading_zeros", "stablehlo.popcnt"},
+        left=_FOREIGN | {"chlo.mulhi", "stablehlo.count_leading_zeros", "stablehlo.popcnt"},
         folds=True,
         limits={2**63 - 1: 2**31 - 1, -(2**63): -(2**31)},
     ),
@@ -129,45 +129,39 @@ _UNNUMBERED: Final = re.compile(r"_\d+$")
 
 def _narrow_module(module: Any, narrowing: Narrowing) -> None:
     functions = {
-        _name(one): one for one in module.body.operations if "function_type" in _attrs(one)
+        str(one.operation.attributes["sym_name"].value): one.operation
+        for one in module.body.operations
+        if one.operation.name == "func.func"
     }
     kept = _keep_as_they_are(functions, narrowing)
     for name, function in functions.items():
         if name not in kept:
-            _narrow_function(function.operation, narrowing, kept, is_main=name == "main")
-
-
-def _name(function: Any) -> str:
-    return str(function.operation.attributes["sym_name"].value)
-
-
-def _attrs(operation: Any) -> Any:
-    return operation.operation.attributes
+            _narrow_function(function, narrowing, kept, is_main=name == "main")
 
 
 def _keep_as_they_are(functions: dict[str, Any], narrowing: Narrowing) -> frozenset[str]:
     """Return the functions that stay as they are, and what these call.
 
-    They are those of `jax.random`, and those inside the program that look at the bits of what would
-    have fewer of them. What others call as well is copied for them first.
+    They are those of `jax.random`, and those inside of the program that look at the bits of what
+    would have fewer of them. What others call as well is copied for them first.
     """
-    calls = {name: _callees(one.operation) for name, one in functions.items()}
+    calls = {name: _callees(one) for name, one in functions.items()}
     roots = {
         name
         for name, function in functions.items()
         if _UNNUMBERED.sub("", name) in _random_names()
-        or (name != "main" and narrowing.scalars and _looks_at_bits(function.operation, narrowing))
+        or (name != "main" and _looks_at_bits(function, narrowing))
     }
     called = _reachable(roots, calls)
     shared = (called - roots) & _reachable({"main"}, calls, without=roots)
     copies = {name: f"{name}_kept" for name in shared}
     for name, copy in copies.items():
-        clone = functions[name].operation.clone(jaxapi.after_operation(functions[name].operation))
+        clone = functions[name].clone(jaxapi.after_operation(functions[name]))
         jaxapi.set_symbol(clone, "sym_name", copy)
-        functions[copy] = clone
+        functions[copy] = clone.operation
     kept = frozenset((called - shared) | set(copies.values()))
     for name in kept:
-        for operation in _within(functions[name].operation):
+        for operation in _within(functions[name]):
             attribute = _CALLS.get(operation.name)
             if attribute is not None and operation.attributes[attribute].value in copies:
                 copy = copies[operation.attributes[attribute].value]
