@@ -14,7 +14,7 @@ from typing import Any
 from snaprt import jaxapi
 from snaprt.explain.breaks import users_place
 from snaprt.explain.watching import Compilation
-from snaprt.lazy.graph import INPUT, LITERAL, Literal, Node, Placement
+from snaprt.lazy.graph import INPUT, Literal, Node, Placement
 
 # Of what a program's input is told apart by.
 Kind = tuple[Any, Any, bool]
@@ -29,14 +29,12 @@ class OutlinedOperation:
         signature: Equal for operations that compute the same of the same operands.
         params: Its parameters.
         source: What `place` looks at.
-        wires: See `snaprt.lazy.graph.Program`.
     """
 
     name: str
     signature: int
     params: dict[str, Any]
     source: Any
-    wires: tuple[tuple[int, int], ...]
 
     @property
     def place(self) -> jaxapi.Frame | None:
@@ -51,7 +49,7 @@ class Outline:
     Attributes:
         operations: In recorded order.
         names: Their names.
-        wiring: Their wires.
+        wiring: See `snaprt.lazy.graph.Program`.
         inputs: Abstract value, sharding and whether it is committed, of each.
         literals: The host scalars.
         promoted: Those that are arguments, for their values vary.
@@ -75,23 +73,16 @@ class Outline:
     def first_use(self, index: int, origin: int = INPUT) -> OutlinedOperation | None:
         """Return the operation that uses an input, or a literal, first."""
         wire = (origin, index)
-        return next((one for one in self.operations if wire in one.wires), None)
-
-    def use_of_literal(self, index: int) -> OutlinedOperation | None:
-        """Return the operation that uses a host scalar."""
-        return self.first_use(index, LITERAL)
-
-    def constants(self) -> Iterable[tuple[int, Literal]]:
-        """Return the host scalars that are no arguments, by their number."""
-        return ((i, one) for i, one in enumerate(self.literals) if i not in self.promoted)
+        pairs = zip(self.operations, self.wiring, strict=True)
+        return next((operation for operation, wires in pairs if wire in wires), None)
 
 
 def outline_of(compilation: Compilation) -> Outline:
     """Return the outline of a program that has been compiled."""
     program = compilation.program
     operations = tuple(
-        OutlinedOperation(_name(node), node.operation.signature, node.params, node.source, wires)
-        for node, wires in zip(program.nodes, program.wiring, strict=True)
+        OutlinedOperation(_name(node), node.operation.signature, node.params, node.source)
+        for node in program.nodes
     )
     return Outline(
         operations=operations,

@@ -14,6 +14,7 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt.explain.breaks import count_text, place_text
 from snaprt.explain.outline import Outline, OutlinedOperation, common_ends
+from snaprt.lazy.graph import INPUT, LITERAL
 
 _LOOP: Final = (
     "for a loop: jax.lax.scan or fori_loop, or jit the loop body and call mark_step in it; "
@@ -101,10 +102,10 @@ def _at(text: str, operation: OutlinedOperation | None, kind: str) -> Reason:
 def _inputs(before: Outline, now: Outline, name_input: NameInput) -> Iterator[Reason]:
     """Compare the inputs that both use in the operations that both begin with."""
     start = min(common_ends(before.names, now.names)[0], common_ends(before.wiring, now.wiring)[0])
-    used = {wire for one in now.operations[:start] for wire in one.wires}
+    used = {wire for wires in now.wiring[:start] for wire in wires}
     pairs = enumerate(zip(before.inputs, now.inputs, strict=False))
     for index, (old, new) in pairs:
-        if old != new and (-1, index) in used:
+        if old != new and (INPUT, index) in used:
             name = name_input(index)
             reason = _input(index, old, new, now.first_use(index), name)
             yield replace(reason, is_named=name is not None)
@@ -135,10 +136,9 @@ def _input(
 
 def _operations(before: Outline, now: Outline) -> Iterator[Reason]:
     if before.names == now.names:
-        for old, new in zip(before.operations, now.operations, strict=True):
-            if old.wires != new.wires:
-                yield _at(f"{new.name} has other operands than last time", new, "inputs")
-                return
+        if before.wiring != now.wiring:
+            first = now.operations[common_ends(before.wiring, now.wiring)[0]]
+            yield _at(f"{first.name} has other operands than last time", first, "inputs")
         return
     start, end = common_ends(before.names, now.names)
     gone = before.operations[start : len(before.names) - end]
@@ -159,17 +159,19 @@ def _operations_text(operations: tuple[OutlinedOperation, ...]) -> str:
 
 
 def _constants(before: Outline, now: Outline) -> Iterator[Reason]:
-    for index, old in before.constants():
-        new = now.literals[index]
-        if old.key != new.key or old.aval != new.aval:
-            use = now.use_of_literal(index)
+    for index, (old, new) in enumerate(zip(before.literals, now.literals, strict=True)):
+        is_argument = index in before.promoted
+        if old.aval != new.aval or (old.key != new.key and not is_argument):
+            use = now.first_use(index, LITERAL)
             by = "" if use is None else f" of {use.name}"
             text = f"a constant{by} varies: {_value(old.value)}, then {_value(new.value)},"
             yield _at(text, use, "constant")
 
 
 def _value(value: Any) -> str:
-    return repr(np.asarray(value).item())  # JAX's own scalars, as Python's, with no dtype beside
+    array = np.asarray(value)
+    # JAX's own scalars as Python's, with no dtype beside.
+    return repr(array.item()) if array.size == 1 else _short(value)
 
 
 def _outputs(before: Outline, now: Outline) -> Iterator[Reason]:
@@ -205,14 +207,17 @@ _LONGEST_VALUE: Final = 60
 
 
 def _parameter_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the name of a parameter of a primitive that differs, and how, in words."""
+    """Return the name of a parameter of a primitive that differs, and how, in words.
+
+    Functions are left out: those that say how to differentiate are new objects each time.
+    """
     for name, value in new.items():
         was = old.get(name)
         if _is_jaxpr(was) and _is_jaxpr(value):
             inside = _jaxpr_change(was, value)
             if inside is not None:
                 return inside
-        elif not _same(was, value):
+        elif not callable(value) and not _same(was, value):
             return name, f"other {name}: {_short(was)}, then {_short(value)},"
     return None
 
@@ -242,7 +247,7 @@ def _jaxpr_change(old: Any, new: Any) -> tuple[str, str] | None:
         was, became = (one[start] if start < len(one) else "its end" for one in names)
         return "", f"another function inside: instead of {was} comes {became},"
     for one, other in zip(before, now, strict=True):
-        for a, b in zip(one.invars, other.invars, strict=True):
+        for a, b in zip(one.invars, other.invars, strict=False):
             are_constants = all(isinstance(atom, jaxapi.JaxprLiteral) for atom in (a, b))
             if are_constants and not _same(a.val, b.val):
                 values = f"{_value(a.val)}, then {_value(b.val)}, of {other.primitive.name}"
