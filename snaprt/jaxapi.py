@@ -43,6 +43,7 @@ from jax._src import pjit as _pjit
 from jax._src import random as _random
 from jax._src import sharding_impls as _shardings
 from jax._src import source_info_util as _source_info
+from jax._src import stages as _stages
 from jax._src import traceback_util as _traceback_util
 from jax._src import tree_util as _tree_util
 from jax._src import xla_bridge as _xla_bridge
@@ -205,6 +206,27 @@ def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
 
     _api._device_get = device_get_leaf
     _device_get_patched = True
+
+
+_compiled_patched = False
+
+
+def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
+    """Make ``jax.jit(f).lower(...).compile()`` read instances of ``kind``; it refuses tracers."""
+    global _compiled_patched
+    if _compiled_patched:
+        return
+    original = _stages.Compiled.__call__
+
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if any(isinstance(leaf, kind) for leaf in leaves):
+            values = [read(leaf) if isinstance(leaf, kind) else leaf for leaf in leaves]
+            args, kwargs = tree.unflatten(values)
+        return original(self, *args, **kwargs)
+
+    _stages.Compiled.__call__ = call  # type: ignore[method-assign]
+    _compiled_patched = True
 
 
 _set_mesh_patched = False
@@ -377,6 +399,12 @@ def is_array_aval(aval: Any) -> bool:
 def has_no_values(aval: Any) -> bool:
     """Say whether ``aval`` is of the derivatives of integers, which JAX keeps as numpy arrays."""
     return bool(aval.dtype == jax.dtypes.float0)
+
+
+def refuse_escaped_tracer(value: Any) -> None:
+    """Raise `jax.errors.UnexpectedTracerError`, as eager JAX does, if ``value`` is a tracer."""
+    if isinstance(value, Tracer):
+        raise _core.escaped_tracer_error(value)
 
 
 def host_literal(value: Any) -> bool:

@@ -170,6 +170,11 @@ def read_to_host(array: LazyArray) -> np.ndarray:
     return np.asarray(array)
 
 
+def read_for_executable(array: LazyArray) -> jax.Array:
+    """Return the value, for an executable that JAX's ahead-of-time API compiled."""
+    return array.materialise("compiled")
+
+
 def _reading_method(name: str, cause: str) -> Callable[..., Any]:
     def read(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
         value = (self.compute if name in HANDING_NOTHING_OUT else self.materialise)(cause)

@@ -25,7 +25,7 @@ from snaprt.execute.unfinished import unfinished_graph
 from snaprt.explain.breaks import graph_break
 from snaprt.explain.switches import watchers
 from snaprt.explain.watching import Watch, begin_watch, cut_here
-from snaprt.lazy.array import LazyArray, read_to_host
+from snaprt.lazy.array import LazyArray, read_for_executable, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.closures import drop_failed_closures, run_step_closures
 from snaprt.lazy.cut import Part, plan
@@ -60,6 +60,7 @@ def thread_trace() -> LazyTrace:
         flags.take_over()
         jaxapi.teach_device_get(LazyArray, read_to_host)
         jaxapi.teach_set_mesh(LazyTrace)
+        jaxapi.teach_compiled(LazyArray, read_for_executable)
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)

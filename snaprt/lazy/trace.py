@@ -194,6 +194,7 @@ class LazyTrace(jaxapi.Trace):
             return arg
         if kind is jaxapi.ArrayImpl:
             return arg
+        jaxapi.refuse_escaped_tracer(arg)
         if not jaxapi.is_array_aval(jaxapi.typeof(arg)):
             return None
         if isinstance(arg, jax.Array):

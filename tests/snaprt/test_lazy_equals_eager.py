@@ -88,6 +88,7 @@ PROGRAMS = {
     "unique": lambda x: jnp.unique(jnp.round(x)),
     "tree": lambda x: jax.tree.map(lambda v: v + 1, {"a": x, "b": [x, 2]}),
     "set_mesh": lambda x: _under_a_mesh(x),
+    "compiled ahead": lambda x: jax.jit(lambda v, w: v + w).lower(x, w=x).compile()(x * 2, w=x),
     "named scope": lambda x: _in_scope(x),
     "eval_shape": lambda x: np.zeros(jax.eval_shape(lambda v: v.T, x).shape),
     "pure_callback": lambda x: jax.pure_callback(
@@ -195,6 +196,13 @@ def test_derivatives_of_integers_are_numpy_arrays():
         gradient = jax.grad(lambda v, i: v.sum() * i, allow_int=True, argnums=1)(jnp.ones(3), 3)
     assert gradient.dtype == jax.dtypes.float0
     assert not isinstance(gradient, jax.Array)
+
+
+def test_an_escaped_tracer_is_refused_as_eagerly():
+    escaped = []
+    jax.grad(lambda v: escaped.append(v.sum()) or v.sum())(jnp.ones(3))
+    with snaprt.lazy(), pytest.raises(jax.errors.UnexpectedTracerError):
+        escaped[0] + jnp.ones(3)
 
 
 def test_set_mesh_is_refused_where_jax_traces():
