@@ -44,6 +44,7 @@ __all__ = [
     "KINDS",
     "SHORT_COUNTERS",
     "SHORT_METRICS",
+    "FinalizerCounter",
     "Metric",
     "Metrics",
     "clear_all",
