@@ -4,26 +4,47 @@
 Each name here is loaded at its first use.
 """
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING
 
-# At once, for it is small and writes what SNAPRT_METRICS_FILE asks for when the process ends.
-from snaprt import metrics
+# At once, for they are small: metrics writes what SNAPRT_METRICS_FILE asks for when the process
+# ends, and what logs shows may come from anywhere.
+from snaprt import errors, logs, metrics
 
 if TYPE_CHECKING:
     from snaprt import cache as cache
     from snaprt import replay as replay
+    from snaprt.devices import get_xla_supported_devices as get_xla_supported_devices
+    from snaprt.devices import wait_device_ops as wait_device_ops
+    from snaprt.devices import xla_device as xla_device
     from snaprt.errors import CompileError as CompileError
     from snaprt.errors import DeviceError as DeviceError
     from snaprt.errors import ExecutionError as ExecutionError
+    from snaprt.errors import GraphBreakError as GraphBreakError
     from snaprt.errors import SnaprtError as SnaprtError
     from snaprt.errors import SnapshotError as SnapshotError
     from snaprt.errors import UsageError as UsageError
+    from snaprt.explain.call import explain as explain
+    from snaprt.explain.recompiles import CompilationProfiler as CompilationProfiler
+    from snaprt.explain.times import compile_times as compile_times
     from snaprt.jit.scope import record as record
+    from snaprt.lazy.closures import add_step_closure as add_step_closure
+    from snaprt.lazy.optimizer import optimizer_step as optimizer_step
     from snaprt.lazy.scope import disable as disable
+    from snaprt.lazy.scope import eager_mode as eager_mode
     from snaprt.lazy.scope import enable as enable
+    from snaprt.lazy.scope import is_eager_mode as is_eager_mode
     from snaprt.lazy.scope import lazy as lazy
     from snaprt.lazy.step import mark_step as mark_step
+    from snaprt.lazy.step import sync as sync
+    from snaprt.processes import is_master_ordinal as is_master_ordinal
+    from snaprt.processes import master_print as master_print
+    from snaprt.random_keys import fork_rng as fork_rng
+    from snaprt.random_keys import get_rng_state as get_rng_state
+    from snaprt.random_keys import manual_seed as manual_seed
+    from snaprt.random_keys import next_key as next_key
+    from snaprt.random_keys import set_rng_state as set_rng_state
     from snaprt.snapshot.policy import (
         register_hlo_snapshot_callback as register_hlo_snapshot_callback,
     )
@@ -32,41 +53,79 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CompilationProfiler",
     "CompileError",
     "DeviceError",
     "ExecutionError",
+    "GraphBreakError",
     "SnaprtError",
     "SnapshotError",
     "UsageError",
     "__version__",
+    "add_step_closure",
+    "compile_times",
     "disable",
     "dump_now",
+    "eager_mode",
     "enable",
+    "explain",
+    "fork_rng",
+    "get_rng_state",
+    "get_xla_supported_devices",
+    "is_eager_mode",
+    "is_master_ordinal",
     "lazy",
+    "manual_seed",
     "mark_step",
+    "master_print",
     "metrics",
+    "next_key",
+    "optimizer_step",
     "record",
     "register_hlo_snapshot_callback",
+    "set_rng_state",
+    "sync",
+    "wait_device_ops",
+    "xla_device",
 ]
 
 # Public name -> "module:attribute", or the module that it is. `lazy` is the package, which can be
 # called (see there): importing any part of it would put it in the place of whatever stood here.
 _WHERE = {
+    "CompilationProfiler": "snaprt.explain.recompiles:CompilationProfiler",
     "CompileError": "snaprt.errors:CompileError",
     "DeviceError": "snaprt.errors:DeviceError",
     "ExecutionError": "snaprt.errors:ExecutionError",
+    "GraphBreakError": "snaprt.errors:GraphBreakError",
     "SnaprtError": "snaprt.errors:SnaprtError",
     "SnapshotError": "snaprt.errors:SnapshotError",
     "UsageError": "snaprt.errors:UsageError",
+    "add_step_closure": "snaprt.lazy.closures:add_step_closure",
     "cache": "snaprt.cache",
+    "compile_times": "snaprt.explain.times:compile_times",
     "disable": "snaprt.lazy.scope:disable",
     "dump_now": "snaprt.snapshot.record:dump_now",
+    "eager_mode": "snaprt.lazy.scope:eager_mode",
     "enable": "snaprt.lazy.scope:enable",
+    "explain": "snaprt.explain",
+    "fork_rng": "snaprt.random_keys:fork_rng",
+    "get_rng_state": "snaprt.random_keys:get_rng_state",
+    "get_xla_supported_devices": "snaprt.devices:get_xla_supported_devices",
+    "is_eager_mode": "snaprt.lazy.scope:is_eager_mode",
+    "is_master_ordinal": "snaprt.processes:is_master_ordinal",
     "lazy": "snaprt.lazy",
+    "manual_seed": "snaprt.random_keys:manual_seed",
     "mark_step": "snaprt.lazy.step:mark_step",
+    "master_print": "snaprt.processes:master_print",
+    "next_key": "snaprt.random_keys:next_key",
+    "optimizer_step": "snaprt.lazy.optimizer:optimizer_step",
     "record": "snaprt.jit.scope:record",
     "register_hlo_snapshot_callback": "snaprt.snapshot.policy:register_hlo_snapshot_callback",
     "replay": "snaprt.replay",
+    "set_rng_state": "snaprt.random_keys:set_rng_state",
+    "sync": "snaprt.lazy.step:sync",
+    "wait_device_ops": "snaprt.devices:wait_device_ops",
+    "xla_device": "snaprt.devices:xla_device",
 }
 
 if not TYPE_CHECKING:  # Type checkers would take every name for one that is here.
@@ -83,3 +142,7 @@ if not TYPE_CHECKING:  # Type checkers would take every name for one that is her
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_WHERE})
+
+
+with contextlib.suppress(errors.UsageError):  # the first cut raises it
+    logs.follow_environment()

@@ -28,12 +28,20 @@ class UsageError(SnaprtError):
     """A flag, setting or argument that cannot be used as given."""
 
 
+class GraphBreakError(UsageError):
+    """Something needs a value inside of ``snaprt.lazy(fullgraph=True)``."""
+
+
 class CompileError(SnaprtError):
     """XLA could not compile a module."""
 
 
 class ExecutionError(SnaprtError):
     """A compiled graph failed while it ran."""
+
+
+class NonFiniteError(ExecutionError, FloatingPointError):
+    """A result has a NaN or an infinity that `jax_debug_nans` or `jax_debug_infs` forbids."""
 
 
 class SnapshotError(SnaprtError):

@@ -6,6 +6,7 @@ older says so. When a new JAX breaks snaprt, this is the file to read and to cha
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import copyreg
 import functools
@@ -13,6 +14,7 @@ import hashlib
 import inspect
 import io
 import logging
+import pkgutil
 import re
 import sys
 import threading
@@ -38,12 +40,15 @@ from jax._src import core as _core
 from jax._src import layout as _layout
 from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
+from jax._src import random as _random
 from jax._src import sharding_impls as _shardings
 from jax._src import source_info_util as _source_info
 from jax._src import traceback_util as _traceback_util
 from jax._src import tree_util as _tree_util
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.api_util import InternalFloatingPointError as _InternalFloatingPointError
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import lax as _lax
 from jax._src.lib import jax_jit as _jax_jit
@@ -143,6 +148,9 @@ def asked_as_opaque_state() -> bool:
 # Functions that only pass the question "is this concrete?" on.
 _ASKS_ON = frozenset({"is_concrete", "to_concrete_value"})
 
+# Functions of JAX that demand a value on behalf of their caller, which gives the cause its name.
+_DEMANDS_FOR = frozenset({"concrete_dim_or_error", "_ensure_index_tuple", "<genexpr>"})
+
 # Functions that fail, or behave differently from eager JAX, without the value: what they stand for.
 _DEMANDS = {
     "__bool__": "bool",
@@ -169,7 +177,10 @@ def demanded_by() -> str | None:
         frame = frame.f_back
     cause = _DEMANDS.get(frame.f_code.co_name)
     if cause == "" and frame.f_back is not None:
-        return frame.f_back.f_code.co_name.strip("_<>")
+        frame = frame.f_back
+        while frame.f_code.co_name in _DEMANDS_FOR and frame.f_back is not None:
+            frame = frame.f_back
+        return frame.f_code.co_name.strip("_<>")
     return cause
 
 
@@ -215,6 +226,30 @@ def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
 
     call.intercepted = True  # type: ignore[attr-defined]
     jax.stages.Compiled.call = staticmethod(call)  # type: ignore[method-assign]
+
+
+_set_mesh_patched = False
+
+
+def teach_set_mesh(kind: type) -> None:
+    """Let `jax.set_mesh` and `jax.sharding.get_mesh` work under a trace of type ``kind``.
+
+    Both refuse to where JAX traces, which they ask `trace_state_clean`; recording lazily is not
+    tracing to them. Whoever else asks gets the old answer.
+    """
+    global _set_mesh_patched
+    if _set_mesh_patched:
+        return
+    original = _core.trace_state_clean
+    asked_by = {_shardings.set_mesh.__init__.__code__, _shardings.get_mesh.__code__}
+
+    def trace_state_clean() -> bool:
+        return original() or (
+            type(current_trace_setting.value) is kind and sys._getframe(1).f_code in asked_by
+        )
+
+    _core.trace_state_clean = trace_state_clean
+    _set_mesh_patched = True
 
 
 # --- calls that may be known already -----------------------------------------------------------
@@ -358,6 +393,17 @@ def _has_devices(sharding: Any) -> bool:
 def is_array_aval(aval: Any) -> bool:
     """Say whether ``aval`` describes an ordinary array (no reference, no token)."""
     return isinstance(aval, ShapedArray)
+
+
+def has_no_values(aval: Any) -> bool:
+    """Say whether ``aval`` is of the derivatives of integers, which JAX keeps as numpy arrays."""
+    return bool(aval.dtype == jax.dtypes.float0)
+
+
+def refuse_escaped_tracer(value: Any) -> None:
+    """Raise `jax.errors.UnexpectedTracerError`, as eager JAX does, if ``value`` is a tracer."""
+    if isinstance(value, Tracer):
+        raise _core.escaped_tracer_error(value)
 
 
 def host_literal(value: Any) -> bool:
@@ -1133,14 +1179,19 @@ def compile_unloaded(
     return devices[0].client.compile(module, _device_list(devices), options)
 
 
-def executable_report(executable: Any) -> tuple[dict[str, int], dict[str, float], str]:
-    """Return an executable's memory in bytes by use, its cost analysis, and its optimised HLO."""
+def executable_memory(executable: Any) -> dict[str, int]:
+    """Return an executable's memory in bytes by use: ``argument_size``, ``temp_size``, ..."""
     statistics = executable.get_compiled_memory_stats()
-    memory = {
+    return {
         name.removesuffix("_in_bytes"): int(getattr(statistics, name))
         for name in dir(statistics)
         if name.endswith("_in_bytes")
     }
+
+
+def executable_report(executable: Any) -> tuple[dict[str, int], dict[str, float], str]:
+    """Return an executable's memory in bytes by use, its cost analysis, and its optimised HLO."""
+    memory = executable_memory(executable)
     try:
         cost = dict(executable.cost_analysis())
     except Exception:  # not every plugin has one
@@ -1893,6 +1944,20 @@ def user_frames() -> tuple[Frame, ...]:
     return tuple(reversed(frames))
 
 
+def user_variables() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the file and the variables of each of the user's frames now, innermost first.
+
+    The variables are the local ones, and those of the module that the frame's code names.
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        code = frame.f_code
+        if _source_info.is_user_filename(code.co_filename):
+            local, outer = dict(frame.f_locals), frame.f_globals
+            named = {name: outer[name] for name in code.co_names if name in outer}
+            yield code.co_filename, {**named, **local}
+
+
 def frames_of_operation(source: Any) -> tuple[Frame, ...]:
     """Return the user's frames of an operation, of what `source_info` said of it, outermost first.
 
@@ -1903,6 +1968,33 @@ def frames_of_operation(source: Any) -> tuple[Frame, ...]:
         for frame in _source_info.user_frames(source.traceback)
     ]
     return tuple(reversed(frames))
+
+
+def place_of_operation(source: Any) -> tuple[Any, ...]:
+    """Return where an operation stands, of what `source_info` said of it; equal for equal places.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    return (*frames_of_operation(source), str(source.name_stack))
+
+
+def whole_stacks() -> AbstractContextManager[Any]:
+    """Return a context in which modules are lowered with the whole stack at each operation.
+
+    Checked with jax 0.10.2 and 0.12.0; by default it ends after 100 frames.
+    """
+    stack = contextlib.ExitStack()
+    stack.enter_context(_config.include_full_tracebacks_in_locations(True))
+    stack.enter_context(_config.traceback_in_locations_limit(-1))
+    return stack
+
+
+def forbidden_value(error: BaseException) -> str | None:
+    """Return ``nan`` or ``inf`` where an error says that JAX's settings forbid such a value.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    return error.args[1] if isinstance(error, _InternalFloatingPointError) else None
 
 
 def _frames_to(error: BaseException) -> list[tuple[FrameType, int]]:
@@ -2067,3 +2159,137 @@ def put_on(device: Device, value: np.ndarray) -> jax.Array:
             [device],
         )
     return array
+
+
+def names_within(primitive: Any, params: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the name of a primitive and, each once, those in the jaxprs among its parameters.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    yield primitive.name
+    for jaxpr in _core.jaxprs_in_params(params):
+        for equation in jaxpr.eqns:
+            yield from names_within(equation.primitive, equation.params)
+
+
+def leave_name_scopes() -> None:
+    """Forget the names of the `jax.named_scope` in which this thread is; each restores its outer's.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    context = _source_info._source_info_context.context
+    if context.name_stack.stack:
+        _source_info._source_info_context.context = context.replace(
+            name_stack=_source_info.NameStack()
+        )
+
+
+def is_staging() -> bool:
+    """Say whether a function is being traced here whose operations run later, and more than once.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    trace = current_trace()
+    while trace is not None:
+        if isinstance(trace, _partial_eval.DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def random_function_names() -> frozenset[str]:
+    """Return the names of the jitted functions that `jax.random` consists of.
+
+    A module has a function of that name, or of that name, an underscore and a number, where a
+    program calls one. Checked with jax 0.10.2 and 0.12.0.
+    """
+    names = {f"jax._src.random.{found.name}" for found in pkgutil.iter_modules(_random.__path__)}
+    modules = [_random, *(sys.modules[name] for name in names & sys.modules.keys())]
+    jitted: Any = type(_api.jit(lambda: None))
+    functions = [value for module in modules for value in vars(module).values()]
+    return frozenset(one.__name__ for one in functions if isinstance(one, jitted))
+
+
+def element_of_type(kind: Any) -> str | None:
+    """Return the element type of an MLIR tensor type, such as ``f32``; None if it is none."""
+    return str(kind.element_type) if isinstance(kind, ir.RankedTensorType) else None
+
+
+def with_element(kind: Any, element: str) -> Any:
+    """Return an MLIR tensor type with another element type, such as ``bf16``."""
+    return ir.RankedTensorType.get(kind.shape, ir.Type.parse(element), kind.encoding)
+
+
+def convert_operand(
+    operation: Any, index: int, kind: Any, bits: tuple[int, int] | None = None
+) -> None:
+    """Convert an operand of an MLIR operation to another type, before the operation.
+
+    Args:
+        operation: The operation.
+        index: The number of the operand.
+        kind: The type.
+        bits: How many bits of exponent and of mantissa it is left with; None for all.
+    """
+    value, where = operation.operands[index], operation.location
+    with ir.InsertionPoint(operation):
+        value = stablehlo.convert(kind, value, loc=where)
+        if bits is not None:
+            value = stablehlo.reduce_precision(value, *bits, loc=where)
+        operation.operands[index] = value
+
+
+def convert_result(value: Any, kind: Any, where: Any) -> None:
+    """Convert an MLIR value to another type at the insertion point, for all who use it."""
+    with where:
+        converted = stablehlo.convert(kind, value, loc=value.location)
+    value.replace_all_uses_except(converted, converted.owner.operation)
+
+
+def integer_of_constant(operation: Any) -> int | None:
+    """Return the number that all elements of an MLIR constant are; None where they are no such."""
+    if not isinstance(operation.results[0].type.element_type, ir.IntegerType):
+        return None  # jaxlib cannot read complex ones
+    value: Any = operation.attributes["value"]
+    return int(ir.IntegerAttr(value.get_splat_value()).value) if value.is_splat else None
+
+
+def set_constant(operation: Any, number: int) -> None:
+    """Let all elements of an MLIR constant be another number."""
+    kind = operation.results[0].type
+    element = ir.IntegerAttr.get(kind.element_type, number)
+    operation.attributes["value"] = ir.DenseElementsAttr.get_splat(kind, element)
+
+
+def after_operation(operation: Any) -> Any:
+    """Return the insertion point after an MLIR operation."""
+    return ir.InsertionPoint.after(operation)
+
+
+def at_start_of_block(block: Any) -> Any:
+    """Return the insertion point at the beginning of an MLIR block."""
+    return ir.InsertionPoint.at_block_begin(block)
+
+
+def set_function_type(function: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    """Give an MLIR function another type."""
+    kind = ir.FunctionType.get(inputs, results, function.context)
+    function.attributes["function_type"] = ir.TypeAttr.get(kind)
+
+
+def function_type(function: Any) -> Any:
+    """Return the type of an MLIR function, with its ``inputs`` and ``results``."""
+    return ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+
+
+def set_symbol(operation: Any, attribute: str, name: str) -> None:
+    """Name an MLIR function, or the one that an operation calls."""
+    kind = ir.StringAttr if attribute == "sym_name" else ir.FlatSymbolRefAttr
+    operation.attributes[attribute] = kind.get(name, operation.context)
+
+
+@contextmanager
+def changing_module(module: Any) -> Iterator[None]:
+    """Let what is inside change an MLIR module."""
+    with module.context, ir.Location.unknown():
+        yield

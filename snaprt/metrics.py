@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -43,12 +44,14 @@ __all__ = [
     "KINDS",
     "SHORT_COUNTERS",
     "SHORT_METRICS",
+    "FinalizerCounter",
     "Metric",
     "Metrics",
     "clear_all",
     "counter_add",
     "counter_names",
     "counter_value",
+    "counters_add",
     "current",
     "from_json",
     "load",
@@ -69,6 +72,8 @@ KEPT_SAMPLES: Final = 1024
 # What the samples of a metric are; a metric without a row is plain.
 KINDS: Final[Mapping[str, str]] = {
     "CompileTime": TIME,
+    "EagerOpCompileTime": TIME,
+    "EagerOpExecuteTime": TIME,
     "ExecuteTime": TIME,
     "LazyTracing": TIME,
     "LowerTime": TIME,
@@ -134,6 +139,42 @@ def counter_add(name: str, value: int = 1) -> None:
         counts[name] += value
     except KeyError:
         counts[name] = value
+
+
+class FinalizerCounter:
+    """A counter for what is done so often, as when objects go, that a call of Python is too much.
+
+    Attributes:
+        add: Adds one; takes no argument, and can be the ``__del__`` of a class.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._next = itertools.count().__next__
+        self._not_counted = 0
+        self.add: Callable[[], int] = self._next
+        _finalizer_counters.append(self)
+
+    def add_to(self, totals: dict[str, int]) -> None:
+        """Add the number to ``totals``, unless it is 0; the caller holds the lock."""
+        number = self._next() - self._not_counted
+        self._not_counted += 1
+        if number:
+            totals[self._name] = totals.get(self._name, 0) + number
+
+    def clear(self) -> None:
+        """Begin at 0 again; the caller holds the lock."""
+        self._not_counted = self._next() + 1
+
+
+_finalizer_counters: list[FinalizerCounter] = []
+
+
+def counters_add(counts: Iterable[tuple[str, int]]) -> None:
+    """Add to each counter that is named its number."""
+    totals = _here.counts
+    for name, value in counts:
+        totals[name] = totals.get(name, 0) + value
 
 
 def metric_add(name: str, value: float) -> None:
@@ -205,6 +246,8 @@ def clear_all() -> None:
         _ended_threads_counts.clear()
         for _, counts in _thread_counts:
             counts.clear()
+        for counter in _finalizer_counters:
+            counter.clear()
 
 
 def current() -> Metrics:
@@ -229,6 +272,8 @@ def _counters() -> dict[str, int]:
             # The copy is one step of the interpreter: its thread may be adding names meanwhile.
             for name, value in counts.copy().items():
                 totals[name] = totals.get(name, 0) + value
+        for counter in _finalizer_counters:
+            counter.add_to(totals)
     return totals
 
 
@@ -244,7 +289,7 @@ def metrics_report(metrics: Metrics | None = None) -> str:
 def short_metrics_report(
     counter_names: Iterable[str] | None = None, metric_names: Iterable[str] | None = None
 ) -> str:
-    """Return the report of the named counters and metrics, and of every host read.
+    """Return the report of the named counters and metrics, and of what cut graphs on the host.
 
     Args:
         counter_names: By default ``SHORT_COUNTERS``.
@@ -270,8 +315,11 @@ def save(path: str | Path) -> None:
     Raises:
         SnaprtError: The file cannot be written.
     """
-    target = Path(path)
-    text = metrics_report() if target.suffix == ".txt" else json.dumps(to_json()) + "\n"
+    _save(Path(path), as_text=Path(path).suffix == ".txt")
+
+
+def _save(target: Path, *, as_text: bool) -> None:
+    text = metrics_report() if as_text else json.dumps(to_json()) + "\n"
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -310,9 +358,12 @@ def load(path: str | Path) -> Metrics:
 def _save_at_exit() -> None:
     try:
         path = settings.get("SNAPRT_METRICS_FILE")
+        if path is None:
+            return
+        target = settings.for_rank(path)
         # A process that only looks on, as `snaprt metrics` does, must not empty the file.
-        if path is not None and (_samples or _counters() or not path.exists()):
-            save(path)
+        if _samples or _counters() or not target.exists():
+            _save(target, as_text=path.suffix == ".txt")
     except SnaprtError as error:
         # The program's own work is done and its exit status stays.
         print(f"snaprt: {error}", file=sys.stderr)

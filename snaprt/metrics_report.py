@@ -20,8 +20,8 @@ TIME: Final = "time"
 SECONDS: Final = "seconds"
 BYTES: Final = "bytes"
 
-# What the short report shows by default, and the host reads that cut graphs: they take the
-# place that ATen fallbacks ("aten::") have in PyTorch/XLA's short report.
+# What the short report shows by default, with the reads and the operations at once that cut graphs:
+# they take the place that ATen fallbacks ("aten::") have in PyTorch/XLA's short report.
 SHORT_COUNTERS: Final = (
     "CachedCompile",
     "UncachedCompile",
@@ -36,7 +36,7 @@ SHORT_METRICS: Final = (
     "TransferToDeviceTime",
     "TransferFromDeviceTime",
 )
-HOST_READ_PREFIX: Final = "host::"
+HOST_PREFIXES: Final = ("host::", "eager::")
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def short(
         {
             name: value
             for name, value in metrics.counters.items()
-            if name in counters or name.startswith(HOST_READ_PREFIX)
+            if name in counters or name.startswith(HOST_PREFIXES)
         },
     )
 

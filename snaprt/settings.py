@@ -85,7 +85,7 @@ def _limit(text: str) -> int | None:
     return parse_size(text) or None
 
 
-def _rank(text: str) -> int | None:
+def _number(text: str) -> int | None:
     return int(text) if text.strip().isdecimal() else None
 
 
@@ -117,12 +117,35 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def _verbosities(text: str) -> tuple[tuple[str, int], ...]:
+    entries = [entry.strip().partition("=") for entry in text.split(",") if entry.strip()]
+    if not all(name.strip() for name, _, _ in entries):
+        raise ValueError(text)
+    return tuple((name.strip(), _count(level)) for name, _, level in entries)
+
+
 _NEURON_SNAPSHOT: Final = ("0", "1", "on_nrt_error", "on_nrt_error_hybrid", "on_nrt_error_cpu")
 
 _CACHE_MODES: Final = ("read-write", "read-only", "fail-on-miss", "refresh", "off")
 
 
 SETTINGS: Final[tuple[Setting, ...]] = (
+    Setting(
+        "GET_TENSORS_OPBYOP",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Where a value is read, compile and run each operation it needs on its own.",
+    ),
+    Setting(
+        "LOCAL_RANK",
+        _number,
+        allowed="a number, 0 or more; any other text counts as not set",
+        default=None,
+        default_text="the first of its machine",
+        help="Which of the processes of its machine this is, as torchrun and others say it.",
+    ),
     Setting(
         "NEURON_DUMP_HLO_SNAPSHOT",
         _one_of(*_NEURON_SNAPSHOT),
@@ -148,8 +171,48 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="With NEURON_DUMP_HLO_SNAPSHOT, record the first device of rank 0 alone.",
     ),
     Setting(
+        "NEURON_USE_EAGER_DEBUG_MODE",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="The same as XLA_USE_EAGER_DEBUG_MODE.",
+    ),
+    Setting(
+        "PT_XLA_DEBUG",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Tell of each compilation and execution, as PyTorch/XLA does.",
+    ),
+    Setting(
+        "PT_XLA_DEBUG_FILE",
+        _path,
+        allowed="a file in a directory that exists",
+        default=None,
+        default_text="the standard error stream",
+        help="Append what PT_XLA_DEBUG tells to this file instead.",
+    ),
+    Setting(
+        "PT_XLA_DEBUG_LEVEL",
+        _count,
+        allowed="0, 1, 2 or more",
+        default=None,
+        default_text="2 where PT_XLA_DEBUG is on, else 0",
+        help="1 tells of compilations, 2 of executions as well.",
+    ),
+    Setting(
+        "PT_XLA_DEBUG_MAX_FRAME",
+        _count,
+        allowed="a number of frames",
+        default=8,
+        default_text="8",
+        help="How many frames of the stack PT_XLA_DEBUG shows at most.",
+    ),
+    Setting(
         "RANK",
-        _rank,
+        _number,
         allowed="a number, 0 or more; any other text counts as not set",
         default=None,
         default_text="`jax.process_index()`",
@@ -236,6 +299,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="Write the programs that a lazy run wants here instead of running them.",
     ),
     Setting(
+        "SNAPRT_DEBUG_FUNCTION",
+        _text,
+        allowed="the name of a function or of a method, such as train_step or Model.loss",
+        default=None,
+        default_text="every graph",
+        help="Limit files of graphs and PT_XLA_DEBUG to graphs with operations of this function.",
+    ),
+    Setting(
         "SNAPRT_DUMP_DIR",
         _path,
         allowed="a directory; it is made where it does not exist",
@@ -282,6 +353,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default=True,
         default_text="on",
         help="Load what the program used last time while Python still imports and traces.",
+    ),
+    Setting(
+        "SNAPRT_RECOMPILE_LIMIT",
+        _count,
+        allowed="a number; 0 for no warning",
+        default=8,
+        default_text="8",
+        help="Warn when a place of the program had programs compiled again in this many steps.",
     ),
     Setting(
         "SNAPRT_RECORD_DEDUPE",
@@ -388,12 +467,140 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="1 saves them, 2 minifies them, 3 does so aside, 4 also compares each new program.",
     ),
     Setting(
+        "SNAPRT_TRACE",
+        _path,
+        allowed="a directory; it is made where it does not exist",
+        default=None,
+        default_text="nothing is written",
+        help="Write a folder for each graph here, and a page that links them.",
+    ),
+    Setting(
+        "SYNC_TENSORS_OPBYOP",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="At a step, compile and run each operation on its own.",
+    ),
+    Setting(
+        "TF_CPP_LOG_THREAD_ID",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Whether a line of the log says which thread wrote it.",
+    ),
+    Setting(
+        "TF_CPP_MIN_LOG_LEVEL",
+        _number,
+        allowed="a number, 0 to 3; any other text counts as not set",
+        default=None,
+        default_text="no log of snaprt's, unless TF_CPP_VMODULE asks",
+        help="0 logs when each compilation begins and ends; 1 to 3 leave it to Python's logging.",
+    ),
+    Setting(
+        "TF_CPP_VMODULE",
+        _verbosities,
+        allowed="name=level,... such as compile=1,operations=2",
+        default=(),
+        default_text="no log of snaprt's, unless TF_CPP_MIN_LOG_LEVEL is 0",
+        help="How much each module logs: 1 the steps of a compilation, 2 each operation too.",
+    ),
+    Setting(
+        "XLA_DOWNCAST_BF16",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Lazy programs compute float32 arrays as bfloat16, and float64 ones as float32.",
+    ),
+    Setting(
         "XLA_FLAGS",
         _text,
         allowed="flags of XLA, separated by spaces",
         default="",
         default_text="empty",
         help="XLA's own flags; snaprt acts on --xla_dump_hlo_snapshots with --xla_dump_to.",
+    ),
+    Setting(
+        "XLA_HLO_DEBUG",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Put the Python stack of each operation, as of now, into the module.",
+    ),
+    Setting(
+        "XLA_IR_DEBUG",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Note the Python stack of each operation each time that it is recorded.",
+    ),
+    Setting(
+        "XLA_MAX_ASYNC_QUEUE",
+        _count,
+        allowed="a number of closures, 0 for no limit",
+        default=100,
+        default_text="100",
+        help="A step that adds more closures than this in the background waits for earlier ones.",
+    ),
+    Setting(
+        "XLA_METRICS_FILE",
+        _path,
+        allowed="a file in a directory that exists, STDERR or STDOUT",
+        default=None,
+        default_text="nothing is written",
+        help="Append the report of the metrics to this file after every step.",
+    ),
+    Setting(
+        "XLA_SAVE_TENSORS_FILE",
+        _path,
+        allowed="a file in a directory that exists",
+        default=None,
+        default_text="nothing is written",
+        help="Append each graph to this file before it runs.",
+    ),
+    Setting(
+        "XLA_SAVE_TENSORS_FMT",
+        _one_of("text", "dot", "hlo"),
+        allowed="text, dot, hlo",
+        default="text",
+        default_text="text",
+        help="How XLA_SAVE_TENSORS_FILE has the graphs: text, Graphviz, or HLO.",
+    ),
+    Setting(
+        "XLA_SYNC_WAIT",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Every mark_step waits until the devices have finished.",
+    ),
+    Setting(
+        "XLA_USE_32BIT_LONG",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Lazy programs compute 64-bit integers with 32 bits.",
+    ),
+    Setting(
+        "XLA_USE_BF16",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Lazy programs compute float32 and float64 arrays as bfloat16.",
+    ),
+    Setting(
+        "XLA_USE_EAGER_DEBUG_MODE",
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=False,
+        default_text="off",
+        help="Compile and run each operation as soon as it is recorded.",
     ),
 )
 
@@ -439,3 +646,13 @@ def get(name: str) -> Any:
             f"the environment variable {name} is {text!r}, which is not allowed",
             hint=f"Allowed: {setting.allowed}. Unset it for the default: {setting.default_text}.",
         ) from error
+
+
+def for_rank(path: Path) -> Path:
+    """Return the file that this process writes where ``path`` is asked for.
+
+    Of the processes of a job each has its own: where RANK is set, its number ends the name, as
+    PyTorch/XLA has it.
+    """
+    rank = get("RANK")
+    return path if rank is None else path.with_name(f"{path.name}.{rank}")

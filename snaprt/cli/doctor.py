@@ -74,6 +74,37 @@ def _settings(_: Path) -> str:
     return f"set: {', '.join(names)}" if names else "none is set"
 
 
+_FOLDERS: Final = ("SNAPRT_COLLECT", "SNAPRT_DUMP_DIR", "SNAPRT_REPRO_DIR", "SNAPRT_TRACE")
+_FILES: Final = (
+    *("PT_XLA_DEBUG_FILE", "SNAPRT_METRICS_FILE", "XLA_METRICS_FILE", "XLA_SAVE_TENSORS_FILE"),
+)
+
+
+def _write_access(folder: Path) -> str:
+    """Write where the variables that are set want files, beside where all of this is tried."""
+    places = {f"temporary files in {folder.parent}": folder.parent}
+    for name in (*_FOLDERS, *_FILES):
+        if not os.environ.get(name, "").strip() or str(settings.get(name)) in _STREAMS:
+            continue
+        path = Path(settings.get(name)).absolute()
+        places[f"{name} in {path}"] = _there(path) if name in _FOLDERS else path.parent
+    for what, place in places.items():
+        try:
+            with tempfile.TemporaryFile(dir=place) as file:
+                file.write(b"snaprt")
+        except OSError as error:
+            raise SnaprtError(f"cannot write {what}: {error.strerror or error}") from error
+    return "; ".join(places)
+
+
+_STREAMS: Final = ("STDERR", "STDOUT")
+
+
+def _there(path: Path) -> Path:
+    """Return the folder itself, or the one in which it would be made."""
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
 def _devices(_: Path) -> str:
     import jax
 
@@ -152,13 +183,24 @@ with snaprt.lazy():
 """
 
 
+def _plain_environment() -> dict[str, str]:
+    """Return the environment without what would have a program recorded or run otherwise."""
+    kept = ("SNAPRT_CACHE", "XLA_FLAGS")
+    ours = {row.name for row in settings.SETTINGS if not row.name.startswith(kept)}
+    return {name: value for name, value in os.environ.items() if name not in ours}
+
+
 def _snapshot(folder: Path) -> str:
     program = folder / "program.py"
     program.write_text(_PROGRAM, encoding="utf-8")
     # A process of its own: recording is switched on at its start, and its flags stay its own.
     done = subprocess.run(
         [sys.executable, str(program)],
-        env={**os.environ, "SNAPRT_DUMP_DIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={
+            **_plain_environment(),
+            "SNAPRT_DUMP_DIR": str(folder),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -196,6 +238,12 @@ _CACHE_HINT: Final = "Set SNAPRT_CACHE_DIR to a directory of your own on a local
 CHECKS: Final[tuple[Check, ...]] = (
     Check("versions", _versions, hint="Install snaprt with pip, so that its packages come along."),
     Check("settings", _settings, hint="See `snaprt help environment`."),
+    Check(
+        "write access",
+        _write_access,
+        hint="Point it at a place that exists, has room and is yours; TMPDIR for temporary files.",
+        needs=("settings",),
+    ),
     Check(
         "devices",
         _devices,
@@ -238,8 +286,9 @@ def _try(check: Check, folder: Path) -> Finding:
 def command(context: click.Context, as_json: bool) -> None:
     """Check that everything works here, from the versions to a replay.
 
-    Tries each part once: versions, settings, devices, the cache directory and its index, a
-    compile, an execution, a snapshot and its replay. Leaves with 0 where all is well, else 1.
+    Tries each part once: versions, settings, write access, devices, the cache directory and its
+    index, a compile, an execution, a snapshot and its replay. Leaves with 0 where all is well,
+    else 1.
 
     \b
     Example:

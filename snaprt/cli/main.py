@@ -72,6 +72,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "prune": _Entry("snaprt.cli.pack:prune_command", "Remove stored arrays that nobody needs."),
     "cache": _Entry("snaprt.cli.cache:command", "Look at the compile cache, or clear it."),
     "metrics": _Entry("snaprt.cli.metrics:command", "Print saved metrics."),
+    "bundle": _Entry("snaprt.cli.bundle:command", "Run a program and bundle all that tells of it."),
     "stacks": _Entry("snaprt.cli.stacks:command", "Print the stacks of a running process."),
     "doctor": _Entry("snaprt.cli.doctor:command", "Check that everything works here."),
     "help": _Entry("snaprt.cli.environment:command", "Print help on a command or a topic."),

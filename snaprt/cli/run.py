@@ -27,6 +27,7 @@ import click
 import snaprt
 from snaprt import autoload, settings
 from snaprt.cli import after_import, output
+from snaprt.cli.run_explained import RunExplained
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.snapshot.conditions import parse_conditions
 
@@ -104,6 +105,15 @@ class ProgramCommand(click.Command):
 @click.option(
     "--metrics", type=click.Path(path_type=Path), metavar="FILE", help="Save the metrics at exit."
 )
+@click.option(
+    "--explain", is_flag=True, help="Say at the end what cut graphs, at which lines, how often."
+)
+@click.option(
+    "--explain-json",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write that as JSON with a versioned schema.",
+)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]...")
 @click.pass_context
 def command(
@@ -116,6 +126,8 @@ def command(
     keep_last: int | None,
     dedupe: bool,
     metrics: Path | None,
+    explain: bool,
+    explain_json: Path | None,
     program: tuple[str, ...],
 ) -> None:
     """Run a Python program under snaprt, unmodified: a script, or a module with -m.
@@ -126,12 +138,15 @@ def command(
     With SNAPRT_JAX_CACHE=1 its jax.jit compiles through the compile cache.
     With --lazy, its main thread runs lazily from its own `import jax` on; JAX_... variables and
     XLA_FLAGS that it sets count as under python.
+    With --explain, a table at the end says for each line that cut graphs why and how often, and
+    what to write instead (docs/explain.md).
     With --record, calls of what jax.jit returned are recorded in every thread; --when and
     --keep-last mean the same where the program does not run lazily.
 
     \b
     Example:
       snaprt run --lazy --cache ~/.cache/train -- train.py --epochs 3
+      snaprt run --lazy --explain -- train.py
       snaprt run --lazy --dump dump -m my_package.train --epochs 3
       snaprt run --lazy --when nan --when "step=100-200, every=10" -- train.py
       snaprt run --record --dump dump --when "name=train_step, first=3" -- train.py
@@ -158,7 +173,12 @@ def command(
     if settings.get("SNAPRT_JAX_CACHE"):
         after_import.call_after_import("jax", autoload.initialize)
     is_recording = record or (not is_lazy and (bool(when) or keep_last is not None))
-    context.exit(run(program, lazy=is_lazy, recording=is_recording))
+    explained = RunExplained(shown=explain, file=explain_json)
+    try:
+        status = run(program, lazy=is_lazy, recording=is_recording)
+    finally:
+        explained.end()
+    context.exit(status)
 
 
 def run(words: Sequence[str], *, lazy: bool, recording: bool = False) -> int:

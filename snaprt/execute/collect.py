@@ -26,7 +26,8 @@ from snaprt.execute.collected import (
 )
 from snaprt.execute.collection import collection
 from snaprt.execute.key import compiler_settings, environment_flags, module_digest
-from snaprt.lazy.digest import Unstable, program_digest
+from snaprt.execute.lower import digest_of_lowering
+from snaprt.lazy.digest import Unstable
 from snaprt.lazy.graph import Program
 
 _log = logging.getLogger("snaprt.cache")
@@ -92,7 +93,7 @@ def _described(
         module=f"{digest[:16]}{MODULE_SUFFIX}",
         module_digest=digest,
         graph_id=digest[:16],
-        program_digest=_digest_or_none(lambda: program_digest(program, promoted)),
+        program_digest=_digest_or_none(lambda: digest_of_lowering(program, promoted)),
         jax=jax.__version__,
         jaxlib=jaxapi.JAXLIB_VERSION,
         platform=devices[0].platform,

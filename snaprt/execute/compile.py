@@ -22,7 +22,7 @@ from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, metrics, settings
 from snaprt.errors import CompileError
-from snaprt.execute import prefetch
+from snaprt.execute import prefetch, times
 from snaprt.execute.collect import GRAPH_NAME, calls_back, collect_program
 from snaprt.execute.key import module_digest, module_key
 from snaprt.execute.lower import lowering, placed
@@ -88,6 +88,7 @@ class Executable:
         lowered: Lowers the program again (or returns what compiling left), for recording.
         is_collected: Whether it was written down to be compiled later, and its results are zeros.
         is_watched: Whether its last result is the flag of `snaprt.execute.watch`.
+        times: Where its time has gone.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Executable:
     lowered: Callable[[], jax.stages.Lowered]
     is_collected: bool = False
     is_watched: bool = False
+    times: times.ProgramTimes = field(default_factory=times.ProgramTimes)
 
     def artifacts(self) -> ModuleArtifacts:
         """Return the program in the forms in which it is recorded; the first call makes them."""
@@ -149,20 +151,36 @@ def compile_program(
         CompileError: If JAX cannot lower it or XLA cannot compile it.
     """
     folder = settings.get("SNAPRT_COLLECT")
+    size = len(program.nodes)
+    _log.info("a graph of %d operations and %d inputs: begin", size, len(program.inputs))
+    started = time.perf_counter()
     try:
-        if folder is not None:
-            found, is_watched = _collect(program, promoted, folder), False
-        else:
-            found = _obtain(program, promoted, overrides, is_watched)
+        with times.measured() as stopwatch:
+            if folder is not None:
+                found, is_watched = _collect(program, promoted, folder), False
+            else:
+                found = _obtain(program, promoted, overrides, is_watched)
     except CacheError:
         raise
     except Exception as error:
         raise CompileError(
-            f"the graph of {len(program.nodes)} operations that was cut here could not be "
-            f"compiled: {error}",
+            f"the graph of {size} operations that was cut here could not be compiled: {error}",
             hint="the traceback above shows the error of JAX or XLA; its arrays stay pending",
         ) from error
-    return _executable(program, promoted, found, is_collected=folder is not None, flag=is_watched)
+    spent = times.prepared(
+        times.LAZY,
+        GRAPH_NAME,
+        found.graph_id,
+        stopwatch,
+        operations=size,
+        compiled=times.COMPILE in stopwatch.nanoseconds,
+        loaded=found.from_cache,
+    )
+    is_collected = folder is not None
+    how = "collected" if is_collected else "from the cache" if found.from_cache else "compiled"
+    seconds = time.perf_counter() - started
+    _log.info("graph %s of %d operations: %s in %.3f s", found.graph_id, size, how, seconds)
+    return _executable(program, promoted, found, spent, is_collected=is_collected, flag=is_watched)
 
 
 def uncompiled_program(
@@ -187,11 +205,18 @@ def uncompiled_program(
         raise CompileError(f"the graph {GRAPH_NAME}.{graph_id} could not be compiled")
 
     found = _Found(call, graph_id, devices, False, lambda: lowered)
-    return _executable(program, promoted, found, is_collected=False, flag=is_watched)
+    spent = times.ProgramTimes()
+    return _executable(program, promoted, found, spent, is_collected=False, flag=is_watched)
 
 
 def _executable(
-    program: Program, promoted: frozenset[int], found: _Found, *, is_collected: bool, flag: bool
+    program: Program,
+    promoted: frozenset[int],
+    found: _Found,
+    spent: times.ProgramTimes,
+    *,
+    is_collected: bool,
+    flag: bool,
 ) -> Executable:
     arguments = len(program.inputs) + len(promoted)
     results = [f"out{i}" for i in range(len(program.outputs))]
@@ -208,6 +233,7 @@ def _executable(
         lowered=found.lowered,
         is_collected=is_collected,
         is_watched=flag,
+        times=spent,
     )
 
 
@@ -244,7 +270,8 @@ def _obtain(
     results = len(program.outputs) + is_watched
     lower = lowering(program, promoted, is_watched)
     cache = persistent_cache()
-    key_of_note = None if cache is None else note_key(program, promoted, is_watched, cache)
+    with times.stage(times.KEY):
+        key_of_note = None if cache is None else note_key(program, promoted, is_watched, cache)
 
     def by_note() -> _Found | None:
         assert cache is not None
@@ -253,9 +280,11 @@ def _obtain(
 
     def by_module() -> tuple[_Found, bool]:
         lowered = lower()
-        stablehlo = jaxapi.stablehlo_without_locations(lowered)
-        graph_id = module_digest(stablehlo)[:16]
+        with times.stage(times.KEY):
+            stablehlo = jaxapi.stablehlo_without_locations(lowered)
+            graph_id = module_digest(stablehlo)[:16]
         devices = jaxapi.devices_of_lowered(lowered)
+        _log.info("graph %s: lowered", graph_id)
         compiled, from_cache, key = _load_or_compile(
             cache, lowered, stablehlo, devices, arguments, results, overrides
         )
@@ -269,7 +298,8 @@ def _obtain(
     with placed(program.placement):
         if cache is None or key_of_note is None:
             return by_module()[0]
-        return by_note() or compile_once(cache, key_of_note, by_note, by_module)[0]
+        with times.stage(times.CACHE):
+            return by_note() or compile_once(cache, key_of_note, by_note, by_module)[0]
 
 
 def _load_noted(
@@ -310,7 +340,8 @@ def _load_or_compile(
         if cache is not None:
             metrics.counter_add("PersistentCacheUncacheable")
         return _compile(lowered, overrides), False, None
-    key = module_key(stablehlo, devices, kind="compiled", folder=cache.folder)
+    with times.stage(times.KEY):
+        key = module_key(stablehlo, devices, kind="compiled", folder=cache.folder)
     name = f"{script_name()}: {GRAPH_NAME}"
 
     def load() -> jax.stages.Compiled | None:
@@ -336,17 +367,25 @@ def _load_or_compile(
         told["summary"] = summarise(lowered.compiler_ir("stablehlo"))
         return compiled, cache.put(key, payload, told)
 
-    loaded = load()
-    if loaded is not None:
-        return loaded, True, key
-    compiled, from_cache, is_there = compile_once(cache, key, load, compile_and_put)
-    return compiled, from_cache, key if is_there else None
+    with times.stage(times.CACHE):
+        loaded = load()
+        if loaded is not None:
+            return loaded, True, key
+        compiled, from_cache, is_there = compile_once(cache, key, load, compile_and_put)
+        return compiled, from_cache, key if is_there else None
 
 
 def _compile(lowered: jax.stages.Lowered, overrides: Mapping[str, Any]) -> jax.stages.Compiled:
+    _log.info("XLA compiles: begin")
     # It is stored here: a cache under jax.jit would store it once more.
-    with metrics.timed("CompileTime"), jaxapi.without_compilation_cache():
-        return lowered.compile(compiler_options=dict(overrides) or None)
+    with (
+        times.stage(times.COMPILE),
+        metrics.timed("CompileTime"),
+        jaxapi.without_compilation_cache(),
+    ):
+        compiled = lowered.compile(compiler_options=dict(overrides) or None)
+    _log.info("XLA compiles: end")
+    return compiled
 
 
 def entry_metadata(

@@ -18,7 +18,7 @@ from snaprt_cache.key import Key
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, settings
-from snaprt.execute import prefetch
+from snaprt.execute import prefetch, times
 from snaprt.execute.key import jit_key
 from snaprt.execute.once import flight
 from snaprt.execute.store import count_event
@@ -94,17 +94,24 @@ class _UnderJax:
 
     def get(self, key: str) -> bytes | None:
         """Return what JAX put under a string."""
-        return self._form.get(key)
+        stopwatch = self._asked.stopwatch
+        with stopwatch.stage(times.CACHE):
+            found = self._form.get(key)
+        # JAX does that next, until `compiled`.
+        stopwatch.begin(times.COMPILE if found is None else times.LOAD)
+        return found
 
     def put(self, key: str, value: bytes) -> None:
         """Store what JAX compiled."""
-        self._form.put(key, value)
+        with self._asked.stopwatch.stage(times.CACHE):
+            self._form.put(key, value)
 
     def prefetched(
         self, name: str, devices: Sequence[jaxapi.Device]
     ) -> jaxapi.JitExecutable | None:
         """Return what a string stands for if it was loaded for these devices beforehand."""
-        ready = prefetch.take(self._key_of(name), devices)
+        with self._asked.stopwatch.stage(times.CACHE):
+            ready = prefetch.take(self._key_of(name), devices)
         if ready is None:
             return None
         count_event(READ_BYTES, len(ready.entry.payload))
@@ -113,12 +120,26 @@ class _UnderJax:
 
     def compiled(self, error: BaseException | None) -> None:
         """Hear that JAX has compiled, or loaded, or failed to."""
-        self._asked.compilation = None
+        asked = self._asked
+        asked.stopwatch.end()
+        if error is None and asked.compilation is not None and asked.key is not None:
+            is_compiled = times.COMPILE in asked.stopwatch.nanoseconds
+            times.prepared(
+                times.JIT,
+                asked.compilation.name,
+                asked.key.digest[:16],
+                asked.stopwatch,
+                compiled=is_compiled,
+                loaded=not is_compiled,
+            )
+        asked.compilation = None
         self._form.compiled(error)
 
     def name_of(self, compilation: jaxapi.Compilation) -> str:
         """Return the string for a compilation, and remember the key it stands for."""
-        key = jit_key(compilation, kind=KIND, folder=self.cache.folder)
+        self._asked.stopwatch = times.Stopwatch()
+        with self._asked.stopwatch.stage(times.KEY):
+            key = jit_key(compilation, kind=KIND, folder=self.cache.folder)
         name = f"{compilation.name}-{key.digest}"
         self._asked.key, self._asked.compilation = key, compilation
         with self._lock:
@@ -146,3 +167,6 @@ class _UnderJax:
 class _Asked(threading.local):
     key: Key | None = None
     compilation: jaxapi.Compilation | None = None
+
+    def __init__(self) -> None:
+        self.stopwatch = times.Stopwatch()

@@ -15,6 +15,7 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.execute.compile import Executable
+from snaprt.execute.narrow import Narrowing, narrowings
 from snaprt.lazy.graph import Program, Structure
 
 MAX_PROGRAMS: Final = 2048
@@ -83,8 +84,9 @@ class _Variants:
         self.missed = 0
 
 
-# By whether they have a flag that tells of NaN, and by their structure.
-_families: OrderedDict[tuple[bool, Structure], _Family] = OrderedDict()
+# By whether they have a flag that tells of NaN, whether literals are constants, what they compute
+# in narrower types, and by their structure.
+_families: OrderedDict[tuple[bool, bool, tuple[Narrowing, ...], Structure], _Family] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -94,6 +96,7 @@ def executable_for(
     *,
     is_watched: bool,
     exactly: bool,
+    constants: bool = True,
 ) -> Ready:
     """Return the executable of ``program``, which is compiled if this process has none.
 
@@ -106,13 +109,16 @@ def executable_for(
         compile_it: Compiles a program, with some of its literals as arguments.
         is_watched: Whether the executable has a flag; see `snaprt.execute.watch`.
         exactly: Whether it must take the memory of what ``program`` donates, neither more nor less.
+        constants: Whether a literal may be a constant. Eager JAX passes it as an argument, and what
+            XLA makes of a constant can differ from that in the last bits.
     """
     literals = tuple([literal.key for literal in program.literals])
-    key = (is_watched, program.structure)
+    key = (is_watched, constants, narrowings(), program.structure)
     with _lock:
         family = _families.get(key)
         if family is None:
-            family = _families[key] = _Family(literals=literals)
+            promoted = frozenset(() if constants else range(len(literals)))
+            family = _families[key] = _Family(promoted, literals)
             if len(_families) > MAX_PROGRAMS:
                 _families.popitem(last=False)
         else:
@@ -132,8 +138,8 @@ def executable_for(
         executable = compile_it(replace(program, donated=donated), promoted)
         with _lock:
             if family.promoted == promoted:
-                constants = _constants(literals, promoted)
-                family.executables.setdefault(constants, _Variants()).add(executable)
+                fixed = _constants(literals, promoted)
+                family.executables.setdefault(fixed, _Variants()).add(executable)
     arguments = program.arguments(promoted)
     for index in executable.donated:
         if index not in program.donated:

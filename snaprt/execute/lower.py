@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import jax
 
-from snaprt import jaxapi, metrics
+from snaprt import jaxapi, metrics, settings
+from snaprt.execute import times
+from snaprt.execute.narrow import names_of, narrowed, narrowings
 from snaprt.execute.watch import watched
+from snaprt.lazy.digest import program_digest
 from snaprt.lazy.graph import Placement, Program
 
 
@@ -38,9 +41,27 @@ def lowering(
         function = watched(function)
     shapes = jaxapi.shapes_of(program.arguments(promoted))
     placement, donated = program.placement, program.donated
+    asked = narrowings()
+    stacks = jaxapi.whole_stacks if settings.get("XLA_HLO_DEBUG") else nullcontext
 
     def lower() -> jax.stages.Lowered:
-        with placed(placement), metrics.timed("LowerTime"):
-            return jaxapi.lower(function, shapes, donated)
+        with (
+            placed(placement),
+            stacks(),
+            times.stage(times.LOWER),
+            metrics.timed("LowerTime"),
+        ):
+            lowered = jaxapi.lower(function, shapes, donated)
+            return narrowed(lowered, asked) if asked else lowered
 
     return lower
+
+
+def digest_of_lowering(program: Program, promoted: frozenset[int], is_watched: bool = False) -> str:
+    """Return what stands, in every process, for the module that `lowering` makes.
+
+    Raises:
+        Unstable: See `snaprt.lazy.digest`.
+    """
+    digest = program_digest(program, promoted) + names_of(narrowings())
+    return f"{digest} watched" if is_watched else digest

@@ -18,7 +18,8 @@ from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, metrics
 from snaprt.execute.key import program_key
-from snaprt.lazy.digest import Unstable, program_digest
+from snaprt.execute.lower import digest_of_lowering
+from snaprt.lazy.digest import Unstable
 from snaprt.lazy.graph import Placement, Program
 
 _log = logging.getLogger("snaprt.cache")
@@ -51,7 +52,7 @@ def note_key(
 ) -> Key | None:
     """Return the key of the program's note; ``None``, counted by its reason, where it has none."""
     try:
-        digest = program_digest(program, promoted)
+        digest = digest_of_lowering(program, promoted, is_watched)
     except Unstable as reason:
         metrics.counter_add(f"UnstableProgram::{reason}")
         return None
@@ -59,8 +60,6 @@ def note_key(
         _log.info("a program has no digest: %r", error)
         metrics.counter_add(f"UnstableProgram::{type(error).__name__}")
         return None
-    if is_watched:
-        digest += " watched"
     return program_key(digest, devices_of_placement(program.placement), cache.folder)
 
 

@@ -18,6 +18,7 @@ from snaprt_cache.key import Key
 from snaprt_cache.store import Cache, Entry
 
 from snaprt import metrics, settings
+from snaprt.execute import times
 from snaprt.execute.store import count_event
 
 _log = logging.getLogger("snaprt.compile")
@@ -61,7 +62,7 @@ def load_entry(cache: Cache, key: Key, entry: Entry, load: Callable[[bytes], T])
         load: Makes an executable of its payload.
     """
     try:
-        with metrics.timed("LoadTime"):
+        with times.stage(times.LOAD), metrics.timed("LoadTime"):
             return load(entry.payload)
     except Exception as error:
         _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)

@@ -5,6 +5,7 @@ It knows executables and arrays; what an observer does with them is not its busi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -43,8 +44,7 @@ def run(
     """
     token = observer.before(executable, inputs) if observer is not None else None
     try:
-        with metrics.timed("ExecuteTime"):
-            outputs = executable.call(*inputs)
+        outputs = _call(executable, inputs)
     except Exception as error:
         if token is not None and observer is not None:
             observer.failed(token, error)
@@ -52,3 +52,13 @@ def run(
     if token is not None and observer is not None:
         observer.after(token, outputs, outputs[-1] if executable.is_watched else None)
     return outputs[:-1] if executable.is_watched else outputs
+
+
+def _call(executable: Executable, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    started = time.perf_counter_ns()
+    try:
+        return executable.call(*inputs)
+    finally:
+        elapsed = time.perf_counter_ns() - started
+        metrics.metric_add("ExecuteTime", elapsed)
+        executable.times.executed(elapsed)

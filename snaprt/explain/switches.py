@@ -5,24 +5,74 @@ A row of the table says which variables a kind of watcher depends on, and how it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from snaprt import settings
-from snaprt.explain.watching import Watcher, attached
+from snaprt import logs, settings
+from snaprt.explain.analysis import VARIABLES as ANALYSIS_VARIABLES
+from snaprt.explain.analysis import analysis
+from snaprt.explain.operation_log import LOGGER, OperationLog
+from snaprt.explain.recompiles import history
+from snaprt.explain.saved_graphs import saved_graphs
+from snaprt.explain.step_metrics import step_metrics
+from snaprt.explain.watching import Watcher, attach, attached
 
-#: ``(variables, make)``: ``make()`` returns a watcher, or ``None`` where they do not ask for one.
-_SWITCHES: Final[tuple[tuple[tuple[str, ...], Callable[[], Watcher | None]], ...]] = ()
 
-_texts: Final = settings.Texts(*{name for names, _ in _SWITCHES for name in names})
-_seen: tuple[list[Any], tuple[Watcher, ...]] = ([None], ())
+class _Switch:
+    """A kind of watcher, and the one that the variables asked for when they were last seen."""
+
+    def __init__(self, variables: tuple[str, ...], make: Callable[[], Watcher | None]) -> None:
+        self.variables = variables
+        self.watcher: Watcher | None = None
+        self._make = make
+        self._texts = settings.Texts(*variables)
+        self._seen: list[Any] = [None] * len(variables)
+
+    def look(self) -> None:
+        """Make the watcher anew if a variable has changed."""
+        now = self._texts.now()
+        if now != self._seen:
+            self.watcher = self._make()
+            self._seen = now
+
+
+def _trace_folder() -> Watcher | None:
+    if settings.get("SNAPRT_TRACE") is None:
+        return None
+    from snaprt.explain.trace.folder import trace_folder  # templates take long to import
+
+    return trace_folder()
+
+
+#: ``make()`` returns a watcher, or ``None`` where the variables do not ask for one.
+_SWITCHES: Final = (
+    _Switch(("RANK", "SNAPRT_TRACE"), _trace_folder),
+    _Switch(ANALYSIS_VARIABLES, analysis),
+    _Switch(
+        ("TF_CPP_LOG_THREAD_ID", "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE"), logs.follow_environment
+    ),
+    _Switch(("RANK", "XLA_METRICS_FILE"), step_metrics),
+    _Switch(("RANK", "XLA_SAVE_TENSORS_FILE", "XLA_SAVE_TENSORS_FMT"), saved_graphs),
+)
+
+_texts: Final = settings.Texts(*{name for switch in _SWITCHES for name in switch.variables})
+_seen: tuple[list[Any], tuple[Watcher, ...]] = ([], ())
+_operation_log: Final = OperationLog()
+attach(history)  # always there, for it is told of compilations alone
 
 
 def watchers() -> tuple[Watcher, ...]:
-    """Return who is to be told: those that were attached, and those that the environment wants."""
+    """Return who is to be told: those that were attached, and those that the environment wants.
+
+    Raises:
+        UsageError: A variable asks for what cannot be.
+    """
     global _seen
     now = _texts.now()
     if now != _seen[0]:
-        made = [make() for _, make in _SWITCHES]
-        _seen = now, tuple(one for one in made if one is not None)
-    return (*attached(), *_seen[1]) if _seen[1] else attached()
+        for switch in _SWITCHES:
+            switch.look()
+        _seen = now, tuple(one.watcher for one in _SWITCHES if one.watcher is not None)
+    found = (*attached(), *_seen[1]) if _seen[1] else attached()
+    return (*found, _operation_log) if LOGGER.isEnabledFor(logging.DEBUG) else found

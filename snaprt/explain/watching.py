@@ -40,9 +40,15 @@ class Cut:
     cause: str
     step: int
     operations: int
-    stack: tuple[jaxapi.Frame, ...] = field(default_factory=jaxapi.user_frames)
+    stack: tuple[jaxapi.Frame, ...]
     number: int = field(default_factory=_numbers.__next__)
     thread: str = field(default_factory=lambda: threading.current_thread().name)
+
+
+def cut_here(cause: str, step: int, operations: int) -> Cut:
+    """Return the cut that this thread is at."""
+    # Not by a default of the class: its constructor is a frame of its own, in no file.
+    return Cut(cause, step, operations, jaxapi.user_frames())
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +70,45 @@ class Run:
     is_new: bool
 
 
+@dataclass(frozen=True, eq=False)
+class Compilation:
+    """A program that was not known in this process, and what it became.
+
+    Attributes:
+        cut: The cut that led to it.
+        program: The program, with its inputs.
+        promoted: Which of its literals became arguments, for their values vary.
+        executable: What it was compiled to, or loaded as.
+        seconds: How long that took.
+    """
+
+    cut: Cut
+    program: Program
+    promoted: frozenset[int]
+    executable: Executable
+    seconds: float
+
+
 class Watcher:
     """Is told of what the lazy runtime does, in the thread that does it; override what you want.
 
     What a watcher raises goes to the user, as if the runtime had raised it.
+
+    Attributes:
+        only_compilations: Whether it is told of ``compiling`` and ``compiled`` alone. Then it costs
+            nothing where nothing is compiled: for other watchers each cut looks at the stack.
     """
+
+    only_compilations = False
 
     def cut(self, cut: Cut) -> None:
         """A recording is about to be cut; nothing has happened yet."""
 
     def compiling(self, cut: Cut, program: Program) -> None:
         """A program is not known in this process: it is about to be loaded or compiled."""
+
+    def compiled(self, compilation: Compilation) -> None:
+        """The program that was announced has been loaded or compiled."""
 
     def ready(self, run: Run) -> None:
         """An executable has been found or made; it runs next."""
@@ -86,32 +120,37 @@ class Watcher:
         """All that the cut runs has been started, or one of it has failed."""
 
     def at_once(self, name: str, cause: str) -> None:
-        """An operation ran alone, for a graph cannot hold it."""
+        """An operation is about to run alone, for a graph cannot hold it."""
 
     def step_ended(self, step: int) -> None:
         """A thread has marked its step of this number, the first being 1."""
 
 
 _attached: tuple[Watcher, ...] = ()
+_of_compilations: tuple[Watcher, ...] = ()
 _lock = threading.Lock()
 
 
 def attach(watcher: Watcher) -> None:
     """Tell ``watcher`` from here on, whatever thread works."""
-    global _attached
+    global _attached, _of_compilations
     with _lock:
-        _attached = (*_attached, watcher)
+        if watcher.only_compilations:
+            _of_compilations = (*_of_compilations, watcher)
+        else:
+            _attached = (*_attached, watcher)
 
 
 def detach(watcher: Watcher) -> None:
     """Tell it no more."""
-    global _attached
+    global _attached, _of_compilations
     with _lock:
         _attached = tuple(one for one in _attached if one is not watcher)
+        _of_compilations = tuple(one for one in _of_compilations if one is not watcher)
 
 
 def attached() -> tuple[Watcher, ...]:
-    """Return who is to be told."""
+    """Return who is to be told of cuts."""
     return _attached
 
 
@@ -127,8 +166,16 @@ class Watch:
 
     def compiling(self, program: Program) -> None:
         """Tell that a program is about to be loaded or compiled."""
-        for watcher in self._watchers:
+        for watcher in (*self._watchers, *_of_compilations):
             watcher.compiling(self._cut, program)
+
+    def compiled(
+        self, program: Program, promoted: frozenset[int], executable: Executable, seconds: float
+    ) -> None:
+        """Tell what it became."""
+        compilation = Compilation(self._cut, program, promoted, executable, seconds)
+        for watcher in (*self._watchers, *_of_compilations):
+            watcher.compiled(compilation)
 
     def ready(self, program: Program, ready: Ready) -> None:
         """Tell what a program runs."""
@@ -153,4 +200,4 @@ def begin_watch(watchers: Sequence[Watcher], cause: str, step: int, plan: Plan) 
     """Tell of a cut that begins; ``None`` if there is nobody to be told."""
     if not watchers:
         return None
-    return Watch(watchers, Cut(cause, step, sum(len(part.nodes) for part in plan.parts)))
+    return Watch(watchers, cut_here(cause, step, plan.operations))

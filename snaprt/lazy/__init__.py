@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 
 class _CallableModule(ModuleType):
-    def __call__(self) -> scope.lazy:
-        """Run eager JAX code lazily: ``with snaprt.lazy(): ...`` or ``@snaprt.lazy()``."""
+    def __call__(self, *, fullgraph: bool = False) -> scope.lazy:
+        """Run eager JAX code lazily: ``with snaprt.lazy(): ...`` or ``@snaprt.lazy()``.
+
+        Args:
+            fullgraph: Whether a cut other than `snaprt.mark_step` raises `snaprt.GraphBreakError`.
+        """
         # Here, for it imports JAX; and the parts of the package import the package first.
         from snaprt.lazy.scope import lazy
 
-        return lazy()
+        return lazy(fullgraph=fullgraph)
 
 
 sys.modules[__name__].__class__ = _CallableModule

@@ -146,9 +146,17 @@ class LazyArray(jaxapi.Tracer):
         """Whether every device has all of the value."""
         return self.sharding.is_fully_replicated
 
+    @property
+    def __numpy_dtype__(self) -> np.dtype[Any]:
+        return self.dtype  # numpy.dtype(array) asks for it
+
     def devices(self) -> set[jaxapi.Device]:
         """Return the devices the value lies on."""
         return self.sharding.device_set
+
+    def platform(self) -> str:
+        """Return the kind of the devices that the value lies on, such as ``"cpu"``."""
+        return next(iter(self.devices())).platform
 
     def __copy__(self) -> LazyArray:
         return self
@@ -162,8 +170,8 @@ def read_to_host(array: LazyArray) -> np.ndarray:
     return np.asarray(array)
 
 
-def hand_to_compiled(array: LazyArray) -> jax.Array:
-    """Return the value, for a function that the user has compiled ahead of time."""
+def read_for_executable(array: LazyArray) -> jax.Array:
+    """Return the value, for an executable that JAX's ahead-of-time API compiled."""
     return array.materialise("compiled")
 
 

@@ -25,14 +25,17 @@ READ_METHODS: dict[str, str] = {
     "__str__": "repr",
     "addressable_data": "addressable_data",
     "block_until_ready": "block_until_ready",
+    "clone": "clone",
     "copy_to_host_async": "device_get",
     "delete": "delete",
     "is_deleted": "is_deleted",
+    "is_ready": "is_ready",
     "item": "item",
     "on_device_size_in_bytes": "on_device_size_in_bytes",
     "tobytes": "tobytes",
     "tolist": "tolist",
     "unsafe_buffer_pointer": "unsafe_buffer_pointer",
+    "unsafe_raw_buffer": "unsafe_buffer_pointer",  # JAX 0.12
 }
 
 #: Properties of a lazy array that need its value.
@@ -45,7 +48,9 @@ READ_PROPERTIES: dict[str, str] = {
 }
 
 #: Of these methods, those after which nobody holds the value or a view of it.
-HANDING_NOTHING_OUT = frozenset({"block_until_ready", "is_deleted", "on_device_size_in_bytes"})
+HANDING_NOTHING_OUT = frozenset(
+    {"block_until_ready", "is_deleted", "is_ready", "on_device_size_in_bytes"}
+)
 
 #: The causes above that copy the value to the host.
 HOST_TRANSFERS = frozenset(

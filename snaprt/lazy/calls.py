@@ -23,6 +23,7 @@ from snaprt.lazy.paths import GRANULARITY, Point, Result, Shortcut
 from snaprt.lazy.recording import Recording
 
 _SCALARS = frozenset({bool, int, float})
+_MANY = 4
 
 _current = jaxapi.current_trace_setting
 _trace_context = jaxapi.trace_context
@@ -100,8 +101,11 @@ def follow(trace: Any, function: Any, operands: Sequence[Any]) -> Any:
         if trace.claimed:
             return None
         recording = trace.recording
+        met = None
+        if len(operands) >= _MANY and recording.point is trace.root:
+            met = _meet_inputs(trace, recording, operands)
         wires: list[Any] = []
-        for operand in operands:
+        for operand in operands if met is None else ():
             kind = type(operand)
             if kind is LazyArray:
                 if operand._recording is recording:
@@ -116,24 +120,48 @@ def follow(trace: Any, function: Any, operands: Sequence[Any]) -> Any:
                 wires.append(_scalar_wire(kind, operand))
             else:
                 return None
-        key = (function, trace.context_number, *wires)
+        key = (function, trace.context_number, *(met or wires))
         before = recording.point
         shortcut = before.shortcuts.get(key)
         if shortcut is None:
             return Attempt(trace, key, recording, before, operands)
         recording.point = shortcut.target
         recording.literals += shortcut.literals
-        arrays = []
-        for result in shortcut.results:
-            if type(result) is int:
-                arrays.append(operands[result])
-            else:
-                array = LazyArray(trace, recording, result)
-                recording.arrays.append(_ref(array))
-                arrays.append(array)
+        if shortcut.makes_many:
+            arrays = [LazyArray(trace, recording, result) for result in shortcut.results]
+            recording.arrays += map(_ref, arrays)
+        else:
+            arrays = []
+            for result in shortcut.results:
+                if type(result) is int:
+                    arrays.append(operands[result])
+                else:
+                    array = LazyArray(trace, recording, result)
+                    recording.arrays.append(_ref(array))
+                    arrays.append(array)
     finally:
         trace.following = False
     return arrays[0] if shortcut.build is None else shortcut.build(arrays)
+
+
+def _meet_inputs(trace: Any, recording: Recording, operands: Sequence[Any]) -> Sequence[int] | None:
+    """Return the wires of operands that are all inputs, at the beginning of a recording.
+
+    That is how a step under one `jax.jit` begins; one by one they take twice the time. ``None``
+    where something else is among them, or one twice: then nothing has happened.
+    """
+    values, handles, kinds = [], [], []
+    for operand in operands:
+        if type(operand) is not LazyArray or operand._trace is not trace:
+            return None
+        value = operand._value
+        if value is None:
+            return None
+        handle = operand._handle
+        values.append(value)
+        handles.append(handle)
+        kinds.append(handle._kinds[handle._index] or handle.kind(value))
+    return recording.meet_inputs(values, handles, tuple(kinds))
 
 
 def _scalar_wire(kind: type, value: Any) -> Any:
@@ -273,8 +301,9 @@ def follow_jit(
         return result, None
 
     def learn(returned: Any) -> None:
+        structure: Any
         leaves, structure = jax.tree.flatten(returned)
-        result.learn(leaves, functools.partial(jax.tree.unflatten, structure))
+        result.learn(leaves, structure.unflatten)
 
     return jaxapi.NOT_KNOWN, learn
 

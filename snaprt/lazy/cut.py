@@ -7,8 +7,10 @@ stays with the place. It knows paths, and nothing of compiling and running.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -38,9 +40,12 @@ class Part:
             result of that number of an earlier part.
         literals: The numbers of its literals in the recording.
         numbers: The number of the result that each output is.
+        takers: Which of the arrays that are alive takes each output; -1 where none does.
         outputs: The position and index of each output.
         placement: Where it runs.
         donatable: The inputs that an output could take the memory of.
+        places: Where its operations stand in the source, if its module is to say so for sure.
+        spent: The results of earlier parts that nothing needs after it.
     """
 
     nodes: tuple[Point, ...]
@@ -48,11 +53,28 @@ class Part:
     sources: tuple[int, ...]
     literals: tuple[int, ...]
     numbers: tuple[int, ...]
+    takers: tuple[int, ...]
     outputs: tuple[tuple[int, int], ...]
     placement: Placement
     donatable: tuple[int, ...] = ()
+    places: tuple[Any, ...] = ()
+    spent: tuple[int, ...] = ()
     _kinds: dict[int, list[InputKind | None]] = field(default_factory=dict)
     _structure: Structure | None = None
+    _primitives: tuple[tuple[str, int], ...] | None = None
+
+    def primitives(self) -> tuple[tuple[str, int], ...]:
+        """Return how often each primitive is in it, inside of jitted functions and loops as well.
+
+        Returns:
+            Pairs of ``xla::NAME``, the counter's name, and the number.
+        """
+        if self._primitives is None:
+            names = (
+                name for n in self.nodes for name in jaxapi.names_within(n.primitive, n.params)
+            )
+            self._primitives = tuple(Counter(f"xla::{name}" for name in names).items())
+        return self._primitives
 
     def kinds_of(self, executable: int) -> list[InputKind | None]:
         """Return the kinds of the results of that executable, to be filled in as they are learnt.
@@ -122,6 +144,7 @@ class Part:
                 self.outputs,
                 tuple(map(input_kind, inputs)),
                 self.placement,
+                self.places,
             )
         )
         if all(wire < 0 for wire in self.sources):  # what the path alone determines
@@ -141,8 +164,30 @@ class Plan:
     parts: tuple[Part, ...]
     complete: bool
 
+    @cached_property
+    def is_all(self) -> bool:
+        """Whether all that is pending runs as one program."""
+        return self.complete and len(self.parts) == 1
 
-def plan(recording: Recording, targets: Iterable[int], alive: Iterable[int]) -> Plan:
+    @cached_property
+    def operations(self) -> int:
+        """How many operations run."""
+        return sum(len(part.nodes) for part in self.parts)
+
+    @cached_property
+    def may_donate(self) -> bool:
+        """Whether an input could give its memory to an output."""
+        return any(part.donatable for part in self.parts)
+
+
+def plan(
+    recording: Recording,
+    targets: Iterable[int],
+    alive: Sequence[int],
+    *,
+    by_operation: bool = False,
+    places: bool = False,
+) -> Plan:
     """Return what to run so that the results of some numbers are there.
 
     Effects that are pending run as well. What else is kept are results that the user holds, and
@@ -153,6 +198,8 @@ def plan(recording: Recording, targets: Iterable[int], alive: Iterable[int]) -> 
         recording: What was recorded.
         targets: The results to compute.
         alive: All results that the user holds.
+        by_operation: Whether each operation is a program of its own.
+        places: Whether programs differ where their operations stand elsewhere in the source.
     """
     path = recording.point.operations()
     nodes = needed(path, set(targets), effects=True)
@@ -163,8 +210,25 @@ def plan(recording: Recording, targets: Iterable[int], alive: Iterable[int]) -> 
     wanted = produced & set(alive)
     for point in later:
         wanted.update([w for w in point.wires or () if type(w) is int and w in produced])
-    parts = [_part(part, wanted, recording) for part in _split_by_placement(nodes, wanted) if part]
+    kept = set(wanted)
+    split = _split_by_operation if by_operation else _split_by_placement
+    takers = {number: taker for taker, number in enumerate(alive)}
+    parts = [_part(part, wanted, takers, recording) for part in split(nodes, wanted) if part]
+    for part in reversed(parts):
+        used = {wire for wire in part.sources if wire >= 0}
+        part.spent = tuple(used - kept)
+        kept |= used
+        if places:
+            part.places = tuple([node.place for node in part.nodes])
     return Plan(tuple(parts), complete=not later)
+
+
+def _split_by_operation(nodes: Sequence[Point], wanted: set[int]) -> list[Sequence[Point]]:
+    """Return each of ``nodes`` as a part of its own, and want what hands results from one on."""
+    producers = {result.number: node for node in nodes for result in node.results}
+    for node in nodes:
+        wanted.update(_pending_wires(node, producers))
+    return [[node] for node in nodes]
 
 
 def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> list[Sequence[Point]]:
@@ -208,7 +272,9 @@ def _pending_wires(node: Point, producers: Mapping[int, Point]) -> list[int]:
     return [w for w in node.wires or () if type(w) is int and w in producers]
 
 
-def _part(nodes: Sequence[Point], wanted: set[int], recording: Recording) -> Part:
+def _part(
+    nodes: Sequence[Point], wanted: set[int], takers: Mapping[int, int], recording: Recording
+) -> Part:
     where = {
         result.number: (position, result.index)
         for position, node in enumerate(nodes)
@@ -236,6 +302,7 @@ def _part(nodes: Sequence[Point], wanted: set[int], recording: Recording) -> Par
         sources=tuple(sources),
         literals=tuple(literals),
         numbers=numbers,
+        takers=tuple([takers.get(number, -1) for number in numbers]),
         outputs=tuple([where[number] for number in numbers]),
         placement=committed[0] if committed else nodes[0].placement,
         donatable=_donatable(nodes, tuple(sources), numbers, recording),

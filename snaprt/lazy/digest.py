@@ -73,7 +73,7 @@ def program_digest(program: Program, promoted: frozenset[int]) -> str:
     content = bytearray()
     _encode((VERSION, jaxapi.configuration()), content)
     for node, wires in zip(program.nodes, program.wiring, strict=True):
-        content += _node_digest(node)
+        content += node_digest(node)
         _encode(wires, content)
     for index, literal in enumerate(program.literals):
         _encode((literal.aval, None if index in promoted else literal.key), content)
@@ -87,8 +87,12 @@ def program_digest(program: Program, promoted: frozenset[int]) -> str:
     return blake3(bytes(content)).hexdigest()
 
 
-def _node_digest(node: Node) -> bytes:
-    """Return the digest of an operation, which is found once in a process."""
+def node_digest(node: Node) -> bytes:
+    """Return 32 bytes that stand for an operation whatever its operands; found once in a process.
+
+    Raises:
+        Unstable: It has no digest that another process could rely on.
+    """
     known = node.operation.stable_digest
     if known is None:
         content = bytearray()

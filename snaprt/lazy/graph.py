@@ -84,6 +84,7 @@ class Node(Protocol):
     params: dict[str, Any]
     context: Any
     source: Any
+    results: Any
 
 
 class Structure:
@@ -106,7 +107,7 @@ class Structure:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)  # not frozen: that makes it thrice as slow, once a step
 class Program:
     """A part of a graph, cut out to be compiled and run as one XLA program.
 

@@ -67,6 +67,21 @@ class Result:
         self.index = index
 
 
+def step_key(
+    operation: Operation, wires: tuple[Any, ...], context_number: int, place: Any
+) -> tuple[Any, ...]:
+    """Return what leads from a point to the one after an operation.
+
+    Args:
+        operation: The operation.
+        wires: Where its operands come from; see `Point`.
+        context_number: Stands for JAX's settings.
+        place: Where it stands in the source, if that is to be told apart, else ``None``.
+    """
+    key = (operation, wires, context_number)
+    return key if place is None else (*key, place)
+
+
 class Shortcut:
     """Where a call of a function leads from a point, and what it returns.
 
@@ -74,10 +89,11 @@ class Shortcut:
         target: The point after the call.
         literals: The host scalars that it recorded.
         results: What becomes a lazy array, or the number of the operand that is returned itself.
+        makes_many: Whether it returns many arrays, no operand itself among them.
         build: Makes the value of the call out of those; ``None`` if it is the only one.
     """
 
-    __slots__ = ("build", "literals", "results", "target")
+    __slots__ = ("build", "literals", "makes_many", "results", "target")
 
     def __init__(
         self,
@@ -89,6 +105,7 @@ class Shortcut:
         self.target = target
         self.literals = literals
         self.results = results
+        self.makes_many = len(results) > 3 and all(type(result) is Result for result in results)
         self.build = build
 
 
@@ -107,15 +124,16 @@ class Point:
         effectful: How many operations with effects do.
         latest: The point that a recording went on to last time.
         after: The points that recordings have gone on to.
+        after_inputs: Those that they have gone on to by many inputs at once, and the bytes.
         shortcuts: Where whole calls lead.
         plans: What was run where a recording was cut here.
     """
 
     __slots__ = (
         *("before", "depth", "inputs", "literals", "count", "effectful"),
-        *("latest", "after", "shortcuts", "plans"),
+        *("latest", "after", "after_inputs", "shortcuts", "plans"),
         *("operation", "primitive", "params", "parameters", "context", "context_number"),
-        *("source", "wires", "results", "placement", "effects"),
+        *("source", "place", "wires", "results", "placement", "effects"),
     )
 
     operation: Operation
@@ -125,6 +143,7 @@ class Point:
     context: Any
     context_number: int
     source: Any
+    place: Any
     wires: tuple[Any, ...] | None
     results: tuple[Result, ...]
     placement: Placement
@@ -144,6 +163,7 @@ class Point:
         self.results = ()
         self.latest: Point | None = None
         self.after: dict[Any, Point] = {}
+        self.after_inputs: dict[tuple[InputKind, ...], tuple[Point, int]] = {}
         self.shortcuts: dict[Any, Shortcut] = {}
         self.plans: dict[Any, Any] = {}
 
@@ -154,6 +174,16 @@ class Point:
             point = self.after[kind] = Point(self)
             point.inputs += 1
         return point
+
+    def with_inputs(self, kinds: tuple[InputKind, ...]) -> tuple[Point, int]:
+        """Return the point after meeting new inputs of these kinds, and their bytes."""
+        found = self.after_inputs.get(kinds)
+        if found is None:
+            point = self
+            for kind in kinds:
+                point = point.with_input(kind)
+            found = self.after_inputs[kinds] = point, sum(kind.nbytes for kind in kinds)
+        return found
 
     def with_operation(
         self,
@@ -167,9 +197,11 @@ class Point:
         placement: Placement,
         effects: Any,
         source: Any,
+        place: Any,
     ) -> Point:
         """Return the point after a recorded operation, which is made."""
-        point = self.after[operation, wires, context_number] = Point(self)
+        point = Point(self)
+        self.after[step_key(operation, wires, context_number, place)] = point
         point.operation = operation
         point.primitive = primitive
         point.params = params
@@ -183,6 +215,7 @@ class Point:
         point.placement = placement
         point.effects = effects
         point.source = source
+        point.place = place
         point.depth += 1
         point.literals += sum(type(wire) is not int for wire in wires)
         point.count += len(avals)

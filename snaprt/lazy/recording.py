@@ -6,16 +6,15 @@ work on, and which lazy arrays are still alive. It knows nothing of how operatio
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from snaprt import metrics
 from snaprt.lazy.graph import Literal
-from snaprt.lazy.paths import InputKind, Point, Result, input_kind, literal_wires
+from snaprt.lazy.paths import InputKind, Point, Result, input_kind, literal_wires, step_key
 
 #: Work that nothing needs any more is dropped when the inputs hold this many bytes more.
 PRUNE_BYTES = 1 << 30
@@ -42,9 +41,7 @@ class DataHandle:
             kind = self._kinds[self._index] = input_kind(value)
         return kind
 
-    def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not _finalizing():
-            metrics.counter_add("DestroyDataHandles")
+    __del__ = metrics.FinalizerCounter("DestroyDataHandles").add
 
 
 class Recording:
@@ -87,6 +84,22 @@ class Recording:
             self.nbytes += kind.nbytes
         return wire
 
+    def meet_inputs(
+        self, values: list[jax.Array], handles: list[Any], kinds: tuple[InputKind, ...]
+    ) -> Sequence[int] | None:
+        """Meet many inputs at once, before anything else, and return their wires.
+
+        Returns:
+            ``None`` where two of them are one array: then none has been met.
+        """
+        wires = range(-1, -len(values) - 1, -1)
+        input_wires = dict(zip(map(id, values), wires, strict=True))
+        if len(input_wires) != len(values):
+            return None
+        self.point, self.nbytes = self.point.with_inputs(kinds)
+        self.inputs, self.handles, self.input_wires = values, handles, input_wires
+        return wires
+
     def live_arrays(self) -> list[Any]:
         """Return the lazy arrays that the user still holds and that have no value yet."""
         alive = [
@@ -94,7 +107,8 @@ class Recording:
             for reference in self.arrays
             if (array := reference()) is not None and array._recording is self
         ]
-        self.arrays = [weakref.ref(array) for array in alive]
+        if len(alive) != len(self.arrays):
+            self.arrays = [weakref.ref(array) for array in alive]
         return alive
 
 
@@ -163,7 +177,7 @@ def carry_over(
         if error is not None:
             failed.update({result.number: error for result in point.results})
             continue
-        key = (point.operation, tuple(wires), point.context_number)
+        key = step_key(point.operation, tuple(wires), point.context_number, point.place)
         new.point = new.point.after.get(key) or new.point.with_operation(
             point.operation,
             point.primitive,
@@ -175,6 +189,7 @@ def carry_over(
             point.placement,
             point.effects,
             point.source,
+            point.place,
         )
         new.literals.extend(literals)
         pairs = zip(point.results, new.point.results, strict=True)

@@ -7,7 +7,9 @@ from types import TracebackType
 from typing import Any
 
 from snaprt import jaxapi
+from snaprt.lazy.modes import choose_eager, current_modes
 from snaprt.lazy.step import left_with, thread_trace
+from snaprt.lazy.trace import LazyTrace
 
 
 class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a scope and a decorator
@@ -16,14 +18,24 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
     Operations are recorded and run together at `mark_step`, or when a value is read. What is
     pending when the scope ends stays pending: its arrays compute themselves when they are used.
     Scopes nest, and each thread has its own.
+
+    Args:
+        fullgraph: Whether nothing but `mark_step` may cut a graph inside. What would (a read of a
+            value that is not there yet, an operation that no graph can hold) raises before it runs.
+
+    Raises:
+        GraphBreakError: With ``fullgraph``, at the first cut: the line, and what to write instead.
     """
 
-    def __init__(self) -> None:
-        self._outer: list[Any] = []
+    def __init__(self, *, fullgraph: bool = False) -> None:
+        self._fullgraph = fullgraph
+        self._outer: list[tuple[Any, bool]] = []
 
     def __enter__(self) -> None:
-        self._outer.append(jaxapi.current_trace())
-        jaxapi.set_thread_trace(thread_trace())
+        trace = _trace_as_asked()
+        self._outer.append((jaxapi.current_trace(), trace.fullgraph))
+        trace.fullgraph = trace.fullgraph or self._fullgraph
+        jaxapi.set_thread_trace(trace)
 
     def __exit__(
         self,
@@ -31,19 +43,45 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        jaxapi.set_thread_trace(self._outer.pop())
+        outer, thread_trace().fullgraph = self._outer.pop()
+        jaxapi.set_thread_trace(outer)
         if error is not None:
             left_with(error)
 
     def _recreate_cm(self) -> lazy:
-        return lazy()
+        return lazy(fullgraph=self._fullgraph)
 
 
 def enable() -> None:
     """Run this thread lazily from here on, until `disable`."""
-    jaxapi.set_thread_trace(thread_trace())
+    jaxapi.set_thread_trace(_trace_as_asked())
 
 
 def disable() -> None:
     """Run this thread eagerly again; what is pending computes itself when it is used."""
     jaxapi.set_thread_trace(None)
+
+
+def eager_mode(enable: bool | None = True) -> None:
+    """Compile and run each operation on its own as soon as it is recorded, in every lazy scope.
+
+    This thread does so at once, others from their next step or scope on. It is the function
+    `torch_xla.experimental.eager_mode` of PyTorch/XLA.
+
+    Args:
+        enable: Whether to; ``None`` leaves it to ``XLA_USE_EAGER_DEBUG_MODE``.
+    """
+    choose_eager(enable)
+    _trace_as_asked()
+
+
+def is_eager_mode() -> bool:
+    """Say whether operations in a lazy scope are compiled and run one by one; see `eager_mode`."""
+    return current_modes().eager
+
+
+def _trace_as_asked() -> LazyTrace:
+    """Return this thread's lazy trace, in the modes that are asked for now."""
+    trace = thread_trace()
+    trace.adopt(current_modes())
+    return trace

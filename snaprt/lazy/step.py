@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +22,16 @@ from snaprt.execute.compile import Executable, compile_program, uncompiled_progr
 from snaprt.execute.loaded import Ready, executable_for
 from snaprt.execute.run import run
 from snaprt.execute.unfinished import unfinished_graph
+from snaprt.explain.breaks import graph_break
 from snaprt.explain.switches import watchers
-from snaprt.explain.watching import Watch, begin_watch
-from snaprt.lazy.array import LazyArray, hand_to_compiled, read_to_host
+from snaprt.explain.watching import Watch, begin_watch, cut_here
+from snaprt.lazy.array import LazyArray, read_for_executable, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
+from snaprt.lazy.closures import drop_failed_closures, run_step_closures
 from snaprt.lazy.cut import Part, plan
+from snaprt.lazy.failures import failed_run, uncompiled
 from snaprt.lazy.graph import Program
+from snaprt.lazy.modes import NONE, current_modes
 from snaprt.lazy.paths import Point
 from snaprt.lazy.recording import DataHandle, carry_over, is_mostly_dead
 from snaprt.lazy.trace import LazyTrace
@@ -45,6 +50,7 @@ for _part in ("lazy", "execute", "explain", "jaxapi.py"):
 MAX_POINTS = 200_000
 
 _of_thread = threading.local()
+_sync_wait = settings.Texts("XLA_SYNC_WAIT")
 
 
 def thread_trace() -> LazyTrace:
@@ -53,60 +59,103 @@ def thread_trace() -> LazyTrace:
     if trace is None:
         flags.take_over()
         jaxapi.teach_device_get(LazyArray, read_to_host)
-        jaxapi.teach_compiled(LazyArray, hand_to_compiled)
+        jaxapi.teach_set_mesh(LazyTrace)
+        jaxapi.teach_compiled(LazyArray, read_for_executable)
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)
         jaxapi.watch_errors(_left_jax)
-        trace = _of_thread.trace = LazyTrace(_read, _grown, _recording_failed)
+        trace = _of_thread.trace = LazyTrace(_read, _grown, _recording_failed, _at_once)
     return trace
 
 
-def mark_step(wait: bool = False) -> None:
+def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """Compile and run everything this thread has recorded whose arrays are still alive.
 
     All of it runs as one XLA program (one for each set of devices that it is committed to).
     Compiled programs are kept, so a step that repeats compiles nothing. Work whose arrays are
-    gone is dropped.
+    gone is dropped. At the end the step's closures run, see `add_step_closure`. ``snaprt.sync`` is
+    this function too.
 
     Args:
-        wait: Whether to return only when the devices have finished.
+        wait: Whether to return only when the devices have finished, as XLA_SYNC_WAIT=1 asks of
+            every step.
+        reset_scope: Whether names of `jax.named_scope` end with the step: where one is open, what
+            follows is recorded without its name. They stand in profiles and in the metadata of
+            modules, and change no program.
 
     Raises:
         CompileError: If XLA refuses the program; its arrays stay pending and usable.
         ExecutionError: If it fails while it runs; its arrays raise the same error when read.
+        Exception: What a closure raised, after all have run.
     """
     metrics.counter_add("MarkStep")
     trace = thread_trace()
     with trace.lock:
         arrays = trace.recording.live_arrays()
-        _run(trace, arrays, arrays, cause="mark_step")
+        try:
+            _run(trace, arrays, arrays, cause="mark_step")
+        except ExecutionError:
+            drop_failed_closures()
+            raise
         trace.forget_paths(MAX_POINTS)
     step = end_step()
     collection.step_ended(step)
     for watcher in watchers():
         watcher.step_ended(step)
-    if wait:
+    if wait or (_sync_wait.now() != [None] and settings.get("XLA_SYNC_WAIT")):
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
+    if reset_scope:
+        jaxapi.leave_name_scopes()
+    run_step_closures()
+
+
+#: As PyTorch/XLA calls it since 2.8.
+sync = mark_step
 
 
 def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
     """Compute one value: run what it needs, and leave the rest pending."""
     with trace.exclusive():
         if array._value is None and not array.has_failed():  # another thread may be faster
+            if trace.fullgraph:
+                raise graph_break(cause)
             _run(trace, [array], trace.recording.live_arrays(), cause=cause)
         if array.has_failed():
             raise array._origin
 
 
+def _at_once(trace: LazyTrace, name: str, cause: str, operands: Sequence[object]) -> None:
+    """Tell of an operation that runs at once, before it does."""
+    if trace.fullgraph and (cause != "device_put" or any(map(_is_pending, operands))):
+        raise graph_break(cause, name)
+    for watcher in watchers():
+        watcher.at_once(name, cause)
+
+
+def _is_pending(operand: object) -> bool:
+    return isinstance(operand, LazyArray) and operand._value is None
+
+
 def _grown(trace: LazyTrace) -> None:
-    """Look at a recording that has grown: drop what is dead, and cut what is too long."""
+    """Look at a recording that has grown: drop what is dead, and cut what is too long.
+
+    In eager mode, that is every operation.
+    """
+    if trace.modes.eager:
+        with trace.lock, metrics.timed("EagerOpExecuteTime"):
+            arrays = trace.recording.live_arrays()
+            _run(trace, arrays, arrays, cause="eager")
+            trace.forget_paths(MAX_POINTS)
+        return
     depth = trace.recording.point.depth
     if depth & (depth - 1) == 0 and is_mostly_dead(trace.recording):
         trace.begin(carry_over(trace.recording, trace.root, set(), {}, {}))
     limit = settings.get("SNAPRT_MAX_GRAPH_SIZE")
     if limit and trace.recording.point.depth >= limit:
+        if trace.fullgraph:
+            raise graph_break("graph_size")
         metrics.counter_add("cut::graph_size")
         arrays = trace.recording.live_arrays()
         _run(trace, arrays, arrays, cause="graph_size")
@@ -116,32 +165,42 @@ def _run(
     trace: LazyTrace, targets: Sequence[LazyArray], alive: Sequence[LazyArray], *, cause: str
 ) -> None:
     """Compute ``targets`` and run every pending effect; keep what else is alive or needed later."""
+    modes = current_modes()
+    trace.adopt(modes)
     recording = trace.recording
     at_step = targets is alive
     numbers = tuple([array._result.number for array in alive])  # type: ignore[union-attr]
     wanted = numbers if at_step else tuple([a._result.number for a in targets])  # type: ignore[union-attr]
-    key = (at_step, wanted, numbers)
+    by_operation = modes is not NONE and modes.by_operation(at_step=at_step)
+    key = (at_step, wanted, numbers, modes)
     found = recording.point.plans.get(key)
     if found is None:
-        found = plan(recording, wanted, numbers)
+        places = modes.places_in_modules
+        found = plan(recording, wanted, numbers, by_operation=by_operation, places=places)
         recording.point.keep_plan(key, found)
     if not found.parts:
         trace.begin()
         return
     watch = begin_watch(watchers(), cause, steps_ended(), found)
     metrics.metric_add("LazyTracing", trace.recording_time)
-    trace.recording_time = 0
-    by_number = dict(zip(numbers, alive, strict=True))
-    progress = _Progress()
+    progress = _Progress(found.is_all, by_operation, names_operations=modes.notes_places)
+    if trace.recording_time:
+        progress.recording_time = trace.recording_time / found.operations
+        trace.recording_time = 0
+    if by_operation and cause != "eager":
+        counter = "SyncTensorsOpByOp" if at_step else "GetTensorsOpByOp"
+        metrics.counter_add(counter, len(found.parts))
     complete = False
-    withheld = _withholds_donation()
-    donate = found.complete and len(found.parts) == 1 and not withheld
+    withheld = found.may_donate and _withholds_donation()
+    donate = progress.is_all and not withheld
     try:
         with jaxapi.evaluating():
             for part in found.parts:
                 program = part.program(recording, progress.values, donate)
-                _run_part(part, program, by_number, progress, cause, withheld, watch)
-                if not found.complete or len(found.parts) > 1:
+                _run_part(part, program, alive, progress, cause, withheld, watch)
+                for number in part.spent:
+                    del progress.values[number]
+                if not progress.is_all:
                     progress.done.update(part.nodes)
         complete = found.complete
     finally:
@@ -156,23 +215,31 @@ def _run(
 
 @dataclass
 class _Progress:
-    """What a cut has come to.
+    """How a cut runs, and what it has come to.
 
     Attributes:
-        values: What was computed, by the number of the result.
+        is_all: Whether all that is pending runs as one program.
+        by_operation: Whether each program is one operation, which is waited for.
+        names_operations: Whether errors name the operations of the program that failed.
+        values: What was computed, by the number of the result, for what runs later.
         done: The operations that were run, in vain or not.
         failed: The results that will never be there, and why.
+        recording_time: Nanoseconds that recording took for each operation that is run.
     """
 
+    is_all: bool
+    by_operation: bool
+    names_operations: bool
     values: dict[int, tuple[jax.Array, DataHandle]] = field(default_factory=dict)
     done: set[Point] = field(default_factory=set)
     failed: dict[int, BaseException] = field(default_factory=dict)
+    recording_time: float = 0.0
 
 
 def _run_part(
     part: Part,
     program: Program,
-    arrays: dict[int, LazyArray],
+    alive: Sequence[LazyArray],
     progress: _Progress,
     cause: str,
     withheld: bool,
@@ -180,8 +247,12 @@ def _run_part(
 ) -> None:
     """Compile and run one program of a cut, and hand out the results."""
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
-    ready = _executable_for(program, withheld, watch)
+    metrics.counters_add(part.primitives())
+    constants = not progress.by_operation
+    ready = _executable_for(program, withheld, cause, watch, constants=constants)
     executable, arguments = ready.executable, ready.arguments
+    if progress.recording_time:
+        executable.times.recorded(progress.recording_time * len(program.nodes))
     if watch is not None:
         watch.ready(program, ready)
     try:
@@ -189,12 +260,17 @@ def _run_part(
         results = run(
             executable, arguments, None if executable.is_collected else process_recorder()
         )
+        if progress.by_operation:
+            jax.block_until_ready(results)
     except ExecutionError:  # the recorder stops the program: nothing has run
         raise
     except Exception as error:
-        failure = ExecutionError(
-            f"graph {executable.name}.{executable.graph_id} failed while it ran ({cause}): {error}",
-            hint="its arrays cannot be used any more; the error above comes from the device",
+        failure = failed_run(
+            error,
+            f"{executable.name}.{executable.graph_id}",
+            part.nodes if progress.names_operations else (),
+            cause,
+            by_operation=progress.by_operation,
         )
         progress.done.update(part.nodes)
         progress.failed.update({one.number: failure for node in part.nodes for one in node.results})
@@ -205,30 +281,42 @@ def _run_part(
         watch.ran(results)
     metrics.counter_add("CreateDataHandles", len(part.numbers))
     kinds = part.kinds_of(executable.number)
-    for index, (number, value) in enumerate(zip(part.numbers, results, strict=True)):
+    for index, (taker, value) in enumerate(zip(part.takers, results, strict=True)):
         handle = DataHandle(kinds, index)
-        progress.values[number] = value, handle
-        array = arrays.get(number)
-        if array is not None:
-            array.settle(value, handle, executable)
+        if taker >= 0:
+            alive[taker].settle(value, handle, executable)
+        if not progress.is_all:
+            progress.values[part.numbers[index]] = value, handle
 
 
-def _executable_for(program: Program, withheld: bool, watch: Watch | None) -> Ready:
+def _executable_for(
+    program: Program, withheld: bool, cause: str, watch: Watch | None, *, constants: bool
+) -> Ready:
     """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
     is_watched = process_recorder().wants_flag()
 
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
-        if watch is not None:
-            watch.compiling(program)
+        told = watch or Watch((), cut_here(cause, steps_ended(), len(program.nodes)))
+        told.compiling(program)
         flags.take_over()  # the script may have set XLA_FLAGS since
         overrides = flags.compiler_overrides()
+        started = time.perf_counter()
         try:
-            return compile_program(program, promoted, overrides, is_watched=is_watched)
+            executable = compile_program(program, promoted, overrides, is_watched=is_watched)
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
+            if current_modes().notes_places:
+                raise uncompiled(error, program.nodes) from error.__cause__
             raise
+        seconds = time.perf_counter() - started
+        told.compiled(program, promoted, executable, seconds)
+        if cause == "eager":
+            metrics.metric_add("EagerOpCompileTime", 1e9 * seconds)
+        return executable
 
-    ready = executable_for(program, compile_it, is_watched=is_watched, exactly=withheld)
+    ready = executable_for(
+        program, compile_it, is_watched=is_watched, exactly=withheld, constants=constants
+    )
     if not ready.executable.is_collected:
         is_compiled = ready.is_new and not ready.executable.from_cache
         metrics.counter_add("UncachedCompile" if is_compiled else "CachedCompile")

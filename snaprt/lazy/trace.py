@@ -18,8 +18,9 @@ import jax
 from snaprt import jaxapi, metrics
 from snaprt.lazy.array import LazyArray
 from snaprt.lazy.graph import Literal, Placement, literal
+from snaprt.lazy.modes import NONE, Modes
 from snaprt.lazy.operation import Operation, operation
-from snaprt.lazy.paths import GRANULARITY, Point
+from snaprt.lazy.paths import GRANULARITY, Point, step_key
 from snaprt.lazy.recording import Recording, carry_over
 
 
@@ -28,9 +29,11 @@ class LazyTrace(jaxapi.Trace):
 
     Args:
         read: Computes the value of a lazy array of this trace: ``read(trace, array, cause)``.
-        grown: Told when a recording has grown by `GRANULARITY` operations.
+        grown: Told when a recording has grown by `GRANULARITY` operations, in eager mode by one.
         failed: Is told of an error, and of what was bound, before the error goes on to the user:
             ``failed(trace, error, operation)``.
+        at_once: Is told of an operation that no graph can hold, before it runs:
+            ``at_once(trace, name, cause, operands)``.
     """
 
     def __init__(
@@ -38,11 +41,13 @@ class LazyTrace(jaxapi.Trace):
         read: Callable[[LazyTrace, LazyArray, str], None],
         grown: Callable[[LazyTrace], None],
         failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
+        at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
     ) -> None:
         super().__init__()
         self.lock = threading.RLock()
+        self.modes = NONE
         self.following = False
-        self.claimed = 0
+        self.claimed = 0  # above 0, no known call is followed
         self._owner = threading.get_ident()
         self.root = Point(None)
         self.recording = Recording(self.root)
@@ -50,12 +55,14 @@ class LazyTrace(jaxapi.Trace):
         self.context: tuple[Any, ...] | None = None
         self.context_number = -1
         self._points = 0
+        self.fullgraph = False  # whether a cut is an error
         self.interruptions = 0  # goes up when what is recorded is not all that happens
         self._contexts: dict[Any, int] = {}
         self._operation_context: Any = None
         self._read = read
         self._grown = grown
         self._failed = failed
+        self._at_once = at_once
 
     def __eq__(self, other: object) -> bool:
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
@@ -90,6 +97,14 @@ class LazyTrace(jaxapi.Trace):
             finally:
                 self.claimed -= 1
 
+    def adopt(self, modes: Modes) -> None:
+        """Record as ``modes`` say from here on."""
+        if modes is self.modes:
+            return
+        with self.lock:
+            self.claimed += modes.sees_each_operation - self.modes.sees_each_operation
+            self.modes = modes
+
     def begin(self, recording: Recording | None = None) -> None:
         """Go on with ``recording``, by default with a new one."""
         self.recording = Recording(self.root) if recording is None else recording
@@ -118,6 +133,8 @@ class LazyTrace(jaxapi.Trace):
         if type(results) is str:
             return self._run_at_once(primitive, args, params, cause=results)
         self.recording_time += time.perf_counter_ns() - started
+        if self.modes.eager:
+            self._grown(self)
         return results if primitive.multiple_results else results[0]
 
     def _record(
@@ -177,6 +194,7 @@ class LazyTrace(jaxapi.Trace):
             return arg
         if kind is jaxapi.ArrayImpl:
             return arg
+        jaxapi.refuse_escaped_tracer(arg)
         if not jaxapi.is_array_aval(jaxapi.typeof(arg)):
             return None
         if isinstance(arg, jax.Array):
@@ -193,9 +211,11 @@ class LazyTrace(jaxapi.Trace):
     ) -> Point | str:
         """Return the point after the operation, or why a graph cannot hold it."""
         number = self.context_number
+        notes_places = self.modes.notes_places
         latest = point.latest
         if (
             latest is not None
+            and not notes_places
             and latest.primitive is primitive
             and latest.wires == wires
             and latest.context_number == number
@@ -205,18 +225,30 @@ class LazyTrace(jaxapi.Trace):
             return latest
         context = self._operation_context
         what = operation(primitive, params, context)
-        found = point.after.get((what, wires, number))
+        place = jaxapi.place_of_operation(jaxapi.source_info()) if notes_places else None
+        found = point.after.get(step_key(what, wires, number, place))
         if found is None:
             x64 = jaxapi.x64_enabled()
             results, effects = _evaluate(what, primitive, operands, params)
             if not all(map(jaxapi.is_array_aval, results)):
                 return "ref"
+            if any(map(jaxapi.has_no_values, results)):
+                return "float0"
             placement = _placement(operands, what.devices, x64)
             if placement is None:
                 return "devices"
-            source = jaxapi.source_info()
             found = point.with_operation(
-                what, primitive, params, context, number, wires, results, placement, effects, source
+                what,
+                primitive,
+                params,
+                context,
+                number,
+                wires,
+                results,
+                placement,
+                effects,
+                jaxapi.source_info(),
+                place,
             )
             self._points += 1
         point.latest = found
@@ -238,6 +270,7 @@ class LazyTrace(jaxapi.Trace):
             return _counted_transfer(
                 lambda: jaxapi.evaluate_call("process_primitive", primitive, args, params)
             )
+        self._at_once(self, primitive.name, cause, args)
         concrete = [a.materialise(cause) if isinstance(a, LazyArray) else a for a in args]
         metrics.counter_add(f"eager::{primitive.name}")
         return jaxapi.evaluate_call("process_primitive", primitive, concrete, params)
@@ -267,6 +300,7 @@ class LazyTrace(jaxapi.Trace):
 
     def process_shard_map(self, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
         """Run an eager `shard_map` at once; inside `jit` it is recorded like any operation."""
+        self._at_once(self, "shard_map", "shard_map", args)
         concrete = [a.materialise("shard_map") if isinstance(a, LazyArray) else a for a in args]
         return jaxapi.evaluate_call("process_shard_map", primitive, fun, concrete, **params)
 

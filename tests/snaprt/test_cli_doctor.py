@@ -60,6 +60,23 @@ def test_a_flag_that_xla_does_not_know_is_said_and_the_rest_still_tried(tmp_path
     assert found["replay"] == doctor.NOT_TRIED
 
 
+def test_a_place_that_a_variable_names_and_that_cannot_be_written_is_said(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    shown = examine(
+        SNAPRT_CACHE_DIR=str(tmp_path),
+        SNAPRT_TRACE=str(tmp_path / "made" / "later"),
+        SNAPRT_DUMP_DIR=str(tmp_path / "file" / "dump"),
+        SNAPRT_RECORD="nan",
+    )
+    assert shown.returncode == 1
+    lines = shown.stdout.splitlines()
+    (failed,) = (number for number, line in enumerate(lines) if line.startswith("failed"))
+    assert f"write access     cannot write SNAPRT_DUMP_DIR in {tmp_path}/file/dump" in lines[failed]
+    assert "hint: Point it at a place that exists" in lines[failed + 1]
+    # What the variables say of recording does not keep the rest from being tried.
+    assert any(line.startswith("ok") and "replay" in line for line in lines)
+
+
 def test_no_device_leaves_what_needs_one_untried(tmp_path: Path):
     shown = examine("--json", SNAPRT_CACHE_DIR=str(tmp_path), JAX_PLATFORMS="nonsense")
     assert shown.returncode == 1

@@ -77,21 +77,40 @@ def test_import_snaprt_does_not_import(unwanted, modules_after_import_snaprt):
 
 def test_the_public_names_are_these():
     assert snaprt.__all__ == [
+        "CompilationProfiler",
         "CompileError",
         "DeviceError",
         "ExecutionError",
+        "GraphBreakError",
         "SnaprtError",
         "SnapshotError",
         "UsageError",
         "__version__",
+        "add_step_closure",
+        "compile_times",
         "disable",
         "dump_now",
+        "eager_mode",
         "enable",
+        "explain",
+        "fork_rng",
+        "get_rng_state",
+        "get_xla_supported_devices",
+        "is_eager_mode",
+        "is_master_ordinal",
         "lazy",
+        "manual_seed",
         "mark_step",
+        "master_print",
         "metrics",
+        "next_key",
+        "optimizer_step",
         "record",
         "register_hlo_snapshot_callback",
+        "set_rng_state",
+        "sync",
+        "wait_device_ops",
+        "xla_device",
     ]
 
 
@@ -119,7 +138,8 @@ def test_type_checkers_see_the_names_that_are_loaded_at_first_use():
     loaded = {
         name: where if ":" in where else f"snaprt:{name}" for name, where in snaprt._WHERE.items()
     }
-    assert seen == {**loaded, "lazy": "snaprt.lazy.scope:lazy"}
+    callable_packages = {"explain": "snaprt.explain.call:explain", "lazy": "snaprt.lazy.scope:lazy"}
+    assert seen == {**loaded, **callable_packages}
 
 
 @pytest.mark.parametrize(

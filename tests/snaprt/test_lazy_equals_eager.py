@@ -87,6 +87,8 @@ PROGRAMS = {
     "nonzero": lambda x: jnp.nonzero(x > 0),
     "unique": lambda x: jnp.unique(jnp.round(x)),
     "tree": lambda x: jax.tree.map(lambda v: v + 1, {"a": x, "b": [x, 2]}),
+    "set_mesh": lambda x: _under_a_mesh(x),
+    "compiled ahead": lambda x: jax.jit(lambda v, w: v + w).lower(x, w=x).compile()(x * 2, w=x),
     "named scope": lambda x: _in_scope(x),
     "eval_shape": lambda x: np.zeros(jax.eval_shape(lambda v: v.T, x).shape),
     "pure_callback": lambda x: jax.pure_callback(
@@ -102,6 +104,13 @@ PROGRAMS = {
     "linear transpose": lambda x: jax.linear_transpose(lambda v: v * 2, x)(x),
     "vjp": lambda x: jax.vjp(lambda v: jnp.sin(v), x)[1](x),
 }
+
+
+def _under_a_mesh(x):
+    mesh = jax.make_mesh((1,), ("d",))
+    with jax.set_mesh(mesh):
+        assert jax.sharding.get_mesh() == mesh
+        return jax.device_put(x, jax.sharding.PartitionSpec("d")) * 2
 
 
 def _in_scope(x):
@@ -162,6 +171,43 @@ def test_enable_and_disable_switch_the_thread():
     assert type(x).__name__ == "LazyArray"
     assert type(y).__name__ == "ArrayImpl"
     np.testing.assert_array_equal(x, y)
+
+
+def test_a_lazy_array_has_every_public_attribute_of_an_eager_one():
+    eager = jnp.ones((2, 3))
+    with snaprt.lazy():
+        array = eager * 2
+        assert np.dtype(array) == np.float32
+        public = [name for name in dir(eager) if not name.startswith("_")]
+        found = {name: _error_of(array, name) for name in public}
+    assert found == {name: _error_of(eager, name) for name in public}
+
+
+def _error_of(array, name):
+    try:
+        getattr(array, name)
+    except Exception as error:
+        return type(error)
+    return None
+
+
+def test_derivatives_of_integers_are_numpy_arrays():
+    with snaprt.lazy():
+        gradient = jax.grad(lambda v, i: v.sum() * i, allow_int=True, argnums=1)(jnp.ones(3), 3)
+    assert gradient.dtype == jax.dtypes.float0
+    assert not isinstance(gradient, jax.Array)
+
+
+def test_an_escaped_tracer_is_refused_as_eagerly():
+    escaped = []
+    jax.grad(lambda v: escaped.append(v.sum()) or v.sum())(jnp.ones(3))
+    with snaprt.lazy(), pytest.raises(jax.errors.UnexpectedTracerError):
+        escaped[0] + jnp.ones(3)
+
+
+def test_set_mesh_is_refused_where_jax_traces():
+    with snaprt.lazy(), pytest.raises(ValueError, match="outside of `jax.jit`"):
+        jax.jit(lambda: jax.set_mesh(jax.make_mesh((1,), ("d",))))()
 
 
 def test_scopes_nest():

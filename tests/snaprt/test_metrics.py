@@ -288,3 +288,15 @@ thread.join()
 """
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_counter_of_finalizers_counts_exactly_and_can_be_cleared():
+    class Counted:
+        __del__ = metrics.FinalizerCounter("Gone").add
+
+    for number in (3, 2):
+        metrics.clear_all()
+        assert metrics.counter_value("Gone") is None
+        things = [Counted() for _ in range(number)]
+        things.clear()
+        assert metrics.counter_value("Gone") == metrics.counter_value("Gone") == number

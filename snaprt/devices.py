@@ -1,0 +1,89 @@
+"""The devices of this process, under the names of PyTorch/XLA; it knows nothing of lazy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from snaprt import jaxapi
+from snaprt.errors import DeviceError, ExecutionError
+
+
+def xla_device(n: int | None = None) -> Any:
+    """Return a `jax.Device` of this process, for `jax.device_put` or `jax.default_device`.
+
+    Arrays need not be put on a device: JAX makes them on the default one.
+
+    Args:
+        n: Its place among `get_xla_supported_devices`; None for JAX's default device.
+
+    Raises:
+        DeviceError: There are not so many devices.
+    """
+    default = jaxapi.default_device()
+    if n is None and default is not None and not isinstance(default, str):
+        return default
+    devices = jax.local_devices(backend=default if isinstance(default, str) and n is None else None)
+    try:
+        return devices[n or 0]
+    except IndexError:
+        raise DeviceError(
+            f"there is no device {n}: this process has {len(devices)}",
+            hint="snaprt.get_xla_supported_devices() returns them, counted from 0",
+        ) from None
+
+
+def get_xla_supported_devices(
+    devkind: str | None = None, max_devices: int | None = None
+) -> list[Any]:
+    """Return the devices of this process, each a `jax.Device`.
+
+    Args:
+        devkind: ``cpu``, ``gpu`` (or ``cuda``, ``rocm``) or ``tpu``, in any case; None for those
+            that JAX prefers here.
+        max_devices: How many to return at most; None for all.
+
+    Returns:
+        The devices in the order of their numbers; none where there is none of that kind.
+    """
+    try:
+        devices = jax.local_devices(backend=devkind.lower() if devkind else None)
+    except RuntimeError:  # so JAX says that there are none
+        return []
+    return list(devices[:max_devices])
+
+
+def wait_device_ops(devices: Iterable[Any] | Any | None = None) -> None:
+    """Wait until all work that was started on some devices has ended.
+
+    That is every array which is alive, and every effect such as `jax.debug.print`. What is only
+    recorded is not started: `mark_step` starts it.
+
+    Args:
+        devices: A `jax.Device` or several; None for all of this process.
+
+    Raises:
+        ExecutionError: Some of the work has failed.
+    """
+    if devices is None:
+        chosen = None
+    else:
+        chosen = set(devices) if isinstance(devices, Iterable) else {devices}
+    try:
+        with jaxapi.evaluating():
+            for array in jax.live_arrays():
+                if chosen is None or chosen & array.devices():
+                    _wait_for(array)
+            jax.effects_barrier()
+    except jax.errors.JaxRuntimeError as error:
+        raise ExecutionError(f"work on a device has failed: {error}") from error
+
+
+def _wait_for(array: jax.Array) -> None:
+    try:
+        array.block_until_ready()
+    except RuntimeError:
+        if not array.is_deleted():  # another thread may give it away meanwhile
+            raise

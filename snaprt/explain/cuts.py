@@ -1,0 +1,308 @@
+"""What happened while a program ran lazily: each cut, and what ran alone; must not run anything.
+
+A watcher turns what it is told into records, in the order they happen; rows fold those of a place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from snaprt import jaxapi
+from snaprt.explain.breaks import count_text, describe_break, place_text, users_place
+from snaprt.explain.watching import Cut, Run, Watcher
+
+#: Where a graph's executable came from: the compiler, the compile cache, or an earlier run of it.
+COMPILED: Final = "compiled"
+LOADED: Final = "loaded"
+KNOWN: Final = "known"
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """A graph that ran.
+
+    Attributes:
+        graph_id: As in logs, errors and snapshots.
+        operations: How many operations it has.
+        inputs: How many arrays it reads.
+        outputs: How many results it has.
+        origin: ``compiled``, ``loaded`` from the compile cache, or ``known`` to the process.
+    """
+
+    graph_id: str
+    operations: int
+    inputs: int
+    outputs: int
+    origin: str
+
+
+@dataclass(frozen=True)
+class CutRecord:
+    """A cut, and the graphs that it ran.
+
+    Attributes:
+        cause: ``mark_step``, or what read a value (``float``, ``bool``, ``nonzero``, ...).
+        stack: The user's frames, innermost last.
+        step: How many steps the thread had marked before.
+        thread: The thread's name.
+        graphs: What ran.
+    """
+
+    cause: str
+    stack: tuple[jaxapi.Frame, ...]
+    step: int
+    thread: str
+    graphs: tuple[GraphRecord, ...]
+
+    @property
+    def place(self) -> jaxapi.Frame | None:
+        """The user's line."""
+        return users_place(self.stack)
+
+    @property
+    def operations(self) -> int:
+        """How many operations ran."""
+        return sum(graph.operations for graph in self.graphs)
+
+    @property
+    def advice(self) -> str:
+        """What to write instead; empty where a cut is what was asked for."""
+        return describe_break(self.cause).advice
+
+
+@dataclass(frozen=True)
+class AtOnceRecord:
+    """An operation that ran alone, for a graph cannot hold it.
+
+    Attributes:
+        name: The operation.
+        cause: Why, as ``device_put`` or ``ref``.
+        stack: The user's frames, innermost last.
+    """
+
+    name: str
+    cause: str
+    stack: tuple[jaxapi.Frame, ...]
+
+    @property
+    def place(self) -> jaxapi.Frame | None:
+        """The user's line."""
+        return users_place(self.stack)
+
+    @property
+    def advice(self) -> str:
+        """What to write instead."""
+        return describe_break(self.cause).advice
+
+
+Event = CutRecord | AtOnceRecord
+
+
+class Collector(Watcher):
+    """Makes a record of each cut and of each operation that runs alone, and hands it on.
+
+    Attributes:
+        at_steps: What the cause of a marked step is called.
+    """
+
+    def __init__(self, take: Callable[[Event], None]) -> None:
+        self.at_steps = "mark_step"
+        self._take = take
+        self._graphs: dict[int, list[GraphRecord]] = {}
+
+    def cut(self, cut: Cut) -> None:
+        """Begin a record."""
+        self._graphs[cut.number] = []
+
+    def ready(self, run: Run) -> None:
+        """Add a graph to it."""
+        executable = run.executable
+        origin = KNOWN if not run.is_new else LOADED if executable.from_cache else COMPILED
+        graph = GraphRecord(
+            graph_id=executable.graph_id,
+            operations=len(run.program.nodes),
+            inputs=len(run.arguments),
+            outputs=len(executable.output_names),
+            origin=origin,
+        )
+        self._graphs[run.cut.number].append(graph)
+
+    def cut_done(self, cut: Cut) -> None:
+        """Hand it on."""
+        cause = self.at_steps if cut.cause == "mark_step" else cut.cause
+        graphs = tuple(self._graphs.pop(cut.number, ()))
+        self._take(CutRecord(cause, cut.stack, cut.step, cut.thread, graphs))
+
+    def at_once(self, name: str, cause: str) -> None:
+        """Hand on a record of an operation."""
+        self._take(AtOnceRecord(name, cause, jaxapi.user_frames()))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What happened at one place of a program for one cause, once or several times.
+
+    Attributes:
+        cause: See `CutRecord` and `AtOnceRecord`.
+        operation: The operation that ran alone; empty for a cut.
+        place: The user's line.
+        times: How often it happened.
+        graphs: How many graphs ran.
+        fewest: The fewest operations that ran at one time.
+        most: The most.
+        operations: How many ran altogether.
+        compiled: How many of the graphs were compiled for it.
+        loaded: How many were loaded from the compile cache.
+    """
+
+    cause: str
+    operation: str
+    place: jaxapi.Frame | None
+    times: int
+    graphs: int
+    fewest: int
+    most: int
+    operations: int
+    compiled: int
+    loaded: int
+
+    def plus(self, other: Row) -> Row:
+        """Return this row with what happened at the same place another time."""
+        return replace(
+            self,
+            times=self.times + other.times,
+            graphs=self.graphs + other.graphs,
+            fewest=min(self.fewest, other.fewest),
+            most=max(self.most, other.most),
+            operations=self.operations + other.operations,
+            compiled=self.compiled + other.compiled,
+            loaded=self.loaded + other.loaded,
+        )
+
+
+def row_of(event: Event) -> Row:
+    """Return the row of one event."""
+    if isinstance(event, AtOnceRecord):
+        return Row(event.cause, event.name, event.place, 1, 0, 0, 0, 0, 0, 0)
+    origins = [graph.origin for graph in event.graphs]
+    operations = event.operations
+    return Row(
+        cause=event.cause,
+        operation="",
+        place=event.place,
+        times=1,
+        graphs=len(event.graphs),
+        fewest=operations,
+        most=operations,
+        operations=operations,
+        compiled=origins.count(COMPILED),
+        loaded=origins.count(LOADED),
+    )
+
+
+class Rows:
+    """Rows of all that happened, by place, in the order of their first time."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Any, Row] = {}
+        self._lock = threading.Lock()
+
+    def add(self, event: Event) -> None:
+        """Add what happened."""
+        row = row_of(event)
+        key = (row.place, row.cause, row.operation)
+        with self._lock:
+            known = self._rows.get(key)
+            self._rows[key] = row if known is None else known.plus(row)
+
+    def __call__(self) -> tuple[Row, ...]:
+        """Return them."""
+        return tuple(self._rows.values())
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a function did to the lazy runtime.
+
+    Attributes:
+        events: The cuts, and the operations that ran alone, in the order they happened.
+        result: What the function returned.
+    """
+
+    events: tuple[Event, ...]
+    result: Any = None
+
+    @property
+    def cuts(self) -> tuple[CutRecord, ...]:
+        """The cuts."""
+        return tuple(event for event in self.events if isinstance(event, CutRecord))
+
+    @property
+    def at_once(self) -> tuple[AtOnceRecord, ...]:
+        """The operations that ran alone."""
+        return tuple(event for event in self.events if isinstance(event, AtOnceRecord))
+
+    @property
+    def graphs(self) -> tuple[GraphRecord, ...]:
+        """The graphs, in the order they ran."""
+        return tuple(graph for cut in self.cuts for graph in cut.graphs)
+
+    @property
+    def compilations(self) -> int:
+        """How many of the graphs had to be compiled."""
+        return sum(graph.origin == COMPILED for graph in self.graphs)
+
+    def __str__(self) -> str:
+        return explain_rows([row_of(event) for event in self.events])
+
+
+def explain_rows(rows: Iterable[Row]) -> str:
+    """Return a table of what happened where, and what to write instead."""
+    rows = list(rows)
+    cells = [_HEAD, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [_summary(rows), ""]
+    for times, operations, new, cause, place in cells:
+        start = (
+            f"{times:>{widths[0]}}  {operations:>{widths[1]}}  {new:>{widths[2]}}  "
+            f"{cause:<{widths[3]}}"
+        )
+        lines.append(f"{start}  {place}")
+    advice = {row.cause: describe_break(row.cause) for row in rows}
+    for cause, (what, instead) in advice.items():
+        if instead:
+            lines += ["", f"{cause}: {what}", f"  instead: {instead}"]
+    return "\n".join(lines)
+
+
+_HEAD: Final = ("times", "operations", "new graphs", "cause", "where")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    if row.operation:
+        return str(row.times), "at once", "", row.cause, f"{place_text(row.place)}: {row.operation}"
+    operations = f"{row.fewest}" if row.fewest == row.most else f"{row.fewest}-{row.most}"
+    kinds = ((row.compiled, COMPILED), (row.loaded, LOADED))
+    new = ", ".join(f"{count} {word}" for count, word in kinds if count)
+    return str(row.times), operations, new, row.cause, place_text(row.place)
+
+
+def _summary(rows: Iterable[Row]) -> str:
+    total = Row("", "", None, 0, 0, 0, 0, 0, 0, 0)
+    alone = 0
+    for row in rows:
+        total = total.plus(row)
+        alone += row.times if row.operation else 0
+    parts = [
+        count_text(total.graphs, "graph"),
+        count_text(total.operations, "operation"),
+        f"{count_text(total.compiled, 'graph')} compiled",
+    ]
+    if total.loaded:
+        parts.append(f"{count_text(total.loaded, 'graph')} loaded from the compile cache")
+    if alone:
+        parts.append(f"{count_text(alone, 'operation')} run at once")
+    return ", ".join(parts)

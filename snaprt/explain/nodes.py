@@ -1,0 +1,247 @@
+"""A recorded program as numbered nodes with their text; it must not know files or drawings.
+
+Names and attributes are those of PyTorch/XLA's lazy graphs: ``xla::device_data`` is an input,
+``prim::Constant`` a host scalar, and ``xla::`` stands before the name of each of JAX's primitives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from snaprt import jaxapi, settings
+from snaprt.lazy.digest import Unstable, node_digest
+from snaprt.lazy.graph import INPUT, LITERAL, Literal, Node, Program
+
+INPUT_NAME: Final = "xla::device_data"
+CONSTANT_NAME: Final = "prim::Constant"
+
+#: Longer attributes are cut here: a line of a file is read by people.
+_LONGEST_ATTRIBUTE: Final = 160
+#: Of a function that was called, so many operations are named.
+_FEW: Final = 3
+#: What is worth saying of a call of a jitted function.
+_OF_CALLS: Final = ("name", "jaxpr")
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class ShownNode:
+    """A node of a graph: an input, a host scalar or an operation.
+
+    Attributes:
+        name: What it is.
+        types: XLA's type of each of its results, such as ``f32[2,3]{1,0}``.
+        operands: ``(number of a node, which of its results)`` of each operand.
+        attributes: The name and the text of each parameter that says something.
+        location: The user's innermost line, ``function@file.py:12``; empty where there is none.
+        roots: Which outputs of the graph its results are.
+        digest: 32 hexadecimal digits, equal for nodes that compute the same of the same kinds of
+            inputs and the same scalars; in another process too, if snaprt's cache knows them.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    operands: tuple[tuple[int, int], ...]
+    attributes: tuple[tuple[str, str], ...]
+    location: str
+    roots: tuple[int, ...]
+    digest: str
+
+    @property
+    def type(self) -> str:
+        """The type of its result, a tuple where it has several."""
+        return self.types[0] if len(self.types) == 1 else f"({', '.join(self.types)})"
+
+
+def shown_nodes(program: Program) -> list[ShownNode]:
+    """Return the nodes of a program; each stands after its operands, and its number is its place.
+
+    Where XLA_IR_DEBUG is on, an operation has the rest of its Python stack among its attributes.
+
+    Args:
+        program: The program, whose inputs have not been donated yet.
+    """
+    nodes: list[ShownNode] = []
+    numbers: dict[tuple[int, int], int] = {}
+    roots = _roots(program)
+    with_stacks = settings.get("XLA_IR_DEBUG")
+    for position, (node, wires) in enumerate(zip(program.nodes, program.wiring, strict=True)):
+        operands = []
+        for origin, index in wires:
+            leaf = (origin, index) if origin < 0 else (origin, 0)
+            if leaf not in numbers:
+                numbers[leaf] = len(nodes)
+                nodes.append(_leaf(program, origin, index))
+            operands.append((numbers[leaf], 0 if origin < 0 else index))
+        numbers[position, 0] = len(nodes)
+        outputs = roots.get(position, ())
+        nodes.append(_operation(node, tuple(operands), outputs, nodes, with_stacks))
+    return nodes
+
+
+def root_digests(program: Program, nodes: Sequence[ShownNode]) -> tuple[str, ...]:
+    """Return the digest of each output of ``program``, in order."""
+    by_root = {root: node.digest for node in nodes for root in node.roots}
+    return tuple(
+        _digest(by_root[root], str(index)) for root, (_, index) in enumerate(program.outputs)
+    )
+
+
+def node_text(number: int, node: ShownNode, nodes: Sequence[ShownNode]) -> str:
+    """Return one line about a node: ``%3 = f32[2]{0} xla::add(%1, %2), location=f@a.py:7``."""
+    operands = ", ".join(operand_text(one, nodes) for one in node.operands)
+    text = f"%{number} = {node.type} {node.name}({operands})"
+    return ", ".join([text, *(f"{name}={value}" for name, value in notes(node))])
+
+
+def operand_text(operand: tuple[int, int], nodes: Sequence[ShownNode]) -> str:
+    """Return how an operand is written: ``%3``, or ``%3.1`` for one of several results."""
+    number, index = operand
+    return f"%{number}.{index}" if len(nodes[number].types) > 1 else f"%{number}"
+
+
+def notes(node: ShownNode) -> Iterator[tuple[str, str]]:
+    """Yield what is said of a node beside its type, name and operands, in PyTorch/XLA's order."""
+    if len(node.types) > 1:
+        yield "num_outputs", str(len(node.types))
+    if node.location:
+        yield "location", node.location
+    yield from node.attributes
+    for root in node.roots:
+        yield "ROOT", str(root)
+
+
+def location_text(frame: jaxapi.Frame) -> str:
+    """Return how a line of the user's is written: ``step@train.py:12``."""
+    return f"{frame.function}@{PurePath(frame.file).name}:{frame.line}"
+
+
+def type_text(aval: Any) -> str:
+    """Return XLA's text of an array's type, such as ``bf16[8,128]{1,0}``."""
+    order = ",".join(str(dimension) for dimension in reversed(range(len(aval.shape))))
+    shape = ",".join(map(str, aval.shape))
+    return f"{_element_type(aval.dtype)}[{shape}]" + (f"{{{order}}}" if order else "")
+
+
+_KINDS: Final = {"i": "s", "u": "u", "f": "f", "c": "c"}
+
+
+def _element_type(dtype: Any) -> str:
+    if not isinstance(dtype, np.dtype):  # such as a PRNG key, which has no type of XLA's own
+        return str(dtype)
+    if dtype.kind in _KINDS:
+        return f"{_KINDS[dtype.kind]}{dtype.itemsize * 8}"
+    name = dtype.name
+    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "s")):
+        if name.startswith(long):
+            return name.replace(long, short, 1).replace("_", "")
+    return "pred" if name == "bool" else name
+
+
+def _roots(program: Program) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for number, (position, _) in enumerate(program.outputs):
+        found[position] = (*found.get(position, ()), number)
+    return found
+
+
+def _leaf(program: Program, origin: int, index: int) -> ShownNode:
+    if origin == LITERAL:
+        return _constant(program.literals[index])
+    assert origin == INPUT
+    return _input(program.inputs[index], index)
+
+
+def _constant(literal: Literal) -> ShownNode:
+    kind, value = type_text(literal.aval), repr(np.asarray(literal.value).item())
+    digest = _digest(CONSTANT_NAME, kind, literal.key.hex())
+    return ShownNode(CONSTANT_NAME, (kind,), (), (("value", value),), "", (), digest)
+
+
+def _input(array: jax.Array, index: int) -> ShownNode:
+    kind = type_text(array)
+    devices = sorted(jaxapi.devices_of_sharding(array.sharding), key=lambda device: device.id)
+    where = ",".join(f"{device.platform.upper()}:{device.id}" for device in devices)
+    told = [("device", where)]
+    if len(devices) > 1:
+        told.append(("sharding", jaxapi.hlo_sharding_text(array.sharding, array.ndim)))
+    digest = _digest(INPUT_NAME, kind, str(index), repr(told))
+    return ShownNode(INPUT_NAME, (kind,), (), tuple(told), "", (), digest)
+
+
+def _operation(
+    node: Node,
+    operands: tuple[tuple[int, int], ...],
+    roots: tuple[int, ...],
+    nodes: Sequence[ShownNode],
+    with_stacks: bool,
+) -> ShownNode:
+    name = f"xla::{node.primitive.name}"
+    types = tuple(type_text(result.aval) for result in node.results)
+    told = tuple(_attributes(node))
+    frames = jaxapi.frames_of_operation(node.source)
+    if with_stacks and len(frames) > 1:
+        callers = " < ".join(location_text(frame) for frame in reversed(frames[:-1]))
+        told = (("from", callers), *told)
+    below = [f"{nodes[number].digest}.{index}" for number, index in operands]
+    return ShownNode(
+        name=name,
+        types=types,
+        operands=operands,
+        attributes=told,
+        location=location_text(frames[-1]) if frames else "",
+        roots=roots,
+        digest=_digest(name, *types, _identity(node), *below),
+    )
+
+
+def _identity(node: Node) -> str:
+    try:
+        return node_digest(node).hex()
+    except Unstable:  # a function among its parameters: this process alone can tell it from others
+        return str(node.operation.signature)
+
+
+def _attributes(node: Node) -> Iterator[tuple[str, str]]:
+    params = node.params
+    for name in _OF_CALLS if node.primitive.name == "jit" else params:
+        if not _says_nothing(params[name]):
+            yield name, _attribute(params[name])
+
+
+def _says_nothing(value: Any) -> bool:
+    """Say whether a parameter is as JAX has it where nobody asked for something."""
+    if isinstance(value, (tuple, list)):
+        return all(one is False or _says_nothing(one) for one in value)
+    if isinstance(value, jax.sharding.Mesh):
+        return value.empty
+    return value is None or type(value).__name__ == "UnspecifiedValue"
+
+
+def _attribute(value: Any) -> str:
+    if isinstance(value, (jaxapi.Jaxpr, jaxapi.ClosedJaxpr)):
+        return _operations_inside(value)
+    if type(value).__name__ == "PRNGImpl":  # made of functions that its name stands for
+        return str(value.name)
+    if isinstance(value, np.dtype):
+        return value.name
+    text = value if isinstance(value, str) else _ADDRESS.sub("", repr(value))
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_ATTRIBUTE else f"{text[:_LONGEST_ATTRIBUTE]}..."
+
+
+def _operations_inside(jaxpr: Any) -> str:
+    names = [equation.primitive.name for equation in jaxpr.eqns]
+    return f"<{', '.join(names)}>" if len(names) <= _FEW else f"<{len(names)} operations>"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

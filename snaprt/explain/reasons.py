@@ -1,0 +1,285 @@
+"""Why a program had to be compiled although one like it was: two outlines, compared in words.
+
+It knows outlines; the names that inputs have in the user's program are handed to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.explain.breaks import count_text, place_text
+from snaprt.explain.outline import Outline, OutlinedOperation, common_ends
+from snaprt.lazy.graph import INPUT, LITERAL
+
+_LOOP: Final = (
+    "for a loop: jax.lax.scan or fori_loop, or jit the loop body and call mark_step in it; "
+    "for an `if`: jnp.where or jax.lax.cond, or jit each branch"
+)
+
+#: By the kind of a reason, what to write instead.
+ADVICE: Final[Mapping[str, str]] = {
+    "shape": "pad it to one shape, or to one of a few; or leave out a last batch that is not full",
+    "dtype": "convert it to one dtype before the step",
+    "sharding": "place it alike at each step, with jax.device_put before it",
+    "inputs": "use the same arrays at each step: an array that is used twice counts once",
+    "constant": "from now on it is an argument, and compiles no more; move the constant to an "
+    "array, jnp.asarray(value), made before the loop, and it never does",
+    "parameter": "a Python value became a part of the program: move it to an array, as an index of "
+    "jnp.take or jax.lax.dynamic_slice; or jit what depends on it",
+    "longer": _LOOP,
+    "shorter": f"nothing, if a first step alone does them, as to make parameters; else {_LOOP}",
+    "branch": "choose on the device with jnp.where or jax.lax.cond, or jit each branch",
+    "outputs": "hold the same arrays at each cut: make variables before the loop, del what is left",
+    "donation": "hold or let go of the same arrays at each step",
+    "settings": "set JAX's configuration once, before the loop",
+    "devices": "run on the same devices at each step",
+    "lines": "",
+    "recorder": "",
+    "forgotten": "",
+}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A difference between a program and the nearest one before it.
+
+    Attributes:
+        kind: A key of `ADVICE`.
+        text: The difference, in words, with the place.
+        place: The user's line, where it is known.
+        is_named: Whether it is about an input that the user's program has a name for.
+    """
+
+    kind: str
+    text: str
+    place: jaxapi.Frame | None
+    is_named: bool = False
+
+    @property
+    def advice(self) -> str:
+        """What to write instead; empty where there is nothing."""
+        return ADVICE[self.kind]
+
+
+#: Returns how the user's program calls the input of a number, such as ``batch['x']``, or ``None``.
+NameInput = Callable[[int], str | None]
+
+
+def reasons(before: Outline, now: Outline, name_input: NameInput) -> tuple[Reason, ...]:
+    """Return why the program ``now`` is not the program ``before``, the telling ones first.
+
+    Args:
+        before: The nearest earlier program.
+        now: The program that was compiled.
+        name_input: Names inputs of ``now``.
+    """
+    inputs = list(_inputs(before, now, name_input))
+    # What the program has no name for mostly follows from what it has.
+    named = [reason for reason in inputs if reason.is_named]
+    found = [*(named or inputs), *_operations(before, now)]
+    if not found:
+        found = [*_constants(before, now), *_outputs(before, now)]
+    if not found:
+        found = [*_parameters(before, now)]
+    if not found:
+        found = [*_surroundings(before, now, name_input)]
+    if not found:
+        found = [_same_program(before, now)]
+    return tuple(dict.fromkeys(found))
+
+
+def _at(text: str, operation: OutlinedOperation | None, kind: str) -> Reason:
+    place = None if operation is None else operation.place
+    where = "" if place is None else f" at {place_text(place)}"
+    return Reason(kind, f"{text}{where}", place)
+
+
+def _inputs(before: Outline, now: Outline, name_input: NameInput) -> Iterator[Reason]:
+    """Compare the inputs that both use in the operations that both begin with."""
+    start = min(common_ends(before.names, now.names)[0], common_ends(before.wiring, now.wiring)[0])
+    used = {wire for wires in now.wiring[:start] for wire in wires}
+    pairs = enumerate(zip(before.inputs, now.inputs, strict=False))
+    for index, (old, new) in pairs:
+        if old != new and (INPUT, index) in used:
+            name = name_input(index)
+            reason = _input(index, old, new, now.first_use(index), name)
+            yield replace(reason, is_named=name is not None)
+
+
+def _input(
+    index: int, old: Any, new: Any, use: OutlinedOperation | None, name: str | None
+) -> Reason:
+    was, old_sharding, _ = old
+    now, new_sharding, _ = new
+    if name is not None:
+        subject = f"argument `{name}`"
+    else:
+        by = "" if use is None else f", used first by {use.name},"
+        subject = f"input {index} ({now.str_short(True)}){by}"
+    if was.shape != now.shape:
+        return _at(f"{subject} changed shape {was.shape} to {now.shape}", use, "shape")
+    if was.dtype != now.dtype:
+        return _at(f"{subject} changed dtype {was.dtype} to {now.dtype}", use, "dtype")
+    if was.weak_type != now.weak_type:
+        kinds = ("weakly typed, as a Python scalar is", "of a strong type")
+        text = f"{subject} is {kinds[not now.weak_type]}, and was {kinds[now.weak_type]},"
+        return _at(text, use, "dtype")
+    if old_sharding != new_sharding:
+        return _at(f"{subject} lies at {new_sharding}, and lay at {old_sharding},", use, "sharding")
+    return _at(f"{subject} is committed to its device, or no longer is,", use, "sharding")
+
+
+def _operations(before: Outline, now: Outline) -> Iterator[Reason]:
+    if before.names == now.names:
+        if before.wiring != now.wiring:
+            first = now.operations[common_ends(before.wiring, now.wiring)[0]]
+            yield _at(f"{first.name} has other operands than last time", first, "inputs")
+        return
+    start, end = common_ends(before.names, now.names)
+    gone = before.operations[start : len(before.names) - end]
+    come = now.operations[start : len(now.names) - end]
+    if come and not gone:
+        yield _at(f"{_operations_text(come)} more than last time", come[0], "longer")
+    elif gone and not come:
+        yield _at(f"{_operations_text(gone)} fewer than last time", gone[0], "shorter")
+    else:
+        was = _at(f"{gone[0].name}", gone[0], "branch").text
+        yield _at(f"another branch: instead of {was} came {come[0].name}", come[0], "branch")
+
+
+def _operations_text(operations: tuple[OutlinedOperation, ...]) -> str:
+    names = list(dict.fromkeys(one.name for one in operations))
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"{count_text(len(operations), 'operation')} ({shown})"
+
+
+def _constants(before: Outline, now: Outline) -> Iterator[Reason]:
+    for index, (old, new) in enumerate(zip(before.literals, now.literals, strict=True)):
+        is_argument = index in before.promoted
+        if old.aval != new.aval or (old.key != new.key and not is_argument):
+            use = now.first_use(index, LITERAL)
+            by = "" if use is None else f" of {use.name}"
+            text = f"a constant{by} varies: {_value(old.value)}, then {_value(new.value)},"
+            yield _at(text, use, "constant")
+
+
+def _value(value: Any) -> str:
+    array = np.asarray(value)
+    # JAX's own scalars as Python's, with no dtype beside.
+    return repr(array.item()) if array.size == 1 else _short(value)
+
+
+def _outputs(before: Outline, now: Outline) -> Iterator[Reason]:
+    for outline, other, words in (
+        (now, before, "an array more is alive at the cut"),
+        (before, now, "an array less is alive at the cut"),
+    ):
+        for position, _ in sorted(set(outline.outputs) - set(other.outputs)):
+            operation = outline.operations[position]
+            yield _at(f"{words}: the result of {operation.name}", operation, "outputs")
+
+
+def _parameters(before: Outline, now: Outline) -> Iterator[Reason]:
+    for old, new in zip(before.operations, now.operations, strict=True):
+        if old.signature == new.signature:
+            continue
+        change = _parameter_change(old.params, new.params)
+        if change is None:
+            yield _at(f"JAX's settings changed before {new.name}", new, "settings")
+        else:
+            name, text = change
+            yield _at(f"{new.name} has {text}", new, _KINDS_OF_PARAMETERS.get(name, "parameter"))
+        return  # what follows from it is not worth a line
+
+
+_KINDS_OF_PARAMETERS: Final[Mapping[str, str]] = {
+    "dimension": "shape",
+    "new_sizes": "shape",
+    "precision": "settings",
+    "shape": "shape",
+}
+_LONGEST_VALUE: Final = 60
+
+
+def _parameter_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the name of a parameter of a primitive that differs, and how, in words.
+
+    Functions are left out: those that say how to differentiate are new objects each time.
+    """
+    for name, value in new.items():
+        was = old.get(name)
+        if _is_jaxpr(was) and _is_jaxpr(value):
+            inside = _jaxpr_change(was, value)
+            if inside is not None:
+                return inside
+        elif not callable(value) and not _same(was, value):
+            return name, f"other {name}: {_short(was)}, then {_short(value)},"
+    return None
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, (jaxapi.Jaxpr, jaxapi.ClosedJaxpr))
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # an array among them
+        return one is other
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def _jaxpr_change(old: Any, new: Any) -> tuple[str, str] | None:
+    """Return the name of a parameter that differs in two traced functions, and how, in words."""
+    before, now = (getattr(one, "jaxpr", one).eqns for one in (old, new))
+    names = [[equation.primitive.name for equation in one] for one in (before, now)]
+    if names[0] != names[1]:
+        start, _ = common_ends(*names)
+        was, became = (one[start] if start < len(one) else "its end" for one in names)
+        return "", f"another function inside: instead of {was} comes {became},"
+    for one, other in zip(before, now, strict=True):
+        for a, b in zip(one.invars, other.invars, strict=False):
+            are_constants = all(isinstance(atom, jaxapi.JaxprLiteral) for atom in (a, b))
+            if are_constants and not _same(a.val, b.val):
+                values = f"{_value(a.val)}, then {_value(b.val)}, of {other.primitive.name}"
+                return "", f"a constant inside that varies: {values},"
+        inside = _parameter_change(one.params, other.params)
+        if inside is not None:
+            name, text = inside
+            return name, f"inside, for {other.primitive.name}, {text}"
+    consts = zip(getattr(old, "consts", ()), getattr(new, "consts", ()), strict=False)
+    if any(a is not b for a, b in consts):
+        return "", "another function inside, which closes over other arrays,"
+    return None
+
+
+def _surroundings(before: Outline, now: Outline, name_input: NameInput) -> Iterator[Reason]:
+    if before.is_watched != now.is_watched:
+        words = "began" if now.is_watched else "ceased"
+        yield Reason("recorder", f"the recorder {words} to look for NaN", None)
+    if before.placement is not now.placement:
+        yield Reason("devices", "it runs on other devices, or with other 64-bit types", None)
+    if before.donated != now.donated:
+        changed = sorted(set(before.donated) ^ set(now.donated))
+        names = [name_input(index) or f"input {index}" for index in changed[:3]]
+        shown = ", ".join(f"`{name}`" for name in names) + (", ..." if len(changed) > 3 else "")
+        text = f"other inputs are free to give their memory to results: {shown}"
+        yield _at(text, now.first_use(changed[0]), "donation")
+
+
+def _same_program(before: Outline, now: Outline) -> Reason:
+    for old, new in zip(before.operations, now.operations, strict=True):
+        if old.place != new.place:
+            text = f"the same operations stand at other lines, and lines count now: {new.name}"
+            return _at(text, new, "lines")
+    text = "it is the same program: the process had forgotten it, or settings of snaprt changed"
+    return Reason("forgotten", text, None)

@@ -1,0 +1,250 @@
+"""Why programs are compiled again: remembers those of each place, and warns where they do not end.
+
+It is told of compilations alone, so that it can always be there. What it keeps of a program is its
+outline.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from snaprt import jaxapi, settings
+from snaprt.explain.breaks import count_text, place_text, users_place
+from snaprt.explain.naming import name_of
+from snaprt.explain.outline import Outline, nearest, outline_of
+from snaprt.explain.reasons import Reason, reasons
+from snaprt.explain.watching import Compilation, Watcher
+from snaprt.lazy.modes import current_modes
+
+_log = logging.getLogger("snaprt.explain")
+
+#: The causes of cuts that run all that is pending; all others read a value.
+_AT_STEPS: Final = frozenset({"graph_size", "mark_step"})
+
+#: How many of a place's programs a new one may be compared with.
+_MOST_OUTLINES: Final = 8
+#: Above so many operations in all outlines, the places that were seen longest ago are forgotten.
+_MOST_OPERATIONS: Final = 200_000
+
+
+@dataclass(frozen=True)
+class CompilationEvent:
+    """A program that was compiled, or loaded from the compile cache.
+
+    Attributes:
+        cause: Of the cut that led to it: see `snaprt.explain.cuts.CutRecord`.
+        place: The user's line.
+        stack: The user's frames, innermost last.
+        step: How many steps the thread had marked before.
+        graph_id: As in logs, errors and snapshots.
+        operations: How many operations it has.
+        seconds: How long it took.
+        from_cache: Whether it was loaded.
+        number: Counts the programs of its place, from 1.
+        reasons: How it differs from the nearest earlier program of its place; empty for the first.
+    """
+
+    cause: str
+    place: jaxapi.Frame | None
+    stack: tuple[jaxapi.Frame, ...]
+    step: int
+    graph_id: str
+    operations: int
+    seconds: float
+    from_cache: bool
+    number: int
+    reasons: tuple[Reason, ...]
+
+
+@dataclass
+class _Site:
+    """What is known of a place.
+
+    Attributes:
+        programs: How many it has led to.
+        outlines: The latest of them.
+        rounds: In how many steps it has led to some. The reads of one line, as of a dict of
+            metrics, are programs of their own, which the next step has already.
+        step: The last of those steps.
+        is_told: Whether its number of rounds has been warned of.
+    """
+
+    programs: int = 0
+    outlines: list[Outline] = field(default_factory=list)
+    rounds: int = 0
+    step: int = -1
+    is_told: bool = False
+
+    def add(self, outline: Outline, step: int) -> None:
+        """Take note of a program."""
+        self.programs += 1
+        self.outlines = [*self.outlines[1 - _MOST_OUTLINES :], outline]
+        # Where no step has been marked, it cannot be told: only each fourth program counts.
+        if step != self.step or (step == 0 and self.programs % 4 == 0):
+            self.rounds += 1
+        self.step = step
+
+    def operations(self) -> int:
+        return sum(len(outline.operations) for outline in self.outlines)
+
+
+class _History(Watcher):
+    """The programs of this process by the place whose cut led to them."""
+
+    only_compilations = True
+
+    def __init__(self) -> None:
+        self._sites: OrderedDict[Any, _Site] = OrderedDict()
+        self._operations = 0
+        self._lock = threading.Lock()
+        self._listening: tuple[list[CompilationEvent], ...] = ()
+
+    def compiled(self, compilation: Compilation) -> None:
+        """Remember a program; tell why it had to be made, if that is wanted."""
+        limit = settings.get("SNAPRT_RECOMPILE_LIMIT")
+        try:
+            self._remember(compilation, limit)
+        except Exception as error:  # no program may fail because it could not be explained
+            _log.info("a compilation could not be explained: %r", error)
+
+    def listen(self, events: list[CompilationEvent]) -> None:
+        """Append what happens to ``events`` from here on."""
+        with self._lock:
+            self._listening = (*self._listening, events)
+
+    def leave(self, events: list[CompilationEvent]) -> None:
+        """Append to it no more."""
+        with self._lock:
+            self._listening = tuple(one for one in self._listening if one is not events)
+
+    def _remember(self, compilation: Compilation, limit: int) -> None:
+        cut = compilation.cut
+        if current_modes().by_operation(at_step=cut.cause in _AT_STEPS):
+            return  # each operation is a program
+        with self._lock:
+            site = self._site((cut.cause, cut.stack, compilation.program.placement))
+            self._operations -= site.operations()
+            earlier, outline = tuple(site.outlines), outline_of(compilation)
+            site.add(outline, cut.step)
+            self._operations += site.operations()
+            self._forget()
+            listening, number = self._listening, site.programs
+            is_at_limit = 0 < limit < site.rounds and not site.is_told
+            site.is_told = site.is_told or is_at_limit
+        if not listening and not is_at_limit:
+            return
+        event = _event(compilation, outline, earlier, number)
+        for events in listening:
+            events.append(event)
+        if is_at_limit:
+            _warn(event)
+
+    def _site(self, key: Any) -> _Site:
+        site = self._sites.setdefault(key, _Site())
+        self._sites.move_to_end(key)
+        return site
+
+    def _forget(self) -> None:
+        while self._operations > _MOST_OPERATIONS and len(self._sites) > 1:
+            _, site = self._sites.popitem(last=False)
+            self._operations -= site.operations()
+
+
+def _event(
+    compilation: Compilation, outline: Outline, earlier: tuple[Outline, ...], number: int
+) -> CompilationEvent:
+    cut, executable, inputs = compilation.cut, compilation.executable, compilation.program.inputs
+    differences: tuple[Reason, ...] = ()
+    if earlier:
+        before = nearest(earlier, outline)
+        differences = reasons(before, outline, lambda index: name_of(inputs[index]))
+    return CompilationEvent(
+        cause=cut.cause,
+        place=users_place(cut.stack),
+        stack=cut.stack,
+        step=cut.step,
+        graph_id=executable.graph_id,
+        operations=len(outline.operations),
+        seconds=compilation.seconds,
+        from_cache=executable.from_cache,
+        number=number,
+        reasons=differences,
+    )
+
+
+def _warn(event: CompilationEvent) -> None:
+    _log.warning(
+        "%s (%s) has led to %d programs; the last differs from the nearest before it:%s\n"
+        "  snaprt.CompilationProfiler() tells of each, SNAPRT_RECOMPILE_LIMIT=0 of none",
+        place_text(event.place),
+        event.cause,
+        event.number,
+        "".join(f"\n  {line}" for line in _reason_lines(event)),
+    )
+
+
+#: Remembers the compilations of this process, where it is attached as a watcher.
+history: Final = _History()
+
+
+class CompilationProfiler:
+    """Tell why programs are compiled: ``with snaprt.CompilationProfiler() as profiler: ...``.
+
+    A program is compared with the nearest earlier one that a cut at the same place led to, from
+    the same calls, be it of before the profiler began.
+
+    Attributes:
+        events: What was compiled, or loaded from the compile cache, in any thread, in order.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[CompilationEvent] = []
+
+    def __enter__(self) -> CompilationProfiler:
+        history.listen(self.events)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        history.leave(self.events)
+
+    @property
+    def recompilations(self) -> tuple[CompilationEvent, ...]:
+        """The programs that were not the first of their place."""
+        return tuple(event for event in self.events if event.number > 1)
+
+    def report(self) -> str:
+        """Return in words what was compiled at each place, and why again."""
+        by_place: dict[Any, list[CompilationEvent]] = {}
+        for event in self.events:
+            by_place.setdefault((event.cause, event.stack), []).append(event)
+        loaded = sum(event.from_cache for event in self.events)
+        lines = [
+            f"{count_text(len(self.events), 'program')} at {count_text(len(by_place), 'place')}, "
+            f"{len(self.events) - loaded} compiled, {loaded} loaded from the compile cache, in "
+            f"{sum(event.seconds for event in self.events):.2f} s"
+        ]
+        for events in by_place.values():
+            lines += ["", f"{place_text(events[0].place)} ({events[0].cause})"]
+            lines += [line for event in events for line in _event_lines(event)]
+        return "\n".join(lines)
+
+
+def _event_lines(event: CompilationEvent) -> list[str]:
+    how = "loaded" if event.from_cache else "compiled"
+    operations = count_text(event.operations, "operation")
+    start = f"  step {event.step}: {operations}, {how} in {event.seconds:.2f} s"
+    if not event.reasons:
+        return [f"{start}, the first here"]
+    return [start, *(f"    {line}" for line in _reason_lines(event))]
+
+
+def _reason_lines(event: CompilationEvent) -> list[str]:
+    advice = dict.fromkeys(reason.advice for reason in event.reasons if reason.advice)
+    return [
+        *(reason.text for reason in event.reasons),
+        *(f"instead: {one}" for one in advice),
+    ]

@@ -1,0 +1,158 @@
+"""Says where the time of each graph went, as a table and as numbers; measures nothing itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from snaprt.execute import times
+
+_COUNTS: Final = ("operations", "compiled", "loaded", "executions")
+_HEADS: Final = ("graph", "name", "ops", *_COUNTS[1:-1], "runs", *times.STAGES, "total")
+_LEFT: Final = 2  # how many columns are text
+
+
+@dataclass(frozen=True)
+class GraphTimes:
+    """Where the time of one graph went, in seconds.
+
+    Attributes:
+        graph_id: What identifies it: of a lazy graph the id that snapshots and messages have, of a
+            program of `jax.jit` the start of its key in the compile cache.
+        name: The name of its module.
+        kind: ``lazy`` or ``jit``.
+        operations: How many operations it was recorded from; ``None`` where JAX traced it.
+        compiled: How often it was compiled in this process.
+        loaded: How often its executable came from the compile cache.
+        executions: How often it was started; ``None`` where JAX starts it without us.
+        record: Recording its operations. Those that follow what an earlier step recorded are not
+            timed: the clock would take longer than they do.
+        key: Finding the keys by which the cache is asked.
+        cache: Reading and writing the cache, and waiting for another process to compile it.
+        lower: Tracing and lowering it to StableHLO.
+        compile: XLA's compiler.
+        load: Making an executable of what the cache held, unless it was loaded in the background.
+        execute: Its executions until JAX handed back the results, which may be still on their way:
+            on an asynchronous device, the time to start them.
+    """
+
+    graph_id: str
+    name: str
+    kind: str
+    operations: int | None
+    compiled: int
+    loaded: int
+    executions: int | None
+    record: float
+    key: float
+    cache: float
+    lower: float
+    compile: float
+    load: float
+    execute: float
+
+    @property
+    def total(self) -> float:
+        """The sum of all stages, in seconds."""
+        return float(sum(getattr(self, stage) for stage in times.STAGES))
+
+
+@dataclass(frozen=True)
+class CompileTimes:
+    """Where the time of each graph of this process went; printed, it is a table.
+
+    Attributes:
+        graphs: The graphs, the one that took longest first.
+        forgotten: How many graphs are not in it, because very many came after them.
+    """
+
+    graphs: tuple[GraphTimes, ...]
+    forgotten: int = 0
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Seconds by stage, over all graphs."""
+        return {
+            stage: float(sum(getattr(graph, stage) for graph in self.graphs))
+            for stage in times.STAGES
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as what JSON can hold."""
+        graphs = [{**dataclasses.asdict(graph), "total": graph.total} for graph in self.graphs]
+        return {"graphs": graphs, "totals": self.totals, "forgotten": self.forgotten}
+
+    def __str__(self) -> str:
+        rows = [_HEADS, *map(_cells, self.graphs)]
+        if len(self.graphs) > 1:
+            sums = self.totals
+            seconds = [*sums.values(), sum(sums.values())]
+            counts = [str(_sum(self.graphs, name)) for name in _COUNTS]
+            rows.append(("all", "", *counts, *map(_seconds, seconds)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [_line(row, widths) for row in rows]
+        if self.forgotten:
+            lines.append(f"and {self.forgotten} graphs before them")
+        return "\n".join(lines)
+
+
+def compile_times() -> CompileTimes:
+    """Return how long recording, keys, cache, lowering, compiling, loading and running took.
+
+    By graph, since the process began: every graph that ran lazily, and every program of `jax.jit`
+    that was looked for in the compile cache. ``print(snaprt.compile_times())`` shows a table. What
+    could not be compiled is not in it.
+    """
+    programs, forgotten = times.programs()
+    graphs = sorted(map(_graph_times, programs), key=lambda graph: -graph.total)
+    return CompileTimes(tuple(graphs), forgotten)
+
+
+def _graph_times(program: times.ProgramTimes) -> GraphTimes:
+    seconds = {stage: program.nanoseconds.get(stage, 0) / 1e9 for stage in times.STAGES}
+    return GraphTimes(
+        graph_id=program.graph_id,
+        name=program.name,
+        kind=program.kind,
+        operations=program.operations,
+        compiled=program.compiled,
+        loaded=program.loaded,
+        executions=program.executions if program.kind == times.LAZY else None,
+        **{**seconds, times.EXECUTE: program.execute / 1e9},
+    )
+
+
+def _cells(graph: GraphTimes) -> tuple[str, ...]:
+    counts = (getattr(graph, name) for name in _COUNTS)
+    seconds = (getattr(graph, stage) for stage in (*times.STAGES, "total"))
+    return (
+        graph.graph_id,
+        graph.name,
+        *("-" if count is None else str(count) for count in counts),
+        *map(_seconds, seconds),
+    )
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [
+        cell.ljust(width) if place < _LEFT else cell.rjust(width)
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(padded).rstrip()
+
+
+def _sum(graphs: Sequence[GraphTimes], count: str) -> int:
+    return sum(getattr(graph, count) or 0 for graph in graphs)
+
+
+_UNITS: Final = ((1.0, "s"), (1e-3, "ms"), (0.0, "us"))
+"""From how many seconds on a unit is used, and its name."""
+
+
+def _seconds(seconds: float) -> str:
+    if seconds == 0:
+        return "0"
+    least, unit = next(row for row in _UNITS if seconds >= row[0])
+    return f"{seconds / (least or 1e-6):.3g} {unit}"

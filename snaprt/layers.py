@@ -1,0 +1,140 @@
+"""Lays out a graph of boxes in rows, with the ways of its arrows; it must not know what they show.
+
+Sugiyama's layout, small: an edge that passes rows gets a slot in each, rows are ordered by where
+their neighbours stand, and what stands in a row is centred.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+_SWEEPS = 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large things are, in units of the drawing.
+
+    Attributes:
+        width: Of a box.
+        height: Of a box.
+        row: From the top of a row to that of the next.
+        gap: Between two boxes of a row.
+        slot: The width that an edge takes where it passes a row.
+        margin: Around the drawing.
+    """
+
+    width: int
+    height: int
+    row: int
+    gap: int = 16
+    slot: int = 12
+    margin: int = 10
+
+    def top(self, level: int) -> float:
+        """Return where the boxes of a row begin."""
+        return float(self.margin + level * self.row)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things stand.
+
+    Attributes:
+        sizes: How large they are.
+        middles: The middle of each box and slot, by its number; slots come after the boxes.
+        levels: The row of each.
+        ways: Each edge: its start, the slots that it passes, its end.
+        width: Of the drawing.
+        height: Of the drawing.
+    """
+
+    sizes: Sizes
+    middles: Mapping[int, float]
+    levels: Mapping[int, int]
+    ways: Sequence[Sequence[int]]
+    width: float
+    height: float
+
+    def path(self, way: Sequence[int]) -> str:
+        """Return the line of an edge, as SVG's ``d`` has it."""
+        height = self.sizes.height
+        x = self.middles[way[0]]
+        y = self.sizes.top(self.levels[way[0]]) + height
+        path = f"M{x:.6g} {y:.6g}"
+        for one in way[1:]:
+            next_x, next_y = self.middles[one], self.sizes.top(self.levels[one])
+            half = (y + next_y) / 2
+            path += f" C{x:.6g} {half:.6g} {next_x:.6g} {half:.6g} {next_x:.6g} {next_y - 1:.6g}"
+            x, y = next_x, next_y - 1
+            if one != way[-1]:
+                y = next_y + height
+                path += f" L{x:.6g} {y:.6g}"
+        return path
+
+
+def lay_out(levels: Sequence[int], edges: Iterable[tuple[int, int]], sizes: Sizes) -> Layout:
+    """Return where boxes stand whose rows are known.
+
+    Args:
+        levels: The row of each box, from 0.
+        edges: ``(start, end)``, the numbers of two boxes, the end in a lower row of the drawing.
+        sizes: How large things are.
+    """
+    boxes = len(levels)
+    level_of = dict(enumerate(levels))
+    ways = _ways(level_of, edges)
+    near: dict[int, list[int]] = {number: [] for number in level_of}
+    for way in ways:
+        for one, other in itertools.pairwise(way):
+            near[one].append(other)
+            near[other].append(one)
+    rows: list[list[int]] = [[] for _ in range(max(levels) + 1)]
+    for number, level in level_of.items():
+        rows[level].append(number)
+    middles: dict[int, float] = {}
+    for row in rows:
+        middles.update(_spread(row, boxes, sizes))
+    for sweep in range(_SWEEPS):
+        for row in rows if sweep % 2 == 0 else reversed(rows):
+            row.sort(key=lambda one: _mean([middles[other] for other in near[one]], middles[one]))
+            middles.update(_spread(row, boxes, sizes))
+    width = 2 * max(sizes.margin + sizes.width / 2 + abs(middle) for middle in middles.values())
+    return Layout(
+        sizes=sizes,
+        middles={one: middle + width / 2 for one, middle in middles.items()},
+        levels=level_of,
+        ways=ways,
+        width=width,
+        height=sizes.top(max(levels)) + sizes.height + sizes.margin,
+    )
+
+
+def _ways(levels: dict[int, int], edges: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Return the way of each edge, and add the slots that it passes to ``levels``."""
+    ways = []
+    for start, end in edges:
+        way = [start]
+        for level in range(levels[start] + 1, levels[end]):
+            slot = len(levels)
+            levels[slot] = level
+            way.append(slot)
+        ways.append([*way, end])
+    return ways
+
+
+def _spread(row: Sequence[int], boxes: int, sizes: Sizes) -> Mapping[int, float]:
+    """Return the middle of each in a row that is centred at 0."""
+    widths = [sizes.width if one < boxes else sizes.slot for one in row]
+    place = -(sum(widths) + sizes.gap * (len(row) - 1)) / 2
+    middles = {}
+    for one, width in zip(row, widths, strict=True):
+        middles[one] = place + width / 2
+        place += width + sizes.gap
+    return middles
+
+
+def _mean(values: Sequence[float], default: float) -> float:
+    return sum(values) / len(values) if values else default

@@ -1,0 +1,78 @@
+"""Which of the debug modes hold now; it knows what asks for them, and nothing of what they do.
+
+`docs/debug-modes.md` explains them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from snaprt import settings
+
+
+@dataclass(frozen=True, eq=False)
+class Modes:
+    """The modes that hold; there is one object for each combination.
+
+    Attributes:
+        eager: Each operation is compiled and run as soon as it is recorded.
+        steps_by_operation: At a step, each operation is a program of its own.
+        reads_by_operation: At a read, each operation is.
+        notes_places: Where an operation stands in the source is noted each time it is recorded.
+        places_in_modules: A program whose operations stand elsewhere is lowered again.
+    """
+
+    eager: bool = False
+    steps_by_operation: bool = False
+    reads_by_operation: bool = False
+    notes_places: bool = False
+    places_in_modules: bool = False
+
+    def by_operation(self, *, at_step: bool) -> bool:
+        """Say whether a cut, at a step or at a read, runs each operation on its own."""
+        return self.eager or (self.steps_by_operation if at_step else self.reads_by_operation)
+
+    @property
+    def sees_each_operation(self) -> bool:
+        """Whether a step that repeats must be recorded anew rather than followed."""
+        return self.eager or self.notes_places
+
+
+_EAGER: Final = ("NEURON_USE_EAGER_DEBUG_MODE", "XLA_USE_EAGER_DEBUG_MODE")
+_OTHERS: Final = ("GET_TENSORS_OPBYOP", "SYNC_TENSORS_OPBYOP", "XLA_HLO_DEBUG", "XLA_IR_DEBUG")
+_FUNCTION: Final = "SNAPRT_DEBUG_FUNCTION"
+
+NONE: Final = Modes()
+_known: Final[dict[tuple[bool, ...], Modes]] = {(False,) * 5: NONE}
+_texts: Final = settings.Texts(*_EAGER, *_OTHERS, _FUNCTION)
+_seen: tuple[list[Any], Modes] = ([None] * 7, NONE)
+_chosen_eager: bool | None = None
+
+
+def current_modes() -> Modes:
+    """Return the modes that the environment, or `choose_eager`, asks for now."""
+    global _seen
+    now = _texts.now()
+    seen, modes = _seen
+    if now != seen:
+        modes = _read()
+        _seen = now, modes
+    return modes
+
+
+def choose_eager(enable: bool | None) -> None:
+    """Turn eager mode on or off for the process; ``None`` leaves it to the environment."""
+    global _chosen_eager, _seen
+    _chosen_eager = enable
+    _seen = _texts.now(), _read()
+
+
+def _read() -> Modes:
+    eager = _chosen_eager
+    if eager is None:
+        eager = any(map(settings.get, _EAGER))
+    reads, steps, modules, places = map(settings.get, _OTHERS)
+    places = places or settings.get(_FUNCTION) is not None
+    key = (eager, steps, reads, eager or steps or reads or modules or places, modules)
+    return _known.setdefault(key, Modes(*key))

@@ -1,0 +1,98 @@
+"""Shows snaprt's log where XLA's variables ask for it, as XLA shows its own; knows not who logs.
+
+snaprt logs through `logging`, to loggers below ``snaprt``; a program may set these up as any. Only
+where TF_CPP_MIN_LOG_LEVEL or TF_CPP_VMODULE ask for more than warnings is there a handler.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from snaprt import settings
+
+_ROOT: Final = Path(__file__).parent.parent
+_LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
+#: What a verbosity of XLA's is here; a higher one is as the highest.
+_LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+#: Modules of PyTorch/XLA that the guides name, and the loggers that say here what those say there.
+_TAUGHT: Final = {
+    "tensor": "operations",
+    "xla_graph_executor": "compile",
+    "computation_client": "compile",
+    "pjrt_computation_client": "compile",
+}
+
+
+def follow_environment() -> None:
+    """Log what XLA's variables ask for now, and no more what they asked for before.
+
+    Raises:
+        UsageError: A variable has a text that it does not allow.
+    """
+    verbosities = dict(settings.get("TF_CPP_VMODULE"))
+    asks_for_info = settings.get("TF_CPP_MIN_LOG_LEVEL") == 0
+    formatter = _Formatter(with_thread=settings.get("TF_CPP_LOG_THREAD_ID"))
+    _forget()
+    if not verbosities and not asks_for_info:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.getLogger("snaprt").addHandler(handler)
+    _asked.handler = handler
+    if asks_for_info:
+        _set_level("snaprt", logging.INFO)
+    for name, verbosity in verbosities.items():
+        level = _LEVELS[min(verbosity, len(_LEVELS) - 1)]
+        _set_level(f"snaprt.{_TAUGHT.get(name, name)}", level)
+
+
+@dataclass
+class _Asked:
+    """What was set up because the variables asked for it: the handler, and each logger's level."""
+
+    handler: logging.Handler | None = None
+    levels: dict[str, int] = field(default_factory=dict)
+
+
+_asked: Final = _Asked()
+
+
+def _set_level(name: str, level: int) -> None:
+    logger = logging.getLogger(name)
+    _asked.levels.setdefault(name, logger.level)
+    logger.setLevel(level)
+
+
+def _forget() -> None:
+    for name, level in _asked.levels.items():
+        logging.getLogger(name).setLevel(level)
+    _asked.levels.clear()
+    if _asked.handler is not None:
+        logging.getLogger("snaprt").removeHandler(_asked.handler)
+        _asked.handler = None
+
+
+class _Formatter(logging.Formatter):
+    """Writes lines as TensorFlow's and XLA's logging does: see tsl/platform/default/logging.cc."""
+
+    def __init__(self, *, with_thread: bool) -> None:
+        super().__init__()
+        self._with_thread = with_thread
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return ``YYYY-MM-DD HH:MM:SS.ffffff: I path.py:line] message``."""
+        when = datetime.datetime.fromtimestamp(record.created)
+        thread = f" {threading.get_native_id():7}" if self._with_thread else ""
+        path = Path(record.pathname)
+        where = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
+        text = record.getMessage()
+        if record.exc_info:
+            text += f"\n{self.formatException(record.exc_info)}"
+        letter = _LETTERS.get(record.levelno, "I")
+        return f"{when:%Y-%m-%d %H:%M:%S.%f}: {letter}{thread} {where}:{record.lineno}] {text}"

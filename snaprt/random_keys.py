@@ -1,0 +1,139 @@
+"""One seed for a process and the keys that are drawn from it; JAX itself has no global generator.
+
+It must not draw numbers: that is for who gets a key.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.errors import UsageError
+
+
+class RngState(NamedTuple):
+    """Where a stream of keys stands.
+
+    Attributes:
+        seed: What it was seeded with.
+        drawn: How many keys have been drawn since.
+    """
+
+    seed: int
+    drawn: int
+
+
+class _Stream:
+    """The keys of one device, or those of no device in particular; guarded by `_lock`."""
+
+    def __init__(self, state: RngState, device: Any) -> None:
+        self.state = state
+        with jaxapi.evaluating():
+            root = jax.random.key(state.seed)
+            self.root = root if device is None else jax.device_put(root, device)
+
+    def draw(self) -> tuple[jax.Array, int]:
+        """Return the root and the number of the next key."""
+        number = self.state.drawn
+        self.state = self.state._replace(drawn=number + 1)
+        return self.root, number
+
+
+_FIRST: Final = RngState(0, 0)
+_streams: Final[dict[Any, _Stream]] = {}
+_lock: Final = threading.Lock()
+
+
+def manual_seed(seed: int, device: Any = None) -> None:
+    """Seed the keys that `next_key` returns from here on, in the whole process.
+
+    Nothing else is seeded: JAX draws from the keys that it is given, and from nothing else. What
+    is never seeded has the seed 0. Processes that share a seed draw the same keys, as programs
+    over several processes need it; add `jax.process_index` to the seed where they should not.
+
+    Args:
+        seed: Any integer that `jax.random.key` takes.
+        device: A `jax.Device` with keys of its own; None for those that belong to no device.
+    """
+    set_rng_state(seed, device)
+
+
+def next_key(device: Any = None) -> jax.Array:
+    """Return a key that was not returned before: key ``n`` is ``fold_in(key(seed), n)``.
+
+    It goes wherever JAX takes a key: ``jax.random.normal(snaprt.next_key(), (3,))``,
+    ``flax.nnx.Rngs(snaprt.next_key())``, ``model.init(snaprt.next_key(), x)``. Inside of `lazy` it
+    is recorded like any operation, and a step that repeats compiles nothing. Which thread gets
+    which key is not defined while several draw.
+
+    Args:
+        device: The device whose keys are asked for, see `manual_seed`; they are committed to it.
+
+    Raises:
+        UsageError: It is called while `jax.jit` or another transformation that stages traces a
+            function: every call of that would then use this one key.
+    """
+    if jaxapi.is_staging():
+        raise UsageError(
+            "next_key() was called while JAX traces a function: it would be the same key each time",
+            hint="call it outside of the function and pass the key as an argument",
+        )
+    with _lock:
+        root, number = _stream(device).draw()
+    return jax.random.fold_in(root, np.uint32(number))
+
+
+def get_rng_state(device: Any = None) -> RngState:
+    """Return where the keys stand: plain integers, to be stored with a checkpoint.
+
+    Args:
+        device: The device whose keys are asked for, see `manual_seed`.
+    """
+    with _lock:
+        return _stream(device).state
+
+
+def set_rng_state(state: Sequence[int] | int, device: Any = None) -> None:
+    """Go on with the keys from ``state``.
+
+    Args:
+        state: What `get_rng_state` returned, or a seed.
+        device: The device whose keys are meant, see `manual_seed`.
+    """
+    if isinstance(state, Sequence):
+        seed, drawn = state
+    else:
+        seed, drawn = operator.index(state), 0
+    stream = _Stream(RngState(seed, drawn), device)
+    with _lock:
+        _streams[device] = stream
+
+
+@contextmanager
+def fork_rng(device: Any = None, enabled: bool = True) -> Iterator[None]:
+    """Draw keys inside, and go on afterwards as if none had been drawn.
+
+    Args:
+        device: The device whose keys are meant, see `manual_seed`.
+        enabled: False to do nothing.
+    """
+    state = get_rng_state(device)
+    try:
+        yield
+    finally:
+        if enabled:
+            set_rng_state(state, device)
+
+
+def _stream(device: Any) -> _Stream:
+    stream = _streams.get(device)
+    if stream is None:
+        stream = _streams[device] = _Stream(_FIRST, device)
+    return stream

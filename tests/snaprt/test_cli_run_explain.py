@@ -1,0 +1,62 @@
+"""``snaprt run --explain`` says at the end of a program what cut its graphs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+RUN = [sys.executable, "-m", "snaprt", "run", "--lazy"]
+
+PROGRAM = """
+import jax.numpy as jnp, snaprt
+x = jnp.ones(4)
+for step in range(5):
+    x = x * 2
+    snaprt.mark_step()
+    if (x + step).sum() > 3:
+        print("step", step)
+raise SystemExit(7)
+"""
+
+
+def run(folder: Path, *options: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(program)
+    return subprocess.run(
+        [*RUN, *options, "program.py"],
+        cwd=folder,
+        env={**os.environ, "SNAPRT_CACHE": "off"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_run_is_explained_at_its_end_by_the_lines_that_cut_graphs(tmp_path):
+    shown = run(tmp_path, "--explain", "--explain-json", "explained.json")
+    assert shown.returncode == 7
+    assert shown.stdout.splitlines() == [f"step {step}" for step in range(5)]
+    rows = [line.split() for line in shown.stderr.splitlines() if "program.py:" in line]
+    assert [(row[0], row[-4], row[-3]) for row in rows] == [
+        ("5", "mark_step", "program.py:6"),
+        ("5", "bool", "program.py:7"),
+    ]
+    assert "instead: choose with jnp.where" in shown.stderr
+    content = json.loads((tmp_path / "explained.json").read_text())
+    assert (content["schema"], content["version"]) == ("snaprt.explain", 1)
+    places = [(one["cause"], one["line"], one["times"]) for one in content["places"]]
+    assert places == [("mark_step", 6, 5), ("bool", 7, 5)]
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_program_runs(tmp_path):
+    shown = run(tmp_path, "--explain-json", "nowhere/e.json", program="print('ran')")
+    assert shown.returncode == 2
+    assert "ran" not in shown.stdout
+    assert "hint: " in shown.stderr
+
+
+def test_a_program_that_runs_nothing_lazily_is_told_how(tmp_path):
+    shown = run(tmp_path, "--explain", program="print('ran')")
+    assert (shown.returncode, shown.stdout) == (0, "ran\n")
+    assert "nothing ran lazily" in shown.stderr
