@@ -186,6 +186,8 @@ NO_ARRAYS: dict[str, str] = {
     "jax.lax.PrecisionLike": "a type",
     "jax.tree_util.KeyPath": "a type",
     "jax.random.Key": "a type",
+    "jax.numpy.fromfile": "JAX does not implement it",
+    "jax.numpy.fromiter": "JAX does not implement it",
     "jax.debug.breakpoint": "asks the user",
     "jax.nn.get_scaled_dot_general_config": "needs a GPU",
     "jax.nn.scaled_dot_general": "needs a GPU",

@@ -18,24 +18,10 @@ ALIASES = sorted(
 )
 """Optax's own optimizers."""
 
-CONTRIBUTED = [
-    "acprop",
-    "ademamix",
-    "adopt",
-    "cocob",
-    "dadapt_adamw",
-    "dog",
-    "dowg",
-    "madgrad",
-    "momo",
-    "momo_adam",
-    "muon",
-    "prodigy",
-    "schedule_free_adamw",
-    "schedule_free_sgd",
-    "simplified_ademamix",
-    "sophia",
-]
+CONTRIBUTED = """
+acprop ademamix adopt cocob dadapt_adamw dog dowg madgrad momo momo_adam muon prodigy
+schedule_free_adamw schedule_free_sgd simplified_ademamix sophia
+""".split()
 
 WRAPPED: dict[str, Callable[[], Any]] = {
     "chain with clipping": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1)),
@@ -126,20 +112,11 @@ def losses_of_logits(batch: Any, labels: Any) -> Any:
     logits, hot = batch[:, :4], jax.nn.one_hot(labels, 4)
     found = {
         name: getattr(optax, name)(logits, hot)
-        for name in [
-            "softmax_cross_entropy",
-            "sigmoid_binary_cross_entropy",
-            "squared_error",
-            "huber_loss",
-            "l2_loss",
-            "cosine_similarity",
-            "cosine_distance",
-            "log_cosh",
-            "hinge_loss",
-            "sigmoid_focal_loss",
-            "safe_softmax_cross_entropy",
-            "poly_loss_cross_entropy",
-        ]
+        for name in (
+            "softmax_cross_entropy sigmoid_binary_cross_entropy squared_error huber_loss l2_loss"
+            " cosine_similarity cosine_distance log_cosh hinge_loss sigmoid_focal_loss"
+            " safe_softmax_cross_entropy poly_loss_cross_entropy"
+        ).split()
     }
     logs = jax.nn.log_softmax(logits)
     found["kl_divergence"] = optax.kl_divergence(logs, hot)

@@ -6,20 +6,10 @@ from collections.abc import Iterator
 
 from breadth_cases import Case, expressions
 
-OF_A_SHAPE = [
-    "cauchy",
-    "double_sided_maxwell",
-    "exponential",
-    "gumbel",
-    "laplace",
-    "logistic",
-    "lognormal",
-    "maxwell",
-    "normal",
-    "rademacher",
-    "uniform",
-    "bits",
-]
+OF_A_SHAPE = """
+cauchy double_sided_maxwell exponential gumbel laplace logistic lognormal maxwell normal rademacher
+uniform bits
+""".split()
 
 DISTRIBUTIONS = [
     "random.ball(key, 3, shape=(2,))",
