@@ -21,6 +21,7 @@ class Modes:
         reads_by_operation: At a read, each operation is.
         notes_places: Where an operation stands in the source is noted each time it is recorded.
         places_in_modules: A program whose operations stand elsewhere is lowered again.
+        waits: A step ends when the devices have finished.
     """
 
     eager: bool = False
@@ -28,6 +29,7 @@ class Modes:
     reads_by_operation: bool = False
     notes_places: bool = False
     places_in_modules: bool = False
+    waits: bool = False
 
     def by_operation(self, *, at_step: bool) -> bool:
         """Say whether a cut, at a step or at a read, runs each operation on its own."""
@@ -42,11 +44,12 @@ class Modes:
 _EAGER: Final = ("NEURON_USE_EAGER_DEBUG_MODE", "XLA_USE_EAGER_DEBUG_MODE")
 _OTHERS: Final = ("GET_TENSORS_OPBYOP", "SYNC_TENSORS_OPBYOP", "XLA_HLO_DEBUG", "XLA_IR_DEBUG")
 _FUNCTION: Final = "SNAPRT_DEBUG_FUNCTION"
+_WAIT: Final = "XLA_SYNC_WAIT"
 
 NONE: Final = Modes()
-_known: Final[dict[tuple[bool, ...], Modes]] = {(False,) * 5: NONE}
-_texts: Final = settings.Texts(*_EAGER, *_OTHERS, _FUNCTION)
-_seen: tuple[list[Any], Modes] = ([None] * 7, NONE)
+_known: Final[dict[tuple[bool, ...], Modes]] = {(False,) * 6: NONE}
+_texts: Final = settings.Texts(*_EAGER, *_OTHERS, _FUNCTION, _WAIT)
+_seen: tuple[list[Any], Modes] = ([None] * 8, NONE)
 _chosen_eager: bool | None = None
 
 
@@ -74,5 +77,6 @@ def _read() -> Modes:
         eager = any(map(settings.get, _EAGER))
     reads, steps, modules, places = map(settings.get, _OTHERS)
     places = places or settings.get(_FUNCTION) is not None
-    key = (eager, steps, reads, eager or steps or reads or modules or places, modules)
+    notes = eager or steps or reads or modules or places
+    key = (eager, steps, reads, notes, modules, settings.get(_WAIT))
     return _known.setdefault(key, Modes(*key))

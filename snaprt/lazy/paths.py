@@ -7,6 +7,7 @@ known of an operation, and of the program that was cut out at its end, stays wit
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,9 @@ GRANULARITY = 1024
 #: How many shortcuts and how many plans one point keeps.
 MAX_SHORTCUTS = 64
 MAX_PLANS = 64
+
+#: How many arrays from outside are known again.
+MAX_MET = 4096
 
 
 class InputKind:
@@ -45,6 +49,25 @@ def input_kind(array: jax.Array) -> InputKind:
     kind = _kinds.get(description)
     if kind is None:
         kind = _kinds.setdefault(description, InputKind(*description))
+    return kind
+
+
+_met: dict[int, tuple[weakref.ref[jax.Array], InputKind]] = {}
+
+
+def met_kind(array: jax.Array) -> InputKind:
+    """Return the kind of ``array``, which is looked up where the array was met before.
+
+    For arrays that come from outside: describing one takes 4 us.
+    """
+    known = _met.get(id(array))
+    if known is not None and known[0]() is array:
+        return known[1]
+    kind = input_kind(array)
+    if type(array) is jaxapi.ArrayImpl:
+        if len(_met) >= MAX_MET:
+            _met.clear()
+        _met[id(array)] = weakref.ref(array), kind
     return kind
 
 

@@ -14,7 +14,15 @@ import jax
 
 from snaprt import metrics
 from snaprt.lazy.graph import Literal
-from snaprt.lazy.paths import InputKind, Point, Result, input_kind, literal_wires, step_key
+from snaprt.lazy.paths import (
+    InputKind,
+    Point,
+    Result,
+    input_kind,
+    literal_wires,
+    met_kind,
+    step_key,
+)
 
 #: Work that nothing needs any more is dropped when the inputs hold this many bytes more.
 PRUNE_BYTES = 1 << 30
@@ -76,7 +84,7 @@ class Recording:
         """Return the wire of an input, which goes on to another point if it is new."""
         wire = self.input_wires.get(id(value))
         if wire is None:
-            kind = input_kind(value) if handle is None else handle.kind(value)
+            kind = met_kind(value) if handle is None else handle.kind(value)
             self.point = self.point.with_input(kind)
             wire = self.input_wires[id(value)] = ~len(self.inputs)
             self.inputs.append(value)

@@ -24,7 +24,7 @@ from snaprt.execute.run import run
 from snaprt.execute.unfinished import unfinished_graph
 from snaprt.explain.breaks import graph_break
 from snaprt.explain.switches import watchers
-from snaprt.explain.watching import Watch, begin_watch, cut_here
+from snaprt.explain.watching import Watch, Watcher, begin_watch, cut_here
 from snaprt.lazy.array import LazyArray, read_for_executable, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.closures import drop_failed_closures, run_step_closures
@@ -50,7 +50,6 @@ for _part in ("lazy", "execute", "explain", "jaxapi.py"):
 MAX_POINTS = 200_000
 
 _of_thread = threading.local()
-_sync_wait = settings.Texts("XLA_SYNC_WAIT")
 
 
 def thread_trace() -> LazyTrace:
@@ -91,19 +90,20 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """
     metrics.counter_add("MarkStep")
     trace = thread_trace()
+    watching = watchers()
     with trace.lock:
         arrays = trace.recording.live_arrays()
         try:
-            _run(trace, arrays, arrays, cause="mark_step")
+            _run(trace, arrays, arrays, "mark_step", watching)
         except ExecutionError:
             drop_failed_closures()
             raise
         trace.forget_paths(MAX_POINTS)
     step = end_step()
     collection.step_ended(step)
-    for watcher in watchers():
+    for watcher in watching:
         watcher.step_ended(step)
-    if wait or (_sync_wait.now() != [None] and settings.get("XLA_SYNC_WAIT")):
+    if wait or trace.modes.waits:
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
     if reset_scope:
@@ -121,7 +121,7 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
         if array._value is None and not array.has_failed():  # another thread may be faster
             if trace.fullgraph:
                 raise graph_break(cause)
-            _run(trace, [array], trace.recording.live_arrays(), cause=cause)
+            _run(trace, [array], trace.recording.live_arrays(), cause, watchers())
         if array.has_failed():
             raise array._origin
 
@@ -146,7 +146,7 @@ def _grown(trace: LazyTrace) -> None:
     if trace.modes.eager:
         with trace.lock, metrics.timed("EagerOpExecuteTime"):
             arrays = trace.recording.live_arrays()
-            _run(trace, arrays, arrays, cause="eager")
+            _run(trace, arrays, arrays, "eager", watchers())
             trace.forget_paths(MAX_POINTS)
         return
     depth = trace.recording.point.depth
@@ -158,11 +158,15 @@ def _grown(trace: LazyTrace) -> None:
             raise graph_break("graph_size")
         metrics.counter_add("cut::graph_size")
         arrays = trace.recording.live_arrays()
-        _run(trace, arrays, arrays, cause="graph_size")
+        _run(trace, arrays, arrays, "graph_size", watchers())
 
 
 def _run(
-    trace: LazyTrace, targets: Sequence[LazyArray], alive: Sequence[LazyArray], *, cause: str
+    trace: LazyTrace,
+    targets: Sequence[LazyArray],
+    alive: Sequence[LazyArray],
+    cause: str,
+    watching: Sequence[Watcher],
 ) -> None:
     """Compute ``targets`` and run every pending effect; keep what else is alive or needed later."""
     modes = current_modes()
@@ -181,7 +185,7 @@ def _run(
     if not found.parts:
         trace.begin()
         return
-    watch = begin_watch(watchers(), cause, steps_ended(), found)
+    watch = begin_watch(watching, cause, steps_ended(), found)
     metrics.metric_add("LazyTracing", trace.recording_time)
     progress = _Progress(found.is_all, by_operation, names_operations=modes.notes_places)
     if trace.recording_time:
