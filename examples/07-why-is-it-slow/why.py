@@ -1,0 +1,7 @@
+"""Say why the programs of slow.py are compiled again."""
+
+import snaprt
+
+with snaprt.CompilationProfiler() as profiler:
+    import slow  # noqa: F401 - it trains when it is imported
+print(profiler.report())
