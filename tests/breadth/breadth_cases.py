@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from sampled_values import ARGUMENTS, KINDS, values
 
@@ -62,7 +61,9 @@ MODULES |= {f"stats.{name}": f"jax.scipy.stats.{name}" for name in DISTRIBUTIONS
 NAMES: dict[str, Any] = {
     "jax": jax,
     "np": np,
-    **{name: importlib.import_module(module) for name, module in MODULES.items() if "." not in name},
+    **{
+        name: importlib.import_module(module) for name, module in MODULES.items() if "." not in name
+    },
 }
 """What the names in an expression mean, besides arguments."""
 
@@ -185,6 +186,8 @@ NO_ARRAYS: dict[str, str] = {
     "jax.lax.PrecisionLike": "a type",
     "jax.tree_util.KeyPath": "a type",
     "jax.random.Key": "a type",
+    "jax.numpy.fromfile": "JAX does not implement it",
+    "jax.numpy.fromiter": "JAX does not implement it",
     "jax.debug.breakpoint": "asks the user",
     "jax.nn.get_scaled_dot_general_config": "needs a GPU",
     "jax.nn.scaled_dot_general": "needs a GPU",

@@ -1,4 +1,4 @@
-"""The values that cases are applied to, by name: what a case calls its arguments says what they are.
+"""The values that cases are applied to: what a case calls its arguments says what they are.
 
 The same name, kind and sample give the same values in every process. It must not know snaprt.
 """

@@ -38,7 +38,8 @@ SHORT = [
     "lax.associative_scan(jnp.add, x)",
     "lax.associative_scan(jnp.matmul, jnp.stack([square, square * 2, square]))",
     "lax.associative_scan(jnp.maximum, x, reverse=True, axis=1)",
-    "lax.custom_root(lambda v: v * v - 2.0, 1.0, lambda f, v: v - f(v) / 2, lambda g, y: y / g(1.0))",
+    "lax.custom_root(lambda v: v * v - 2.0, 1.0, lambda f, v: v - f(v) / 2,"
+    " lambda g, y: y / g(1.0))",
     "lax.custom_linear_solve(lambda v: spd @ v, row, lambda mv, b: jnp.linalg.solve(spd, b))",
     "[lax.cond(v > 0, lambda a: a * 2, lambda a: a, v) for v in row]",
     "jax.vmap(lambda v: lax.while_loop(lambda c: c < 9, lambda c: c + 2, v))(row)",
@@ -62,7 +63,7 @@ SHORT = [
     "jax.jit(lambda v: jnp.nonzero(v))(x)",
     "jax.jit(lambda v: np.asarray(v))(x)",
     "jax.jit(lambda v: float(v[0]))(row)",
-    "jax.jit(jnp.sin).lower(x).compile()(x)",
+    "jax.jit(jnp.sin).lower(x).compile()(x * 2)",
     "jax.make_jaxpr(lambda v: v * 2)(x).out_avals[0].str_short()",
     "jax.eval_shape(lambda v: v.T, x * 2).shape",
     "jax.named_call(lambda v: v * 2, name='a')(x)",

@@ -46,7 +46,7 @@ def debug_print(x: Any, number: Any) -> Any:
         jax.jit(lambda v: jax.debug.print("inside {}", v[0]))(x)
         return (x * 2).sum()
 
-    return _text_of(act)
+    return sorted(_text_of(act).splitlines())  # in one program, they are in no order
 
 
 def debug_print_in_a_loop(row: Any) -> Any:
@@ -208,9 +208,13 @@ def sparse_matrices(x: Any, row: Any) -> Any:
     matrix = sparse.BCOO.fromdense(dense)
     product = matrix @ row
     sums = (matrix * 2).sum(axis=1).todense()
-    return matrix.todense(), product, sums, matrix.T.todense(), sparse.sparsify(jnp.add)(
-        matrix, matrix
-    ).todense()
+    return (
+        matrix.todense(),
+        product,
+        sums,
+        matrix.T.todense(),
+        sparse.sparsify(jnp.add)(matrix, matrix).todense(),
+    )
 
 
 def sparse_gradients(x: Any, row: Any) -> Any:

@@ -144,8 +144,17 @@ def schedules(at: Any) -> Any:
         optax.linear_onecycle_schedule(10, 0.1),
         optax.piecewise_constant_schedule(0.1, {1: 0.5, 2: 0.1}),
         optax.polynomial_schedule(0.1, 0.0, 2, 10),
-        optax.sgdr_schedule([{"init_value": 0.0, "peak_value": 0.1, "decay_steps": 9,
-                              "warmup_steps": 2, "end_value": 0.0}]),
+        optax.sgdr_schedule(
+            [
+                {
+                    "init_value": 0.0,
+                    "peak_value": 0.1,
+                    "decay_steps": 9,
+                    "warmup_steps": 2,
+                    "end_value": 0.0,
+                }
+            ]
+        ),
         optax.warmup_constant_schedule(0.0, 0.1, 3),
         optax.warmup_exponential_decay_schedule(0.0, 0.1, 3, 5, 0.9),
         optax.join_schedules([optax.constant_schedule(0.1), optax.constant_schedule(0.2)], [2]),

@@ -10,12 +10,13 @@ from breadth_cases import DISTRIBUTIONS, Case, expressions
 
 SPECIAL_OF_ONE = """
 dawsn digamma entr erf erfc erfcinv erfcx erfinv exp1 expi expit factorial fresnel gamma gammaln
-gammasgn i0 i0e i1 i1e log_ndtr log_softmax loggamma logit logsumexp ndtr ndtri sici softmax spence
-wofz
+gammasgn i0 i0e i1 i1e log_ndtr log_softmax loggamma logit logsumexp ndtr ndtri sici softmax
+spence wofz
 """.split()
 
 SPECIAL_OF_TWO = """
-beta betaln boxcox boxcox1p comb gammainc gammaincc kl_div owens_t poch rel_entr xlog1py xlogy zeta
+beta betaln boxcox boxcox1p comb gammainc gammaincc kl_div owens_t poch rel_entr xlog1py xlogy
+zeta
 """.split()
 
 SPECIAL = [
@@ -65,7 +66,7 @@ LINALG = [
     "sla.polar(tall, method='svd')",
     "sla.polar(square)",
     "sla.qr(tall)",
-    "sla.qr_multiply(tall, three)",
+    "sla.qr_multiply(tall, vec[:5])",
     "sla.rsf2csf(*sla.schur(square))",
     "sla.schur(square)",
     "sla.solve(spd, rhs)",
@@ -106,7 +107,8 @@ SIGNAL = [
     "ndimage.map_coordinates(x, [positive / 2, positive / 3], order=1)",
     "ndimage.map_coordinates(x, [positive, positive], order=0, mode='nearest')",
     "integrate.trapezoid(x, dx=number)",
-    "interpolate.RegularGridInterpolator((jnp.arange(3.0), jnp.arange(4.0)), x)(positive[:, :2] / 4)",
+    "interpolate.RegularGridInterpolator((jnp.arange(3.0), jnp.arange(4.0)), x)"
+    "(positive[:, :2] / 4)",
     "vq.vq(tall, tall[:2])",
     "spatial.Rotation.from_rotvec(three).as_matrix()",
     "spatial.Rotation.from_quat(row).apply(three)",
@@ -142,12 +144,12 @@ PARAMETERS = {
     "wrapcauchy": "unit",
 }
 
-POINTS = {"dirichlet": "rates / rates.sum()", "multinomial": "jnp.array([2, 3, 0, 4])"} | dict.fromkeys(
-    ("bernoulli", "betabinom", "binom", "geom", "nbinom", "poisson"), "counts"
-)
-
-# Functions of a distribution that do not take points and parameters in the usual way.
-ENTROPIES = ("entropy",)
+# What a distribution is looked at, where that is not any number.
+POINTS = {
+    **dict.fromkeys(("bernoulli", "betabinom", "binom", "geom", "nbinom", "poisson"), "counts"),
+    "dirichlet": "rates / rates.sum()",
+    "multinomial": "jnp.array([2, 3, 0, 4])",
+}
 
 
 def _distributions() -> Iterator[str]:
@@ -159,8 +161,6 @@ def _distributions() -> Iterator[str]:
                 continue
             takes_points = next(iter(inspect.signature(value).parameters)) in ("x", "k", "q", "p")
             points = "unit" if function in ("ppf", "isf") else POINTS.get(name, "x")
-            if name == "bernoulli" and function == "ppf":
-                points = "unit"
             given = ", ".join(filter(None, (points if takes_points else "", parameters)))
             yield f"stats.{name}.{function}({given})"
 
