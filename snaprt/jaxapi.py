@@ -216,7 +216,8 @@ def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
     global _compiled_patched
     if _compiled_patched:
         return
-    original = _stages.Compiled.__call__
+    compiled: Any = _stages.Compiled
+    original = compiled.__call__
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -225,7 +226,7 @@ def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
             args, kwargs = tree.unflatten(values)
         return original(self, *args, **kwargs)
 
-    _stages.Compiled.__call__ = call  # type: ignore[method-assign]
+    compiled.__call__ = call
     _compiled_patched = True
 
 
