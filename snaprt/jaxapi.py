@@ -223,7 +223,7 @@ def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
         leaves, tree = jax.tree.flatten((args, kwargs))
         if any(isinstance(leaf, kind) for leaf in leaves):
             values = [read(leaf) if isinstance(leaf, kind) else leaf for leaf in leaves]
-            args, kwargs = tree.unflatten(values)
+            args, kwargs = jax.tree.unflatten(tree, values)
         return original(self, *args, **kwargs)
 
     compiled.__call__ = call
