@@ -100,6 +100,13 @@ BREAKS: Final[Mapping[str, Break]] = {
     "compiler_options": Break(
         "a `jax.jit` with compiler_options", "set them for the process, in XLA_FLAGS"
     ),
+    "compiled": Break(
+        "a call of an executable of `jax.jit(f).lower(x).compile()`",
+        "call what jax.jit returned, which is recorded as one operation",
+    ),
+    "float0": Break(
+        "a derivative by integers", "differentiate by the floating point arguments alone"
+    ),
     "thread": Break(
         "another thread that uses x", "call mark_step before x is handed to another thread"
     ),
