@@ -231,10 +231,13 @@ class _Watcher:
         """Return the call of another program, where the recorder needs one to learn how it ends."""
         plan = current_plan()
         wants_flag, withholds = False, repro.needs_inputs()
-        if plan is not None and (plan.wants_flag or plan.withholds_donation):
-            if not self._recorder.ignores(call.executable):
-                wants_flag = plan.wants_flag
-                withholds = withholds or plan.withholds_donation
+        if (
+            plan is not None
+            and (plan.wants_flag or plan.withholds_donation)
+            and not self._recorder.ignores(call.executable)
+        ):
+            wants_flag = plan.wants_flag
+            withholds = withholds or plan.withholds_donation
         if not wants_flag and not withholds:
             return None
         module = call.executable.module
