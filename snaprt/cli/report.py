@@ -179,13 +179,8 @@ def _write_explorer(case: Case, found: Localisation | None, folder: Path) -> Non
     from snaprt_replay.localise.pipeline import read_program
     from snaprt_replay.report import model_explorer
 
-    try:
+    with output.writing(f"write into {folder}", hint="is the disk full, is it a folder?"):
         written = model_explorer.write(read_program(case), found, folder)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write into {folder}: {error.strerror or error}",
-            hint="is the disk full, is it a folder?",
-        ) from error
     for path in written:
         output.log.print(f"wrote {tables.printable(str(path))}")
 
