@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
@@ -39,16 +40,20 @@ class _Layout:
     width: float
 
 
-def neighbourhood(identity: str, around: Neighbourhood) -> Markup:
+#: How many boxes fit beside each other on a wide page, and on a narrow one.
+WIDE, NARROW = 5, 2
+
+
+def neighbourhood(identity: str, around: Neighbourhood, most_in_row: int = WIDE) -> Markup:
     """Return boxes for instructions, with arrows from what is read to what reads it."""
-    layout = _lay_out(around)
+    layout = _lay_out(around, most_in_row)
     arrow = f"{identity}-arrow"
     tip = element("path", d="M0 0 L8 4 L0 8 z", class_="arrow")
     parts = [
         element("defs", element("marker", tip, id=arrow, orient="auto", **_ARROW)),
         *(_edge(way, layout, arrow) for way in layout.ways),
         *(
-            _box(node, layout.middles[number] - _WIDTH / 2, _top(node.level))
+            _box(node, layout.middles[number] - _WIDTH / 2, _top(layout.levels[number]))
             for number, node in enumerate(around.nodes)
         ),
     ]
@@ -56,7 +61,7 @@ def neighbourhood(identity: str, around: Neighbourhood) -> Markup:
     return picture(
         identity,
         round(layout.width),
-        max(node.level for node in around.nodes) * _LEVEL + _HEIGHT + 2 * _MARGIN,
+        max(layout.levels.values()) * _LEVEL + _HEIGHT + 2 * _MARGIN,
         "The program around what is at fault",
         f"{len(around.nodes)} instructions and {len(around.edges)} edges around {at_fault}; the "
         "table below has the same in words.",
@@ -64,8 +69,8 @@ def neighbourhood(identity: str, around: Neighbourhood) -> Markup:
     )
 
 
-def _lay_out(around: Neighbourhood) -> _Layout:
-    levels = {number: node.level for number, node in enumerate(around.nodes)}
+def _lay_out(around: Neighbourhood, most_in_row: int) -> _Layout:
+    levels = _wrapped(around.nodes, most_in_row)
     ways: list[list[int]] = []
     for start, stop in around.edges:
         way = [start]
@@ -94,6 +99,18 @@ def _lay_out(around: Neighbourhood) -> _Layout:
     return _Layout(
         {one: middle + width / 2 for one, middle in middles.items()}, ways, levels, width
     )
+
+
+def _wrapped(nodes: Sequence[GraphNode], most_in_row: int) -> dict[int, int]:
+    """Return the row of each node: those of one level that are too many take several."""
+    rows: dict[int, int] = {}
+    next_row = 0
+    by_level = sorted(range(len(nodes)), key=lambda one: nodes[one].level)
+    for _, level in itertools.groupby(by_level, key=lambda one: nodes[one].level):
+        for position, one in enumerate(found := list(level)):
+            rows[one] = next_row + position // most_in_row
+        next_row += math.ceil(len(found) / most_in_row)
+    return rows
 
 
 def _spread(row: Sequence[int], nodes: int) -> Mapping[int, float]:
