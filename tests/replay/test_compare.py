@@ -235,6 +235,21 @@ def test_large_arrays_are_cut_for_threads_and_put_together_again(columns: int) -
     assert (result.specials.nan_only_actual, result.beyond) == (1, 1)
 
 
+def test_large_arrays_of_integers_are_cut_for_threads_and_put_together_again() -> None:
+    expected = np.arange(1, 3_000_001, dtype=np.int32).reshape(3, -1)
+    actual = expected.copy()
+    actual[0, 5] += 1
+    actual[1, 999_999] -= 7
+    actual[2, 999_998] += 7
+    result = compared(expected, actual)
+    assert result.differing == 3
+    assert result.first_difference is not None
+    assert result.first_difference.index == (0, 5)
+    assert result.worst_abs is not None
+    assert (result.worst_abs.index, result.max_abs_error) == ((1, 999_999), 7)
+    assert result.max_rel_error == 1 / 6
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_fused_kernels_find_what_numpy_finds_in_small_pieces(kind: type) -> None:
     generator = np.random.default_rng(7)
