@@ -199,7 +199,10 @@ def _measure_exact(
     distance = np.maximum(left, right)
     distance -= np.minimum(left, right)
     distance = distance.view(np.dtype(f"u{distance.itemsize}"))
-    errors.worst.offer(distance, None, start)
+    where = int(distance.argmax())
+    errors.worst.offer_at(distance, where, None, start)
+    if int(distance[where]) < errors.worst_relative * (1 - 1e-6) * int(np.abs(left).min()):
+        return  # the smallest number, of which abs is negative, is looked at below
     # Only an element that beats the worst so far, by a bound in float32, is looked at exactly.
     bound = np.float32(errors.worst_relative * (1 - 1e-6))
     size = np.abs(left.astype(np.float32))
