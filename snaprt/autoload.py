@@ -1,7 +1,7 @@
-"""What JAX calls in every process where snaprt is installed: the cache goes under ``jax.jit`` here.
+"""What JAX calls in every process where snaprt is installed: what goes under plain ``jax.jit``.
 
-JAX looks for its plugins when it first makes its devices. Unless ``SNAPRT_JAX_CACHE`` is set, this
-does nothing, and imports nothing but the settings.
+JAX looks for its plugins when it first makes its devices. Unless ``SNAPRT_JAX_CACHE`` or
+``SNAPRT_REPRO_AFTER`` is set, this does nothing, and imports nothing but the settings.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from snaprt import settings
 
 
 def initialize() -> None:
-    """Put the compile cache under ``jax.jit`` if ``SNAPRT_JAX_CACHE`` says so."""
+    """Put under ``jax.jit`` the compile cache and what saves failing programs, as asked for."""
     if settings.get("SNAPRT_JAX_CACHE"):
         from snaprt import cache
 
         cache.install_if_on()
+    if settings.get("SNAPRT_REPRO_AFTER") is not None:
+        from snaprt.jit.scope import watch_process
+
+        watch_process()

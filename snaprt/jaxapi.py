@@ -1093,6 +1093,12 @@ def signature_of_lowered(lowered: jax.stages.Lowered) -> str:
     return repr(parts)
 
 
+def is_compiled(lowered: jax.stages.Lowered) -> bool:
+    """Tell whether XLA has compiled a lowered program (JAX 0.10.2 and 0.12.0)."""
+    lowering: Any = lowered._lowering
+    return lowering._executable is not None
+
+
 def with_module(lowered: jax.stages.Lowered, module: Any) -> jax.stages.Lowered:
     """Put ``module`` in the place of a lowered program's own; its signature must be the same."""
     lowering: Any = lowered._lowering

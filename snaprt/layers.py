@@ -7,6 +7,7 @@ their neighbours stand, and what stands in a row is centred.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -73,6 +74,18 @@ class Layout:
                 y = next_y + height
                 path += f" L{x:.6g} {y:.6g}"
         return path
+
+
+def wrap(levels: Sequence[int], most_in_row: int) -> list[int]:
+    """Return the row of each box: boxes of one level that are too many for a row take several."""
+    rows = [0] * len(levels)
+    next_row = 0
+    by_level = sorted(range(len(levels)), key=lambda one: levels[one])
+    for _, boxes in itertools.groupby(by_level, key=lambda one: levels[one]):
+        for place, box in enumerate(level := list(boxes)):
+            rows[box] = next_row + place // most_in_row
+        next_row += math.ceil(len(level) / most_in_row)
+    return rows
 
 
 def lay_out(levels: Sequence[int], edges: Iterable[tuple[int, int]], sizes: Sizes) -> Layout:

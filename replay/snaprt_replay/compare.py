@@ -24,6 +24,7 @@ from snaprt_replay.results import (
     Place,
     SpecialCounts,
 )
+from snaprt_replay.threads import in_threads
 from snaprt_replay.tolerance import EXACT, ToleranceRequest, resolve
 
 _EXACT_CHUNK = 1 << 15
@@ -139,10 +140,16 @@ def _compare_floats(
 def _compare_exact(
     blank: OutputComparison, expected: np.ndarray, actual: np.ndarray
 ) -> OutputComparison:
+    def measure_part(low: int, high: int) -> _ExactErrors:
+        errors = _ExactErrors()
+        for start in range(low, high, _EXACT_CHUNK):
+            stop = min(start + _EXACT_CHUNK, high)
+            _measure_exact(errors, expected[start:stop], actual[start:stop], start)
+        return errors
+
     errors = _ExactErrors()
-    for start in range(0, expected.size, _EXACT_CHUNK):
-        stop = start + _EXACT_CHUNK
-        _measure_exact(errors, expected[start:stop], actual[start:stop], start)
+    for part in in_threads(measure_part, expected.size, expected.size):
+        errors.merge(part)
     result = dataclasses.replace(blank, tolerance=EXACT)
     if not errors.differing:
         return result
@@ -168,6 +175,14 @@ class _ExactErrors:
     worst: Worst = dataclasses.field(default_factory=Worst)
     worst_relative: float = 0.0
 
+    def merge(self, later: _ExactErrors) -> None:
+        """Add what was found further on in the array."""
+        self.differing += later.differing
+        if self.first_difference < 0:
+            self.first_difference = later.first_difference
+        self.worst.merge(later.worst)
+        self.worst_relative = max(self.worst_relative, later.worst_relative)
+
 
 def _measure_exact(
     errors: _ExactErrors, expected: np.ndarray, actual: np.ndarray, start: int
@@ -184,7 +199,10 @@ def _measure_exact(
     distance = np.maximum(left, right)
     distance -= np.minimum(left, right)
     distance = distance.view(np.dtype(f"u{distance.itemsize}"))
-    errors.worst.offer(distance, None, start)
+    where = int(distance.argmax())
+    errors.worst.offer_at(distance, where, None, start)
+    if int(distance[where]) < errors.worst_relative * (1 - 1e-6) * int(np.abs(left).min()):
+        return  # the smallest number, of which abs is negative, is looked at below
     # Only an element that beats the worst so far, by a bound in float32, is looked at exactly.
     bound = np.float32(errors.worst_relative * (1 - 1e-6))
     size = np.abs(left.astype(np.float32))

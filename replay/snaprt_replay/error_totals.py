@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 
 import numpy as np
 
@@ -175,7 +176,9 @@ _ADDED = (
 )
 
 
+_counts = operator.attrgetter(*(field.name for field in dataclasses.fields(SpecialCounts)))
+
+
 def add_specials(left: SpecialCounts, right: SpecialCounts) -> SpecialCounts:
     """Add two counts field by field."""
-    pairs = zip(dataclasses.astuple(left), dataclasses.astuple(right), strict=True)
-    return SpecialCounts(*(one + other for one, other in pairs))
+    return SpecialCounts(*map(operator.add, _counts(left), _counts(right)))

@@ -8,8 +8,6 @@ beyond it is counted at the end, and only in chunks whose worst errors leave tha
 
 from __future__ import annotations
 
-import concurrent.futures
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -18,11 +16,10 @@ from snaprt_replay.block_errors import BlockMeter, Sides, count_beyond_in_block
 from snaprt_replay.chunk_errors import ChunkMeter, count_beyond
 from snaprt_replay.error_totals import FloatErrors
 from snaprt_replay.fused_kernels import BLOCK, kernels_for
+from snaprt_replay.threads import in_threads
 from snaprt_replay.tolerance import Tolerance
 
 _CHUNK_BYTES = 1 << 17
-_ELEMENTS_PER_THREAD = 1 << 20
-_MOST_THREADS = 8
 # Importing JAX and compiling the kernels takes longer than comparing fewer with NumPy alone.
 _FUSED_FROM = 4 * BLOCK
 
@@ -57,7 +54,7 @@ def measure(
         return chunks.errors
 
     result = FloatErrors()
-    for errors in _in_threads(measure_part, expected.size, expected.size):
+    for errors in in_threads(measure_part, expected.size, expected.size):
         result.merge(errors)
     tolerance = result.tolerance = tolerance_for(result.rms)
     open_blocks = [block for block in result.open_blocks if block.open_rows(tolerance).size]
@@ -76,9 +73,9 @@ def measure(
             count_beyond(errors, expected, actual, tolerance, chunk)
         return errors
 
-    for errors in _in_threads(count_in_blocks, len(open_blocks), len(open_blocks) * BLOCK):
+    for errors in in_threads(count_in_blocks, len(open_blocks), len(open_blocks) * BLOCK):
         result.merge(errors)
-    for errors in _in_threads(count_in_chunks, len(open_chunks), len(open_chunks) * step):
+    for errors in in_threads(count_in_chunks, len(open_chunks), len(open_chunks) * step):
         result.merge(errors)
     return result
 
@@ -86,23 +83,3 @@ def measure(
 def _measure_chunks(meter: ChunkMeter, low: int, high: int, step: int) -> None:
     for start in range(low, high, step):
         meter.measure(start, min(start + step, high))
-
-
-def _in_threads(
-    work: Callable[[int, int], FloatErrors], count: int, elements: int
-) -> list[FloatErrors]:
-    """Deal ``count`` things, in ranges, to as many threads as ``elements`` are worth starting.
-
-    Results come in the things' order.
-    """
-
-    def quietly(low: int, high: int) -> FloatErrors:
-        with np.errstate(all="ignore"):  # each thread has its own
-            return work(low, high)
-
-    threads = max(1, min(os.cpu_count() or 1, _MOST_THREADS, elements // _ELEMENTS_PER_THREAD))
-    if threads == 1:
-        return [quietly(0, count)]
-    edges = [count * index // threads for index in range(threads + 1)]
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(quietly, edges[:-1], edges[1:]))

@@ -27,6 +27,9 @@ ROWS: Final = 256
 BLOCK: Final = ROW * ROWS
 """Elements that a kernel takes."""
 
+# How an element counts that has other bits, and is 0 on both sides, beside one that only differs.
+_ZERO_SIGN: Final = 1 << 16
+
 # A sum may be taken in any order, or it would not be vectorised; nothing else is made inexact.
 _OPTIONS: Final = {
     "xla_cpu_enable_fast_math": True,
@@ -45,17 +48,16 @@ class _Kind:
     wide: str
     integer: str
     magnitude: int
-    # Of the wide type: the smallest normal number's bits, and how many finite patterns follow.
+    # The bits of the smallest number that is normal in the wide type, and of infinity.
     normal: int
-    normals: int
+    infinity: int
 
 
-_SINGLE = (1 << 23, 0xFE << 23)
 _KINDS: Final[Mapping[np.dtype, _Kind]] = {
-    np.dtype(np.float64): _Kind("f64", "f64", "i64", (1 << 63) - 1, 1 << 52, 0x7FE << 52),
-    np.dtype(np.float32): _Kind("f32", "f32", "i32", (1 << 31) - 1, *_SINGLE),
-    np.dtype(np.float16): _Kind("f16", "f32", "i32", (1 << 15) - 1, *_SINGLE),
-    np.dtype(ml_dtypes.bfloat16): _Kind("bf16", "f32", "i32", (1 << 15) - 1, *_SINGLE),
+    np.dtype(np.float64): _Kind("f64", "f64", "i64", (1 << 63) - 1, 1 << 52, 0x7FF << 52),
+    np.dtype(np.float32): _Kind("f32", "f32", "i32", (1 << 31) - 1, 1 << 23, 0xFF << 23),
+    np.dtype(np.float16): _Kind("f16", "f32", "i32", (1 << 15) - 1, 1, 0x1F << 10),
+    np.dtype(ml_dtypes.bfloat16): _Kind("bf16", "f32", "i32", (1 << 15) - 1, 1 << 7, 0xFF << 7),
 }
 
 
@@ -70,7 +72,7 @@ class BlockErrors:
         ulp: The largest distance in ULP.
         differing: Elements with other bits.
         zero_signs: Those of them that are 0 on both sides.
-        odd: Numbers, of both sides, that are NaN, infinite or (in the working type) subnormal.
+        odd: Whether a number, of either side, is NaN, infinite or (in the working type) subnormal.
         expected_squared: Sum of squares of the expected side.
         difference_squared: Of the differences, actual less expected.
         expected_difference: Sum of the products of the expected side and the difference.
@@ -100,12 +102,37 @@ class Kernels:
         self._wide = np.dtype(self._kind.wide.replace("f", "float"))
         self._integer = np.dtype(self._kind.integer.replace("i", "int"))
         self._measure = self._compile(_measuring(self._kind))
+        self._measure_one = self._compile(_measuring_one(self._kind))
         self._beyond = self._compile(_counting_beyond(self._kind))
 
     def measure(self, expected: np.ndarray, actual: np.ndarray) -> BlockErrors:
         """Measure `BLOCK` elements of this type."""
-        absolute, relative, *rest = self._run(self._measure, expected, actual)
-        return BlockErrors(absolute.view(self._wide), relative.view(self._wide), *rest)
+        absolute, relative, ulp, counts, largest, smallest, *sums = self._run(
+            self._measure, expected, actual
+        )
+        return BlockErrors(
+            absolute.view(self._wide),
+            relative.view(self._wide),
+            ulp,
+            counts & (_ZERO_SIGN - 1),
+            counts >> _ZERO_SIGN.bit_length() - 1,
+            self._is_odd(largest, smallest),
+            *sums,
+        )
+
+    def measure_equal(self, values: np.ndarray) -> BlockErrors:
+        """Measure `BLOCK` elements of this type that are the same on both sides."""
+        largest, smallest, squared = self._run(self._measure_one, values)
+        none = np.zeros(ROWS, np.int32)
+        nothing = none.astype(self._wide)
+        odd = self._is_odd(largest, smallest)
+        return BlockErrors(
+            *(nothing, nothing, none, none, none, odd),
+            *(squared, nothing, nothing, squared, squared),
+        )
+
+    def _is_odd(self, largest: np.ndarray, smallest: np.ndarray) -> np.ndarray:
+        return np.asarray((largest >= self._kind.infinity) | (smallest < self._kind.normal - 1))
 
     def beyond(
         self, expected: np.ndarray, actual: np.ndarray, rtol: float, atol: float, max_ulp: int
@@ -229,23 +256,30 @@ class _Text:
     def as_unsigned(self, value: str) -> str:
         return self.add("bitcast_convert", value, self.kind.integer, f"u{self.kind.integer}")
 
+    def unsigned_less_one(self, value: str) -> str:
+        """Return an integer less one, as unsigned: zeros are larger than all then."""
+        return self.as_unsigned(self.integers("subtract", value, self.constant(1)))
+
     def count(self, condition: str) -> str:
         return self.add("convert", condition, "i1", "i32")
 
-    def function(self, arguments: Sequence[str], results: Sequence[tuple[str, str, str]]) -> str:
+    def function(
+        self, arguments: Sequence[str], results: Sequence[tuple[str, str, str]], sides: int = 2
+    ) -> str:
         """Return a module that reduces each row of some values.
 
         Args:
-            arguments: Types of what follows the two sides.
+            arguments: Types of what follows the sides.
             results: Of each value its name, its element type, and how to reduce it.
+            sides: How many sides it takes.
         """
         side = f"tensor<{BLOCK}x{self.kind.name}>"
-        types = [side, side, *(f"tensor<{kind}>" for kind in arguments)]
+        types = [side] * sides + [f"tensor<{kind}>" for kind in arguments]
         scalars = [f"tensor<{kind}>" for _, kind, _ in results]
         rows = [f"tensor<{ROWS}x{kind}>" for _, kind, _ in results]
         starts = [
-            f"%z{index} = stablehlo.constant dense<{'0.0' if kind[0] == 'f' else 0}> : {scalar}"
-            for index, ((_, kind, _), scalar) in enumerate(zip(results, scalars, strict=True))
+            f"%z{index} = stablehlo.constant dense<{_start(kind, how)}> : {scalar}"
+            for index, ((_, kind, how), scalar) in enumerate(zip(results, scalars, strict=True))
         ]
         count = len(results)
         block = ", ".join(
@@ -277,6 +311,13 @@ class _Text:
         return "\n".join(lines)
 
 
+def _start(kind: str, how: str) -> str:
+    """Return the number with which reducing elements that are not negative starts."""
+    if how == "minimum":
+        return str((1 << int(kind[2:])) - 1)  # of an unsigned type
+    return "0.0" if kind[0] == "f" else "0"
+
+
 def _measuring(kind: _Kind) -> str:
     text = _Text(kind)
     integer, unsigned, wide = kind.integer, f"u{kind.integer}", kind.wide
@@ -300,17 +341,13 @@ def _measuring(kind: _Kind) -> str:
         integer,
     )
     unequal = text.compare("NE", left_bits, right_bits, integer, "SIGNED")
-    both = text.integers("or", *magnitudes)
-    both_zero = text.compare("EQ", both, zero, integer, "SIGNED")
-    zero_signs = text.add("and", f"{unequal}, {both_zero}", "i1 i1", "i1")
-    odd = []
-    for value, magnitude in zip((left, right), magnitudes, strict=True):
-        bits = text.add("bitcast_convert", text.floats("abs", value), wide, integer)
-        above = text.as_unsigned(text.integers("subtract", bits, text.constant(kind.normal)))
-        limit = text.constant(kind.normals, unsigned)
-        abnormal = text.compare("GE", above, limit, unsigned, "UNSIGNED")
-        not_zero = text.compare("NE", magnitude, zero, integer, "SIGNED")
-        odd.append(text.count(text.add("and", f"{abnormal}, {not_zero}", "i1 i1", "i1")))
+    both_zero = text.compare("EQ", text.integers("or", *magnitudes), zero, integer, "SIGNED")
+    one, zero_sign = (text.constant(number, "i32") for number in (1, 1 + _ZERO_SIGN))
+    weight = text.add("select", f"{both_zero}, {zero_sign}, {one}", "i1 i32 i32", "i32")
+    nothing = text.constant(0, "i32")
+    counts = text.add("select", f"{unequal}, {weight}, {nothing}", "i1 i32 i32", "i32")
+    less = [text.unsigned_less_one(bits) for bits in magnitudes]
+    smallest = text.add("minimum", ", ".join(less), f"{unsigned} {unsigned}", unsigned)
     products = (
         (left, left),
         (difference, difference),
@@ -325,12 +362,24 @@ def _measuring(kind: _Kind) -> str:
             (absolute, integer, "maximum"),
             (relative, integer, "maximum"),
             (text.as_unsigned(text.distance(left_bits, right_bits)), unsigned, "maximum"),
-            (text.count(unequal), "i32", "add"),
-            (text.count(zero_signs), "i32", "add"),
-            (text.add("add", ", ".join(odd), "i32 i32", "i32"), "i32", "add"),
+            (counts, "i32", "add"),
+            (text.integers("maximum", *magnitudes), integer, "maximum"),
+            (smallest, unsigned, "minimum"),
             *sums,
         ],
     )
+
+
+def _measuring_one(kind: _Kind) -> str:
+    text = _Text(kind)
+    values, bits = text.side("%arg0")
+    magnitude = text.integers("and", bits, text.constant(kind.magnitude))
+    results = [
+        (magnitude, kind.integer, "maximum"),
+        (text.unsigned_less_one(magnitude), f"u{kind.integer}", "minimum"),
+        (text.floats("multiply", values, values), kind.wide, "add"),
+    ]
+    return text.function([], results, sides=1)
 
 
 def _counting_beyond(kind: _Kind) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,7 @@ from snaprt_replay.report.shown import shell_word
 from snaprt_replay.rerun import Replay
 from snaprt_replay.results import MISMATCH, Comparison
 from snaprt_replay.trial import Trial
+from snaprt_replay.variants import parse_variant
 from snaprt_replay.verdict import SideJudgement
 from snaprt_replay.workers import Outcome
 
@@ -111,7 +113,28 @@ def of_localisation(case: Case, found: Localisation, root: Path) -> Report:
         localisation=found,
         neighbourhood=around,
         sources=lines,
-        commands=_commands(case.path, ()),
+        commands=_commands(case.path, _sides(found), found),
+    )
+
+
+def with_localisation(
+    report: Report, case: Case, found: Localisation, root: Path, words: Sequence[str] = ()
+) -> Report:
+    """Return the report of a replay with what localising found.
+
+    What it found is the headline where the replay gave what was recorded: a NaN, mostly.
+
+    Raises:
+        SnapshotError: The module cannot be read.
+    """
+    around, lines = neighbourhood_of(case, found, root)
+    return dataclasses.replace(
+        report,
+        headline=headline_of(found) if report.headline.status == "ok" else report.headline,
+        localisation=found,
+        neighbourhood=around,
+        sources=lines,
+        commands=_commands(case.path, words, found),
     )
 
 
@@ -172,12 +195,36 @@ def _side(letter: str, judged: SideJudgement, outcome: Outcome) -> Side:
     return Side(letter, judged.name, "ok", "within rounding", judged.score, outcome.device)
 
 
-def _commands(path: Path, words: Sequence[str]) -> tuple[Command, ...]:
+def _sides(found: Localisation) -> tuple[str, ...]:
+    """Return the options that name the sides; none where one is another file's program."""
+    try:
+        for name in filter(None, (found.suspect, found.reference)):
+            parse_variant(name)
+    except SnaprtError:
+        return ()
+    both = (("--a", found.suspect), ("--b", found.reference))
+    return tuple(word for option, name in both if name for word in (option, name))
+
+
+def _commands(
+    path: Path, words: Sequence[str], found: Localisation | None = None
+) -> tuple[Command, ...]:
     file = shell_word(str(path))
-    options = "".join(f" {shell_word(word)}" for word in words)
+    options = _joined(words)
+    sides = "" if found is None else _joined(_sides(found))
+    # Where there is no reference, it was NaN and infinities that were looked for.
+    localise, minify = (
+        (" --find nonfinite", " --check nan") if found and not found.reference else ("", "")
+    )
     return (
         Command("Replay it again", f"snaprt replay {file}{options}"),
         Command("See what is in it", f"snaprt inspect {file}"),
-        Command("Find the operation where it starts", f"snaprt localise {file}"),
-        Command("Find the smallest program that still shows it", f"snaprt minify {file}"),
+        Command("Find the operation where it starts", f"snaprt localise {file}{sides}{localise}"),
+        Command(
+            "Find the smallest program that still shows it", f"snaprt minify {file}{sides}{minify}"
+        ),
     )
+
+
+def _joined(words: Sequence[str]) -> str:
+    return "".join(f" {shell_word(word)}" for word in words)

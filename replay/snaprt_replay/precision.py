@@ -92,7 +92,7 @@ def raise_to_f64(module: XlaMessage) -> Raised:
         ) -> Sequence[XlaMessage]:
             operands = [by_id[one] for one in instruction.operand_ids]
             before = [shapes[one] for one in instruction.operand_ids]
-            return _raise_instruction(editor, instruction, operands, before, notes)
+            return _raise_instruction(_Raising(editor, instruction, operands, before, notes))
 
         editor.replace_each(computation, replace)
     return Raised(raised, tuple(notes))
@@ -115,15 +115,28 @@ def raise_shape(shape: XlaMessage) -> None:
             leaf.element_type = _C128
 
 
-def _raise_instruction(
-    editor: Editor,
-    instruction: XlaMessage,
-    operands: Sequence[XlaMessage],
-    before: Sequence[XlaMessage],
-    notes: dict[str, None],
-) -> Sequence[XlaMessage]:
-    """Return what takes an instruction's place; ``before`` are the operands' shapes in the file."""
-    opcode = instruction.opcode
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Raising:
+    """An instruction that is raised.
+
+    Args:
+        editor: Makes instructions.
+        instruction: As in the file.
+        operands: What it reads, raised.
+        before: The operands' shapes in the file.
+        notes: Takes what was not raised.
+    """
+
+    editor: Editor
+    instruction: XlaMessage
+    operands: Sequence[XlaMessage]
+    before: Sequence[XlaMessage]
+    notes: dict[str, None]
+
+
+def _raise_instruction(one: _Raising) -> Sequence[XlaMessage]:
+    """Return what takes an instruction's place."""
+    instruction, opcode = one.instruction, one.instruction.opcode
     if opcode in _STATEFUL:
         raise UsageError(
             f"the program cannot be raised to float64: {instruction.name!r} ({opcode}) gives "
@@ -133,7 +146,7 @@ def _raise_instruction(
     instruction.ClearField("original_value")
     special = _SPECIAL.get(opcode)
     if special is not None:
-        found = special(editor, instruction, operands, before, notes)
+        found = special(one)
         if found is not None:
             return found
     raise_shape(instruction.shape)
@@ -142,20 +155,11 @@ def _raise_instruction(
     return [instruction]
 
 
-_Special = Callable[
-    [Editor, XlaMessage, Sequence[XlaMessage], Sequence[XlaMessage], dict[str, None]],
-    "Sequence[XlaMessage] | None",
-]
+_Special = Callable[[_Raising], "Sequence[XlaMessage] | None"]
 
 
-def _raise_constant(
-    editor: Editor,
-    instruction: XlaMessage,
-    operands: Sequence[XlaMessage],
-    before: Sequence[XlaMessage],
-    notes: dict[str, None],
-) -> None:
-    _raise_literal(instruction.literal)
+def _raise_constant(one: _Raising) -> None:
+    _raise_literal(one.instruction.literal)
 
 
 def _raise_literal(literal: XlaMessage) -> None:
@@ -171,42 +175,23 @@ def _raise_literal(literal: XlaMessage) -> None:
         literal.CopyFrom(array_to_literal(value.astype(raised_dtype(value.dtype))))
 
 
-def _raise_reduce_precision(
-    editor: Editor,
-    instruction: XlaMessage,
-    operands: Sequence[XlaMessage],
-    before: Sequence[XlaMessage],
-    notes: dict[str, None],
-) -> Sequence[XlaMessage] | None:
-    row = ELEMENT_TYPES[before[0].element_type]
+def _raise_reduce_precision(one: _Raising) -> None:
+    row = ELEMENT_TYPES[one.before[0].element_type]
     assert row.dtype is not None
-    if instruction.mantissa_bits < floatbits.mantissa_bits(row.dtype):
-        return None  # the program rounds on purpose
-    instruction.opcode = "reshape"
-    instruction.ClearField("mantissa_bits")
-    instruction.ClearField("exponent_bits")
-    return None
+    if one.instruction.mantissa_bits < floatbits.mantissa_bits(row.dtype):
+        return  # the program rounds on purpose
+    one.instruction.opcode = "reshape"
+    one.instruction.ClearField("mantissa_bits")
+    one.instruction.ClearField("exponent_bits")
 
 
-def _forget_precision(
-    editor: Editor,
-    instruction: XlaMessage,
-    operands: Sequence[XlaMessage],
-    before: Sequence[XlaMessage],
-    notes: dict[str, None],
-) -> None:
+def _forget_precision(one: _Raising) -> None:
     # An algorithm such as BF16_BF16_F32 says how to round; float64 has none of them.
-    instruction.ClearField("precision_config")
+    one.instruction.ClearField("precision_config")
 
 
-def _raise_custom_call(
-    editor: Editor,
-    instruction: XlaMessage,
-    operands: Sequence[XlaMessage],
-    before: Sequence[XlaMessage],
-    notes: dict[str, None],
-) -> Sequence[XlaMessage] | None:
-    target = instruction.custom_call_target
+def _raise_custom_call(one: _Raising) -> Sequence[XlaMessage] | None:
+    instruction, target = one.instruction, one.instruction.custom_call_target
     if target[:8] in _DOUBLE:
         instruction.custom_call_target = _DOUBLE[target[:8]] + target[8:]
         return None
@@ -217,7 +202,7 @@ def _raise_custom_call(
             f"the program cannot be raised to float64: the custom call {target!r} has no float64 "
             "form, and calls functions of the program",
         )
-    return _keep(editor, instruction, operands, before, notes, f"the custom call {target!r}")
+    return _keep(one, f"the custom call {target!r}")
 
 
 # Custom calls that say something about their operand, whatever its type.
@@ -229,29 +214,17 @@ _ANY_TYPE: Final = (
 )
 
 
-def _keep_bits(
-    editor: Editor,
-    instruction: XlaMessage,
-    operands: Sequence[XlaMessage],
-    before: Sequence[XlaMessage],
-    notes: dict[str, None],
-) -> Sequence[XlaMessage] | None:
+def _keep_bits(one: _Raising) -> Sequence[XlaMessage]:
     """Keep what looks at the bits of a float, or makes one of bits, in its own type."""
-    return _keep(editor, instruction, operands, before, notes, "")
+    return _keep(one, "")
 
 
-def _keep(
-    editor: Editor,
-    instruction: XlaMessage,
-    operands: Sequence[XlaMessage],
-    before: Sequence[XlaMessage],
-    notes: dict[str, None],
-    what: str,
-) -> Sequence[XlaMessage]:
+def _keep(raising: _Raising, what: str) -> Sequence[XlaMessage]:
     """Return an instruction in its own types, between conversions from and to the raised ones."""
+    editor, instruction, notes = raising.editor, raising.instruction, raising.notes
     down = []
     made: list[XlaMessage] = []
-    for operand, shape in zip(operands, before, strict=True):
+    for operand, shape in zip(raising.operands, raising.before, strict=True):
         if shape.element_type == TUPLE or _same_types(shape):
             down.append(operand)
             continue

@@ -54,10 +54,8 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
     """
     if not program:
         raise click.UsageError("there is no program to run", context)
-    try:
+    with output.writing(f"write into {out}", hint="name a folder of yours with --out"):
         out.expanduser().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write into {out}: {error.strerror or error}") from error
     os.environ["SNAPRT_COLLECT"] = str(out.expanduser().absolute())
     os.environ["SNAPRT_PREFETCH"] = "0"  # nothing that it would load is run
     collection.most_steps = steps

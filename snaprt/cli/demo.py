@@ -105,16 +105,11 @@ def _prepare(out: Path) -> tuple[Path, Path]:
     """Return the folders for the cache and the snapshots, empty."""
     out = out.absolute()
     cache, dump = out / "cache", out / "dump"
-    try:
+    with output.writing(f"write the demo to {out}", hint="name a folder of yours with --out"):
         for folder in (cache, dump):
             if folder.exists():
                 shutil.rmtree(folder)
             folder.mkdir(parents=True, mode=0o700)
-    except OSError as error:
-        raise UsageError(
-            f"the demo cannot write to {out}: {error.strerror}",
-            hint="name a folder of yours with --out",
-        ) from error
     return cache, dump
 
 

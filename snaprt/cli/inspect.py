@@ -88,14 +88,8 @@ def _print_array(found: Contents, array: NamedArray, save: Path | None, as_json:
 
 
 def _save(path: Path, array: NamedArray) -> None:
-    try:
-        with path.open("wb") as file:
-            np.lib.format.write_array(file, contents.storable(array.value), allow_pickle=False)
-    except OSError as error:
-        raise UsageError(
-            f"cannot save {array.name} to {path}: {error.strerror or error}",
-            hint="is the folder there, is the disk full?",
-        ) from error
+    with output.writing(f"save {array.name} to {path}"), path.open("wb") as file:
+        np.lib.format.write_array(file, contents.storable(array.value), allow_pickle=False)
     print(f"saved {array.name} to {path}", file=sys.stderr)
 
 

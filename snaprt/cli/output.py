@@ -5,17 +5,20 @@ Knows no command. A command leaves with a status other than 0 through ``context.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, Final, TypeVar
 
 import click
 from rich.console import Console
 from rich.text import Text
+
+from snaprt.errors import UsageError
 
 EXIT_OK: Final = 0
 EXIT_MISMATCH: Final = 1
@@ -55,6 +58,23 @@ def error(message: str, hint: str = "") -> None:
     if hint:
         log.print()
         log.print(Text.assemble(("hint:", "bold cyan"), f" {hint}"))
+
+
+@contextlib.contextmanager
+def writing(what: str, hint: str = "is the folder there, is the disk full?") -> Iterator[None]:
+    """Make an error of the user's of a file that cannot be written.
+
+    Args:
+        what: What is done, such as ``save outputs to FILE``.
+        hint: What to do about it.
+
+    Raises:
+        UsageError: The system refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot {what}: {error.strerror or error}", hint=hint) from error
 
 
 def emit_json(schema: str, version: int, data: Mapping[str, Any]) -> None:

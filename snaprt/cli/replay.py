@@ -5,8 +5,6 @@ It knows options and how results are shown; the work is `snaprt_replay.rerun`'s.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,18 +12,23 @@ from typing import Any, Final
 
 import click
 import numpy as np
-from rich.text import Text
 from snaprt_replay import devices, variants
-from snaprt_replay.array_statistics import describe
 from snaprt_replay.case import CompilerOption
 from snaprt_replay.many import ReplayRequest
 from snaprt_replay.rerun import Replay, replay
-from snaprt_replay.results import MISMATCH, Comparison, to_json, worst_verdict
 from snaprt_replay.tolerance import ToleranceRequest
-from snaprt_replay.trace_errors import TraceErrorReplay, replay_trace_error
+from snaprt_replay.trace_errors import replay_trace_error
 from snaprt_replay.variants import option_value, parse_variant, with_options
 
-from snaprt.cli import output, replay_compile, replay_many, replay_verdict, tables
+from snaprt.cli import (
+    output,
+    replay_compile,
+    replay_many,
+    replay_outcome,
+    replay_verdict,
+    tables,
+)
+from snaprt.cli.replay_outcome import Outcome
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.snapshot import places
 from snaprt.snapshot.executions import executions_in
@@ -239,52 +242,20 @@ def command(
         "compiler_options": compiler_options,
         "isolated": isolated,
     }
-    outcomes: list[_Outcome] = []
+    outcomes: list[Outcome] = []
     for outcome in _replay_all(_distinct(files), options):
         outcomes.append(outcome)
         if save is not None and outcome.replay is not None:
             _save(save, outcome.replay)
         if not as_json:
-            _show(outcome, is_first=len(outcomes) == 1)
+            replay_outcome.show(outcome, is_first=len(outcomes) == 1)
     status = max(outcome.status for outcome in outcomes)
     if as_json:
-        files_data = [_outcome_json(outcome) for outcome in outcomes]
+        files_data = [replay_outcome.to_json(outcome) for outcome in outcomes]
         output.emit_json(SCHEMA, SCHEMA_VERSION, {"status": status, "files": files_data})
     elif len(outcomes) > 1:
-        _show_summary(outcomes)
+        replay_outcome.show_summary(outcomes)
     context.exit(status)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Outcome:
-    """What became of one file: a replay, or the error that prevented it."""
-
-    path: Path
-    replay: Replay | None
-    error: SnaprtError | None = None
-    trace_error: TraceErrorReplay | None = None
-
-    @property
-    def status(self) -> int:
-        if self.trace_error is not None:
-            return output.EXIT_OK if self.trace_error.reproduces else output.EXIT_MISMATCH
-        if self.replay is None:
-            return output.EXIT_FAILURE
-        return output.EXIT_MISMATCH if self.replay.mismatch else output.EXIT_OK
-
-    @property
-    def verdict(self) -> str:
-        if self.trace_error is not None:
-            does = "reproduces" if self.trace_error.reproduces else "does not reproduce"
-            return f"{does} the error"
-        if self.replay is None:
-            return "failed"
-        if self.replay.played.agrees_with_itself is False:
-            return "does not agree with itself"
-        comparison = self.replay.comparison
-        if comparison is None:
-            return "nothing to compare with"
-        return worst_verdict(one.verdict for one in (comparison, *self.replay.by_device))
 
 
 def _distinct(files: Sequence[Path]) -> list[Path]:
@@ -306,7 +277,7 @@ def _distinct(files: Sequence[Path]) -> list[Path]:
     return kept
 
 
-def _replay_all(files: Sequence[Path], options: Mapping[str, Any]) -> Iterator[_Outcome]:
+def _replay_all(files: Sequence[Path], options: Mapping[str, Any]) -> Iterator[Outcome]:
     joined: set[Path] = set()  # files of other devices, which their first one brought along
     for path in files:
         if path.absolute() in joined:
@@ -314,17 +285,14 @@ def _replay_all(files: Sequence[Path], options: Mapping[str, Any]) -> Iterator[_
         try:
             trace_error = replay_trace_error(path)
             if trace_error is not None:
-                yield _Outcome(path, None, trace_error=trace_error)
+                yield Outcome(path, None, trace_error=trace_error)
                 continue
             done = replay(path, **options)
             joined.update(one.absolute() for one in done.case.files)
-            yield _Outcome(path, done)
+            yield Outcome(path, done)
         except SnaprtError as error:
             output.error(tables.printable(error.message), tables.printable(error.hint))
-            yield _Outcome(path, None, error)
-
-
-# --- saving ---
+            yield Outcome(path, None, error)
 
 
 def _check_save(save: Path, files: Sequence[Path]) -> None:
@@ -336,170 +304,9 @@ def _check_save(save: Path, files: Sequence[Path]) -> None:
 
 def _save(path: Path, result: Replay) -> None:
     arrays = result.played.outputs
-    try:
-        # As numpy.savez does, which takes no array called "file", a name that a file may bring.
-        with zipfile.ZipFile(path, "w") as archive:
-            for array in arrays:
-                with archive.open(f"{array.name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array.value, allow_pickle=False)
-    except OSError as error:
-        raise UsageError(
-            f"cannot save outputs to {path}: {error.strerror or error}",
-            hint="is the folder there, is the disk full?",
-        ) from error
+    # As numpy.savez does, which takes no array called "file", a name that a file may bring.
+    with output.writing(f"save outputs to {path}"), zipfile.ZipFile(path, "w") as archive:
+        for array in arrays:
+            with archive.open(f"{array.name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array.value, allow_pickle=False)
     output.log.print(f"saved {len(arrays)} outputs to {path}")
-
-
-# --- showing ---
-
-
-def _show(outcome: _Outcome, *, is_first: bool) -> None:
-    result = outcome.replay
-    if not is_first and outcome.error is None:
-        output.console.print()
-    if outcome.trace_error is not None:
-        _show_trace_error(outcome.trace_error)
-    if result is None:
-        return
-    case, played, comparison = result.case, result.played, result.comparison
-    output.console.print(f"{outcome.path}: {case.format}, module {tables.printable(case.name)}")
-    source = "loaded from the cache" if played.from_cache else "compiled"
-    times = ", ".join(map(tables.seconds_text, played.execute_seconds[:3]))
-    more = ", ..." if len(played.execute_seconds) > 3 else ""
-    alone = " in a process of its own" if played.isolated else ""
-    output.console.print(
-        f"replayed on {played.device} ({played.environment['device_kind']}){alone}: "
-        f"{source} in {tables.seconds_text(played.compile_seconds)}, ran in {times}{more}"
-    )
-    for note in case.notes:
-        output.console.print(f"note: {tables.printable(note)}")
-    for warning in result.warnings:
-        told = tables.printable(warning)
-        output.console.print(Text.assemble(("warning:", "yellow"), f" {told}"))
-    output.console.print()
-    if comparison is None:
-        output.console.print(tables.statistics_table([describe(one) for one in played.outputs]))
-    else:
-        output.console.print(tables.comparison_table(comparison))
-        output.console.print()
-        for line in tables.tolerance_lines(comparison):
-            output.console.print(f"tolerance: {line}")
-    for numbers, told in _rows_of_devices(result.by_device):
-        output.console.print(f"{numbers}: {tables.printable(told)}")
-    output.console.print()
-    _show_verdict(outcome)
-
-
-def _show_trace_error(found: TraceErrorReplay) -> None:
-    recorded = found.recorded
-    lines = [
-        f"{found.path}: an error while the graph was recorded, module {found.name}",
-        f"recorded: {recorded.kind}: {recorded.message}",
-        f"operation: {found.operation or 'none; Python code raised the error'}",
-        *(f"  at {frame}" for frame in recorded.stack),
-        f"graph so far: {recorded.pending} operations",
-    ]
-    if recorded.left_out:
-        lines.append(f"note: {recorded.left_out} of them, on other devices, are not in the file")
-    lines += [f"note: not in the file: {one}" for one in recorded.unencodable]
-    for line in lines:
-        output.console.print(tables.printable(line))
-    for warning in found.warnings:
-        output.console.print(Text.assemble(("warning:", "yellow"), f" {tables.printable(warning)}"))
-    output.console.print()
-    word, style = (
-        ("REPRODUCES", "green") if found.reproduces else ("DOES NOT REPRODUCE", "bold red")
-    )
-    output.console.print(Text.assemble((word, style), f": {tables.printable(found.summary)}"))
-
-
-def _rows_of_devices(by_device: Sequence[Comparison]) -> Iterator[tuple[str, str]]:
-    """Yield ``devices 0-3`` and what was found there, once for each row with the same findings."""
-    found = enumerate(one.summary for one in by_device)
-    for told, row in itertools.groupby(found, key=lambda one: one[1]):
-        numbers = [number for number, _ in row]
-        if len(numbers) == 1:
-            yield f"device {numbers[0]}", told
-        else:
-            yield f"devices {numbers[0]}-{numbers[-1]}, each", told
-
-
-def _show_verdict(outcome: _Outcome) -> None:
-    assert outcome.replay is not None
-    played, comparison = outcome.replay.played, outcome.replay.comparison
-    if played.repeats is not None:
-        runs = len(played.execute_seconds)
-        if played.agrees_with_itself:
-            output.console.print(f"{runs} runs gave the same bits")
-        else:
-            told = tables.printable(played.repeats.summary)
-            line = Text.assemble(
-                ("DOES NOT AGREE WITH ITSELF", "bold red"),
-                f": {played.repeats.actual_name} and run 1: {told}",
-            )
-            output.console.print(line)
-    if comparison is None:
-        output.console.print("nothing to compare with: no outputs were recorded for these inputs")
-        return
-    word, style = ("MISMATCH", "bold red") if outcome.verdict == MISMATCH else ("MATCH", "green")
-    told = comparison.summary
-    bad = [str(n) for n, one in enumerate(outcome.replay.by_device) if one.verdict == MISMATCH]
-    if bad and comparison.verdict != MISMATCH:
-        told = f"the whole arrays match, but not what these devices hold: {', '.join(bad)}"
-    output.console.print(Text.assemble((word, style), f": {tables.printable(told)}"))
-
-
-def _show_summary(outcomes: Sequence[_Outcome]) -> None:
-    output.console.print()
-    for outcome in outcomes:
-        output.console.print(f"{outcome.verdict:<24} {outcome.path}")
-    bad = sum(outcome.status != output.EXIT_OK for outcome in outcomes)
-    output.console.print(
-        f"{len(outcomes)} files replayed, {bad} of them with a mismatch or failure"
-    )
-
-
-def _outcome_json(outcome: _Outcome) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "path": outcome.path,
-        "verdict": outcome.verdict,
-        "status": outcome.status,
-    }
-    if outcome.trace_error is not None:
-        found = outcome.trace_error
-        return {
-            **data,
-            "trace_error": dataclasses.asdict(found.recorded),
-            "operation": found.operation,
-            "raised": dataclasses.asdict(found.raised),
-            "summary": found.summary,
-            "warnings": found.warnings,
-        }
-    if outcome.replay is None:
-        assert outcome.error is not None
-        return {**data, "error": outcome.error.message, "hint": outcome.error.hint}
-    case, played, comparison = (
-        outcome.replay.case,
-        outcome.replay.played,
-        outcome.replay.comparison,
-    )
-    return {
-        **data,
-        "format": case.format,
-        "name": case.name,
-        "device": played.device,
-        "isolated": played.isolated,
-        "compile_seconds": played.compile_seconds,
-        "from_cache": played.from_cache,
-        "execute_seconds": played.execute_seconds,
-        "recorded_environment": case.environment,
-        "environment": played.environment,
-        "compiler_options": case.compiler_options,
-        "notes": case.notes,
-        "warnings": outcome.replay.warnings,
-        "comparison": None if comparison is None else to_json(comparison),
-        "files": case.files or (case.path,),
-        "by_device": [to_json(one) for one in outcome.replay.by_device],
-        "repeats": None if played.repeats is None else to_json(played.repeats),
-        "outputs": [describe(array) for array in played.outputs],
-    }

@@ -112,13 +112,9 @@ def _default_path(path: Path, variant: Variant) -> Path:
 
 
 def _save(path: Path, text: str) -> None:
-    try:
+    hint = "name a file in a folder that is there: --save-hlo FILE"
+    with output.writing(f"save the HLO to {path}", hint):
         path.write_text(text)
-    except OSError as error:
-        raise UsageError(
-            f"cannot save the HLO to {path}: {error.strerror or error}",
-            hint="name a file in a folder that is there: --save-hlo FILE",
-        ) from error
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ _MOST_BYTES: Final = 1 << 28
     "--localise/--no-localise",
     "localises",
     default=None,
-    help="Find where it starts.  [default: if FILE's outputs differ]",
+    help="Find where it starts.  [default: if FILE's outputs differ or hold a NaN]",
 )
 @click.option(
     "--budget",
@@ -87,7 +87,7 @@ def command(
 
     RESULT.json is what `snaprt replay`, `snaprt localise` or `snaprt report` printed with --json;
     nothing is run again. FILE is anything that `snaprt replay` takes: it is replayed, and if its
-    outputs differ, the operation where that starts is looked for.
+    outputs differ or hold a NaN, the operation where that starts is looked for.
 
     The status is 0 if all is well, 1 if something was found, 2 if something failed.
 
@@ -149,14 +149,15 @@ def _find(path: Path, finding: _Finding) -> Report:
     words = [] if finding.device is None else ["--device", finding.device]
     report = gather.of_replay(replayed, words)
     case, found = replayed.case, finding.found
-    wanted = replayed.mismatch if finding.localises is None else finding.localises
+    wanted = finding.localises
+    if wanted is None:
+        comparison = replayed.comparison
+        has_nan = comparison and any(one.specials.nan_both for one in comparison.outputs)
+        wanted = replayed.mismatch or bool(has_nan)
     if found is None and wanted and case.inputs is not None:
         found = _localise(case, finding)
     if found is not None:
-        around, lines = gather.neighbourhood_of(case, found, finding.sources)
-        report = dataclasses.replace(
-            report, localisation=found, neighbourhood=around, sources=lines
-        )
+        report = gather.with_localisation(report, case, found, finding.sources, words)
     if finding.explorer is not None:
         _write_explorer(case, found, finding.explorer)
     return report
@@ -179,13 +180,8 @@ def _write_explorer(case: Case, found: Localisation | None, folder: Path) -> Non
     from snaprt_replay.localise.pipeline import read_program
     from snaprt_replay.report import model_explorer
 
-    try:
+    with output.writing(f"write into {folder}", hint="is the disk full, is it a folder?"):
         written = model_explorer.write(read_program(case), found, folder)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write into {folder}: {error.strerror or error}",
-            hint="is the disk full, is it a folder?",
-        ) from error
     for path in written:
         output.log.print(f"wrote {tables.printable(str(path))}")
 

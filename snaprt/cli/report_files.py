@@ -16,7 +16,6 @@ from snaprt_replay.report.model import Report, Status
 from snaprt_replay.report.page import page
 
 from snaprt.cli import output, tables
-from snaprt.errors import UsageError
 
 STATUSES: Final[dict[Status, int]] = {
     "ok": output.EXIT_OK,
@@ -99,11 +98,6 @@ def show_sum(reports: Sequence[Report]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    try:
+    with output.writing(f"write {path}"):
         path.write_bytes(content)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror or error}",
-            hint="is the folder there, is the disk full?",
-        ) from error
     output.log.print(f"wrote {tables.printable(str(path))}")

@@ -170,7 +170,7 @@ def command(
         os.environ["SNAPRT_RECORD_KEEP_LAST"] = str(keep_last)
     if dedupe:
         os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
-    if settings.get("SNAPRT_JAX_CACHE"):
+    if settings.get("SNAPRT_JAX_CACHE") or settings.get("SNAPRT_REPRO_AFTER") is not None:
         after_import.call_after_import("jax", autoload.initialize)
     is_recording = record or (not is_lazy and (bool(when) or keep_last is not None))
     explained = RunExplained(shown=explain, file=explain_json)

@@ -206,6 +206,6 @@ def topology_devices(topology: str) -> tuple[Any, ...]:
     except Exception as error:  # of several types, by cause and version
         raise UsageError(
             f"there is no TPU topology {topology!r} to compile for: {error}",
-            hint="install snaprt[tpu], and name a topology as in --target tpu:v5e:2x2",
+            hint="install snaprt[tpu], and name a topology such as tpu:v5e:2x2",
         ) from error
     return tuple(found.devices)

@@ -23,12 +23,12 @@ from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.execute.watch import FLAG_NAME, watched
 from snaprt.jit.executable import MAX_KINDS, JitExecutable, executable_of
-from snaprt.snapshot import flags
+from snaprt.snapshot import flags, repro
 from snaprt.snapshot.plan import current_plan
 from snaprt.snapshot.record import Recorder, process_recorder
 
 # What JAX shows as the user's lines is none of ours.
-for _part in ("jit", "jaxapi.py"):
+for _part in ("jit", "snapshot", "jaxapi.py"):
     jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
     jaxapi.hide_traceback_below(Path(__file__).parent.parent / _part)
 
@@ -189,12 +189,7 @@ class _Watcher:
             if changed is not None:
                 results = call.flat().unflatten(self._run_changed(changed))
             else:
-                token = self._recorder.before(executable, call)
-                if token is None:
-                    results = function.again(*args, **kwargs)
-                else:
-                    run = functools.partial(function.again, *args, **kwargs)
-                    results = self._run_seen(token, call, run)
+                results = self._run(call, functools.partial(function.again, *args, **kwargs))
             if function.first is None:
                 self._met[fun] = executable.number
             elif flat is not None:
@@ -217,8 +212,7 @@ class _Watcher:
                 changed = self._changed(call)
                 if changed is not None:
                     return self._run_changed(changed)
-                token = self._recorder.before(executable, call)
-                return run() if token is None else self._run_seen(token, call, run)
+                return self._run(call, run)
         finally:
             jaxapi.restore_watch(before)
 
@@ -236,36 +230,53 @@ class _Watcher:
     def _changed(self, call: _Call) -> _Call | None:
         """Return the call of another program, where the recorder needs one to learn how it ends."""
         plan = current_plan()
-        if plan is None or not (plan.wants_flag or plan.withholds_donation):
-            return None
-        if self._recorder.ignores(call.executable):
+        wants_flag, withholds = False, repro.needs_inputs()
+        if (
+            plan is not None
+            and (plan.wants_flag or plan.withholds_donation)
+            and not self._recorder.ignores(call.executable)
+        ):
+            wants_flag = plan.wants_flag
+            withholds = withholds or plan.withholds_donation
+        if not wants_flag and not withholds:
             return None
         module = call.executable.module
-        is_watched = plan.wants_flag and module.is_pure
-        if not is_watched and not (plan.withholds_donation and module.donated):
+        is_watched = wants_flag and module.is_pure
+        if not is_watched and not (withholds and module.donated):
             return None
         flat = call.flat()
         if is_watched:
             flat = jaxapi.with_result(flat, watched, FLAG_NAME)
-        if plan.withholds_donation:
+        if withholds:
             flat = jaxapi.without_donation(flat)
         executable = _executable_or_none(flat)
         return None if executable is None else _Call(executable, lambda: flat, flat)
 
     def _run_changed(self, call: _Call) -> list[Any]:
         """Run a program in the place of the user's; return the results that are the user's."""
-        run = functools.partial(jaxapi.run_flat_jit_call, call.flat())
-        token = self._recorder.before(call.executable, call)
-        results = run() if token is None else self._run_seen(token, call, run)
+        results = self._run(call, functools.partial(jaxapi.run_flat_jit_call, call.flat()))
         return results[:-1] if call.executable.is_watched else results
 
-    def _run_seen(self, token: Any, call: _Call, run: Callable[[], Any]) -> Any:
-        """Run an execution of which the recorder wants to know how it ends."""
+    def _run(self, call: _Call, run: Callable[[], Any]) -> Any:
+        """Run an execution, and tell how it ends to whoever wants to know."""
+        token = self._recorder.before(call.executable, call)
+        if token is None and not repro.is_asked_for():
+            return run()
         try:
             results = run()
+            repro.wait_for_failure(results)
         except Exception as error:
-            self._recorder.failed(token, error)
+            if token is not None:
+                self._recorder.failed(token, error)
+            stage: repro.Stage = "run" if call.executable.is_compiled else "compile"
+            repro.after_failure(stage, call.executable, call, error)
             raise
+        if token is not None:
+            self._record_outputs(token, call, results)
+        repro.after_run(call.executable, call)
+        return results
+
+    def _record_outputs(self, token: Any, call: _Call, results: Any) -> None:
         outputs = call.outputs(jax.tree.leaves(results))
         if len(outputs) == len(call.executable.output_names):
             flag = outputs[-1] if call.executable.is_watched else None
@@ -276,7 +287,6 @@ class _Watcher:
                 "than it is made of",
                 call.executable.name,
             )
-        return results
 
 
 def _executable_or_none(call: jaxapi.FlatCall) -> JitExecutable | None:

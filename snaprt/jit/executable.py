@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from dataclasses import dataclass, field
@@ -64,6 +65,11 @@ class JitExecutable:
         """Whether its last result says that another one has a NaN or an infinity."""
         return self.module.output_names[-1:] == (FLAG_NAME,)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether XLA has compiled it."""
+        return jaxapi.is_compiled(self.lowered)
+
     def artifacts(self) -> ModuleArtifacts:
         """Return the program in the forms in which it is recorded; the first call makes them."""
         return _artifacts(self)
@@ -71,8 +77,10 @@ class JitExecutable:
 
 @functools.lru_cache(maxsize=8)
 def _artifacts(executable: JitExecutable) -> ModuleArtifacts:
-    # It is compiled by now: this is what JAX runs.
-    return artifacts_of(executable.lowered, executable.lowered.compile())
+    compiled = None
+    with contextlib.suppress(Exception):  # it cannot be compiled: nothing ran
+        compiled = executable.lowered.compile()  # else it is by now: this is what JAX runs
+    return artifacts_of(executable.lowered, compiled)
 
 
 @dataclass(frozen=True)

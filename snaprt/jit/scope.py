@@ -74,6 +74,17 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
         return again
 
 
+def watch_process() -> None:
+    """Look at calls of jitted functions in every thread from here on, for SNAPRT_REPRO_AFTER.
+
+    Unlike `record_process`, it records nothing that the environment does not ask for. JAX may be
+    about to look for its devices.
+    """
+    start_watching()
+    plan = current_plan()
+    jaxapi.set_process_watch(names_in(() if plan is None else plan.conditions))
+
+
 def record_process() -> None:
     """Record calls of jitted functions in every thread from here on, as the environment says.
 
@@ -83,9 +94,7 @@ def record_process() -> None:
         UsageError: A variable has a value that is not allowed.
     """
     flags.take_over()
-    start_watching()
     check_plan()
     if current_plan() is None and "NEURON_DUMP_HLO_SNAPSHOT" not in os.environ:
         os.environ["SNAPRT_RECORD"] = "all"
-    plan = current_plan()
-    jaxapi.set_process_watch(names_in(() if plan is None else plan.conditions))
+    watch_process()

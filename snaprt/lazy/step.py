@@ -266,6 +266,7 @@ def _run_part(
         )
         if progress.by_operation:
             jax.block_until_ready(results)
+        repro.wait_for_failure(results)
     except ExecutionError:  # the recorder stops the program: nothing has run
         raise
     except Exception as error:
@@ -278,7 +279,7 @@ def _run_part(
         )
         progress.done.update(part.nodes)
         progress.failed.update({one.number: failure for node in part.nodes for one in node.results})
-        repro.after_failure("run", executable, arguments)
+        repro.after_failure("run", executable, arguments, error)
         raise failure from error
     repro.after_run(executable, arguments)
     if watch is not None:
@@ -344,7 +345,7 @@ def _tell_of_uncompiled(
         arguments = program.arguments(promoted)
         if recorder.waits_for_errors():
             recorder.compile_failed(executable, arguments, error)
-        repro.after_failure("compile", executable, arguments)
+        repro.after_failure("compile", executable, arguments, error)
 
 
 def left_with(error: BaseException) -> None:

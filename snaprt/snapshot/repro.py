@@ -21,9 +21,13 @@ from typing import Any, Final, Literal
 import jax
 
 from snaprt import settings
-from snaprt.snapshot import layout, surroundings
-from snaprt.snapshot.content import array_content
-from snaprt.snapshot.held import Executable
+from snaprt.snapshot import layout
+from snaprt.snapshot.conditions import Moment
+from snaprt.snapshot.describe import Cause, contents, describe, error_text
+from snaprt.snapshot.filing import run_mark
+from snaprt.snapshot.held import Executable, HeldExecution
+from snaprt.snapshot.plan import Plan
+from snaprt.snapshot.steps import steps_ended
 from snaprt.snapshot.write import write_snapshot
 
 Stage = Literal["compile", "run"]
@@ -53,22 +57,44 @@ def level(stage: Stage) -> int:
     return _seen[1][stage]
 
 
+def is_asked_for() -> bool:
+    """Say whether anything is asked for."""
+    return level("compile") > 0
+
+
 def needs_inputs() -> bool:
     """Say whether what a program is called with may be wanted after it has run."""
     return level("run") > 0 or level("compile") >= COMPARE
 
 
-def after_failure(stage: Stage, program: Executable, inputs: Sequence[Any]) -> Path | None:
+def wait_for_failure(results: Any) -> None:
+    """Wait until an execution has ended, and raise its error, where that is to be seen.
+
+    XLA tells of many errors only when somebody reads the results.
+    """
+    if level("run"):
+        jax.block_until_ready(results)
+
+
+def after_failure(
+    stage: Stage, program: Executable, inputs: Sequence[Any], error: BaseException | None = None
+) -> Path | None:
     """Save a program that failed and what it was called with, and have it minified if asked for.
 
+    Args:
+        stage: Where it failed.
+        program: What was to run.
+        inputs: What it was called with.
+        error: What was raised.
+
     Returns:
-        The folder, which is also told on stderr; None where nothing is asked for, or it could not
-        be saved.
+        The folder, which is also told on stderr; None where nothing is asked for, the program
+        failed before, or it could not be saved.
     """
     asked = level(stage)
     if not asked:
         return None
-    snapshot = _save(program, inputs)
+    snapshot = _save(program, inputs, error)
     if snapshot is None:
         return None
     _say(f"the program that failed is in {snapshot.parent}")
@@ -84,7 +110,7 @@ def after_run(program: Executable, inputs: Sequence[Any]) -> None:
     if level("compile") < COMPARE or program.number in _compared:
         return
     _compared.add(program.number)
-    snapshot = _save(program, inputs)
+    snapshot = _save(program, inputs, None)
     if snapshot is not None:
         _aside().submit(_compare, snapshot)
 
@@ -131,7 +157,8 @@ def _compare(snapshot: Path) -> None:
             snapshot.parent.rmdir()
 
 
-_compared: set[int] = set()
+_compared: set[int] = set()  # the numbers of programs
+_saved: set[Path] = set()
 
 
 @functools.cache
@@ -144,47 +171,35 @@ def _say(what: str) -> None:
     print(f"snaprt: {what}", file=sys.stderr, flush=True)
 
 
-def _save(program: Executable, inputs: Sequence[Any]) -> Path | None:
-    """Write the snapshot; a failure to do so must not hide the first one."""
+def _save(program: Executable, inputs: Sequence[Any], error: BaseException | None) -> Path | None:
+    """Write the snapshot, once for each graph; a failure to do so must not hide the first one."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", program.name)[:80]
-    folder = settings.get("SNAPRT_REPRO_DIR") / f"{name}.{program.graph_id}"
-    path = folder / SNAPSHOT_NAME
-    try:
-        write_snapshot(path, _contents(program, inputs))
-    except Exception as error:
-        _say(f"the program that failed could not be saved: {error}")
+    path = settings.get("SNAPRT_REPRO_DIR") / f"{name}.{program.graph_id}" / SNAPSHOT_NAME
+    if path in _saved:
         return None
+    try:
+        write_snapshot(path, _contents(path.parent, program, inputs, error))
+    except Exception as raised:
+        _say(f"the program that failed could not be saved: {raised}")
+        return None
+    _saved.add(path)
     return path
 
 
-def _contents(program: Executable, inputs: Sequence[Any]) -> layout.Contents:
+def _contents(
+    folder: Path, program: Executable, inputs: Sequence[Any], error: BaseException | None
+) -> layout.Contents:
     device = program.devices[0]
-    artifacts = program.artifacts()
-    execution = layout.Execution(
-        role="inputs",
-        name=program.name,
-        graph_id=program.graph_id,
-        process=jax.process_index(),
-        executable=program.number,
-        device_index=0,
-        execution_count=0,
-        step=-1,
+    rank = jax.process_index()
+    held = HeldExecution(
+        executable=program,
+        plan=Plan(folder, (), keep_last=0, keep_bytes=0, hold="device", stops=False),
+        moment=Moment(program.name, program.graph_id, 0, steps_ended(), 0.0, rank),
+        devices=((0, device, frozenset(("inputs",))),),
+        inputs=list(inputs),
+        watching=(),
+        is_awaited=False,
         time=time.time(),
-        device=surroundings.describe_device(device),
-        devices=tuple(map(surroundings.describe_device, program.devices)),
-        platform_version=surroundings.platform_version(device),
-        versions=surroundings.versions(),
-        xla_flags=os.environ.get("XLA_FLAGS", ""),
-        environment=surroundings.environment(),
-        jax_config=surroundings.jax_config(),
-        input_names=program.input_names,
-        output_names=program.output_names,
-        donated=(),
-        source_locations=(),
     )
-    module = layout.ModuleBytes(artifacts.stablehlo, artifacts.hlo, artifacts.compile_options)
-    arrays = [
-        array_content(name, array, device)
-        for name, array in zip(program.input_names, inputs, strict=True)
-    ]
-    return layout.Contents(execution, module, arrays)
+    cause = Cause("SNAPRT_REPRO_AFTER", "" if error is None else error_text(error))
+    return contents(describe(held, "inputs", 0, device, cause, run_mark()), held, device)

@@ -1,4 +1,4 @@
-"""Compare 1 GB of outputs, against reading both sides once from memory; and what replay adds.
+"""Compare 1 GB of outputs, against reading both sides once from memory.
 
 Run: python tests/bench/bench_compare.py [MIB]
 """
@@ -8,35 +8,16 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from measuring import machine, median, show_table
+from measuring import machine, show_table, taking_turns
 from snaprt_replay.case import NamedArray
 from snaprt_replay.compare import compare
-from snaprt_replay.load import load
-from snaprt_replay.player import play
-from snaprt_replay.rerun import replay
 
 ROUNDS = 3
 THREADS = min(os.cpu_count() or 1, 8)  # as many as `compare` uses
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Return the median time of some runs."""
-    times = []
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return median(times)
 
 
 def read(arrays: list[np.ndarray]) -> None:
@@ -56,8 +37,8 @@ def differing_arrays(size: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     few = plain.copy()
     few[:: 1 << 20] *= np.float32(1.5)
     other = random.standard_normal(size // 4, dtype=np.float32)
-    half = plain.view(np.uint32) >> 16
-    small = half.astype(np.uint16).view(ml_dtypes.bfloat16)
+    halves = [array.view(np.uint32) >> 16 for array in (plain, other)]
+    small = np.concatenate(halves).astype(np.uint16).view(ml_dtypes.bfloat16)
     whole = plain.view(np.int32)
     return {
         "float32, identical": (plain, plain.copy()),
@@ -69,60 +50,31 @@ def differing_arrays(size: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             plain[: size // 8].astype(np.float64),
             rounded[: size // 8].astype(np.float64),
         ),
+        "bfloat16, identical": (small, small.copy()),
         "bfloat16, all differ by rounding": (small, (small.view(np.uint16) ^ 1).view(small.dtype)),
+        "int32, identical": (whole, whole.copy()),
         "int32, all differ": (whole, whole + 1),
     }
 
 
-def compare_memory(size: int) -> None:
+def main() -> None:
     """Print the time of comparing against that of reading."""
+    size = (int(sys.argv[1]) if len(sys.argv) > 1 else 1024) << 20
+    print(machine())
     rows = []
     for name, (expected, actual) in differing_arrays(size).items():
-        reading = seconds(functools.partial(read, [expected, actual]))
         sides = [NamedArray("out0", expected)], [NamedArray("out0", actual)]
-        comparing = seconds(functools.partial(compare, *sides))
-        rows.append([name, f"{reading:.3f} s", f"{comparing:.3f} s", f"{comparing / reading:.1f}x"])
-    show_table([f"2 x {size >> 20} MiB, {THREADS} threads", "read", "compare", "ratio"], rows)
-
-
-def replay_overhead() -> None:
-    """Print what `replay` adds to compiling and executing alone."""
-
-    def step(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
-        def loss(weights: list[jax.Array]) -> jax.Array:
-            y = x
-            for w in weights:
-                y = jax.nn.gelu(y @ w)
-            return (y**2).mean()
-
-        grads = jax.grad(loss)(weights)
-        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)]
-
-    weights = [
-        np.random.default_rng(i).normal(size=(1024, 1024)).astype(np.float32) for i in range(8)
-    ]
-    x = np.ones((64, 1024), np.float32)
-    with tempfile.TemporaryDirectory() as name:
-        module, inputs = Path(name) / "module.mlir", Path(name) / "inputs.npz"
-        module.write_text(jax.jit(step).lower([jnp.asarray(w) for w in weights], x).as_text())
-        np.savez(inputs, *[np.asarray(w) for w in weights], x)
-        case = load(module, inputs)
-        alone = seconds(lambda: play(case))
-        whole = seconds(lambda: replay(module, inputs=inputs, isolated=False))
-    rows = [
-        [
-            "MLP step, 8 x 4 MiB",
-            f"{alone:.3f} s",
-            f"{whole:.3f} s",
-            f"{whole / alone - 1:+.0%}",
-        ]
-    ]
-    show_table(["replay", "compile + execute", "replay", "added"], rows)
+        reading = functools.partial(read, [expected, actual])
+        comparing = functools.partial(compare, *sides)
+        works = {"read": lambda work=reading: work, "compare": lambda work=comparing: work}
+        took = taking_turns(works, ROUNDS)
+        pairs = list(zip(*took.values(), strict=True))
+        cells = [f"{one:.3f}" for pair in pairs for one in pair]
+        ratios = [f"{comparing / reading:.1f}x" for reading, comparing in pairs]
+        rows.append([name, *cells, *ratios])
+    heads = ["read, s", "compare, s", "read, CPU s", "compare, CPU s", "ratio", "ratio, CPU"]
+    show_table([f"2 x {size >> 20} MiB, {THREADS} threads", *heads], rows)
 
 
 if __name__ == "__main__":
-    os.environ["SNAPRT_CACHE"] = "0"
-    print(machine())
-    compare_memory((int(sys.argv[1]) if len(sys.argv) > 1 else 1024) << 20)
-    print()
-    replay_overhead()
+    main()

@@ -10,22 +10,15 @@ parameters and constants. The models are those of the planted faults and a trans
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 
 import measuring
-from bench_planted import draw
+from planting import draw, run_plants, share_of
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-
-ALL = 200
 SMALL = 5
 NEEDED = 0.8
 MOST_SECONDS = 60.0
@@ -82,8 +75,7 @@ def minify_all(
 
             return Mismatch().see(candidate, run) is not None
 
-        share = count // len(models) + (index < count % len(models))
-        for plant in draw(model, share, seed, visible):
+        for plant in draw(model, share_of(count, models, index), seed, visible):
             began = time.perf_counter()
 
             def broken_start(side, variant, hlo, inputs, plant=plant) -> Future[Outcome]:
@@ -138,25 +130,7 @@ def show(results: Sequence[Result]) -> None:
 
 def main() -> None:
     """Plant, minify, print the table; fail where too few become small, or it takes too long."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--all", action="store_true", help=f"{ALL} plants")
-    parser.add_argument("--count", type=int, help="how many plants")
-    parser.add_argument("--reference", default="f64", help="the other side's variant")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", action="append", help="of these models alone")
-    arguments = parser.parse_args()
-    os.environ.update(measuring.clean_environment())
-    import planted_faults
-    from snaprt_replay.workers import Workers
-
-    print(measuring.machine())
-    print(f"the other side is {arguments.reference}, seed {arguments.seed}")
-    with tempfile.TemporaryDirectory() as folder, Workers(2) as workers:
-        os.environ["SNAPRT_CACHE_DIR"] = folder
-        names = arguments.model or [*planted_faults.MODELS, *planted_faults.LARGE]
-        models = [planted_faults.lower(name) for name in names]
-        count = arguments.count or (ALL if arguments.all else len(models) * 5)
-        results = list(minify_all(workers, models, count, arguments.reference, arguments.seed))
+    results = run_plants(minify_all, __doc__, with_large=True)
     show(results)
     small = sum(one.after <= SMALL for one in results) / len(results)
     seconds = measuring.median([one.seconds for one in results])

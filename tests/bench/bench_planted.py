@@ -11,23 +11,17 @@ The sample has one plant of each kind in each model; --all has 200 plants.
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 
 import measuring
 import numpy as np
+from planting import draw, run_plants, share_of
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-
-ALL = 200
 NEEDED = 0.95
 RIGHT, HELD, WRONG = "right", "held", "wrong"
 MOST_HELD = 4  # a fusion of more instructions than that is no answer
@@ -43,21 +37,6 @@ class Result:
     compiles: int
     instructions: int
     seconds: float
-
-
-def draw(model, count: int, seed: int, visible) -> Iterator:
-    """Yield plants that can be seen in the outputs, the kinds in turn, while there are any."""
-    import planted_faults
-
-    drawn = {kind: planted_faults.draw(model.program, kind, seed) for kind in planted_faults.KINDS}
-    while count and drawn:
-        for kind in list(drawn):
-            plant = next(filter(visible, drawn[kind]), None)
-            if plant is None:
-                del drawn[kind]
-            elif count:
-                count -= 1
-                yield plant
 
 
 def run_all(workers, models: Sequence, count: int, reference: str, seed: int) -> Iterator[Result]:
@@ -95,8 +74,7 @@ def run_all(workers, models: Sequence, count: int, reference: str, seed: int) ->
                 raise SystemExit(f"{plant} does not run")
             return max(map(error_between, outputs, got)) > 1.0
 
-        share = count // len(models) + (index < count % len(models))
-        for plant in draw(model, share, seed, visible):
+        for plant in draw(model, share_of(count, models, index), seed, visible):
             started = time.perf_counter()
             sides = (
                 Side("with the fault", model.program, broken_run(plant)),
@@ -152,28 +130,7 @@ def _each(results: Sequence[Result], field: str) -> list[str]:
 
 def main() -> None:
     """Plant, localise, print the table; fail below the share that is needed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--all", action="store_true", help=f"{ALL} plants")
-    parser.add_argument("--count", type=int, help="how many plants")
-    parser.add_argument("--model", action="append", help="only this one; several times: only these")
-    parser.add_argument("--reference", default="f64", help="the other side's variant")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    os.environ.update(measuring.clean_environment())
-    import planted_faults
-    from snaprt_replay.workers import Workers
-
-    print(measuring.machine())
-    print(f"the other side is {arguments.reference}, seed {arguments.seed}")
-    with tempfile.TemporaryDirectory() as folder, Workers(2) as workers:
-        os.environ["SNAPRT_CACHE_DIR"] = folder
-        names = arguments.model or list(planted_faults.MODELS)
-        models = [planted_faults.lower(name) for name in names]
-        count = arguments.count or (ALL if arguments.all else len(models) * 5)
-        results = []
-        for result in run_all(workers, models, count, arguments.reference, arguments.seed):
-            results.append(result)
-            print(f"{len(results)} of {count}: {result}", file=sys.stderr)
+    results = run_plants(run_all, __doc__)
     show(results)
     found = sum(one.outcome != WRONG for one in results) / len(results)
     print(f"localised {found:.1%} of {len(results)}, needed {NEEDED:.0%}")

@@ -9,7 +9,8 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,29 @@ def run_child(
     found = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(found, dict)
     return found
+
+
+def taking_turns(
+    works: Mapping[str, Callable[[], Callable[[], object]]], rounds: int
+) -> Mapping[str, tuple[float, float]]:
+    """Return the median wall and CPU seconds of each work; a first round does not count.
+
+    Args:
+        works: Each gets ready, in its own time, and returns what is measured.
+        rounds: How often each is measured.
+    """
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
+    for number in range(rounds + 1):
+        for name, prepare in works.items():
+            work = prepare()
+            wall, processor = time.perf_counter(), time.process_time()
+            work()
+            if number:
+                took[name].append((time.perf_counter() - wall, time.process_time() - processor))
+    return {
+        name: (median([wall for wall, _ in one]), median([processor for _, processor in one]))
+        for name, one in took.items()
+    }
 
 
 def median(values: Sequence[float]) -> float:

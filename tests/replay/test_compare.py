@@ -235,6 +235,21 @@ def test_large_arrays_are_cut_for_threads_and_put_together_again(columns: int) -
     assert (result.specials.nan_only_actual, result.beyond) == (1, 1)
 
 
+def test_large_arrays_of_integers_are_cut_for_threads_and_put_together_again() -> None:
+    expected = np.arange(1, 3_000_001, dtype=np.int32).reshape(3, -1)
+    actual = expected.copy()
+    actual[0, 5] += 1
+    actual[1, 999_999] -= 7
+    actual[2, 999_998] += 7
+    result = compared(expected, actual)
+    assert result.differing == 3
+    assert result.first_difference is not None
+    assert result.first_difference.index == (0, 5)
+    assert result.worst_abs is not None
+    assert (result.worst_abs.index, result.max_abs_error) == ((1, 999_999), 7)
+    assert result.max_rel_error == 1 / 6
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_fused_kernels_find_what_numpy_finds_in_small_pieces(kind: type) -> None:
     generator = np.random.default_rng(7)
@@ -247,6 +262,9 @@ def test_fused_kernels_find_what_numpy_finds_in_small_pieces(kind: type) -> None
     for side in (expected, actual):
         side[generator.integers(7 * size, 9 * size, 500)] = generator.choice(strange, 500)
         side[20 * size : 22 * size] = np.maximum(side[20 * size : 22 * size], 0)
+    same = slice(24 * size, 34 * size)  # a block that is the same on both sides is in it
+    expected[generator.integers(25 * size, 27 * size, 500)] = generator.choice(strange, 500)
+    actual[same] = expected[same]
     with np.errstate(over="ignore"):
         expected, actual = expected.astype(kind), actual.astype(kind)
     request = ToleranceRequest(rtol=1e-2, atol=1e-3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 from snaprt_replay import hlo
 from snaprt_replay.inline import inline_calls
-from snaprt_replay.load import load
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check, Crash, Mismatch, NonFinite, Run, Signature
 from snaprt_replay.minify.cutting import Tap, normalised
@@ -24,7 +22,6 @@ from snaprt_replay.minify.work import Shrunk, shrink
 from snaprt_replay.variants import Variant, parse_variant
 from snaprt_replay.workers import Workers
 
-import snaprt
 from snaprt import jaxapi
 from snaprt.cli.main import group
 from snaprt.snapshot.xla import HloModuleProto, XlaMessage, parse, serialise
@@ -295,89 +292,3 @@ def test_what_cannot_be_asked_is_refused_with_a_reason(
     inputs = minified.parent / "inputs.npz"
     done = CliRunner().invoke(group, ["minify", str(file), "--inputs", str(inputs), *words])
     assert message in str(done.exception)
-
-
-# --- programs that fail by themselves ---
-
-
-def fail_to_compile() -> None:
-    """Run a graph with a call that no compiler knows."""
-    with snaprt.lazy():
-        x = jnp.tanh(jnp.ones((8, 8)) * 3)
-        y = jax.ffi.ffi_call("no_such_function", jax.ShapeDtypeStruct((8, 8), jnp.float32))(x)
-        z = jnp.sin(y) + 1
-        with pytest.raises(snaprt.CompileError):
-            snaprt.mark_step()
-        del y, z
-
-
-def test_a_program_that_cannot_be_compiled_is_saved_and_minified_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SNAPRT_REPRO_AFTER", "compile")
-    monkeypatch.setenv("SNAPRT_REPRO_DIR", str(tmp_path / "repro"))
-    fail_to_compile()
-    (folder,) = (tmp_path / "repro").iterdir()
-    told = capfd.readouterr().err
-    assert f"the program that failed is in {folder}" in told
-    assert f"the smallest program that fails so is in {folder / 'minified'}" in told
-    text = (folder / "minified" / "minified.hlo.txt").read_text()
-    assert "no_such_function" in text
-    assert "tanh(" not in text
-
-
-@pytest.mark.parametrize(
-    ("after", "level", "saved"), [("compile", "1", True), ("run", "1", True), (None, "1", False)]
-)
-def test_level_1_saves_a_program_that_can_be_replayed_and_does_no_more(
-    after: str | None,
-    level: str,
-    saved: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    if after is not None:
-        monkeypatch.setenv("SNAPRT_REPRO_AFTER", after)
-    monkeypatch.setenv("SNAPRT_REPRO_LEVEL", level)
-    monkeypatch.setenv("SNAPRT_REPRO_DIR", str(tmp_path / "repro"))
-    fail_to_compile()
-    files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert [file.name for file in files] == (["failing.inputs.snap"] if saved else [])
-    assert ("the program that failed is in" in capfd.readouterr().err) == saved
-    for file in files:
-        case = load(file)
-        assert case.inputs is not None
-        assert b"no_such_function" in case.stablehlo
-
-
-# Compiled together, the product is not rounded before the difference is taken.
-CONTRACTED = """
-import sys, jax.numpy as jnp, numpy as np, snaprt
-a, b = np.random.default_rng(0).normal(size=(2, 64)).astype(np.float32)
-with snaprt.lazy():
-    z = jnp.sin(jnp.asarray(a) * jnp.asarray(b) - jnp.asarray(a * b)) * 1e8
-    snaprt.mark_step()
-    sys.exit(7 if np.any(z) else 8)
-"""
-
-
-@pytest.mark.full
-def test_level_4_minifies_a_graph_that_differs_from_its_operations_run_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SNAPRT_REPRO_AFTER", "run")
-    monkeypatch.setenv("SNAPRT_REPRO_LEVEL", "4")
-    monkeypatch.setenv("SNAPRT_REPRO_DIR", str(tmp_path / "repro"))
-    done = subprocess.run(
-        [sys.executable, "-c", CONTRACTED], capture_output=True, text=True, check=False
-    )
-    if done.returncode == 8:
-        pytest.skip("this processor has no fused multiply-add")
-    assert done.returncode == 7, done.stderr
-    (folder,) = (tmp_path / "repro").iterdir()
-    assert f"the smallest program that fails so is in {folder / 'minified'}" in done.stderr
-    text = (folder / "minified" / "minified.stablehlo.mlir").read_text()
-    assert text.count("stablehlo.") == 2
-    assert "stablehlo.multiply" in text
-    assert "stablehlo.subtract" in text

@@ -211,3 +211,10 @@ def test_options_are_left_out_one_by_one_and_the_text_can_be_read_again() -> Non
     for one in found:
         again = parse_variant(one.text)
         assert (again.options, again.matmul_precision) == (one.options, one.matmul_precision)
+
+
+def test_a_long_dimension_is_not_shortened_element_by_element() -> None:
+    base = Base(candidate_of(jnp.sin, normal(1 << 16)), [])
+    sizes = [one.inputs[0].size for one in shapes.candidates(base, 0)]
+    assert sizes[:3] == [1, 1 << 15, 1 << 15]
+    assert max(sizes) == (1 << 16) - (1 << 10)

@@ -7,6 +7,8 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sample_reports import HOSTILE, sample_report
@@ -14,8 +16,10 @@ from snaprt_replay.localise import findings
 from snaprt_replay.report import junit, model, model_explorer
 from snaprt_replay.report.model import Headline, Report
 
+from snaprt import record
 from snaprt.cli import report_files
 from snaprt.cli.main import main
+from snaprt.snapshot.record import process_recorder
 
 Run = Callable[..., tuple[int, str, str]]
 WHEN = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
@@ -64,6 +68,19 @@ def test_a_match_is_not_localised(snaprt: Run, recorded: Path) -> None:
     assert status == 0
     assert out.rstrip().endswith("MATCH: all 3 outputs are identical, bit for bit")
     assert "regions" not in err
+
+
+def test_a_nan_that_is_replayed_as_it_was_recorded_is_a_finding(
+    snaprt: Run, tmp_path: Path
+) -> None:
+    with record(folder=tmp_path / "dump"):
+        jax.jit(lambda x: jnp.log(x - 1) * 2)(jnp.zeros(4))
+    assert process_recorder().flush(30)
+    (file,) = (tmp_path / "dump").glob("*.inputs.snap")
+    status, out, _ = snaprt("report", file, "--html", tmp_path / "page.html")
+    assert status == 1
+    assert "FOUND: log" in out.splitlines()[-1]
+    assert f"snaprt minify {file} --a cpu --check nan" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("options", [[], ["--a", "recorded", "--b", "cpu"]])

@@ -12,14 +12,8 @@ from snaprt_replay.trial import PROCESSES, hold_trial
 from snaprt_replay.variants import parse_variant
 from snaprt_replay.verdict import Judgement
 from snaprt_replay.workers import Workers
-from sound_programs import KINDS, sound_program
+from sound_programs import HARMLESS, KINDS, sound_program
 
-HARMLESS = (
-    "cpu,xla-flags=--xla_cpu_enable_fast_math=false",
-    "cpu,optimization=0",
-    "cpu,disable-hlo-pass=fusion",
-    "cpu,xla-flags=--xla_cpu_enable_fast_min_max=true",
-)
 FULL = 200
 
 

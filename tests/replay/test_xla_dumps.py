@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from snaprt_replay.rerun import replay
 from snaprt_replay.xla_files import (
     LoadedHlo,
     load_hlo_module,
@@ -24,6 +25,12 @@ from snaprt.errors import SnapshotError
 from snaprt.execute.module import compile_module
 
 PROGRAMS = Path(__file__).parent.parent / "support" / "xla_programs.py"
+MODELS = PROGRAMS.with_name("xla_models.py")
+TRAINED = (
+    *("residual_network", "vision_transformer", "long_short_term_memory", "graph_network"),
+    *("variational_autoencoder", "diffusion_network", "mixture_of_experts", "state_space_model"),
+    *("normalising_flow", "recommender"),
+)
 REPLAYED = (
     *("mlp_gradient", "transformer_block", "transformer_scan", "scan_rnn", "while_loop"),
     *("convolution_gradient", "strided_convolution", "depthwise_convolution", "pooling"),
@@ -36,10 +43,10 @@ REPLAYED = (
 ROUNDED = {"transformer_scan"}
 
 
-def dump(folder: Path, flags: str, *programs: str) -> Path:
+def dump(folder: Path, flags: str, *programs: str, script: Path = PROGRAMS) -> Path:
     environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={folder} {flags}"}
     environment["JAX_PLATFORMS"] = "cpu"
-    command = [sys.executable, str(PROGRAMS), *programs]
+    command = [sys.executable, str(script), *programs]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
     return folder
 
@@ -55,6 +62,12 @@ def unoptimised(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = "--xla_dump_hlo_unoptimized_snapshots"
     names = ("mlp_gradient", "linear_algebra", "donating", "calling_back", "tiny_integers")
     return dump(tmp_path_factory.mktemp("unoptimised"), flags, *names)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    flags = "--xla_dump_hlo_snapshots --xla_dump_hlo_as_proto"
+    return dump(tmp_path_factory.mktemp("models"), flags, script=MODELS)
 
 
 def file_of(folder: Path, program: str, ending: str) -> Path:
@@ -92,6 +105,13 @@ def test_a_snapshot_replays_to_its_recorded_results(snapshots: Path, program: st
     assert loaded.name == f"jit_{program}"
     check = assert_close if program in ROUNDED else assert_same_bits
     check(run(loaded), loaded.outputs)
+
+
+@pytest.mark.parametrize("model", TRAINED)
+def test_a_training_step_of_each_type_of_model_replays(models: Path, model: str) -> None:
+    found = replay(file_of(models, model, "snapshot.*.pb"), isolated=False)
+    assert found.comparison is not None
+    assert not found.mismatch, found.comparison.summary
 
 
 def test_what_was_changed_in_an_optimised_module_is_noted(snapshots: Path) -> None:

@@ -279,7 +279,12 @@ def calling_back(x):
     return jax.pure_callback(np.sin, jax.ShapeDtypeStruct((4,), np.float32), x)
 
 
-if __name__ == "__main__":
-    for name, (function, arguments, options) in PROGRAMS.items():
+def run(programs: dict[str, tuple[Callable, tuple, dict]]) -> None:
+    """Run those that the command line names, or all."""
+    for name, (function, arguments, options) in programs.items():
         if not sys.argv[1:] or name in sys.argv[1:]:
             jax.block_until_ready(jax.jit(function, **options)(*arguments))
+
+
+if __name__ == "__main__":
+    run(PROGRAMS)

@@ -75,11 +75,6 @@ class RegionError:
     carried_out: float
     chosen: bool = False
 
-    @property
-    def amplified(self) -> float:
-        """Return by how much the region multiplies the error that comes in; NaN if none does."""
-        return self.carried_out / self.carried_in if self.carried_in else math.nan
-
 
 @dataclasses.dataclass(frozen=True)
 class ValueDifference:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
@@ -30,6 +31,8 @@ _TAPPED_AT_ONCE = 64
 """From so few instructions on all values are recorded in one run; more taps slow compiling down."""
 
 _MOSTLY_NAMED = 0.9
+
+_MOST_DRAWN = 1 << 28  # bytes of random values: the program may fail because it needs too many
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -301,8 +304,15 @@ def _without_tuples(line: Line, results: Iterable[int]) -> tuple[int, ...]:
 
 
 def _drawn(line: Line, instructions: Iterable[int]) -> Values:
-    """Return random values."""
-    arrays = [found for one in instructions for found in arrays_of(line.by_id[one])]
-    kinds = [Signature(tuple(shape.dimensions), dtype_of(shape)) for _, shape in arrays]
-    drawn = random_inputs(0, kinds)
-    return {value: one.value for (value, _), one in zip(arrays, drawn, strict=True)}
+    """Return random values of the instructions whose arrays together are not too large."""
+    drawn: dict[Value, np.ndarray] = {}
+    room = _MOST_DRAWN
+    for one in instructions:
+        arrays = list(arrays_of(line.by_id[one]))
+        kinds = [Signature(tuple(shape.dimensions), dtype_of(shape)) for _, shape in arrays]
+        nbytes = sum(math.prod(kind.shape) * kind.dtype.itemsize for kind in kinds)
+        if nbytes <= room:
+            room -= nbytes
+            values = (array.value for array in random_inputs(0, kinds))
+            drawn.update(zip((value for value, _ in arrays), values, strict=True))
+    return drawn

@@ -65,7 +65,11 @@ def jump(
     frame = dataclasses.replace(frame, matching=matching_of(frame.lines))
     try:
         made = find(Session(None, budget, tell), frame)
-    except (SnaprtError, BudgetSpentError):
+    except SnaprtError as error:
+        told = f"where it starts cannot be told: {error.message}"
+        tell(f"{candidate.instructions} instructions: {told}")
+        return None
+    except BudgetSpentError:
         return None
     if made is None:
         return None

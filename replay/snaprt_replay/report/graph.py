@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from snaprt.layers import Sizes, lay_out
+from snaprt.layers import Sizes, lay_out, wrap
 from snaprt_replay.report import shown
 from snaprt_replay.report.model import GraphNode, Neighbourhood
 from snaprt_replay.report.svg import Attribute, element, picture
@@ -22,9 +22,14 @@ _ARROW: Mapping[str, Attribute] = {
 }
 
 
-def neighbourhood(identity: str, around: Neighbourhood) -> Markup:
+#: How many boxes fit beside each other on a wide page, and on a narrow one.
+WIDE, NARROW = 5, 2
+
+
+def neighbourhood(identity: str, around: Neighbourhood, most_in_row: int = WIDE) -> Markup:
     """Return boxes for instructions, with arrows from what is read to what reads it."""
-    layout = lay_out([node.level for node in around.nodes], around.edges, _SIZES)
+    rows = wrap([node.level for node in around.nodes], most_in_row)
+    layout = lay_out(rows, around.edges, _SIZES)
     arrow = f"{identity}-arrow"
     tip = element("path", d="M0 0 L8 4 L0 8 z", class_="arrow")
     parts = [
@@ -34,7 +39,7 @@ def neighbourhood(identity: str, around: Neighbourhood) -> Markup:
             for way in layout.ways
         ),
         *(
-            _box(node, layout.middles[number] - _SIZES.width / 2, _SIZES.top(node.level))
+            _box(node, layout.middles[number] - _SIZES.width / 2, _SIZES.top(rows[number]))
             for number, node in enumerate(around.nodes)
         ),
     ]

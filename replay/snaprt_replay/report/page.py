@@ -165,7 +165,12 @@ class _Shown:
     @functools.cached_property
     def neighbourhood(self) -> Markup | None:
         around = self.report.neighbourhood
-        return graph.neighbourhood(f"{self.identity}-graph", around) if around else None
+        if around is None:
+            return None
+        return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(
+            graph.neighbourhood(f"{self.identity}-graph", around),
+            graph.neighbourhood(f"{self.identity}-narrow", around, graph.NARROW),
+        )
 
     @staticmethod
     def status(output: OutputComparison) -> Status:

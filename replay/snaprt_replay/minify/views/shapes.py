@@ -19,19 +19,32 @@ from snaprt_replay.minify.candidate import Candidate, changed, copy_module
 from snaprt_replay.minify.cutting import Base
 
 _NAME = "shapes"
+_FINEST = 64  # of a tie, no smaller part than one in so many is taken away
 
 _Place = tuple[int, int]
 """An instruction's id and one of its dimensions."""
 
 
 def candidates(base: Base, grain: int) -> Iterator[Candidate]:
-    """Yield the program with one tie cut to a single element, or to one of its halves."""
+    """Yield the program with one tie cut to a single element, a half, three quarters, ..."""
     if base.candidate.expected is not None:
         return
     for names, size in _ties_of_pair(base.candidate):
-        for start, stop in ((0, 1), (0, size // 2), (size // 2, size), (0, size - 1)):
-            if 0 < stop - start < size:
-                yield _cut(base.candidate, names, start, stop)
+        for start, stop in _ranges(size):
+            yield _cut(base.candidate, names, start, stop)
+
+
+def _ranges(size: int) -> list[tuple[int, int]]:
+    """Return what to try of a tie's elements: few first, all but a 64th last.
+
+    To take one element at a time from millions would go on for millions of programs.
+    """
+    found = [(0, 1)]
+    gone = size // 2
+    while gone and gone >= size // _FINEST:
+        found += [(0, size - gone), (gone, size)]
+        gone //= 2
+    return [one for one in dict.fromkeys(found) if 0 < one[1] - one[0] < size]
 
 
 _Names = tuple[frozenset[tuple[str, int]], ...]
