@@ -173,10 +173,15 @@ def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[s
     What was not recorded is not compared.
     """
     return tuple(
-        f"recorded with {words} {_shown(recorded[key])}, replayed with {_shown(here.get(key, ''))}"
+        f"recorded with {words} {_shown(recorded[key])}, replayed {_with(key, here)}"
         for key, words in _TELLING.items()
         if _is_recorded(key, recorded) and _compared(key, recorded) != _compared(key, here)
     )
+
+
+def _with(key: str, here: Mapping[str, str]) -> str:
+    value = here.get(key, "")
+    return f"with {_shown(value)}" if value or key == "xla_flags" else "without it"
 
 
 def _is_recorded(key: str, recorded: Mapping[str, str]) -> bool:

@@ -75,7 +75,7 @@ def test_every_difference_is_told_and_none_is_a_failure(
     for words in (
         "jaxlib 0.9.9, replayed with",
         "device 'TPU v9', replayed with cpu",
-        "driver 'NVRM version: 999'",
+        "driver 'NVRM version: 999', replayed without it",
         "processor Z80",
         "XLA_FLAGS --xla_cpu_enable_fast_math=true, replayed with ''",
         "aliases (result <- parameter) '0 <- 1'",
