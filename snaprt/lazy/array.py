@@ -22,6 +22,7 @@ from snaprt.lazy.breaks import (
     READ_PROPERTIES,
     count_read,
 )
+from snaprt.lazy.failures import FailedOnDevice
 from snaprt.lazy.paths import Result
 from snaprt.lazy.recording import DataHandle, Recording
 
@@ -197,7 +198,7 @@ def _reading_method(name: str, cause: str) -> Callable[..., Any]:
 def _failure(array: LazyArray, error: Exception) -> ExecutionError:
     origin = array._origin
     graph = "a graph" if origin is None else f"graph {origin.name}.{origin.graph_id}"
-    return ExecutionError(
+    return FailedOnDevice(
         f"{graph} failed while it ran: {error}",
         hint="the arrays it was to compute cannot be used any more",
     )

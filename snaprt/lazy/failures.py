@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import jax
+
 from snaprt import jaxapi
 from snaprt.errors import CompileError, ExecutionError, NonFiniteError
 from snaprt.lazy.graph import Node
@@ -18,6 +20,10 @@ _MOST_FRAMES: Final = 4
 _OPERATION_BY_OPERATION: Final = (
     "SYNC_TENSORS_OPBYOP=1 and GET_TENSORS_OPBYOP=1 run each operation on its own, and name it"
 )
+
+
+class FailedOnDevice(ExecutionError, jax.errors.JaxRuntimeError):  # noqa: N818 - bases say it
+    """An `ExecutionError` that programs which know only JAX catch as well."""
 
 
 def describe_operation(node: Node) -> str:
@@ -64,7 +70,7 @@ def failed_run(
             hint="jax_debug_nans or jax_debug_infs is set"
             + ("" if by_operation else f"; {_OPERATION_BY_OPERATION}"),
         )
-    return ExecutionError(
+    return FailedOnDevice(
         f"{what} failed while it ran ({cause}): {error}{listed}",
         hint="its arrays cannot be used any more; the error above comes from the device",
     )

@@ -116,6 +116,11 @@ def test_work_that_uses_a_failed_array_fails_with_the_same_error():
             np.asarray(later)
 
 
+def test_an_error_at_execution_is_caught_by_programs_that_know_only_jax():
+    with snaprt.lazy(), pytest.raises(jax.errors.JaxRuntimeError, match="boom"):
+        np.asarray(io_callback(_boom, jax.ShapeDtypeStruct((), jnp.float32), 1.0, ordered=True))
+
+
 def test_an_array_made_in_one_thread_is_read_in_another():
     with snaprt.lazy():
         x = jnp.arange(4.0) * 2
