@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import pytest
 
 # Before snaprt is imported: its consoles read the width once, and pytest-xdist sets one.
 os.environ.pop("COLUMNS", None)
+
+# A shell starts a command in the background with Ctrl-C ignored, and so would every program that
+# a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
