@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,3 +61,5 @@ def eager_thread() -> Iterator[None]:
     snaprt.metrics.clear_all()
     yield
     snaprt.disable()
+    if "snaprt.lazy.step" in sys.modules:  # what failed may keep arrays of its thread alive
+        sys.modules["snaprt.lazy.step"].thread_trace().begin()
