@@ -257,6 +257,7 @@ def _run_part(
     executable, arguments = ready.executable, ready.arguments
     if progress.recording_time:
         executable.times.recorded(progress.recording_time * len(program.nodes))
+    is_repro_asked_for = repro.is_asked_for()
     if watch is not None:
         watch.ready(program, ready)
     try:
@@ -266,7 +267,8 @@ def _run_part(
         )
         if progress.by_operation:
             jax.block_until_ready(results)
-        repro.wait_for_failure(results)
+        if is_repro_asked_for:
+            repro.wait_for_failure(results)
     except ExecutionError:  # the recorder stops the program: nothing has run
         raise
     except Exception as error:
@@ -281,7 +283,8 @@ def _run_part(
         progress.failed.update({one.number: failure for node in part.nodes for one in node.results})
         repro.after_failure("run", executable, arguments, error)
         raise failure from error
-    repro.after_run(executable, arguments)
+    if is_repro_asked_for:
+        repro.after_run(executable, arguments)
     if watch is not None:
         watch.ran(results)
     metrics.counter_add("CreateDataHandles", len(part.numbers))
