@@ -1,22 +1,21 @@
 """Write reports as one self-contained page; it must not know how anything was found.
 
-The page loads nothing and runs nothing: its content policy allows its own style sheet alone, by its
-hash. What comes from files is escaped by the template engine, and spelt out by `shown`.
+It is a page as `snaprt.pages` says. What comes from files is escaped by the template engine, and
+spelt out by `shown`.
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
 import jinja2
 from markupsafe import Markup
 
+from snaprt import pages
 from snaprt_replay.localise.wording import error_text, place_text
 from snaprt_replay.report import charts, graph, shown
 from snaprt_replay.report.model import ErrorGrid, Report, Status
@@ -37,11 +36,10 @@ _STATUS: Final[dict[Verdict, Status]] = {IDENTICAL: "ok", MISMATCH: "bad"}
 def page(reports: Sequence[Report]) -> str:
     """Return the page of one or several reports as HTML."""
     style = _style()
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     template = _environment().get_template("page.html.j2")
     return template.render(
         style=Markup(style),
-        style_hash=digest,
+        style_digest=pages.style_digest(style),
         title=_title(reports),
         reports=[
             _Shown(f"r{number}", one, len(reports) <= _SHOWN or one.headline.status != "ok")
@@ -64,14 +62,7 @@ def _style() -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(_PACKAGE, "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_harmless,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = pages.environment(_PACKAGE, shown.visible)
     environment.filters.update(
         name=shown.name,
         sentence=shown.sentence,
@@ -81,13 +72,6 @@ def _environment() -> jinja2.Environment:
         place=_place,
     )
     return environment
-
-
-def _harmless(value: Any) -> Any:
-    """Spell out what a browser would obey in every value that the template shows."""
-    return (
-        value if isinstance(value, Markup) or not isinstance(value, str) else shown.visible(value)
-    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
