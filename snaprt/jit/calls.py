@@ -262,6 +262,7 @@ class _Watcher:
         token = self._recorder.before(call.executable, call)
         if token is None and not repro.is_asked_for():
             return run()
+        is_new = token is not None and not call.executable.is_compiled
         try:
             results = run()
             repro.wait_for_failure(results)
@@ -272,15 +273,15 @@ class _Watcher:
             repro.after_failure(stage, call.executable, call, error)
             raise
         if token is not None:
-            self._record_outputs(token, call, results)
+            self._record_outputs(token, call, results, has_compiled=is_new)
         repro.after_run(call.executable, call)
         return results
 
-    def _record_outputs(self, token: Any, call: _Call, results: Any) -> None:
+    def _record_outputs(self, token: Any, call: _Call, results: Any, *, has_compiled: bool) -> None:
         outputs = call.outputs(jax.tree.leaves(results))
         if len(outputs) == len(call.executable.output_names):
             flag = outputs[-1] if call.executable.is_watched else None
-            self._recorder.after(token, outputs, flag)
+            self._recorder.after(token, outputs, flag, has_compiled=has_compiled)
         else:
             _log.error(
                 "the outputs of %s are not recorded: a class of its results holds other arrays "

@@ -127,6 +127,10 @@ class Condition:
         """Tell whether it may hold of any execution of the executable of a moment."""
         return all(test(value, moment) for test, value in self.lasting)
 
+    def is_left_to_the_end(self) -> bool:
+        """Tell whether, where it may hold, only how an execution ends decides whether it does."""
+        return bool(self.trigger) and self.tests == self.lasting
+
     def takes(self, graph_id: str) -> bool:
         """Count an execution of which all else holds; tell whether ``every`` and ``first`` do."""
         if self.every == 1 and self.first is None:
@@ -145,11 +149,15 @@ class Prospect(NamedTuple):
         conditions: Those that may hold of some of its executions.
         executions: Around all of which they may hold.
         steps: Around all in which they may hold.
+        is_left_to_the_end: Whether only how an execution ends decides whether they hold.
+        limit: Nanoseconds after which it matters that an execution has not ended; else infinity.
     """
 
     conditions: tuple[Condition, ...]
     executions: Span
     steps: Span
+    is_left_to_the_end: bool
+    limit: float
 
 
 def prospect(conditions: Sequence[Condition], moment: Moment) -> Prospect:
@@ -159,7 +167,14 @@ def prospect(conditions: Sequence[Condition], moment: Moment) -> Prospect:
         found,
         _around([condition.executions for condition in found]),
         _around([condition.steps for condition in found]),
+        bool(found) and all(condition.is_left_to_the_end() for condition in found),
+        shortest_limit(found),
     )
+
+
+def shortest_limit(conditions: Sequence[Condition]) -> float:
+    """Return the nanoseconds after which the first of them asks how long an execution takes."""
+    return min((one.slower for one in conditions if one.trigger == "slower"), default=math.inf)
 
 
 def _around(spans: Sequence[Span]) -> Span:

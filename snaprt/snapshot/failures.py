@@ -1,13 +1,15 @@
 """Learns how executions and programs end, without making them wait; must not know what follows.
 
 An execution is looked at when a later one begins, which takes 2 us and wakes nobody, and every now
-and then by a thread, for the program may not run another. One whose duration matters is waited for
-by a thread of its own.
+and then by a thread, for the program may not run another. Where it matters how long it takes, that
+thread looks when it has taken so long, and waits for it if it has not ended by then: what ends
+sooner wakes nobody either. For times too short for that, a thread of its own waits for each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -27,8 +29,12 @@ MAX_WAITING: Final = 64
 LOOK_SECONDS: Final = 0.05
 """How often the thread looks."""
 
+SHORT_NANOSECONDS: Final = 10e6
+"""What a thread cannot look in time for: another may keep Python to itself for 5 ms."""
+
 Outcome = Callable[[HeldExecution, BaseException | None, int], None]
-"""``outcome(execution, error, nanoseconds)`` is told how an execution ended."""
+"""``outcome(execution, error, nanoseconds)`` is told how an execution ended, and how long it took
+if that is past its limit; else 0 may stand there."""
 
 
 class OutcomeWatch:
@@ -59,15 +65,22 @@ class OutcomeWatch:
         self._telling = threading.RLock()  # held by who tells of one of those
         self._looking: threading.Thread | None = None
         self._something_to_see = threading.Event()
+        self._shortest = math.inf  # of the limits of those
         self._last_end = 0
         self._is_closed = False
 
     def add(self, held: HeldExecution) -> None:
         """Watch an execution that has begun and whose outputs are on their way."""
         if self._is_closed:
-            self._tell(held)
+            self._tell(held, is_timed=True)
             return
-        if not held.is_awaited:
+        if held.limit >= SHORT_NANOSECONDS:
+            if held.limit < time.perf_counter_ns() - held.began and held.is_ready():
+                self.look()
+                with self._telling:  # it ended before the call of it returned
+                    self._tell(held, is_timed=True)
+                return
+            self._shortest = min(self._shortest, held.limit)
             self._quiet.append(held)
             if not self._something_to_see.is_set():
                 self._something_to_see.set()
@@ -87,10 +100,10 @@ class OutcomeWatch:
         """Tell of those that have ended, as far as no thread waits for them."""
         quiet = self._quiet
         # Another thread that tells of one goes on with the others by itself.
-        if quiet and self._telling.acquire(blocking=False):
+        if quiet and self._telling.acquire(False):
             try:
                 while quiet and quiet[0].is_ready():
-                    self._tell(quiet.popleft())
+                    self._tell(quiet.popleft(), is_timed=False)
             finally:
                 self._telling.release()
 
@@ -98,7 +111,7 @@ class OutcomeWatch:
         """Wait until all that were added have ended and were told of."""
         with self._telling:
             while self._quiet:
-                self._tell(self._quiet.popleft())
+                self._tell_oldest()
         if threading.current_thread() is not self._waiting:
             with self._changed:
                 self._changed.wait_for(lambda: not self._awaited)
@@ -115,12 +128,32 @@ class OutcomeWatch:
         seen = self._something_to_see
         while True:
             seen.wait()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(self._pause())
             self.look()
+            self._wait_for_late()
             if not self._quiet:
                 seen.clear()
                 if self._quiet:  # added meanwhile, by who saw that it was set
                     seen.set()
+
+    def _pause(self) -> float:
+        """Return seconds in which no execution goes past its limit unseen, if any is to."""
+        now = time.perf_counter_ns()
+        left = [one.began + one.limit - now for one in list(self._quiet)]
+        return max(0.0, min(LOOK_SECONDS, min([self._shortest, *left]) / 1e9))
+
+    def _wait_for_late(self) -> None:
+        """Wait for the first that has gone past its limit, and so for those before it."""
+        now = time.perf_counter_ns()
+        late = next((one for one in list(self._quiet) if one.began + one.limit < now), None)
+        if late is not None:
+            with self._telling:
+                while late in self._quiet:
+                    self._tell_oldest()
+
+    def _tell_oldest(self) -> None:
+        held = self._quiet.popleft()
+        self._tell(held, is_timed=not held.is_ready())
 
     def _wait_on(self) -> None:
         changed = self._changed
@@ -128,13 +161,13 @@ class OutcomeWatch:
             with changed:
                 changed.wait_for(lambda: bool(self._awaited))
                 held = self._awaited[0]
-            self._tell(held)
+            self._tell(held, is_timed=True)
             del held  # and with it its arrays
             with changed:
                 self._awaited.popleft()
                 changed.notify_all()
 
-    def _tell(self, held: HeldExecution) -> None:
+    def _tell(self, held: HeldExecution, *, is_timed: bool) -> None:
         error: Exception | None = None
         try:
             held.wait()
@@ -144,7 +177,7 @@ class OutcomeWatch:
         # Where executions queue up, one begins when the one before it ends.
         took = now - max(held.began, self._last_end)
         self._last_end = now
-        self._outcome(held, error, took)
+        self._outcome(held, error, took if is_timed and held.limit < math.inf else 0)
 
 
 def _start(work: Callable[[], None], name: str) -> threading.Thread:

@@ -79,9 +79,10 @@ class HeldExecution:
         devices: ``(index, device, roles)`` of each device that may be recorded.
         inputs: Its inputs.
         watching: The conditions that hold if it ends as they say.
-        is_awaited: Whether it matters when it ends.
+        limit: Nanoseconds after which it matters that it has not ended; infinity where it never
+            does.
+        began: ``time.perf_counter_ns()`` when it began.
         time: Seconds since 1970 when it began.
-        began: ``time.perf_counter_ns()`` when it began, where it matters when it ends.
         outputs: Its outputs, once there are any.
         flag: A bool scalar: whether an output has a NaN or an infinity; None where the program does
             not say so, and the outputs have to be looked at.
@@ -95,18 +96,34 @@ class HeldExecution:
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]
     inputs: list[Any]
     watching: Sequence[Condition]
-    is_awaited: bool
+    limit: float
+    began: int
     time: float
     # An armed program makes one of these for each execution: the class holds these until then.
-    began: int = field(default=0, init=False)
     outputs: list[Any] | None = field(default=None, init=False)
     flag: Any = field(default=None, init=False)
+    _last_to_come: Any = field(default=None, init=False)
     recorded_for: Sequence[Condition] = field(default=(), init=False)
     cause: Any = field(default=None, init=False)
 
+    def has_begun(self, outputs: Sequence[Any], flag: Any) -> None:
+        """Learn its outputs, which may be on their way, and its flag."""
+        self.outputs, self.flag = list(outputs), flag
+        if flag is not None:
+            self._last_to_come = flag
+        else:
+            for array in outputs:
+                if hasattr(array, "is_ready"):  # arrays of PRNG keys cannot say it
+                    self._last_to_come = array
+                    break
+
+    def let_go(self) -> None:
+        """Hold its arrays no longer: they lie elsewhere."""
+        self.inputs, self.outputs, self._last_to_come = [], None, None
+
     def is_ready(self) -> bool:
         """Tell, without waiting, whether it has ended."""
-        last = self._last_to_come()
+        last = self._last_to_come
         try:
             return last is None or bool(last.is_ready())
         except RuntimeError:  # it was donated, so it was there
@@ -114,7 +131,7 @@ class HeldExecution:
 
     def wait(self) -> None:
         """Wait until it has ended; raise its error if it failed."""
-        last = self._last_to_come()
+        last = self._last_to_come
         if last is None:
             return
         try:
@@ -141,14 +158,6 @@ class HeldExecution:
         except Exception:
             return False
         return True
-
-    def _last_to_come(self) -> Any:
-        if self.flag is not None:
-            return self.flag
-        for array in self.outputs or ():
-            if hasattr(array, "is_ready"):  # arrays of PRNG keys cannot say it
-                return array
-        return None
 
     def may_have_infinity_or_nan(self) -> bool:
         """Tell whether the flag of an execution that has ended is up; true where it has none."""

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from snaprt.snapshot.conditions import (
     Moment,
     Prospect,
     prospect,
+    shortest_limit,
 )
 from snaprt.snapshot.describe import Cause, error_text
 from snaprt.snapshot.failures import (
@@ -36,7 +38,7 @@ from snaprt.snapshot.failures import (
     listen_for_uncaught_errors,
     mark_recorded,
 )
-from snaprt.snapshot.filing import KEEP_LAST, Filing, names_of, run_mark
+from snaprt.snapshot.filing import KEEP_LAST, Filing, run_mark
 from snaprt.snapshot.held import (
     Executable,
     HeldExecution,
@@ -44,12 +46,16 @@ from snaprt.snapshot.held import (
     hold_inputs,
     remember,
 )
+from snaprt.snapshot.outcomes import Outcomes
 from snaprt.snapshot.plan import Plan, current_plan
 from snaprt.snapshot.ring import Ring
 from snaprt.snapshot.steps import steps_ended
 from snaprt.snapshot.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
+
+
+_UNJUDGED = Prospect((), EVER, EVER, is_left_to_the_end=False, limit=math.inf)
 
 
 @dataclass
@@ -59,7 +65,12 @@ class _Seen:
     counter: itertools.count[int] = field(default_factory=itertools.count)
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
     output_bytes: int = 0  # as far as it is known
-    prospect: tuple[Plan | None, Prospect] = (None, Prospect((), EVER, EVER))  # of that plan
+    prospect: tuple[Plan | None, Prospect] = (None, _UNJUDGED)  # of that plan
+
+
+_Begun = tuple[Executable, Plan, Prospect, _Seen, Sequence[Any], int, int, float]
+"""An execution that has begun, of which nothing is wanted yet: with its inputs, how many came
+before, and when it began, as `HeldExecution` says it twice."""
 
 
 class Recorder:
@@ -80,10 +91,10 @@ class Recorder:
         self._began = 0.0  # when the first plan was acted on
         self._process = 0  # of JAX's, once somebody asks to record
         self._filing = Filing(self.writer)
-        self._watch = OutcomeWatch(self._ended)
         self._ring = Ring(self._filing.write_now, run_mark)
+        self._outcomes = Outcomes(self._filing, self._ring)
+        self._watch = OutcomeWatch(self._outcomes.ended)
         self._last: HeldExecution | None = None  # of those for which errors count
-        self._stop_with: str | None = None
         self._room_made = 0.0
         self._is_flushed_by_signal = False  # SIGTERM
         self._listens = False  # to SIGUSR1
@@ -116,7 +127,9 @@ class Recorder:
             self.writer.complain(error)
             return True
 
-    def before(self, executable: Executable, inputs: Sequence[Any]) -> HeldExecution | None:
+    def before(
+        self, executable: Executable, inputs: Sequence[Any]
+    ) -> HeldExecution | _Begun | None:
         """See an execution begin: judge the conditions, and queue its inputs if they are wanted.
 
         Returns:
@@ -127,7 +140,7 @@ class Recorder:
         """
         seen = self._seen.get(executable.number) or self._meet(executable)
         count = next(seen.counter)
-        if self._stop_with is not None:
+        if self._outcomes.stop_with is not None:
             self._stop()
         plan = current_plan()
         if executable.donated:
@@ -142,6 +155,11 @@ class Recorder:
             judged, found = seen.prospect
             if judged is not plan:
                 found = self._prospect(plan, executable)
+            if found.is_left_to_the_end and policy.records_all():
+                self._last = None
+                self._watch.look()
+                began, now = time.perf_counter_ns(), time.time()
+                return executable, plan, found, seen, inputs, count, began, now
             first, last = found.executions
             if not first <= count <= last:
                 return None
@@ -155,7 +173,14 @@ class Recorder:
             self.writer.complain(error)
             return None
 
-    def after(self, token: HeldExecution, outputs: Sequence[Any], flag: Any = None) -> None:
+    def after(
+        self,
+        token: HeldExecution | _Begun,
+        outputs: Sequence[Any],
+        flag: Any = None,
+        *,
+        has_compiled: bool = False,
+    ) -> None:
         """See the outputs of an execution, which may not be computed yet.
 
         Args:
@@ -163,10 +188,14 @@ class Recorder:
             outputs: The outputs, a flag included.
             flag: Whether another output has a NaN or an infinity, of an executable that was
                 compiled to say so: a bool scalar.
+            has_compiled: Whether the program was compiled on the way, so that nobody knows how
+                long it ran.
         """
-        held = token
         try:
-            held.outputs, held.flag = list(outputs), flag
+            held = self._held(token)
+            held.has_begun(outputs, flag)
+            if has_compiled:
+                held.limit = math.inf
             if held.cause is not None:
                 nbytes = self._filing.queue(held, "outputs", held.recorded_for, held.cause)
                 self._seen[held.executable.number].output_bytes = nbytes
@@ -178,11 +207,11 @@ class Recorder:
         except Exception as error:
             self.writer.complain(error)
 
-    def failed(self, token: HeldExecution, error: BaseException) -> None:
+    def failed(self, token: HeldExecution | _Begun, error: BaseException) -> None:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
         metrics.counter_add("SnapshotFailedExecution")
         try:
-            self._record_error(token, error)
+            self._outcomes.record_error(self._held(token), error)
         except Exception as raised:
             self.writer.complain(raised)
 
@@ -216,9 +245,9 @@ class Recorder:
             if metrics.counter_value("SnapshotFailures") != recorded:
                 mark_recorded(error)  # an execution had failed, and this came of it
             elif last is not None:
-                self._record_error(last, error)
+                self._outcomes.record_error(last, error)
             elif plan.keep_last:
-                self._dump_ring(Cause(KEEP_LAST, error_text(error)))
+                self._outcomes.dump_ring(Cause(KEEP_LAST, error_text(error)))
                 mark_recorded(error)
         except Exception as raised:
             self.writer.complain(raised)
@@ -228,7 +257,7 @@ class Recorder:
         for held in self._ring.executions():
             with contextlib.suppress(Exception):  # it failed: there are no outputs
                 held.wait()
-        files = self._dump_ring(Cause(KEEP_LAST))
+        files = self._outcomes.dump_ring(Cause(KEEP_LAST))
         self.flush()
         return [file for file in files if file.exists()]
 
@@ -249,7 +278,7 @@ class Recorder:
             listen_for_uncaught_errors(self)
         if plan.keep_last and not self._listens:
             self._listens = True
-            signals.on_user_signal(lambda: self._dump_ring(Cause(KEEP_LAST)))
+            signals.on_user_signal(lambda: self._outcomes.dump_ring(Cause(KEEP_LAST)))
         if plan.keep_last or any(condition.trigger for condition in plan.conditions):
             atexit.unregister(self._finish)
             atexit.register(self._finish)
@@ -263,8 +292,10 @@ class Recorder:
         judged, found = seen.prospect
         if judged is not plan:
             found = prospect(plan.conditions, self._moment(plan, executable, 0, 0))
-            if plan.keep_last:  # the flight recorder holds all, whatever the conditions
-                found = found._replace(executions=EVER, steps=EVER)
+            if plan.keep_last:  # the flight recorder holds all, and what hangs in its call too
+                found = found._replace(executions=EVER, steps=EVER, is_left_to_the_end=False)
+            if executable.donated or plan.hold != "device":  # what is held is copied first
+                found = found._replace(is_left_to_the_end=False)
             seen.prospect = plan, found
         return found
 
@@ -289,12 +320,10 @@ class Recorder:
     ) -> HeldExecution | None:
         at_once: list[Condition] = []
         watching: list[Condition] = []
-        is_awaited = False
         for condition in conditions:
             if condition.holds(moment):
                 if condition.trigger:
                     watching.append(condition)
-                    is_awaited |= condition.trigger == "slower"
                 elif condition.takes(executable.graph_id):
                     at_once.append(condition)
         if not at_once and not watching and not plan.keep_last:
@@ -310,11 +339,10 @@ class Recorder:
             devices,
             hold_inputs(inputs, executable.donated, plan.hold),
             watching,
-            is_awaited,
+            shortest_limit(watching),
+            time.perf_counter_ns(),
             time.time(),
         )
-        if is_awaited:
-            held.began = time.perf_counter_ns()
         remember(held)
         if plan.keep_last:
             self._ring.add(held)
@@ -323,6 +351,32 @@ class Recorder:
         if at_once and self._filing.admits(held, at_once, seen.output_bytes):
             held.recorded_for, held.cause = at_once, Cause(at_once[0].text)
             self._filing.queue(held, "inputs", at_once, held.cause)
+        return held
+
+    def _held(self, token: HeldExecution | _Begun) -> HeldExecution:
+        """Return an execution under way with all that is to be known of it.
+
+        The device is busy with it by now: what this takes, the program does not wait for.
+        """
+        if isinstance(token, HeldExecution):
+            return token
+        executable, plan, found, seen, inputs, count, began, now = token
+        step = -1 if self._step is None else self._step()
+        moment = self._moment(plan, executable, count, step)
+        held = HeldExecution(
+            executable,
+            plan,
+            moment,
+            self._devices(executable, count, seen),
+            hold_inputs(inputs, (), plan.hold),
+            found.conditions,
+            found.limit,
+            began,
+            now,
+        )
+        remember(held)
+        if plan.waits_for_errors:
+            self._last = held
         return held
 
     def _devices(
@@ -340,74 +394,6 @@ class Recorder:
             if (words := policy.decide(executable.name, index, count))
         )
 
-    def _ended(self, held: HeldExecution, error: BaseException | None, nanoseconds: int) -> None:
-        """Judge the conditions that had to wait for the end of an execution."""
-        try:
-            if error is not None:
-                self._record_error(held, error)
-                return
-            for condition in held.watching:
-                if condition.trigger == "slower" and nanoseconds > condition.slower:
-                    if condition.takes(held.moment.graph_id):
-                        took = f"{condition.text} (it took {nanoseconds / 1e6:.3f} ms)"
-                        self._record(held, [condition], Cause(took))
-                elif condition.trigger == "nan" and held.may_have_infinity_or_nan():
-                    judge = functools.partial(self._judge_arrays, held, condition)
-                    self.writer.call(judge, sum(array.nbytes for array in held.inputs))
-        except Exception as raised:
-            self.writer.complain(raised)
-
-    def _judge_arrays(self, held: HeldExecution, condition: Condition) -> None:
-        """Record an execution whose flag is up, if it was the first to have such a value."""
-        if held.has_new_infinity_or_nan():
-            metrics.counter_add("SnapshotNaN")
-            if condition.takes(held.moment.graph_id):
-                self._record_failure(held, [condition], Cause(condition.text))
-
-    def _record_error(self, held: HeldExecution, error: BaseException) -> None:
-        conditions = [
-            condition
-            for condition in held.watching
-            if condition.trigger == "error" and condition.takes(held.moment.graph_id)
-        ]
-        if conditions or held.plan.keep_last:
-            mark_recorded(error)
-            self._record_failure(held, conditions, Cause("error", error_text(error)))
-
-    def _record_failure(
-        self, held: HeldExecution, conditions: Sequence[Condition], cause: Cause
-    ) -> None:
-        metrics.counter_add("SnapshotFailures")
-        if conditions:
-            self._record(held, conditions, cause)
-        if held.plan.keep_last:
-            self._dump_ring(Cause(KEEP_LAST, cause.error))
-        if held.plan.stops:
-            self._stop_with = (
-                f"execution {held.moment.execution} of {held.executable.name}."
-                f"{held.executable.graph_id} was recorded for {cause.reason!r} into "
-                f"{held.plan.folder}, and the program is to stop then"
-            )
-
-    def _record(self, held: HeldExecution, conditions: Sequence[Condition], cause: Cause) -> None:
-        """Record an execution that has ended."""
-        outputs = [] if held.outputs is None or cause.error else held.outputs
-        if self._filing.admits(held, conditions, sum(array.nbytes for array in outputs)):
-            self._filing.queue(held, "inputs", conditions, cause)
-            if outputs:
-                self._filing.queue(held, "outputs", conditions, cause)
-
-    def _dump_ring(self, cause: Cause) -> list[Path]:
-        """Queue what the ring holds to be written, and return the files that it will become."""
-        expected: list[Path] = []
-        for held, files in self._ring.take():
-            if files is None:
-                expected += names_of(held, cause)
-            else:
-                expected += [held.plan.folder / file.name for file in files]
-            self._filing.queue_all(held, files, cause)
-        return expected
-
     def _finish(self) -> None:
         """Record what the last executions turn out to be, before the process ends."""
         signals.stop_listening()
@@ -417,7 +403,7 @@ class Recorder:
 
     def _stop(self) -> None:
         self.flush()
-        reason, self._stop_with = self._stop_with, None
+        reason, self._outcomes.stop_with = self._outcomes.stop_with, None
         error = ExecutionError(
             f"stopped: {reason}",
             hint="SNAPRT_RECORD_STOP=0 lets it go on; `snaprt replay` runs what was recorded",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
 import subprocess
@@ -198,7 +199,8 @@ def _contents(
         devices=((0, device, frozenset(("inputs",))),),
         inputs=list(inputs),
         watching=(),
-        is_awaited=False,
+        limit=math.inf,
+        began=time.perf_counter_ns(),
         time=time.time(),
     )
     cause = Cause("SNAPRT_REPRO_AFTER", "" if error is None else error_text(error))

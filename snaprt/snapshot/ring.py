@@ -63,7 +63,7 @@ class Ring:
                 if oldest in self._held:
                     # Its place in the ring stays; its arrays may go.
                     self._held[oldest] = files
-                    oldest.inputs, oldest.outputs = [], None
+                    oldest.let_go()
                     metrics.counter_add("SnapshotRingSpilled")
                 else:
                     self._forget(files)

@@ -2,10 +2,11 @@
 
 Run it: python tests/bench/bench_recorder_armed.py [--rounds N] [--megabytes N] [--folder DIR]
 
-First lazy steps of about 20 us and 1 ms with conditions that never hold, beside the same steps with
-recording off; then a training step of about 5 ms with and without the NaN watch; then how much more
-memory a process takes at its peak. Last, one recorded execution with a large input beside XLA's own
-dump and a plain write: that is `bench_snapshot.py`, whose other figures are left out.
+First executions of 20 us and lazy steps of 1 ms with conditions that never hold, beside the same
+with recording off; then a training step of 5 ms with and without the NaN watch; what runs is made
+as large as this machine needs for that. Then how much more memory a process takes at its peak.
+Last, one recorded execution with a large input beside XLA's own dump and a plain write: that is
+`bench_snapshot.py`, whose other figures are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import measuring
 
 ROUNDS = 3
 MEGABYTES = 512
-LOOPS = 30
+LOOPS = 100
 OFF = "recording off"
 ARMED = {
     "name=^nowhere$": {"SNAPRT_RECORD": "name=^nowhere$"},
@@ -44,8 +45,8 @@ def arm(variables: dict[str, str], folder: Path) -> None:
         os.environ.update(variables, SNAPRT_DUMP_DIR=str(folder))
 
 
-def small_run() -> Any:
-    """Return what runs ``count`` executions of about 20 us, without recording a graph."""
+def small_run(links: int) -> Any:
+    """Return what runs ``count`` executions of a chain of products, without recording a graph."""
     import jax
     import jax.numpy as jnp
 
@@ -54,7 +55,14 @@ def small_run() -> Any:
     from snaprt.snapshot.record import process_recorder
 
     x = jnp.ones((24, 24))
-    lowered = jax.jit(lambda x: [x @ x * 0.01]).lower(x)
+
+    def chain(x: Any) -> Any:
+        y = x
+        for _ in range(links):
+            y = y @ x * 0.01
+        return [y]
+
+    lowered = jax.jit(chain).lower(x)
     executable = Executable(
         name="small",
         graph_id="0" * 16,
@@ -76,8 +84,8 @@ def small_run() -> Any:
     return runs
 
 
-def lazy_steps() -> Any:
-    """Return what runs ``count`` lazy steps of about 1 ms."""
+def lazy_steps(links: int) -> Any:
+    """Return what runs ``count`` lazy steps, each of a chain of products."""
     import jax.numpy as jnp
 
     import snaprt
@@ -88,20 +96,21 @@ def lazy_steps() -> Any:
         with snaprt.lazy():
             x = w
             for _ in range(count):
-                x = (x @ w) @ w + w
+                for _ in range(links):
+                    x = x @ w + w
                 snaprt.mark_step(wait=True)
 
     return runs
 
 
-def training() -> Any:
-    """Return what runs ``count`` lazy training steps (MLP, Adam) of about 5 ms."""
+def training(batch: int) -> Any:
+    """Return what runs ``count`` lazy training steps (MLP, Adam)."""
     import jax
     import jax.numpy as jnp
 
     import snaprt
 
-    width, batch, layers = 160, 1024, 4
+    width, layers = 160, 4
     keys = jax.random.split(jax.random.key(0), layers + 1)
     start = [jax.random.normal(key, (width, width)) * 0.08 for key in keys[:layers]]
     x = jax.random.normal(keys[layers], (batch, width))
@@ -134,9 +143,20 @@ def training() -> Any:
     return runs
 
 
-def measure_steps(make: Any, count: int, modes: dict[str, dict[str, str]], folder: Path) -> Any:
+def sized(make: Any, size: int, microseconds: float, count: int) -> Any:
+    """Return ``make(size)``, of a size at which a step takes so long while recording is off."""
+    runs = make(size)
+    runs(count)
+    found = []
+    for _ in range(9):
+        started = time.perf_counter()
+        runs(count)
+        found.append(1e6 * (time.perf_counter() - started) / count)
+    return make(max(1, round(size * microseconds / measuring.median(found))))
+
+
+def measure_steps(runs: Any, count: int, modes: dict[str, dict[str, str]], folder: Path) -> Any:
     """Return mode -> microseconds a step, of each loop; the modes take turns."""
-    runs = make()
     found: dict[str, list[float]] = {mode: [] for mode in modes}
     for loop in range(LOOPS + 1):
         for mode, variables in modes.items():
@@ -156,14 +176,14 @@ def measure_armed(folder: Path, megabytes: int) -> dict[str, Any]:
     # Without a flag, which only lazy graphs and jitted functions get, all arrays are read for NaN.
     unwatched = {mode: variables for mode, variables in modes.items() if mode != "nan"}
     return {
-        "20 us": measure_steps(small_run, 200, unwatched, folder),
-        "1 ms": measure_steps(lazy_steps, 10, modes, folder),
+        "20 us": measure_steps(sized(small_run, 10, 20, 200), 200, unwatched, folder),
+        "1 ms": measure_steps(sized(lazy_steps, 4, 1000, 10), 10, modes, folder),
     }
 
 
 def measure_nan(folder: Path, megabytes: int) -> dict[str, Any]:
     modes = {OFF: {}, "nan": ARMED["nan"]}
-    return {"training": measure_steps(training, 10, modes, folder)}
+    return {"training": measure_steps(sized(training, 1024, 5000, 10), 10, modes, folder)}
 
 
 def measure_memory(folder: Path, megabytes: int) -> dict[str, Any]:
@@ -227,9 +247,9 @@ def main() -> None:
         return
     print(measuring.machine(), flush=True)
     armed = child("armed", arguments.megabytes, where)
-    show_steps("An execution of about 20 us", armed["20 us"])
-    show_steps("A lazy step of about 1 ms", armed["1 ms"])
-    show_steps("A training step", child("nan", arguments.megabytes, where)["training"])
+    show_steps("An execution of 20 us", armed["20 us"])
+    show_steps("A lazy step of 1 ms", armed["1 ms"])
+    show_steps("A training step of 5 ms", child("nan", arguments.megabytes, where)["training"])
     modes = (OFF, "error", "nan", "--keep-last 5", "all, first=1")
     peaks = {
         mode: child("memory", arguments.megabytes, where, BENCH_MODE=mode)["peak"] for mode in modes

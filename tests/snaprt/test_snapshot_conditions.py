@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from snaprt import lazy, mark_step, metrics
+from snaprt import lazy, mark_step, metrics, record
 from snaprt.cli.main import main
 from snaprt.errors import UsageError
 from snaprt.snapshot import plan, policy
@@ -255,6 +258,68 @@ def test_slow_executions_are_recorded_and_fast_ones_are_not(
     assert {role for _, role in recorded(folder)} == {"inputs", "outputs"}
     reasons = {open_snapshot(path).manifest.execution.reason for path in folder.glob("*.snap")}
     assert all(reason.startswith("slower=0us, first=1 (it took ") for reason in reasons)
+
+
+def milliseconds_recorded(folder: Path) -> list[float]:
+    assert process_recorder().flush(30)
+    manifests = [open_snapshot(path).manifest for path in sorted(folder.glob("*.inputs.snap"))]
+    took = [re.search(r"it took ([0-9.]+) ms", one.execution.reason) for one in manifests]
+    return [float(found[1]) for found in took if found]
+
+
+def wait(seconds: np.ndarray) -> np.ndarray:
+    time.sleep(float(seconds))
+    return seconds
+
+
+@pytest.mark.parametrize("limit", ["1ms", "40ms"])
+def test_what_takes_longer_than_a_limit_is_recorded_whoever_looks(
+    limit: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD", f"name=f, slower={limit}")
+    times = [jnp.float32(seconds) for seconds in (0.0, 0.0, 0.12, 0.0, 0.08, 0.0)]
+
+    @jax.jit
+    def f(seconds: jax.Array) -> jax.Array:
+        return jax.pure_callback(wait, seconds, seconds) + 1
+
+    with record():
+        for seconds in times:
+            f(seconds)
+            time.sleep(0.1)  # the program does other things while nobody looks
+    slow = [took for took in milliseconds_recorded(folder) if took > 70]
+    assert len(slow) == 2
+    assert 120 <= slow[0] < 200
+    assert 80 <= slow[1] < 160
+
+
+def test_executions_that_wait_for_others_are_not_slow(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD", "slower=100ms")
+    x = jnp.eye(400)
+
+    @jax.jit
+    def f(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 4, lambda _, y: y @ x, x)
+
+    with record():
+        y = f(x)
+        for _ in range(150):  # they queue up, each for some ms
+            y = f(y)
+        y.block_until_ready()
+    assert milliseconds_recorded(folder) == []
+
+
+def test_the_time_that_compiling_takes_is_not_the_executions(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD", "slower=15ms")
+    with record():
+        x = jnp.float32(1)
+        for n in range(3):
+            jax.jit(lambda x, n=n: jnp.linalg.norm(jnp.sin(x + n + jnp.arange(8.0))))(x)
+    assert milliseconds_recorded(folder) == []
 
 
 @pytest.mark.parametrize(

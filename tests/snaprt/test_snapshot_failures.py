@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -280,7 +281,7 @@ class _AnyExecutable:
 
 def test_what_is_held_is_copied_when_another_program_donates_it() -> None:
     x, y = jnp.arange(4.0), jnp.arange(4.0) + 1
-    held: Any = HeldExecution(_AnyExecutable(), None, None, (), [x, y], (), False, 0.0)  # type: ignore[arg-type]
+    held: Any = HeldExecution(_AnyExecutable(), None, None, (), [x, y], (), math.inf, 0, 0.0)  # type: ignore[arg-type]
     remember(held)
     about_to_donate([y], "device")
     assert held.inputs[0] is x
@@ -347,19 +348,19 @@ def test_the_program_ends_only_when_no_thread_of_the_recorder_is_inside_jax(
     script = """
         import time
         import jax, jax.numpy as jnp, numpy as np, snaprt
-        from snaprt.snapshot import record
+        from snaprt.snapshot import outcomes
 
         work = jax.jit(lambda x: jax.lax.fori_loop(0, 6, lambda i, y: y @ x, x))
         eye = np.eye(1500, dtype=np.float32)
         compiled = work.lower(eye).compile()
-        judge = record.Recorder._ended
+        judge = outcomes.Outcomes.ended
 
         def judge_slowly(*arguments):
             compiled(eye).block_until_ready()
             judge(*arguments)
             print("judged")
 
-        record.Recorder._ended = judge_slowly
+        outcomes.Outcomes.ended = judge_slowly
         x = jnp.ones(3) + 1
         snaprt.mark_step()
         time.sleep(0.15)  # a thread looks at it by then
