@@ -96,29 +96,44 @@ class _Function:
 class _Call(Sequence[Any]):
     """A call: the inputs of an execution, which are found when they are first looked at."""
 
-    __slots__ = ("_flat", "_flatten", "_inputs", "_leaves", "executable")
+    __slots__ = ("_flat", "_inputs", "_made", "executable")
 
     def __init__(
         self,
         executable: JitExecutable,
-        flatten: Callable[[], jaxapi.FlatCall],
         flat: jaxapi.FlatCall | None = None,
-        leaves: Callable[[], Sequence[Any]] | None = None,
+        made: tuple[_Function, Any, Any, jaxapi.FlatCall | None] | None = None,
     ) -> None:
+        """Take the call as JAX lowers it, or what to make that of.
+
+        Args:
+            executable: What it runs.
+            flat: The call.
+            made: The function, its arguments by place and by name, and what the call is like.
+        """
         self.executable = executable
-        self._flatten = flatten
         self._flat = flat
-        self._leaves = leaves  # the arguments alone, which takes half the time
+        self._made = made
         self._inputs: Sequence[Any] | None = None
 
     def flat(self) -> jaxapi.FlatCall:
         """Return the call as JAX lowers it."""
         if self._flat is None:
-            self._flat = self._flatten()
+            assert self._made is not None
+            function, args, kwargs, like = self._made
+            self._flat = (
+                jaxapi.flatten_jit_call(function.fun, function.info, args, kwargs)
+                if like is None
+                else replace(like, args=jaxapi.leaves_of_jit_call(function.info, args, kwargs))
+            )
         return self._flat
 
     def _arguments(self) -> Sequence[Any]:
-        return self._leaves() if self._leaves and self._flat is None else self.flat().args
+        if self._flat is None and self._made is not None:
+            function, args, kwargs, like = self._made
+            if like is not None:  # the arguments alone, which takes half the time
+                return jaxapi.leaves_of_jit_call(function.info, args, kwargs)
+        return self.flat().args
 
     def inputs(self) -> Sequence[Any]:
         """Return the arrays that go into the module."""
@@ -130,6 +145,8 @@ class _Call(Sequence[Any]):
 
     def outputs(self, results: Sequence[Any]) -> Sequence[Any]:
         """Return the arrays that came out of the module, of which these are the user's."""
+        if self.executable.module.is_pure:
+            return results
         return jaxapi.jit_module_outputs(self.executable.lowered, self._arguments, results)
 
     @overload
@@ -176,20 +193,15 @@ class _Watcher:
                 executable = _executable_or_none(flat)
                 if executable is None:
                     return function.again(*args, **kwargs)
-                call = _Call(executable, lambda: flat, flat)
+                call = _Call(executable, flat)
             else:
                 executable, like = known
-                if like is None:
-                    flatten = functools.partial(jaxapi.flatten_jit_call, fun, info, args, kwargs)
-                    call = _Call(executable, flatten)
-                else:
-                    leaves = functools.partial(jaxapi.leaves_of_jit_call, info, args, kwargs)
-                    call = _Call(executable, lambda: replace(like, args=leaves()), leaves=leaves)
+                call = _Call(executable, None, (function, args, kwargs, like))
             changed = self._changed(call)
             if changed is not None:
                 results = call.flat().unflatten(self._run_changed(changed))
             else:
-                results = self._run(call, functools.partial(function.again, *args, **kwargs))
+                results = self._run(call, function.again, args, kwargs)
             if function.first is None:
                 self._met[fun] = executable.number
             elif flat is not None:
@@ -205,14 +217,13 @@ class _Watcher:
             with jaxapi.evaluating():
                 flat = jaxapi.flat_jit_call(args, params)
                 executable = _executable_or_none(flat)
-                run = functools.partial(jaxapi.run_flat_jit_call, flat)
                 if executable is None:
-                    return run()
-                call = _Call(executable, lambda: flat, flat)
+                    return jaxapi.run_flat_jit_call(flat)
+                call = _Call(executable, flat)
                 changed = self._changed(call)
                 if changed is not None:
                     return self._run_changed(changed)
-                return self._run(call, run)
+                return self._run(call, jaxapi.run_flat_jit_call, (flat,), {})
         finally:
             jaxapi.restore_watch(before)
 
@@ -229,18 +240,15 @@ class _Watcher:
 
     def _changed(self, call: _Call) -> _Call | None:
         """Return the call of another program, where the recorder needs one to learn how it ends."""
-        plan = current_plan()
-        wants_flag, withholds = False, repro.needs_inputs()
+        plan, module = current_plan(), call.executable.module
         if (
-            plan is not None
-            and (plan.wants_flag or plan.withholds_donation)
-            and not self._recorder.ignores(call.executable)
+            plan is None
+            or not (plan.wants_flag or (module.donated and plan.withholds_donation))
+            or self._recorder.ignores(call.executable)
         ):
-            wants_flag = plan.wants_flag
-            withholds = withholds or plan.withholds_donation
-        if not wants_flag and not withholds:
-            return None
-        module = call.executable.module
+            wants_flag, withholds = False, bool(module.donated) and repro.needs_inputs()
+        else:
+            wants_flag, withholds = plan.wants_flag, plan.withholds_donation or repro.needs_inputs()
         is_watched = wants_flag and module.is_pure
         if not is_watched and not (withholds and module.donated):
             return None
@@ -250,22 +258,24 @@ class _Watcher:
         if withholds:
             flat = jaxapi.without_donation(flat)
         executable = _executable_or_none(flat)
-        return None if executable is None else _Call(executable, lambda: flat, flat)
+        return None if executable is None else _Call(executable, flat)
 
     def _run_changed(self, call: _Call) -> list[Any]:
         """Run a program in the place of the user's; return the results that are the user's."""
-        results = self._run(call, functools.partial(jaxapi.run_flat_jit_call, call.flat()))
+        results = self._run(call, jaxapi.run_flat_jit_call, (call.flat(),), {})
         return results[:-1] if call.executable.is_watched else results
 
-    def _run(self, call: _Call, run: Callable[[], Any]) -> Any:
+    def _run(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an execution, and tell how it ends to whoever wants to know."""
         token = self._recorder.before(call.executable, call)
-        if token is None and not repro.is_asked_for():
-            return run()
+        is_repro_asked_for = repro.is_asked_for()
+        if token is None and not is_repro_asked_for:
+            return run(*args, **kwargs)
         is_new = token is not None and not call.executable.is_compiled
         try:
-            results = run()
-            repro.wait_for_failure(results)
+            results = run(*args, **kwargs)
+            if is_repro_asked_for:
+                repro.wait_for_failure(results)
         except Exception as error:
             if token is not None:
                 self._recorder.failed(token, error)
@@ -274,7 +284,8 @@ class _Watcher:
             raise
         if token is not None:
             self._record_outputs(token, call, results, has_compiled=is_new)
-        repro.after_run(call.executable, call)
+        if is_repro_asked_for:
+            repro.after_run(call.executable, call)
         return results
 
     def _record_outputs(self, token: Any, call: _Call, results: Any, *, has_compiled: bool) -> None:
