@@ -50,10 +50,9 @@ def arm(variables: dict[str, str], folder: Path) -> None:
 
 def small_run(links: int) -> Any:
     """Return what runs ``count`` executions of a chain of products, without recording a graph."""
-    import jax
     import jax.numpy as jnp
+    from executables import executable_of
 
-    from snaprt.execute.compile import Executable
     from snaprt.execute.run import run
     from snaprt.snapshot.record import process_recorder
 
@@ -65,19 +64,7 @@ def small_run(links: int) -> Any:
             y = y @ x * 0.01
         return [y]
 
-    lowered = jax.jit(chain).lower(x)
-    executable = Executable(
-        name="small",
-        graph_id="0" * 16,
-        number=-1,
-        devices=(jax.devices()[0],),
-        input_names=("x",),
-        output_names=("y",),
-        donated=(),
-        from_cache=False,
-        call=lowered.compile(),
-        lowered=lambda: lowered,
-    )
+    executable = executable_of(chain, x)
     recorder = process_recorder()
 
     def runs(count: int) -> None:

@@ -152,26 +152,14 @@ def measure_idle(folder: Path, megabytes: int) -> dict[str, Any]:
     """
     import jax
     import jax.numpy as jnp
+    from executables import executable_of
 
     import snaprt
-    from snaprt.execute.compile import Executable
     from snaprt.execute.run import run
     from snaprt.snapshot.record import Recorder
 
     x = jnp.ones((8, 8))
-    lowered = jax.jit(lambda x: [x + 1]).lower(x)
-    executable = Executable(
-        name="small",
-        graph_id="0" * 16,
-        number=-1,
-        devices=(jax.devices()[0],),
-        input_names=("x",),
-        output_names=("y",),
-        donated=(),
-        from_cache=False,
-        call=lowered.compile(),
-        lowered=lambda: lowered,
-    )
+    executable = executable_of(lambda x: [x + 1], x)
     recorder = Recorder()
     snaprt.register_hlo_snapshot_callback(lambda name, index, count: "")
 
