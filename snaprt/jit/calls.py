@@ -28,7 +28,7 @@ from snaprt.snapshot.plan import current_plan
 from snaprt.snapshot.record import Recorder, process_recorder
 
 # What JAX shows as the user's lines is none of ours.
-for _part in ("jit", "snapshot", "jaxapi.py"):
+for _part in ("jit", "snapshot", "jaxapi"):
     jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
     jaxapi.hide_traceback_below(Path(__file__).parent.parent / _part)
 

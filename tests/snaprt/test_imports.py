@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import snaprt
+from snaprt import jaxapi
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
@@ -19,7 +20,7 @@ SOURCES = sorted(
 NOT_PUBLIC = re.compile(
     r"(jax|jaxlib)\.(\w+\.)*_(?!_)|jax\.interpreters\b|jax\.lib\.(?!__version__)|jaxlib\.(?!(version\.)?__version__|version$)"
 )
-JAX_API = ROOT / "snaprt" / "jaxapi.py"
+JAX_API = ROOT / "snaprt" / "jaxapi"
 
 
 def modules_named_in(tree: ast.AST) -> set[str]:
@@ -42,13 +43,28 @@ def modules_named_in(tree: ast.AST) -> set[str]:
 def test_jaxapi_alone_uses_names_of_jax_that_are_not_public():
     found = {}
     for path in SOURCES:
-        if path == JAX_API:
+        if path.is_relative_to(JAX_API):
             continue
         names = modules_named_in(ast.parse(path.read_text(encoding="utf-8")))
         private = sorted(name for name in names if NOT_PUBLIC.match(name))
         if private:
             found[str(path.relative_to(ROOT))] = private
     assert found == {}
+
+
+def test_jaxapi_lists_what_the_rest_uses_of_it_and_nothing_more():
+    used = set()
+    for path in SOURCES:
+        if path.is_relative_to(JAX_API):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "jaxapi":
+                used.add(node.attr)
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                assert not node.module.startswith("snaprt.jaxapi."), path
+                if node.module == "snaprt.jaxapi":
+                    used.update(alias.name for alias in node.names)
+    assert used == set(jaxapi.__all__)
 
 
 def test_errors_settings_and_metrics_use_the_standard_library_alone():

@@ -1,0 +1,55 @@
+"""Abstract values, and JAX's own dtypes; must not know arrays or traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src.random import prng as _prng
+
+ShapedArray = _core.ShapedArray
+
+
+def is_array_aval(aval: Any) -> bool:
+    """Say whether ``aval`` describes an ordinary array (no reference, no token)."""
+    return isinstance(aval, ShapedArray)
+
+
+def has_no_values(aval: Any) -> bool:
+    """Say whether ``aval`` is of the derivatives of integers, which JAX keeps as numpy arrays."""
+    return bool(aval.dtype == jax.dtypes.float0)
+
+
+def is_placed_aval(aval: Any) -> bool:
+    """Say whether the type of an array names the axes of a mesh."""
+    mesh = getattr(aval.sharding, "mesh", None)
+    kind = getattr(aval, "manual_axis_type", None)
+    varies = getattr(aval, "vma", None) or getattr(kind, "varying", None)
+    return bool(varies) or (mesh is not None and not mesh.empty)
+
+
+def is_extended_dtype(value: Any) -> bool:
+    """Say whether ``value`` is a dtype of JAX's own, as that of PRNG keys."""
+    return isinstance(value, _prng.KeyTy)
+
+
+def is_scalar_type(value: Any) -> bool:
+    """Say whether ``value`` is one of JAX's own scalar types, such as ``jax.numpy.float32``."""
+    return isinstance(value, type(jax.numpy.float32))
+
+
+def dtype_of_name(name: str) -> Any:
+    """Return the dtype, of JAX's own too, that ``str`` calls ``name``.
+
+    Raises:
+        ValueError: There is none.
+    """
+    for implementation in _prng.prngs.values():
+        kind = _prng.KeyTy(implementation)
+        if str(kind) == name:
+            return kind
+    try:
+        return jax.numpy.dtype(name)
+    except TypeError as error:
+        raise ValueError(f"no dtype is called {name}") from error

@@ -1,0 +1,85 @@
+"""Tells arrays and host scalars apart, describes and copies them; must not know programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.lib import xla_client as _xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.random import prng as _prng
+from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
+
+from snaprt.jaxapi.abstract_values import ShapedArray
+from snaprt.jaxapi.devices import Device
+from snaprt.jaxapi.settings import x64
+from snaprt.jaxapi.traces import evaluating
+
+ArrayImpl: Any = _jaxlib.ArrayImpl
+
+#: The types of arrays that hold their values: ordinary ones, and those of PRNG keys.
+CONCRETE_ARRAYS = frozenset({ArrayImpl, _prng.PRNGKeyArray})
+typeof = jax.typeof
+
+
+def host_literal(value: Any) -> bool:
+    """Say whether ``value`` is a scalar that lives on the host (Python or numpy)."""
+    return not isinstance(value, jax.Array) and np.ndim(value) == 0
+
+
+def literal_bytes(value: Any) -> bytes:
+    """Return the bits of a host scalar: equal for equal NaNs, different for 0.0 and -0.0."""
+    return np.asarray(value).tobytes()
+
+
+def describe_input(array: jax.Array) -> tuple[Any, ...]:
+    """Return what a compiled program depends on in an input beside its values."""
+    return typeof(array), array.sharding, array.committed
+
+
+def shapes_of(arrays: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
+    """Return what lowering needs of ``arrays``, without the arrays."""
+    return [
+        jax.ShapeDtypeStruct(
+            array.shape,
+            array.dtype,
+            sharding=array.sharding if array.committed else None,
+            weak_type=getattr(typeof(array), "weak_type", False),
+        )
+        for array in arrays
+    ]
+
+
+def to_device(value: Any) -> jax.Array:
+    """Copy a host value to the default device, keeping its dtype and weak type."""
+    aval = typeof(value)
+    with evaluating():
+        array = jax.numpy.array(np.asarray(value), dtype=aval.dtype, copy=True)
+        if getattr(aval, "weak_type", False):
+            return jax.lax.convert_element_type_p.bind(
+                array, new_dtype=aval.dtype, weak_type=True, sharding=None
+            )
+        return array
+
+
+def copy_array(array: jax.Array) -> jax.Array:
+    """Return a copy in memory of its own, where ``array`` lies; compiles nothing."""
+    with evaluating():
+        where = array.sharding if array.committed else None
+        return jax.device_put(array, where, may_alias=False)
+
+
+def put_on(device: Device, value: np.ndarray) -> jax.Array:
+    """Return an array on a device of any client; it may share the memory of ``value``.
+
+    Checked with JAX 0.10.2 and 0.12.0.
+    """
+    with x64(True):  # or 64-bit values would be narrowed
+        array: jax.Array = _xla_client.batched_device_put(
+            ShapedArray(value.shape, value.dtype),
+            jax.sharding.SingleDeviceSharding(device),
+            [value],
+            [device],
+        )
+    return array

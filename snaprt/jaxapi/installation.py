@@ -1,0 +1,24 @@
+"""Which JAX and jaxlib are installed, and where; must not start them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
+from jaxlib.version import __version__ as _jaxlib_version
+
+JAXLIB_VERSION: str = _jaxlib_version
+
+
+def xla_binaries() -> list[Path]:
+    """Return the shared libraries that hold XLA itself in this jaxlib."""
+    return sorted(Path(_jaxlib.__file__).parent.glob("libjax*.so")) or [Path(_jaxlib.__file__)]
+
+
+def is_source_of_jax(source: str) -> bool:
+    """Say whether ``NAME at FILE:LINE`` names a file of JAX itself."""
+    return source.partition(" at ")[2].startswith(_JAX_FOLDER)
+
+
+_JAX_FOLDER = str(Path(jax.__file__).parent / "_")[:-1]  # with the separator

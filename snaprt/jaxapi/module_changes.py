@@ -1,0 +1,95 @@
+"""Changes operations and types of an MLIR module in place; must not know what for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+
+@contextmanager
+def changing_module(module: Any) -> Iterator[None]:
+    """Let what is inside change an MLIR module."""
+    with module.context, ir.Location.unknown():
+        yield
+
+
+def element_of_type(kind: Any) -> str | None:
+    """Return the element type of an MLIR tensor type, such as ``f32``; None if it is none."""
+    return str(kind.element_type) if isinstance(kind, ir.RankedTensorType) else None
+
+
+def with_element(kind: Any, element: str) -> Any:
+    """Return an MLIR tensor type with another element type, such as ``bf16``."""
+    return ir.RankedTensorType.get(kind.shape, ir.Type.parse(element), kind.encoding)
+
+
+def convert_operand(
+    operation: Any, index: int, kind: Any, bits: tuple[int, int] | None = None
+) -> None:
+    """Convert an operand of an MLIR operation to another type, before the operation.
+
+    Args:
+        operation: The operation.
+        index: The number of the operand.
+        kind: The type.
+        bits: How many bits of exponent and of mantissa it is left with; None for all.
+    """
+    value, where = operation.operands[index], operation.location
+    with ir.InsertionPoint(operation):
+        value = stablehlo.convert(kind, value, loc=where)
+        if bits is not None:
+            value = stablehlo.reduce_precision(value, *bits, loc=where)
+        operation.operands[index] = value
+
+
+def convert_result(value: Any, kind: Any, where: Any) -> None:
+    """Convert an MLIR value to another type at the insertion point, for all who use it."""
+    with where:
+        converted = stablehlo.convert(kind, value, loc=value.location)
+    value.replace_all_uses_except(converted, converted.owner.operation)
+
+
+def integer_of_constant(operation: Any) -> int | None:
+    """Return the number that all elements of an MLIR constant are; None where they are no such."""
+    if not isinstance(operation.results[0].type.element_type, ir.IntegerType):
+        return None  # jaxlib cannot read complex ones
+    value: Any = operation.attributes["value"]
+    return int(ir.IntegerAttr(value.get_splat_value()).value) if value.is_splat else None
+
+
+def set_constant(operation: Any, number: int) -> None:
+    """Let all elements of an MLIR constant be another number."""
+    kind = operation.results[0].type
+    element = ir.IntegerAttr.get(kind.element_type, number)
+    operation.attributes["value"] = ir.DenseElementsAttr.get_splat(kind, element)
+
+
+def after_operation(operation: Any) -> Any:
+    """Return the insertion point after an MLIR operation."""
+    return ir.InsertionPoint.after(operation)
+
+
+def at_start_of_block(block: Any) -> Any:
+    """Return the insertion point at the beginning of an MLIR block."""
+    return ir.InsertionPoint.at_block_begin(block)
+
+
+def set_function_type(function: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    """Give an MLIR function another type."""
+    kind = ir.FunctionType.get(inputs, results, function.context)
+    function.attributes["function_type"] = ir.TypeAttr.get(kind)
+
+
+def function_type(function: Any) -> Any:
+    """Return the type of an MLIR function, with its ``inputs`` and ``results``."""
+    return ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+
+
+def set_symbol(operation: Any, attribute: str, name: str) -> None:
+    """Name an MLIR function, or the one that an operation calls."""
+    kind = ir.StringAttr if attribute == "sym_name" else ir.FlatSymbolRefAttr
+    operation.attributes[attribute] = kind.get(name, operation.context)
