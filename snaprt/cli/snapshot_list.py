@@ -152,7 +152,10 @@ def _open_all(place: Path) -> tuple[list[SnapshotFile], list[str]]:
             hint="name the directory that was recorded into",
         )
     files, damaged = [], []
-    for path in places.snapshots_in(place):
+    paths = places.snapshots_in(place)
+    if not paths and place.is_file():
+        damaged.append(f"{place} is damaged: it holds no snapshot that can be read")
+    for path in paths:
         try:
             files.append(open_snapshot(path))
         except SnaprtError as error:

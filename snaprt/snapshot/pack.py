@@ -163,9 +163,9 @@ def _checked_members(pack: Path) -> Mapping[str, Callable[[Path], None]]:
         missing = f"there is no file {pack}" if not pack.exists() else f"{pack} is no packed file"
         raise SnapshotError(missing, hint="`snaprt pack` makes packed files")
     try:
-        with zipfile.ZipFile(pack) as archive:
-            comment, names = archive.comment, archive.namelist()
-    except (OSError, zipfile.BadZipFile) as error:
+        with pack.open("rb") as file:
+            comment, members = places.directory(file)
+    except (OSError, zipfile.BadZipFile, ValueError) as error:
         raise _damaged(pack, error) from error
     found = _COMMENT.match(comment)
     if found and int(found[1]) > _MAJOR:
@@ -173,7 +173,7 @@ def _checked_members(pack: Path) -> Mapping[str, Callable[[Path], None]]:
             f"{pack} was packed by a newer snaprt, format {int(found[1])}",
             hint="pip install --upgrade snaprt",
         )
-    names = [name for name in names if name != places.MARK_MEMBER]
+    names = [name for name in members if name != places.MARK_MEMBER]
     for name in names:
         is_snapshot = name.endswith(places.SNAPSHOT_SUFFIX) and not re.search(r"[/\\:]|^\.", name)
         if not is_snapshot and not store.MEMBER.fullmatch(name):

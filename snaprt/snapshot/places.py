@@ -21,6 +21,12 @@ MARK_MEMBER = "mimetype"
 MARK_AT = 30 + len(MARK_MEMBER)
 ZIP_START = b"PK\x03\x04"
 SNAPSHOT_SUFFIX = ".snap"
+_NAMES_IN_UTF8 = 0x800
+"""The flag of a zip member whose name is not in code page 437. Source: PKWARE's APPNOTE, 4.4.4."""
+_END_BYTES = 22
+"""Of the record at the end, without the comment. Source: the same, 4.3.16."""
+_MANY = 0xFFFF
+"""Stands there in place of a number of members that does not fit."""
 
 
 def is_pack(start: bytes) -> bool:
@@ -61,7 +67,7 @@ def open_bytes(path: Path) -> BinaryIO:
     name = path.relative_to(pack).as_posix()
     file = open(pack, "rb")  # noqa: SIM115
     try:
-        offset, length = locate(file, _members(file), name)
+        offset, length = locate(file, directory(file)[1], name)
         return _Part(file, offset, length)
     except KeyError as error:
         file.close()
@@ -93,7 +99,7 @@ def members(pack: Path) -> tuple[str, ...]:
     """Return the names of a packed file's members, but for the mark; none where it is damaged."""
     try:
         with pack.open("rb") as file:
-            return tuple(name for name in _members(file) if name != MARK_MEMBER)
+            return tuple(name for name in directory(file)[1] if name != MARK_MEMBER)
     except (OSError, ValueError, zipfile.BadZipFile):
         return ()
 
@@ -115,9 +121,30 @@ def snapshots_in(place: Path) -> list[Path]:
     ]
 
 
-def _members(file: BinaryIO) -> Mapping[str, zipfile.ZipInfo]:
-    with zipfile.ZipFile(file) as archive:
-        return {info.filename: info for info in archive.infolist()}
+def directory(file: BinaryIO) -> tuple[bytes, Mapping[str, zipfile.ZipInfo]]:
+    """Return a packed file's comment, and its members by name.
+
+    What the file says twice is compared: the members' names, and how many there are.
+
+    Raises:
+        zipfile.BadZipFile: It is damaged.
+        ValueError: The same.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members, comment = archive.infolist(), archive.comment
+    except NotImplementedError as error:  # of a version of zip that there is not
+        raise zipfile.BadZipFile(str(error)) from error
+    file.seek(-_END_BYTES - len(comment), os.SEEK_END)
+    (count,) = struct.unpack("<H", file.read(_END_BYTES)[10:12])
+    if count not in (len(members), _MANY):
+        raise zipfile.BadZipFile(f"it holds {len(members)} of {count} members")
+    found = {info.filename: info for info in members}
+    if len(found) != len(members):
+        raise zipfile.BadZipFile("two of its members have one name")
+    for name in found:
+        locate(file, found, name)
+    return comment, found
 
 
 def locate(file: BinaryIO, members: Mapping[str, zipfile.ZipInfo], name: str) -> tuple[int, int]:
@@ -135,6 +162,9 @@ def locate(file: BinaryIO, members: Mapping[str, zipfile.ZipInfo], name: str) ->
     if len(header) != 30 or not header.startswith(ZIP_START):
         raise ValueError(f"the header of the member {name} is bad")
     name_length, extra_length = struct.unpack("<HH", header[26:30])
+    encoding = "utf-8" if info.flag_bits & _NAMES_IN_UTF8 else "cp437"
+    if file.read(name_length) != info.orig_filename.encode(encoding):
+        raise ValueError(f"the header of the member {name} has another name")
     offset = info.header_offset + 30 + name_length + extra_length
     if offset + info.file_size > file.seek(0, os.SEEK_END):
         raise ValueError(f"the member {name} ends beyond the end of the file")

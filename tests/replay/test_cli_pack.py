@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,6 +143,22 @@ def test_listing_names_damaged_files_and_goes_on(snaprt: Run, dump: Path, tmp_pa
     assert snaprt("ls", tmp_path / "none")[0] == 2
     assert snaprt("ls", dump, "--graph", "(")[0] == 2
     assert snaprt("ls", dump, "--step", "x")[0] == 2
+
+
+def test_a_packed_file_whose_directory_is_damaged_is_not_listed_as_empty(
+    snaprt: Run, dump: Path, tmp_path: Path
+) -> None:
+    pack = tmp_path / "one.pack"
+    assert snaprt("pack", inputs(dump)[0], "-o", pack)[0] == 0
+    with zipfile.ZipFile(pack) as archive:
+        directory = archive.start_dir
+    content = bytearray(pack.read_bytes())
+    place = content.index(b"train_step", directory)
+    content[place] ^= 1
+    pack.write_bytes(content)
+    status, _, err = snaprt("ls", pack)
+    assert (status, f"{pack} is damaged" in err) == (1, True)
+    assert snaprt("unpack", pack, "--out", tmp_path / "out")[0] == 2
 
 
 def test_a_failed_execution_is_listed_with_its_error(snaprt: Run, tmp_path: Path) -> None:

@@ -180,6 +180,28 @@ def test_a_damaged_packed_file_is_an_error_or_gives_what_was_packed(
     assert refused > 20
 
 
+def test_a_wrong_bit_in_the_directory_of_a_packed_file_never_gives_other_content(
+    dump: Path, tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / "one.pack", tmp_path / "broken.pack"
+    pack([first_of(dump)], whole)
+    good, content = read_all(whole), whole.read_bytes()
+    with zipfile.ZipFile(whole) as archive:
+        directory = archive.start_dir
+    refused = 0
+    for place in range(directory, len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        broken.write_bytes(damaged)
+        try:
+            found = read_all(broken)
+        except SnapshotError:
+            found = []
+        assert found in (good, [])
+        refused += not found
+    assert refused > 60
+
+
 def test_a_member_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     for name in ("../evil.snap", "/evil.snap", "a/evil.snap", "evil.txt", "arrays/ab/evil.npy"):
         path = tmp_path / "evil.pack"
