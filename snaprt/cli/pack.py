@@ -41,8 +41,8 @@ def pack_command(
 ) -> None:
     """Make one file of recorded executions: inputs, outputs, all devices, stored arrays.
 
-    FILE is a snapshot of an execution, or a packed file. What is in OUT can be replayed and looked
-    into as it is; `snaprt unpack` gives back the files, bit for bit.
+    FILE is a snapshot of an execution, a directory of them, or a packed file. What is in OUT can be
+    replayed and looked into as it is; `snaprt unpack` gives back the files, bit for bit.
 
     --redact values leaves shapes, dtypes, statistics and a seed; names gives the graph, its inputs,
     outputs and functions neutral names; paths takes out source files and paths in the environment.
@@ -50,6 +50,7 @@ def pack_command(
     \b
     Example:
       snaprt pack dump/step*-execution000007.inputs.snap -o step.pack
+      snaprt pack dump -o all.pack
       snaprt pack step.inputs.snap -o bug.pack --redact values --redact names --redact paths
     """
     packed = pack(files, out, kinds, replace)

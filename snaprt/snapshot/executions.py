@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from snaprt.errors import SnapshotError
 from snaprt.snapshot import layout, places
 from snaprt.snapshot.read import SnapshotFile, open_snapshot
 
@@ -18,16 +19,22 @@ def whole_executions(files: Sequence[Path]) -> tuple[Path, ...]:
     """Return the files, and all others of the same executions that lie beside them.
 
     Args:
-        files: Snapshots, and packed files, which stand for all that is in them.
+        files: Snapshots, and folders and packed files, which stand for all that is in them.
 
     Raises:
-        SnapshotError: A file is missing or damaged.
+        SnapshotError: A file is missing or damaged, or there is nothing in a folder.
         OSError: A folder cannot be read.
     """
     found: dict[Path, None] = {}
     for path in files:
-        if places.is_pack_file(path):
-            found |= dict.fromkeys(places.snapshots_in(path))
+        if path.is_dir() or places.is_pack_file(path):
+            inside = places.snapshots_in(path)
+            if not inside:
+                raise SnapshotError(
+                    f"{path} holds no snapshot that can be read",
+                    hint="`snaprt ls DIR` lists what was recorded into a directory",
+                )
+            found |= dict.fromkeys(inside)
             continue
         stem = _stem(path)
         beside = places.snapshots_in(places.pack_of(path) or path.parent)

@@ -78,6 +78,16 @@ def test_a_packed_file_is_replayed_looked_into_and_unpacked(
     assert status == 0
 
 
+def test_a_directory_stands_for_all_that_was_recorded_into_it(
+    snaprt: Run, dump: Path, tmp_path: Path
+) -> None:
+    status, out, _ = snaprt("pack", dump, "-o", tmp_path / "all.pack")
+    assert (status, out.split()) == (0, sorted(path.name for path in dump.glob("*.snap")))
+    status, _, err = snaprt("pack", tmp_path, "-o", tmp_path / "none.pack")
+    assert (status, f"{tmp_path} holds no snapshot" in err) == (2, True)
+    assert not (tmp_path / "none.pack").exists()
+
+
 def test_one_execution_in_a_packed_file_is_shown_with_both_sides(
     snaprt: Run, dump: Path, tmp_path: Path
 ) -> None:
