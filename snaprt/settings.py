@@ -52,6 +52,17 @@ def _switch(text: str) -> bool:
         raise ValueError(text) from None
 
 
+def _on_off(name: str, meaning: str, *, default: bool = False) -> Setting:
+    return Setting(
+        name,
+        _switch,
+        allowed="on, off (or 1, 0, true, false, yes, no)",
+        default=default,
+        default_text="on" if default else "off",
+        help=meaning,
+    )
+
+
 def _path(text: str) -> Path:
     if "\0" in text:
         raise ValueError(text)
@@ -130,13 +141,9 @@ _CACHE_MODES: Final = ("read-write", "read-only", "fail-on-miss", "refresh", "of
 
 
 SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting(
+    _on_off(
         "GET_TENSORS_OPBYOP",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Where a value is read, compile and run each operation it needs on its own.",
+        "Where a value is read, compile and run each operation it needs on its own.",
     ),
     Setting(
         "LOCAL_RANK",
@@ -154,38 +161,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="0",
         help="Record every execution (1), or those that fail, as PyTorch NeuronX does.",
     ),
-    Setting(
-        "NEURON_FRAMEWORK_DEBUG",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=True,
-        default_text="on",
-        help="Off: NEURON_DUMP_HLO_SNAPSHOT counts as not set.",
+    _on_off(
+        "NEURON_FRAMEWORK_DEBUG", "Off: NEURON_DUMP_HLO_SNAPSHOT counts as not set.", default=True
     ),
-    Setting(
+    _on_off(
         "NEURON_NC0_ONLY_SNAPSHOT",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="With NEURON_DUMP_HLO_SNAPSHOT, record the first device of rank 0 alone.",
+        "With NEURON_DUMP_HLO_SNAPSHOT, record the first device of rank 0 alone.",
     ),
-    Setting(
-        "NEURON_USE_EAGER_DEBUG_MODE",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="The same as XLA_USE_EAGER_DEBUG_MODE.",
-    ),
-    Setting(
-        "PT_XLA_DEBUG",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Tell of each compilation and execution, as PyTorch/XLA does.",
-    ),
+    _on_off("NEURON_USE_EAGER_DEBUG_MODE", "The same as XLA_USE_EAGER_DEBUG_MODE."),
+    _on_off("PT_XLA_DEBUG", "Tell of each compilation and execution, as PyTorch/XLA does."),
     Setting(
         "PT_XLA_DEBUG_FILE",
         _path,
@@ -218,13 +202,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="`jax.process_index()`",
         help="Which of the processes of a job this is, as torchrun and others say it.",
     ),
-    Setting(
-        "SNAPRT_CACHE",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=True,
-        default_text="on",
-        help="Keep compiled programs on disk and use those that are there.",
+    _on_off(
+        "SNAPRT_CACHE", "Keep compiled programs on disk and use those that are there.", default=True
     ),
     Setting(
         "SNAPRT_CACHE_DIR",
@@ -274,13 +253,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="2",
         help="How long a program waits at most for an entry of the remote cache.",
     ),
-    Setting(
+    _on_off(
         "SNAPRT_CACHE_SHARED",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Use a directory that others write to, and of it only what is signed with the key.",
+        "Use a directory that others write to, and of it only what is signed with the key.",
     ),
     Setting(
         "SNAPRT_CACHE_WAIT",
@@ -314,21 +289,11 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="no recording",
         help="Record snapshots into this directory, as if XLA_FLAGS asked for it.",
     ),
-    Setting(
-        "SNAPRT_JAX_CACHE",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Put the compile cache under jax.jit, in every process that uses JAX.",
+    _on_off(
+        "SNAPRT_JAX_CACHE", "Put the compile cache under jax.jit, in every process that uses JAX."
     ),
-    Setting(
-        "SNAPRT_LAZY",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Whether `snaprt run` runs the program lazily when it is not told by --lazy.",
+    _on_off(
+        "SNAPRT_LAZY", "Whether `snaprt run` runs the program lazily when it is not told by --lazy."
     ),
     Setting(
         "SNAPRT_MAX_GRAPH_SIZE",
@@ -346,13 +311,10 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="nothing is written",
         help="Write the metrics to this file when the process ends.",
     ),
-    Setting(
+    _on_off(
         "SNAPRT_PREFETCH",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
+        "Load what the program used last time while Python still imports and traces.",
         default=True,
-        default_text="on",
-        help="Load what the program used last time while Python still imports and traces.",
     ),
     Setting(
         "SNAPRT_RECOMPILE_LIMIT",
@@ -362,13 +324,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="8",
         help="Warn when a place of the program had programs compiled again in this many steps.",
     ),
-    Setting(
+    _on_off(
         "SNAPRT_RECORD_DEDUPE",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Store an array that several snapshots hold once, in a folder beside them.",
+        "Store an array that several snapshots hold once, in a folder beside them.",
     ),
     Setting(
         "SNAPRT_RECORD",
@@ -434,14 +392,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="0",
         help="Bytes to leave free on the disk that snapshots are written to.",
     ),
-    Setting(
-        "SNAPRT_RECORD_STOP",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Stop the program when a NaN or an error was recorded.",
-    ),
+    _on_off("SNAPRT_RECORD_STOP", "Stop the program when a NaN or an error was recorded."),
     Setting(
         "SNAPRT_REPRO_AFTER",
         _one_of("compile", "run"),
@@ -474,22 +425,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="nothing is written",
         help="Write a folder for each graph here, and a page that links them.",
     ),
-    Setting(
-        "SYNC_TENSORS_OPBYOP",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="At a step, compile and run each operation on its own.",
-    ),
-    Setting(
-        "TF_CPP_LOG_THREAD_ID",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Whether a line of the log says which thread wrote it.",
-    ),
+    _on_off("SYNC_TENSORS_OPBYOP", "At a step, compile and run each operation on its own."),
+    _on_off("TF_CPP_LOG_THREAD_ID", "Whether a line of the log says which thread wrote it."),
     Setting(
         "TF_CPP_MIN_LOG_LEVEL",
         _number,
@@ -506,13 +443,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="no log of snaprt's, unless TF_CPP_MIN_LOG_LEVEL is 0",
         help="How much each module logs: 1 the steps of a compilation, 2 each operation too.",
     ),
-    Setting(
+    _on_off(
         "XLA_DOWNCAST_BF16",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Lazy programs compute float32 arrays as bfloat16, and float64 ones as float32.",
+        "Lazy programs compute float32 arrays as bfloat16, and float64 ones as float32.",
     ),
     Setting(
         "XLA_FLAGS",
@@ -522,21 +455,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="empty",
         help="XLA's own flags; snaprt acts on --xla_dump_hlo_snapshots with --xla_dump_to.",
     ),
-    Setting(
-        "XLA_HLO_DEBUG",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Put the Python stack of each operation, as of now, into the module.",
-    ),
-    Setting(
-        "XLA_IR_DEBUG",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Note the Python stack of each operation each time that it is recorded.",
+    _on_off("XLA_HLO_DEBUG", "Put the Python stack of each operation, as of now, into the module."),
+    _on_off(
+        "XLA_IR_DEBUG", "Note the Python stack of each operation each time that it is recorded."
     ),
     Setting(
         "XLA_MAX_ASYNC_QUEUE",
@@ -570,37 +491,11 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="text",
         help="How XLA_SAVE_TENSORS_FILE has the graphs: text, Graphviz, or HLO.",
     ),
-    Setting(
-        "XLA_SYNC_WAIT",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Every mark_step waits until the devices have finished.",
-    ),
-    Setting(
-        "XLA_USE_32BIT_LONG",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Lazy programs compute 64-bit integers with 32 bits.",
-    ),
-    Setting(
-        "XLA_USE_BF16",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Lazy programs compute float32 and float64 arrays as bfloat16.",
-    ),
-    Setting(
-        "XLA_USE_EAGER_DEBUG_MODE",
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=False,
-        default_text="off",
-        help="Compile and run each operation as soon as it is recorded.",
+    _on_off("XLA_SYNC_WAIT", "Every mark_step waits until the devices have finished."),
+    _on_off("XLA_USE_32BIT_LONG", "Lazy programs compute 64-bit integers with 32 bits."),
+    _on_off("XLA_USE_BF16", "Lazy programs compute float32 and float64 arrays as bfloat16."),
+    _on_off(
+        "XLA_USE_EAGER_DEBUG_MODE", "Compile and run each operation as soon as it is recorded."
     ),
 )
 

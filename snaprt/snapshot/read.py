@@ -23,7 +23,7 @@ import numpy as np
 import zstandard
 
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import layout, places, seeded, store
+from snaprt.snapshot import layout, manifest_json, places, seeded, store
 from snaprt.snapshot.dtypes import from_storage, storage_dtype
 from snaprt.snapshot.shuffle import BLOCK_BYTES, unshuffle
 
@@ -240,7 +240,7 @@ class SnapshotFile:
         text = file.read(length)
         if blake3.blake3(text).hexdigest() != digest:
             raise ValueError("the manifest's digest does not match")
-        return layout.manifest_from_json(text)
+        return manifest_json.from_json(text)
 
     def _read_module(self, file: BinaryIO, name: str) -> bytes:
         record = self.manifest.module[name]

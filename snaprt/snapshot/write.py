@@ -20,7 +20,7 @@ import numpy as np
 import zstandard
 
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import encode, layout
+from snaprt.snapshot import encode, layout, manifest_json
 from snaprt.snapshot.disk import WholeWrites
 from snaprt.snapshot.dtypes import to_storage
 from snaprt.snapshot.leftovers import temporary_name
@@ -100,7 +100,7 @@ def _write_container(
             contents.proof,
             contents.trace_error,
         )
-        text = layout.manifest_to_json(manifest)
+        text = manifest_json.to_json(manifest)
         container.add_bytes(layout.MANIFEST_MEMBER, text)
         container.zip.comment = layout.comment(manifest, blake3.blake3(text).hexdigest())
     return manifest

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import layout
+from snaprt.snapshot import layout, manifest_json
 from snaprt.snapshot.dtypes import DTYPE_NAMES, true_dtype
 from snaprt.snapshot.leftovers import remove_leftovers
 from snaprt.snapshot.read import is_snapshot, open_snapshot, sibling_inputs, sibling_outputs
@@ -317,9 +317,9 @@ def test_a_newer_format_is_refused_and_says_so(
 
 def test_what_a_newer_minor_version_adds_is_ignored(tmp_path: Path) -> None:
     manifest = write_snapshot(tmp_path / "a.inputs.snap", contents({"a": np.zeros(3)}))
-    body = json.loads(layout.manifest_to_json(manifest))
+    body = json.loads(manifest_json.to_json(manifest))
     body["new"] = body["execution"]["new"] = body["arrays"][0]["new"] = [1]
-    assert layout.manifest_from_json(json.dumps(body).encode()) == manifest
+    assert manifest_json.from_json(json.dumps(body).encode()) == manifest
 
 
 def test_a_manifest_that_contradicts_itself_takes_no_memory(whole: Path) -> None:
