@@ -15,7 +15,7 @@ from snaprt.errors import UsageError
 def initialize() -> None:
     """Put under ``jax.jit`` the compile cache and what saves failing programs, as asked for.
 
-    A setting that is not allowed is told; JAX would pass over what is raised here, with a traceback.
+    A setting that is not allowed is told here: JAX would show a traceback, and go on.
     """
     try:
         _initialize()

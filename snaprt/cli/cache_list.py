@@ -19,7 +19,6 @@ from snaprt.cli.cache_words import (
     SHORT_KEY,
     Moment,
     bar,
-    counted,
     dir_option,
     moment_in_words,
     one_entry,

@@ -188,7 +188,9 @@ def clear(folder: Path | None, yes: bool, as_json: bool) -> None:
     cache = open_cache(folder)
     count = len(cache.entries())
     if not yes and count:
-        click.confirm(f"Remove {count} entries from {cache.path}?", abort=True, err=True)
+        click.confirm(
+            f"Remove {counted(count, 'entry', 'entries')} from {cache.path}?", abort=True, err=True
+        )
     removed = cache.clear()
     forget_misses(cache.folder)
     if as_json:

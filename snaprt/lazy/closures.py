@@ -150,7 +150,8 @@ def _tell_at_exit() -> None:
     for mine in list(_all):
         if mine.pending:
             _log.warning(
-                "%d step closures never ran: no mark_step came after them", len(mine.pending)
+                "step closures that never ran, for no mark_step came after them: %d",
+                len(mine.pending),
             )
         for error in _errors_behind(mine):
             _log.error("a step closure failed in the background", exc_info=error)

@@ -45,6 +45,7 @@ from snaprt.snapshot.trace_errors import describe_trace_error
 # What a recorded operation shows as its source is the user's line, not ours.
 for _part in ("lazy", "execute", "explain", "jaxapi.py"):
     jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
+    jaxapi.hide_traceback_below(Path(__file__).parent.parent / _part)
 
 #: A thread's paths are forgotten once they have so many points; its programs stay loaded.
 MAX_POINTS = 200_000
