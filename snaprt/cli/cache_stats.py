@@ -129,7 +129,12 @@ def _print_numbers(numbers: CacheStats, programs: int) -> None:
         ),
         ("hits", f"{numbers.hits:,}{share}{remote}"),
         ("misses", f"{numbers.misses:,}"),
-        ("stored", f"{numbers.puts:,}, {numbers.evicted:,} evicted"),
+        # Notes and lists are evicted as well, and not counted where they are stored.
+        (
+            "stored",
+            f"{counted(numbers.puts, 'program')}, "
+            f"{counted(numbers.evicted, 'entry', 'entries')} evicted",
+        ),
         ("time saved", seconds_in_words(numbers.saved_seconds)),
         ("damaged", f"{numbers.corrupt:,}, {numbers.set_aside:,} kept in quarantine"),
         ("file errors", f"{numbers.errors:,}"),
