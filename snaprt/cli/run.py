@@ -41,6 +41,10 @@ _FILES_WRITTEN: Final = {
     "XLA_METRICS_FILE": "XLA_METRICS_FILE",
     "XLA_SAVE_TENSORS_FILE": "XLA_SAVE_TENSORS_FILE",
 }
+_FOLDERS_WRITTEN: Final = {
+    "SNAPRT_DUMP_DIR": "--dump or SNAPRT_DUMP_DIR",
+    "SNAPRT_TRACE": "SNAPRT_TRACE",
+}
 
 # What stands around the program on the stack: it is not the user's, though JAX would take it so.
 _AROUND: Final = (
@@ -249,6 +253,13 @@ def _check_environment() -> None:
             raise UsageError(
                 f"cannot write {path}: there is no directory {path.absolute().parent}",
                 hint=f"Name a file in a directory that exists with {named_by}.",
+            )
+    for variable, named_by in _FOLDERS_WRITTEN.items():
+        path = settings.get(variable)
+        if path is not None and path.exists() and not path.is_dir():
+            raise UsageError(
+                f"cannot write into {path}: it is no directory",
+                hint=f"Name a directory, or one that can be made, with {named_by}.",
             )
 
 

@@ -204,6 +204,7 @@ def test_dedupe_is_switched_on_for_the_program(tmp_path: Path):
         ((), {"SNAPRT_RECOMPILE_LIMIT": "few"}, "SNAPRT_RECOMPILE_LIMIT"),
         ((), {"XLA_METRICS_FILE": "nowhere/metrics.txt"}, "XLA_METRICS_FILE"),
         (("--metrics", "nowhere/metrics.json"), {}, "--metrics"),
+        (("--dump", "link.py"), {}, "--dump"),
     ],
 )
 def test_a_setting_that_cannot_be_is_told_before_the_program_runs(
