@@ -314,9 +314,8 @@ def _executable_for(
             executable = compile_program(program, promoted, overrides, is_watched=is_watched)
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
-            if current_modes().notes_places:
-                raise uncompiled(error, program.nodes) from error.__cause__
-            raise
+            named = program.nodes if current_modes().notes_places else ()
+            raise uncompiled(error, named) from error.__cause__
         seconds = time.perf_counter() - started
         told.compiled(program, promoted, executable, seconds)
         if cause == "eager":
