@@ -6,11 +6,24 @@ JAX looks for its plugins when it first makes its devices. Unless ``SNAPRT_JAX_C
 
 from __future__ import annotations
 
+import sys
+
 from snaprt import settings
+from snaprt.errors import UsageError
 
 
 def initialize() -> None:
-    """Put under ``jax.jit`` the compile cache and what saves failing programs, as asked for."""
+    """Put under ``jax.jit`` the compile cache and what saves failing programs, as asked for.
+
+    A setting that is not allowed is told here: JAX would show a traceback, and go on.
+    """
+    try:
+        _initialize()
+    except UsageError as error:
+        print(f"snaprt does nothing under jax.jit: {error}", file=sys.stderr)
+
+
+def _initialize() -> None:
     if settings.get("SNAPRT_JAX_CACHE"):
         from snaprt import cache
 

@@ -26,13 +26,13 @@ def xla_device(n: int | None = None) -> Any:
     if n is None and default is not None and not isinstance(default, str):
         return default
     devices = jax.local_devices(backend=default if isinstance(default, str) and n is None else None)
-    try:
-        return devices[n or 0]
-    except IndexError:
+    number = n or 0
+    if number not in range(len(devices)):
         raise DeviceError(
-            f"there is no device {n}: this process has {len(devices)}",
+            f"there is no device {n!r}: this process has {len(devices)}",
             hint="snaprt.get_xla_supported_devices() returns them, counted from 0",
-        ) from None
+        )
+    return devices[number]
 
 
 def get_xla_supported_devices(
@@ -66,11 +66,20 @@ def wait_device_ops(devices: Iterable[Any] | Any | None = None) -> None:
 
     Raises:
         ExecutionError: Some of the work has failed.
+        DeviceError: One of them is no `jax.Device`.
     """
     if devices is None:
         chosen = None
     else:
-        chosen = set(devices) if isinstance(devices, Iterable) else {devices}
+        # The names that PyTorch/XLA has would match nothing, and nothing would be waited for.
+        is_several = isinstance(devices, Iterable) and not isinstance(devices, str)
+        chosen = set(devices) if is_several else {devices}
+        for device in chosen:
+            if not isinstance(device, jax.Device):
+                raise DeviceError(
+                    f"{device!r} is no jax.Device",
+                    hint="pass what snaprt.xla_device(n) returns, or nothing for all devices",
+                )
     try:
         with jaxapi.evaluating():
             for array in jax.live_arrays():

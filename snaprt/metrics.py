@@ -310,7 +310,7 @@ def to_json(metrics: Metrics | None = None) -> dict[str, Any]:
 def save(path: str | Path) -> None:
     """Write this process's metrics to ``path``: the report where it ends in .txt, else JSON.
 
-    The file appears whole or not at all.
+    The file appears whole or not at all; a pipe or a device is written to.
 
     Raises:
         SnaprtError: The file cannot be written.
@@ -321,7 +321,13 @@ def save(path: str | Path) -> None:
 def _save(target: Path, *, as_text: bool) -> None:
     text = metrics_report() if as_text else json.dumps(to_json()) + "\n"
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    # Devices and pipes, such as /dev/null and /dev/stdout, are written to: replaced, they are lost.
+    is_stream = target.parent == Path("/dev") or (target.exists() and not target.is_file())
     try:
+        if is_stream:
+            with target.open("a", encoding="utf-8") as stream:
+                stream.write(text)
+            return
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(target)
     except OSError as error:

@@ -106,11 +106,20 @@ def set_rng_state(state: Sequence[int] | int, device: Any = None) -> None:
     Args:
         state: What `get_rng_state` returned, or a seed.
         device: The device whose keys are meant, see `manual_seed`.
+
+    Raises:
+        UsageError: It is neither.
     """
-    if isinstance(state, Sequence):
-        seed, drawn = state
-    else:
-        seed, drawn = operator.index(state), 0
+    try:
+        numbers = state if isinstance(state, Sequence) else (state, 0)
+        seed, drawn = map(operator.index, numbers)
+        if drawn < 0:
+            raise ValueError(drawn)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"keys cannot go on from {state!r}",
+            hint="pass a seed, which is an integer, or what snaprt.get_rng_state() returned",
+        ) from error
     stream = _Stream(RngState(seed, drawn), device)
     with _lock:
         _streams[device] = stream

@@ -543,6 +543,16 @@ def get(name: str) -> Any:
         ) from error
 
 
+def check() -> None:
+    """Look at every variable of the table as it is set now.
+
+    Raises:
+        UsageError: The text of one is not one that it allows.
+    """
+    for name in _BY_NAME:
+        get(name)
+
+
 def for_rank(path: Path) -> Path:
     """Return the file that this process writes where ``path`` is asked for.
 

@@ -7,6 +7,7 @@ handed in.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -86,7 +87,7 @@ class JaxCache:
         cache_key = self._key_of(key)
         entry = self._cache.get(cache_key, name=_program(key))
         if entry is None and self._thread.compiling is None:
-            stored = self._cache.blob_path(cache_key.digest).exists
+            stored = functools.partial(self._cache.offers, cache_key.digest)
             flight = self._flight_of()
             role, lock = flight.join(cache_key.digest, stored)
             if not role.leader and stored():

@@ -42,6 +42,7 @@ class Miss:
         script: The Python program that asked, such as ``train.py``.
         process: The number of its process.
         time: Unix time in seconds.
+        mode: The mode in which the cache was asked; empty where it is not known.
     """
 
     key: Key
@@ -49,6 +50,7 @@ class Miss:
     script: str
     process: int
     time: float
+    mode: str
 
 
 def record_miss(cache: Cache, key: Key, name: str) -> None:
@@ -69,6 +71,7 @@ def record_miss(cache: Cache, key: Key, name: str) -> None:
             "process": os.getpid(),
             "name": name,
             "script": script_name(),
+            "mode": cache.mode.name,
             "parts": [[part.name, part.value] for part in key.parts],
         },
         separators=(",", ":"),
@@ -125,6 +128,7 @@ def _parse(line: bytes) -> Miss | None:
             script=str(content["script"]),
             process=int(content["process"]),
             time=float(content["time"]),
+            mode=str(content.get("mode", "")),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -136,7 +136,7 @@ class Cache(Contents):
             return None
         start = time.perf_counter()
         found: Found | None = None
-        if self.mode.reads or key.digest in self._refreshed:
+        if self._may_read(key.digest):
             found = self._read(key.digest) or self._fetch(key.digest)
         entry: Entry | None = None
         if found is not None:
@@ -149,6 +149,14 @@ class Cache(Contents):
         if entry is None and counted and not self.mode.misses:
             raise missing(self.path, self._blobs.headers(set_aside=False), key, name)
         return entry
+
+    def offers(self, digest: str) -> bool:
+        """Say whether there is a file that ``get`` would read; whether it is whole, it finds out.
+
+        Args:
+            digest: The digest of the entry's key.
+        """
+        return self._may_read(digest) and self.blob_path(digest).exists()
 
     def put(
         self,
@@ -244,6 +252,9 @@ class Cache(Contents):
         return self._keep(found.header, content)
 
     # Reading.
+
+    def _may_read(self, digest: str) -> bool:
+        return self.mode.reads or digest in self._refreshed
 
     def _read(self, digest: str) -> Found | None:
         try:

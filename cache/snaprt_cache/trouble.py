@@ -25,7 +25,9 @@ class _Advice:
 _ELSEWHERE: Final = "set SNAPRT_CACHE_DIR to another directory"
 _SPACE: Final = _Advice("space", f"Free space there, or {_ELSEWHERE}.")
 _ACCESS: Final = _Advice(
-    "access", f"Make it writable for you, or {_ELSEWHERE}; SNAPRT_CACHE=off turns the cache off."
+    "access",
+    f"Make it writable for you, or {_ELSEWHERE}; or only read it with "
+    "SNAPRT_CACHE_MODE=read-only, or turn it off with SNAPRT_CACHE=off.",
 )
 _NO_FOLDER: Final = _Advice(
     "folder", f"Something that is no directory is in its place: remove it, or {_ELSEWHERE}."

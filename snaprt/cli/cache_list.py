@@ -19,7 +19,6 @@ from snaprt.cli.cache_words import (
     SHORT_KEY,
     Moment,
     bar,
-    counted,
     dir_option,
     moment_in_words,
     one_entry,
@@ -68,7 +67,7 @@ _PINNED: Final = Column("pinned", rank=1)
 @click.option("--reverse", is_flag=True, help="The other way round.")
 @click.option("--name", metavar="TEXT", help="Only names with this in them; * and ? match any.")
 @click.option("--platform", metavar="TEXT", help="Only this platform: cpu, gpu or tpu.")
-@click.option("--kind", metavar="TEXT", help="Only this kind: compiled, module, jit; or note.")
+@click.option("--kind", metavar="TEXT", help="Only this kind: compiled, module, jit; note, list.")
 @click.option("--since", type=Moment(), help="Only what was made or used since: 2026-01-31, 3d.")
 @click.option("--limit", type=click.IntRange(min=1), help="So many entries at most.")
 @output.json_option
@@ -83,14 +82,18 @@ def ls(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """List the entries that hold programs; --kind note lists what is known about programs.
+    """List the entries that hold programs.
+
+    Others hold what is known about programs: --kind note where their graphs lead, --kind list what
+    a script wants loaded when it starts.
 
     \b
     Example:
       snaprt cache ls --sort saved --limit 10
       snaprt cache ls --name 'train*' --since 3d
     """
-    there = open_cache(folder).entries()
+    cache = open_cache(folder)
+    there = cache.entries()
     chosen = [
         row
         for row in there
@@ -120,10 +123,12 @@ def ls(
     ]
     columns = (*_LIST_COLUMNS, _PINNED) if any(row.pinned for row in rows) else _LIST_COLUMNS
     output.console.print(FittedTable(columns, cells))
-    notes = sum(row.kind in NO_PROGRAMS for row in there) if kind is None else 0
-    beside = f"; {counted(notes, 'note')} not shown" if notes else ""
+    others = sum(row.kind in NO_PROGRAMS for row in there) if kind is None else 0
+    beside = f"; {others:,} not shown, of --kind note or list" if others else ""
     of_all = f" of {len(there):,}" if len(rows) < len(there) else ""
     output.log.print(f"{len(rows):,}{of_all} {'entry' if len(there) == 1 else 'entries'}{beside}")
+    if not cache.path.exists():
+        output.log.print(f"There is no directory {cache.path} yet.")
 
 
 def _matches(text: str, pattern: str | None) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from snaprt_cache import Cache, EntryRow, Key
+from snaprt_cache import Cache, EntryRow, Key, modes
 from snaprt_cache.explain import MODULE, OTHER_MODULE, PartDifference, explain, nearest, reason
 from snaprt_cache.history import keys_of_entries
 from snaprt_cache.misses import Miss, misses
@@ -22,6 +22,7 @@ NEW_PROGRAM: Final = "new program"
 CHANGED_SHAPE: Final = "changed shape or constant"
 CHANGED_CODE: Final = "changed code"
 DAMAGED: Final = "damaged, set aside"
+REFRESHED: Final = "made anew, in mode refresh"
 REMOVED: Final = "was there, removed since"
 AT_THE_SAME_TIME: Final = "another process compiled it"
 # Programs with less in common than this are not versions of one another.
@@ -93,6 +94,8 @@ class Neighbours:
         before = [
             one.time for one in self.misses if one.key.digest == digest and one.time < miss.time
         ]
+        if miss.mode == modes.REFRESH.name:
+            return Explained(miss.key, miss.name, REFRESHED, None, ())
         if before:
             row = self.rows.get(digest)
             seconds = max(_LEAST_COMPILE_SECONDS, 2 * row.compile_seconds if row else 0.0)

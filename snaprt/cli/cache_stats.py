@@ -19,6 +19,7 @@ from snaprt.cli.cache_words import (
     NO_PROGRAMS,
     SCHEMA_VERSION,
     bar,
+    counted,
     dir_option,
     print_pairs,
     seconds_in_words,
@@ -118,14 +119,22 @@ def _print_numbers(numbers: CacheStats, programs: int) -> None:
     limit = "" if numbers.max_bytes is None else f" of at most {size_in_words(numbers.max_bytes)}"
     pairs = [
         ("directory", str(numbers.path)),
-        ("entries", f"{numbers.entries:,} ({programs:,} programs), {numbers.pinned:,} pinned"),
+        (
+            "entries",
+            f"{numbers.entries:,} ({counted(programs, 'program')}), {numbers.pinned:,} pinned",
+        ),
         (
             "size on disk",
             f"{size_in_words(numbers.stored_bytes)}{limit}{packed}",
         ),
         ("hits", f"{numbers.hits:,}{share}{remote}"),
         ("misses", f"{numbers.misses:,}"),
-        ("stored", f"{numbers.puts:,}, {numbers.evicted:,} evicted"),
+        # Notes and lists are evicted as well, and not counted where they are stored.
+        (
+            "stored",
+            f"{counted(numbers.puts, 'program')}, "
+            f"{counted(numbers.evicted, 'entry', 'entries')} evicted",
+        ),
         ("time saved", seconds_in_words(numbers.saved_seconds)),
         ("damaged", f"{numbers.corrupt:,}, {numbers.set_aside:,} kept in quarantine"),
         ("file errors", f"{numbers.errors:,}"),

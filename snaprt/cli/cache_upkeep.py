@@ -63,7 +63,7 @@ def verify(context: click.Context, folder: Path | None, heal: bool, as_json: boo
         entries = sum(finding.subject == "entry" for finding in findings)
         found = counted(len(wrong), "problem") if wrong else "nothing wrong"
         output.log.print(f"{counted(entries, 'entry', 'entries')} checked, {found}.")
-        if any(not finding.healed for finding in wrong):
+        if not heal and any(not finding.healed for finding in wrong):
             output.log.print("`snaprt cache verify --heal` sets damaged entries aside.")
     if wrong:
         context.exit(output.EXIT_MISMATCH)
@@ -188,7 +188,9 @@ def clear(folder: Path | None, yes: bool, as_json: bool) -> None:
     cache = open_cache(folder)
     count = len(cache.entries())
     if not yes and count:
-        click.confirm(f"Remove {count} entries from {cache.path}?", abort=True, err=True)
+        click.confirm(
+            f"Remove {counted(count, 'entry', 'entries')} from {cache.path}?", abort=True, err=True
+        )
     removed = cache.clear()
     forget_misses(cache.folder)
     if as_json:

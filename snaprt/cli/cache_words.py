@@ -19,8 +19,8 @@ SCHEMA_VERSION: Final = 1
 #: So many digits of a key are unique in any cache that fits a disk, and fit a terminal.
 SHORT_KEY: Final = 12
 
-#: Kinds of entries that hold no program, but what is known about one.
-NO_PROGRAMS: Final = frozenset({"note"})
+#: Kinds of entries that hold no program, but what is known about some.
+NO_PROGRAMS: Final = frozenset({"note", "list"})
 
 dir_option = click.option(
     "--dir",

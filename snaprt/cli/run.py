@@ -16,7 +16,7 @@ import os
 import pkgutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -33,6 +33,24 @@ from snaprt.snapshot.conditions import parse_conditions
 
 # What python leaves with after an exception that nothing caught.
 EXIT_UNCAUGHT: Final = 1
+
+# What names a file that is written later, perhaps when a long run is over, and how it is named.
+_FILES_WRITTEN: Final = {
+    "PT_XLA_DEBUG_FILE": "PT_XLA_DEBUG_FILE",
+    "SNAPRT_METRICS_FILE": "--metrics or SNAPRT_METRICS_FILE",
+    "XLA_METRICS_FILE": "XLA_METRICS_FILE",
+    "XLA_SAVE_TENSORS_FILE": "XLA_SAVE_TENSORS_FILE",
+}
+_FOLDERS_WRITTEN: Final = {
+    "SNAPRT_DUMP_DIR": "--dump or SNAPRT_DUMP_DIR",
+    "SNAPRT_TRACE": "SNAPRT_TRACE",
+}
+
+# What stands around the program on the stack: it is not the user's, though JAX would take it so.
+_AROUND: Final = (
+    *(__file__, after_import.__file__, str(Path(__file__).with_name("main.py"))),
+    *(str(Path(click.__file__).parent), "<frozen runpy>"),
+)
 
 
 @dataclass(frozen=True)
@@ -175,13 +193,19 @@ def command(
     is_recording = record or (not is_lazy and (bool(when) or keep_last is not None))
     explained = RunExplained(shown=explain, file=explain_json)
     try:
-        status = run(program, lazy=is_lazy, recording=is_recording)
+        status = run(program, lazy=is_lazy, recording=is_recording, at_end=explained.program_ended)
     finally:
         explained.end()
     context.exit(status)
 
 
-def run(words: Sequence[str], *, lazy: bool, recording: bool = False) -> int:
+def run(
+    words: Sequence[str],
+    *,
+    lazy: bool,
+    recording: bool = False,
+    at_end: Callable[[], None] = lambda: None,
+) -> int:
     """Run a program as ``__main__`` of this process and return its exit status.
 
     Args:
@@ -189,11 +213,15 @@ def run(words: Sequence[str], *, lazy: bool, recording: bool = False) -> int:
             module's name, then its arguments.
         lazy: Whether its JAX operations are recorded and run as graphs.
         recording: Whether its calls of jitted functions are recorded.
+        at_end: Called when it has ended, before what it left pending runs.
 
     Raises:
-        UsageError: There is no such program, or nothing can run so under its XLA_FLAGS.
+        UsageError: There is no such program, or nothing can run so under the environment.
         SnaprtError: It had ended, and what it had recorded and not yet run failed.
     """
+    _check_environment()
+    entered_by = sys.argv[0]  # the script `snaprt`, or our __main__.py
+    after_import.call_after_import("snaprt.jaxapi", lambda: _hide_frames(*_AROUND, entered_by))
     if words[0] == "-m":
         if len(words) == 1:
             raise UsageError("-m needs the name of a module", hint="snaprt run -m my_package.train")
@@ -213,7 +241,33 @@ def run(words: Sequence[str], *, lazy: bool, recording: bool = False) -> int:
         except SyntaxError as error:
             return _leave_with(error)
     _enter(program.argument_zero, program.search_path, arguments)
-    return _execute(program, lazy=lazy, recording=recording)
+    return _execute(program, lazy=lazy, recording=recording, at_end=at_end)
+
+
+def _check_environment() -> None:
+    """Say what is wrong with a setting before the program runs, and not when it is first needed."""
+    settings.check()
+    for variable, named_by in _FILES_WRITTEN.items():
+        path = settings.get(variable)
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(
+                f"cannot write {path}: there is no directory {path.absolute().parent}",
+                hint=f"Name a file in a directory that exists with {named_by}.",
+            )
+    for variable, named_by in _FOLDERS_WRITTEN.items():
+        path = settings.get(variable)
+        if path is not None and path.exists() and not path.is_dir():
+            raise UsageError(
+                f"cannot write into {path}: it is no directory",
+                hint=f"Name a directory, or one that can be made, with {named_by}.",
+            )
+
+
+def _hide_frames(*files: str) -> None:
+    from snaprt import jaxapi
+
+    for file in files:
+        jaxapi.hide_frames_below(Path(file))
 
 
 def _enter(argument_zero: str, search_path: str, arguments: Sequence[str]) -> None:
@@ -276,7 +330,7 @@ def _find_spec(name: str) -> importlib.machinery.ModuleSpec:
     return spec
 
 
-def _execute(program: Program, *, lazy: bool, recording: bool) -> int:
+def _execute(program: Program, *, lazy: bool, recording: bool, at_end: Callable[[], None]) -> int:
     module = ModuleType("__main__")
     module.__dict__.update(
         __builtins__=builtins,
@@ -304,6 +358,7 @@ def _execute(program: Program, *, lazy: bool, recording: bool) -> int:
         recorder.refused_with,
     ):
         raise ended_by
+    at_end()
     try:
         laziness.end(run_pending=not isinstance(ended_by, KeyboardInterrupt))
     except BaseException as error:

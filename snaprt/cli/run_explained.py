@@ -14,7 +14,7 @@ from snaprt.cli import after_import, output
 from snaprt.errors import UsageError
 
 if TYPE_CHECKING:
-    from snaprt.explain.cuts import Row, Rows
+    from snaprt.explain.cuts import Collector, Row, Rows
 
 SCHEMA: Final = "snaprt.explain"
 VERSION: Final = 1
@@ -35,6 +35,7 @@ class RunExplained:
         self._shown = shown
         self._file = None if file is None else file.expanduser().absolute()
         self._rows: Rows | None = None
+        self._collector: Collector | None = None
         if self._file is not None and not self._file.parent.is_dir():
             raise UsageError(
                 f"cannot write {file}: there is no directory {self._file.parent}",
@@ -48,7 +49,13 @@ class RunExplained:
         from snaprt.explain.watching import attach
 
         self._rows = Rows()
-        attach(Collector(self._rows.add))
+        self._collector = Collector(self._rows.add)
+        attach(self._collector)
+
+    def program_ended(self) -> None:
+        """Call what still runs by its name: the end, and not a step that the program marked."""
+        if self._collector is not None:
+            self._collector.at_steps = "end"
 
     def end(self) -> None:
         """Say what happened."""

@@ -21,7 +21,7 @@ from snaprt_cache.misses import record_miss, script_name
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, metrics, settings
-from snaprt.errors import CompileError
+from snaprt.errors import CompileError, UsageError
 from snaprt.execute import prefetch, times
 from snaprt.execute.collect import GRAPH_NAME, calls_back, collect_program
 from snaprt.execute.key import module_digest, module_key
@@ -149,6 +149,7 @@ def compile_program(
 
     Raises:
         CompileError: If JAX cannot lower it or XLA cannot compile it.
+        UsageError: If a setting is not one that is allowed.
     """
     folder = settings.get("SNAPRT_COLLECT")
     size = len(program.nodes)
@@ -160,7 +161,7 @@ def compile_program(
                 found, is_watched = _collect(program, promoted, folder), False
             else:
                 found = _obtain(program, promoted, overrides, is_watched)
-    except CacheError:
+    except (CacheError, UsageError):
         raise
     except Exception as error:
         raise CompileError(

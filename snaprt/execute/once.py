@@ -43,8 +43,9 @@ def compile_once(
     Returns:
         The executable, whether it came from the cache, and whether it is there now.
     """
-    with flight(cache).lead(key.digest, cache.blob_path(key.digest).exists) as role:
-        if not role.leader and cache.blob_path(key.digest).exists():
+    is_stored = functools.partial(cache.offers, key.digest)
+    with flight(cache).lead(key.digest, is_stored) as role:
+        if not role.leader and is_stored():
             loaded = load()
             if loaded is not None:
                 return loaded, True, True
@@ -72,8 +73,9 @@ def load_entry(cache: Cache, key: Key, entry: Entry, load: Callable[[bytes], T])
 
 def flight(cache: Cache) -> Flight:
     """Return the locks of a cache, with the bound on waiting that is set now."""
-    # The processes of one job may need each other to compile: none of them may wait.
-    can_wait = cache.mode.writes and jax.process_count() == 1
+    # The processes of one job may need each other to compile: none of them may wait. Nor need one
+    # that does not read what others store.
+    can_wait = cache.mode.reads and cache.mode.writes and jax.process_count() == 1
     wait_seconds = settings.get("SNAPRT_CACHE_WAIT") if can_wait else 0.0
     return _flight(cache.folder, wait_seconds, cache.access)
 

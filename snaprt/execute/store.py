@@ -82,7 +82,13 @@ def open_cache(folder: Path | None = None) -> Cache:
         CacheError: The directory or the key cannot be used.
     """
     wanted = replace(_settings(), mode=modes.READ_WRITE.name, remote=None)
-    return _opened(replace(wanted, folder=folder) if folder is not None else wanted)
+    cache = _opened(replace(wanted, folder=folder) if folder is not None else wanted)
+    if cache.path.exists() and not cache.path.is_dir():
+        raise CacheError(
+            f"{cache.path} is no directory, and so no compile cache",
+            hint="Name the cache's directory with --dir or SNAPRT_CACHE_DIR.",
+        )
+    return cache
 
 
 def _settings() -> _Settings:

@@ -50,7 +50,7 @@ _JIT: Final = "put it inside of a function with jax.jit, which is recorded as on
 #: By the cause, as it is counted under ``host::CAUSE`` or ``cut::CAUSE``.
 BREAKS: Final[Mapping[str, Break]] = {
     "mark_step": Break("mark_step", ""),
-    "end": Break("the end of the function", ""),
+    "end": Break("the end of the function, or of the program", ""),
     "graph_size": Break(
         "a graph of SNAPRT_MAX_GRAPH_SIZE operations",
         "call mark_step at the end of each step, or allow larger graphs",

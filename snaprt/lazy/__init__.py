@@ -10,17 +10,28 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from snaprt.errors import UsageError
+
 if TYPE_CHECKING:
     from snaprt.lazy import scope
 
 
 class _CallableModule(ModuleType):
-    def __call__(self, *, fullgraph: bool = False) -> scope.lazy:
+    def __call__(self, *words: object, fullgraph: bool = False) -> scope.lazy:
         """Run eager JAX code lazily: ``with snaprt.lazy(): ...`` or ``@snaprt.lazy()``.
 
         Args:
+            words: Nothing is taken without a name.
             fullgraph: Whether a cut other than `snaprt.mark_step` raises `snaprt.GraphBreakError`.
+
+        Raises:
+            UsageError: It is given a function: ``@snaprt.lazy`` for ``@snaprt.lazy()``.
         """
+        if words:
+            raise UsageError(
+                "snaprt.lazy takes no function and no other arguments without a name",
+                hint="write @snaprt.lazy() above a function, or with snaprt.lazy(): ...",
+            )
         # Here, for it imports JAX; and the parts of the package import the package first.
         from snaprt.lazy.scope import lazy
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import jax
 
 from snaprt import settings
+from snaprt.errors import UsageError
 from snaprt.lazy.array import LazyArray
 
 _log: Final = logging.getLogger("snaprt.steps")
@@ -82,7 +83,15 @@ def add_step_closure(
         args: Its arguments.
         run_async: Whether to call it in the background, in one thread for the whole process, while
             the program goes on. `XLA_MAX_ASYNC_QUEUE` limits how many may wait.
+
+    Raises:
+        UsageError: It is no function.
     """
+    if not callable(closure):
+        raise UsageError(
+            f"a step closure must be a function, and {closure!r} is none",
+            hint="pass the function and its arguments apart: add_step_closure(print, args=(loss,))",
+        )
     mine = _threads.mine
     if mine is None:
         mine = _threads.mine = _OfThread()
@@ -150,7 +159,8 @@ def _tell_at_exit() -> None:
     for mine in list(_all):
         if mine.pending:
             _log.warning(
-                "%d step closures never ran: no mark_step came after them", len(mine.pending)
+                "step closures that never ran, for no mark_step came after them: %d",
+                len(mine.pending),
             )
         for error in _errors_behind(mine):
             _log.error("a step closure failed in the background", exc_info=error)

@@ -20,6 +20,7 @@ _MOST_FRAMES: Final = 4
 _OPERATION_BY_OPERATION: Final = (
     "SYNC_TENSORS_OPBYOP=1 and GET_TENSORS_OPBYOP=1 run each operation on its own, and name it"
 )
+_LISTED: Final = "XLA_IR_DEBUG=1 lists its operations and their lines"
 
 
 class FailedOnDevice(ExecutionError, jax.errors.JaxRuntimeError):  # noqa: N818 - bases say it
@@ -43,7 +44,14 @@ def list_operations(nodes: Sequence[Node]) -> str:
 
 
 def uncompiled(error: CompileError, nodes: Sequence[Node]) -> CompileError:
-    """Return the error of a program that could not be compiled, with its operations."""
+    """Return the error of a program that could not be compiled, with the operations it has.
+
+    Args:
+        error: What was raised.
+        nodes: Its operations, if they are to be named; else none.
+    """
+    if not nodes:
+        return CompileError(error.message, hint=f"{error.hint}; {_LISTED}")
     return CompileError(error.message + list_operations(nodes), hint=error.hint)
 
 
@@ -72,5 +80,6 @@ def failed_run(
         )
     return FailedOnDevice(
         f"{what} failed while it ran ({cause}): {error}{listed}",
-        hint="its arrays cannot be used any more; the error above comes from the device",
+        hint="its arrays cannot be used any more; the error above comes from the device"
+        + ("" if by_operation or nodes else f"; {_LISTED}"),
     )

@@ -45,6 +45,7 @@ from snaprt.snapshot.trace_errors import describe_trace_error
 # What a recorded operation shows as its source is the user's line, not ours.
 for _part in ("lazy", "execute", "explain", "jaxapi"):
     jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
+    jaxapi.hide_traceback_below(Path(__file__).parent.parent / _part)
 
 #: A thread's paths are forgotten once they have so many points; its programs stay loaded.
 MAX_POINTS = 200_000
@@ -313,9 +314,8 @@ def _executable_for(
             executable = compile_program(program, promoted, overrides, is_watched=is_watched)
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
-            if current_modes().notes_places:
-                raise uncompiled(error, program.nodes) from error.__cause__
-            raise
+            named = program.nodes if current_modes().notes_places else ()
+            raise uncompiled(error, named) from error.__cause__
         seconds = time.perf_counter() - started
         told.compiled(program, promoted, executable, seconds)
         if cause == "eager":

@@ -234,3 +234,16 @@ def test_snaprt_cache_open_counts_in_the_metrics_and_is_then_used_by_the_process
     saved = metrics.metric_data("PersistentCacheSavedSeconds")
     assert saved is not None
     assert saved[1] == pytest.approx(5, abs=0.5)
+
+
+def test_what_is_no_directory_is_no_cache(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match="no directory"):
+        CliRunner().invoke(command, ["ls", "--dir", str(tmp_path / "file")], catch_exceptions=False)
+
+
+def test_what_is_known_about_programs_is_not_taken_for_programs(cache: Cache) -> None:
+    cache.put(_key("list"), b"list", {"name": "prefetch list", "kind": "list"})
+    assert [one["name"] for one in _json(cache, "stats")["programs"]].count("prefetch list") == 0
+    assert "prefetch list" not in _invoke(cache, "ls").output
+    assert "prefetch list" in _invoke(cache, "ls", "--kind", "list").output

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from snaprt_cache import MODES, Cache, CacheError, Key, KeyPart
 
-from snaprt import settings
+from snaprt import metrics, settings
+from snaprt.cli.cache_misses import NEW_PROGRAM, REFRESHED, Neighbours
 from snaprt.errors import UsageError
 from snaprt.execute.store import open_cache, persistent_cache
 
@@ -212,3 +213,18 @@ def test_a_program_runs_from_a_filled_cache_and_ends_on_a_miss_where_it_must_not
     assert run("read-write").stdout == "92.0\n"
     filled = run("fail-on-miss")
     assert filled.stdout == "92.0\n", filled.stderr
+
+
+def test_a_program_that_is_made_anew_is_counted_once_and_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("SNAPRT_METRICS_FILE", str(tmp_path / "metrics.json"))
+    for mode in ("read-write", "refresh"):
+        monkeypatch.setenv("SNAPRT_CACHE_MODE", mode)
+        subprocess.run([sys.executable, "-c", _STEP], check=True, timeout=120)
+    counters = metrics.load(tmp_path / "metrics.json").counters
+    assert (counters["PersistentCacheMiss"], counters["PersistentCachePut"]) == (1, 1)
+    neighbours = Neighbours(open_cache())
+    first, second = map(neighbours.explain_miss, neighbours.misses)
+    assert (first.reason, second.reason) == (NEW_PROGRAM, REFRESHED)

@@ -196,3 +196,21 @@ def test_the_options_become_absolute_paths_in_the_environment(tmp_path: Path):
 def test_dedupe_is_switched_on_for_the_program(tmp_path: Path):
     (tmp_path / "prints.py").write_text("import os\nprint(os.environ['SNAPRT_RECORD_DEDUPE'])\n")
     assert run("--dedupe", "prints.py", folder=tmp_path).stdout == "on\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "named"),
+    [
+        ((), {"SNAPRT_RECOMPILE_LIMIT": "few"}, "SNAPRT_RECOMPILE_LIMIT"),
+        ((), {"XLA_METRICS_FILE": "nowhere/metrics.txt"}, "XLA_METRICS_FILE"),
+        (("--metrics", "nowhere/metrics.json"), {}, "--metrics"),
+        (("--dump", "link.py"), {}, "--dump"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_told_before_the_program_runs(
+    programs: Path, options: tuple[str, ...], environment: dict[str, str], named: str
+):
+    shown = run(*options, "inner/script.py", folder=programs, **environment)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr.startswith("error: ")
+    assert named in shown.stderr

@@ -60,3 +60,27 @@ def test_a_program_that_runs_nothing_lazily_is_told_how(tmp_path):
     shown = run(tmp_path, "--explain", program="print('ran')")
     assert (shown.returncode, shown.stdout) == (0, "ran\n")
     assert "nothing ran lazily" in shown.stderr
+
+
+def test_what_runs_at_the_end_of_the_program_is_called_so(tmp_path):
+    shown = run(tmp_path, "--explain", program="import jax.numpy as jnp\nx = jnp.ones(3) * 2")
+    (row,) = [line.split() for line in shown.stderr.splitlines() if "compiled  " in line]
+    assert row[-5:] == ["end", "(not", "in", "your", "program)"]
+
+
+def test_the_stack_of_a_cut_ends_at_the_program(tmp_path):
+    (tmp_path / "program.py").write_text("import jax.numpy as jnp\nprint(jnp.ones(3) * 2)\n")
+    environment = {"SNAPRT_CACHE": "off", "PT_XLA_DEBUG": "1", "XLA_IR_DEBUG": "1"}
+    shown = subprocess.run(
+        [*RUN, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, **environment, "XLA_SAVE_TENSORS_FILE": "graphs.txt"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    frames = [line for line in shown.stderr.splitlines() if ".py:" in line]
+    assert len(frames) == 2  # of the compilation and of the execution
+    assert all(line.endswith(f"  <module> ({tmp_path / 'program.py'}:2)") for line in frames)
+    assert "from=" not in (tmp_path / "graphs.txt").read_text()

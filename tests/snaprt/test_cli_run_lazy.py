@@ -171,3 +171,13 @@ def test_an_error_in_what_was_pending_at_the_end_is_an_error_with_a_hint(tmp_pat
     assert "broken sensor" in said
     assert "\n\nhint: " in said
     assert "snaprt.errors.ExecutionError" not in shown.stderr
+
+
+def test_an_error_in_a_jitted_function_has_the_traceback_that_eager_jax_shows(tmp_path: Path):
+    source = (
+        "import jax, jax.numpy as jnp\n"
+        "jax.jit(lambda x: jnp.concatenate([x, x], axis=3))(jnp.ones(3) * 2)\n"
+    )
+    eager, lazy = (run(source, option, folder=tmp_path) for option in ("--no-lazy", "--lazy"))
+    assert "axis 3 is out of bounds" in eager.stderr
+    assert lazy.stderr == eager.stderr

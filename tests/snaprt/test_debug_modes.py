@@ -108,6 +108,15 @@ def test_with_ir_debug_an_error_lists_the_operations_with_their_lines(monkeypatc
     assert f"  pure_callback at {__file__}:{line} (calls_back), from " in str(caught.value)
 
 
+@pytest.mark.parametrize("fails", [calls_back, lambda x: jnp.nanargmin(x * 1j)])
+def test_without_ir_debug_an_error_says_how_its_operations_are_listed(fails):
+    with snaprt.lazy():
+        kept = fails(X)
+        with pytest.raises((snaprt.ExecutionError, snaprt.CompileError)) as caught:
+            kept.block_until_ready()
+    assert "XLA_IR_DEBUG=1 lists its operations" in caught.value.hint
+
+
 def test_without_modes_what_repeats_is_followed_again(monkeypatch):
     with snaprt.lazy():
         for name in ("XLA_IR_DEBUG", "XLA_USE_EAGER_DEBUG_MODE", "SYNC_TENSORS_OPBYOP"):

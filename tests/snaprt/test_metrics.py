@@ -265,6 +265,18 @@ def test_a_metrics_file_that_cannot_be_written_leaves_the_exit_status(tmp_path: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_metrics_are_written_to_a_pipe_and_do_not_take_its_place(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    metrics.counter_add("MarkStep", 3)
+    metrics.save(pipe)
+    assert json.loads(os.read(reader, 1 << 16))["counters"]["MarkStep"] == 3
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_forked_while_another_thread_adds_can_add_too():
     done = run_python(

@@ -1,9 +1,11 @@
 import re
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
-from snaprt import settings
+import snaprt
+from snaprt import autoload, settings
 from snaprt.errors import UsageError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "environment.md"
@@ -83,3 +85,19 @@ def test_every_row_is_read_by_something_beside_the_table(row):
         if path.name != "settings.py" and row.name in path.read_text(encoding="utf-8")
     ]
     assert readers
+
+
+def test_a_bad_value_that_a_compilation_meets_is_no_error_of_the_compiler(monkeypatch):
+    monkeypatch.setenv("SNAPRT_CACHE_WAIT", "long")
+    with snaprt.lazy():
+        x = jnp.ones(17) * 2
+        with pytest.raises(UsageError, match="SNAPRT_CACHE_WAIT is 'long'"):
+            snaprt.mark_step()
+        monkeypatch.delenv("SNAPRT_CACHE_WAIT")
+        assert x.sum() == 34
+
+
+def test_a_bad_value_is_told_where_jax_loads_its_plugins(monkeypatch, capsys):
+    monkeypatch.setenv("SNAPRT_JAX_CACHE", "perhaps")
+    autoload.initialize()
+    assert "the environment variable SNAPRT_JAX_CACHE is 'perhaps'" in capsys.readouterr().err

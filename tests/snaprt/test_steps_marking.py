@@ -197,3 +197,22 @@ def test_the_first_process_prints(monkeypatch, rank, local_rank, is_master, is_l
     snaprt.master_print("loss", 1.5, fd=written)
     snaprt.master_print("here", fd=written, local=True)
     assert written.getvalue() == "loss 1.5\n" * is_master + "here\n" * is_local_master
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda: snaprt.manual_seed("seven"),
+        lambda: snaprt.set_rng_state((7, -1)),
+        lambda: snaprt.add_step_closure("loss"),
+        lambda: snaprt.xla_device("cpu"),
+        lambda: snaprt.xla_device(-1),
+        lambda: snaprt.wait_device_ops(["cpu:0"]),
+        lambda: snaprt.wait_device_ops("cpu:0"),
+        lambda: snaprt.lazy(jnp.sin),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_once_with_a_hint(misuse):
+    with pytest.raises((snaprt.UsageError, snaprt.DeviceError)) as refused:
+        misuse()
+    assert refused.value.hint
