@@ -77,6 +77,7 @@ def hold_trial(
     """
     case = load(path, inputs, random_seed)
     player.check_playable(case, repeat)
+    player.check_runs_on_one_device(case)
     for variant in (a, b, reference):
         _check_recorded(case, variant)
 
