@@ -26,7 +26,7 @@ import click
 
 import snaprt
 from snaprt import autoload, settings
-from snaprt.cli import after_import, output
+from snaprt.cli import after_import, output, own_frames
 from snaprt.cli.run_explained import RunExplained
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.snapshot.conditions import parse_conditions
@@ -85,7 +85,10 @@ class ProgramCommand(click.Command):
     "--cache", type=click.Path(path_type=Path), metavar="DIR", help="Keep compiled programs here."
 )
 @click.option(
-    "--dump", type=click.Path(path_type=Path), metavar="DIR", help="Record snapshots into DIR."
+    "--dump",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Record snapshots into DIR.",
 )
 @click.option("--record", is_flag=True, help="Record calls of jax.jit functions, in every thread.")
 @click.option(
@@ -286,12 +289,15 @@ def _execute(program: Program, *, lazy: bool, recording: bool) -> int:
         __package__=program.spec.parent if program.spec is not None else None,
         __loader__=program.spec.loader if program.spec is not None else None,
     )
+    hide_own_frames = own_frames.hider()
     # It stays there: threads, exit handlers, pickle and child processes look for it later.
     sys.modules["__main__"] = module
     laziness = _Laziness()
     recorder = _Recording()
     ended_by: BaseException | None = None
     try:
+        if recording or lazy:
+            after_import.call_after_import("jax", hide_own_frames)
         if recording:
             after_import.call_after_import("jax", recorder.begin)
         if lazy:

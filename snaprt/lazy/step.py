@@ -43,7 +43,7 @@ from snaprt.snapshot.steps import end_step, steps_ended
 from snaprt.snapshot.trace_errors import describe_trace_error
 
 # What a recorded operation shows as its source is the user's line, not ours.
-for _part in ("lazy", "execute", "explain", "jaxapi.py"):
+for _part in ("lazy", "execute", "explain", "snapshot", "jaxapi.py"):
     jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
 
 #: A thread's paths are forgotten once they have so many points; its programs stay loaded.
