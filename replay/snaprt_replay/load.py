@@ -104,6 +104,8 @@ def _load_snapshot(path: Path) -> Case:
     elif outputs_path is None:
         notes.append(f"there is no {_outputs_name(path)} beside it: nothing to compare with")
     execution, error = file.manifest.execution, file.manifest.trace_error
+    if execution.error.strip():
+        notes.append(f"recorded when this was raised: {execution.error.strip().splitlines()[0]}")
     inputs = _arrays(open_snapshot(inputs_path), "inputs") if inputs_path else None
     outputs = None
     if outputs_path is not None:

@@ -157,6 +157,8 @@ def test_inspect_says_why_it_was_recorded_and_what_it_ended_with(
     assert "error, rank=master" in told
     assert "ValueError: boom\n" in told
     assert "Traceback ..." in told
+    assert main(["replay", str(path)]) == 0
+    assert "note: recorded when this was raised: ValueError: boom\n" in capfd.readouterr().out
 
 
 def test_a_file_of_format_1_0_replays_without_what_it_does_not_know() -> None:
