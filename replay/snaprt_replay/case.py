@@ -74,6 +74,7 @@ class Case:
         trusted: True if snaprt wrote the module itself; anything else may end a process in one of
             XLA's CHECKs when it is compiled.
         notes: What the reader of a comparison should know: a restored module, a missing file.
+        unfinished: The error that ended the recording of a lazy graph: there is no execution then.
     """
 
     path: Path
@@ -92,6 +93,7 @@ class Case:
     files: tuple[Path, ...] = ()
     trusted: bool = False
     notes: tuple[str, ...] = ()
+    unfinished: str = ""
 
 
 def name_arrays(values: Sequence[np.ndarray], prefix: str) -> tuple[NamedArray, ...]:

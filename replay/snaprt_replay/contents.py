@@ -33,6 +33,7 @@ from snaprt.snapshot.xla import (
 from snaprt_replay import floatbits, shared, sniff
 from snaprt_replay.case import Case, NamedArray, Signature
 from snaprt_replay.load import load
+from snaprt_replay.newer_modules import readable_module
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +152,8 @@ def _of_snapshot(file: SnapshotFile) -> Contents:
         "XLA_FLAGS": execution.xla_flags,
         "environment": _pairs(execution.environment),
         "jax config": _pairs(execution.jax_config),
+        "because": execution.reason,
+        "error": execution.error.strip().replace("\n\n", "\n"),
         "donated": ", ".join(map(str, execution.donated)),
         "aliases": ", ".join(proof.aliases) and f"{', '.join(proof.aliases)} (result <- parameter)",
         "RNG keys": ", ".join(
@@ -172,7 +175,7 @@ def _of_snapshot(file: SnapshotFile) -> Contents:
         facts={label: text for label, text in facts.items() if text},
         parameters=(),
         notes=(),
-        stablehlo=lambda: file.module.stablehlo,
+        stablehlo=lambda: readable_module(file)[0],
         hlo=lambda: jaxapi.hlo_text(file.module.hlo),
         arrays=arrays,
     )

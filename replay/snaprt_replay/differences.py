@@ -1,6 +1,7 @@
 """Finds in what two recorded executions differ: surroundings, arrays, module; runs nothing.
 
-What only tells which execution it was (its number, step, time, process) is no difference.
+What only tells which execution it was (its number, step, time, process), and where and why it was
+recorded, is no difference.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from snaprt_replay.results import IDENTICAL, OutputComparison
 from snaprt_replay.tolerance import ToleranceRequest
 
 _EXACTLY = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
+_OF_THE_RECORDING = ("SNAPRT_DUMP_DIR", "SNAPRT_RECORD")
 _LARGEST_CONSTANT = 16  # elements: of a larger one the digest is compared, not the text
 
 
@@ -150,11 +152,15 @@ def _facts_of_execution(execution: Execution) -> Mapping[str, str]:
         "donated": ", ".join(map(str, execution.donated)),
         "redacted": ", ".join(execution.redacted),
         **{f"version of {name}": text for name, text in execution.versions.items()},
-        **{f"XLA flag {name}": text for name, text in _flags(execution.xla_flags).items()},
+        **{
+            f"XLA flag {name}": text
+            for name, text in _flags(execution.xla_flags).items()
+            if not name.startswith("xla_dump")
+        },
         **{
             f"environment {name}": text
             for name, text in execution.environment.items()
-            if name != "XLA_FLAGS"
+            if name != "XLA_FLAGS" and not name.startswith(_OF_THE_RECORDING)
         },
         **{f"config {name}": text for name, text in execution.jax_config.items()},
     }

@@ -105,5 +105,8 @@ def export(path: Path, to: str, out: Path, *, replace: bool = False) -> Case:
             form.write(case, temporary)
             temporary.replace(out)
     except OSError as error:
-        raise SnapshotError(f"cannot write {out}: {error.strerror or error}") from error
+        raise SnapshotError(
+            f"cannot write {out}: {error.strerror or error}",
+            hint="is the folder there, is the disk full?",
+        ) from error
     return case

@@ -29,7 +29,8 @@ from snaprt_replay.report.model import (
 from snaprt_replay.report.saved import headline_of
 from snaprt_replay.report.shown import shell_word
 from snaprt_replay.rerun import Replay
-from snaprt_replay.results import MISMATCH, Comparison
+from snaprt_replay.results import Comparison
+from snaprt_replay.trace_errors import TraceErrorReplay
 from snaprt_replay.trial import Trial
 from snaprt_replay.variants import parse_variant
 from snaprt_replay.verdict import SideJudgement
@@ -138,6 +139,30 @@ def with_localisation(
     )
 
 
+def of_trace_error(found: TraceErrorReplay) -> Report:
+    """Return the report of an error while a graph was recorded, which was raised again or not."""
+    recorded = found.recorded
+    file = shell_word(str(found.path))
+    return Report(
+        path=str(found.path),
+        headline=Headline(
+            *(("ok", "REPRODUCES") if found.reproduces else ("bad", "DOES NOT REPRODUCE")),
+            found.summary,
+        ),
+        format="an error while the graph was recorded",
+        module=found.name,
+        warnings=found.warnings,
+        notes=(
+            f"recorded: {recorded.kind}: {recorded.message}",
+            f"operation: {found.operation or 'none; Python code raised the error'}",
+        ),
+        commands=(
+            Command("Replay it again", f"snaprt replay {file}"),
+            Command("See what is in it", f"snaprt inspect {file}"),
+        ),
+    )
+
+
 def of_failure(path: Path, error: SnaprtError) -> Report:
     """Return the report of a file that could not be replayed."""
     told = f"{error.message}; {error.hint}" if error.hint else error.message
@@ -165,9 +190,9 @@ def _headline(replayed: Replay) -> Headline:
     if comparison is None:
         told = "no outputs were recorded for these inputs"
         return Headline("caution", "NOTHING TO COMPARE WITH", told)
-    if comparison.verdict == MISMATCH:
-        return Headline("bad", "MISMATCH", comparison.summary)
-    return Headline("ok", "MATCH", comparison.summary)
+    if replayed.mismatch:
+        return Headline("bad", "MISMATCH", replayed.summary)
+    return Headline("ok", "MATCH", replayed.summary)
 
 
 def _grids(

@@ -38,7 +38,11 @@ _LOG_PREFIX = re.compile(r"^[A-Z]\d{4} [\d:.]+\s+\d+ ")
 
 
 def play(
-    case: Case, device: str | None = None, repeat: int = 1, host_devices: int | None = None
+    case: Case,
+    device: str | None = None,
+    repeat: int = 1,
+    host_devices: int | None = None,
+    timeout: float | None = None,
 ) -> PlayResult:
     """Do what `player.play` does, in a process of its own.
 
@@ -47,17 +51,21 @@ def play(
         device: See `devices.find_device`.
         repeat: How often to run it.
         host_devices: As how many devices the processor shows itself there; None: as here.
+        timeout: Seconds that the process may take; None for no limit.
 
     Raises:
         ExecutionError: The process ended without a result; the message says by which signal and
-            what XLA said last.
+            what XLA said last. Or it took too long.
         SnaprtError: What `player.play` raised there.
     """
     player.check_playable(case, repeat)
     with tempfile.TemporaryDirectory(prefix="snaprt-replay-") as name:
         folder = Path(name)
         _write_job(folder, case, device, repeat)
-        child = _run_child("play", folder, environment=_environment(host_devices))
+        try:
+            child = _run_child("play", folder, timeout, _environment(host_devices))
+        except subprocess.TimeoutExpired as error:
+            raise ExecutionError(f"{case.path}: no result within {timeout:g} s") from error
         if child.returncode or not (folder / _RESULT).exists():
             raise _how_it_ended(case, child.returncode, child.stderr.decode(errors="replace"))
         return _read_result(folder)
@@ -78,6 +86,14 @@ def check_parses(path: Path) -> None:
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         raise SnapshotError(f"{path} is damaged: reading it ended the process ({name})", hint=hint)
+
+
+def can_parse(module: bytes) -> bool:
+    """Return whether a module can be read here; MLIR prints why not, which nobody is to see."""
+    with tempfile.NamedTemporaryFile(prefix="snaprt-replay-") as file:
+        file.write(module)
+        file.flush()
+        return _run_child("parse", Path(file.name)).returncode == 0
 
 
 def _environment(host_devices: int | None) -> Mapping[str, str]:

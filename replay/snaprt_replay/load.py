@@ -20,6 +20,7 @@ from snaprt.snapshot.read import SnapshotFile, open_snapshot, sibling_inputs, si
 from snaprt_replay import inputs as given_inputs
 from snaprt_replay import isolate, shared, siblings, sniff, xla_files
 from snaprt_replay.case import Case, NamedArray, Signature, name_arrays
+from snaprt_replay.newer_modules import readable_module
 from snaprt_replay.shards import ShardedArray, sharded
 
 
@@ -102,14 +103,16 @@ def _load_snapshot(path: Path) -> Case:
             notes.append(f"{path.name} holds outputs, and there is no .inputs.snap beside it")
     elif outputs_path is None:
         notes.append(f"there is no {_outputs_name(path)} beside it: nothing to compare with")
-    execution = file.manifest.execution
+    execution, error = file.manifest.execution, file.manifest.trace_error
+    if execution.error.strip():
+        notes.append(f"recorded when this was raised: {execution.error.strip().splitlines()[0]}")
     inputs = _arrays(open_snapshot(inputs_path), "inputs") if inputs_path else None
     outputs = None
     if outputs_path is not None:
         outputs_file = open_snapshot(outputs_path)
         _check_same_execution(file, outputs_file)
         outputs = _arrays(outputs_file, "outputs")
-    module = file.module.stablehlo
+    module, made = readable_module(file)
     parameters = (
         tuple(Signature(array.shape, array.dtype) for array in inputs)
         if inputs is not None
@@ -125,7 +128,8 @@ def _load_snapshot(path: Path) -> Case:
         parameters=parameters,
         environment=recorded_environment(file),
         trusted=True,
-        notes=tuple(notes),
+        notes=(*notes, *made),
+        unfinished=error.message if error is not None else "",
     )
 
 
@@ -153,28 +157,28 @@ def _load_of_devices(file: SnapshotFile) -> Case:
     if differing:
         told = ", ".join(one.name for one in differing)
         notes.append(f"copies on different devices differ, and each device gets its own: {told}")
-    module = file.module
+    module, made = readable_module(file)
     wholes = tuple(one.whole() for one in inputs) if inputs is not None else None
     return Case(
         path=path,
         format=sniff.SNAPSHOT,
         name=execution.name,
-        stablehlo=module.stablehlo,
+        stablehlo=module,
         inputs=wholes,
         outputs=None if outputs is None else tuple(one.whole() for one in outputs),
         parameters=(
             tuple(Signature(array.shape, array.dtype) for array in wholes)
             if wholes is not None
-            else module_parameters(module.stablehlo, path)
+            else module_parameters(module, path)
         ),
         environment=recorded_environment(file),
         devices=count,
-        partitioning=_partitioning(module.compile_options, path),
+        partitioning=_partitioning(file.module.compile_options, path),
         input_parts={one.name: one.parts for one in differing},
         output_parts=outputs or (),
         files=tuple(files),
         trusted=True,
-        notes=tuple(notes),
+        notes=(*notes, *made),
     )
 
 

@@ -19,9 +19,10 @@ from snaprt_replay.compare import compare
 from snaprt_replay.load import load
 from snaprt_replay.player import PlayResult
 from snaprt_replay.report.model import Report
-from snaprt_replay.rerun import Replay
+from snaprt_replay.rerun import Replay, replay_case
 from snaprt_replay.results import Comparison
 from snaprt_replay.tolerance import ToleranceRequest
+from snaprt_replay.trace_errors import replay_trace_error
 from snaprt_replay.variants import Variant, with_options
 from snaprt_replay.work import STABLEHLO
 from snaprt_replay.workers import Outcome, Workers
@@ -106,7 +107,12 @@ def replay_files(
 def replay_file(path: Path, request: ReplayRequest, workers: Workers) -> Report:
     """Replay one file in one of the workers' processes; whatever happens is in the report."""
     try:
+        raised = replay_trace_error(path)
+        if raised is not None:
+            return gather.of_trace_error(raised)
         case = load(path, request.inputs, request.random_seed)
+        if case.devices > 1:
+            return gather.of_replay(_replay_on_devices(case, request), request.words)
         player.check_playable(case, request.repeat)
         outcome = workers.run(
             with_options(request.variant, case.compiler_options),
@@ -119,6 +125,23 @@ def replay_file(path: Path, request: ReplayRequest, workers: Workers) -> Report:
         return gather.of_replay(_replay(case, outcome, request), request.words)
     except SnaprtError as error:
         return gather.of_failure(path, error)
+
+
+def _replay_on_devices(case: Case, request: ReplayRequest) -> Replay:
+    """Replay a program of several devices: the workers' processes have one each.
+
+    Raises:
+        SnaprtError: It cannot be compiled or run.
+    """
+    options = {**case.compiler_options, **dict(request.variant.options)}
+    return replay_case(
+        dataclasses.replace(case, compiler_options=options),
+        device=request.variant.device,
+        repeat=request.repeat,
+        tolerance=request.tolerance,
+        isolated=True,
+        timeout=request.timeout,
+    )
 
 
 def _replay(case: Case, outcome: Outcome, request: ReplayRequest) -> Replay:

@@ -19,6 +19,8 @@ from snaprt_replay.shards import ShardedArray, all_parts, sharded
 from snaprt_replay.tolerance import ToleranceRequest
 
 _EXACTLY = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
+# What Shardy and GSPMD call the parts of a module that say what each device does.
+_SPREAD_BY_HAND = (b"manual_computation", b"GlobalToLocalShape", b"SPMDFullToShardShape")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,7 +101,7 @@ def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
         outputs=tuple(one.whole() for one in outputs),
         parts=outputs if len(there) > 1 else (),
         device=devices.name_devices(there),
-        environment={**devices.environment(there[0]), **_proof(module)},
+        environment=environment(module),
         compile_seconds=module.compile_seconds,
         execute_seconds=tuple(seconds),
         from_cache=module.from_cache,
@@ -111,6 +113,11 @@ def check_playable(case: Case, repeat: int) -> None:
     """Raise UsageError or ExecutionError if it is clear beforehand that a case cannot be run."""
     if repeat < 1:
         raise UsageError(f"it cannot be run {repeat} times", hint="--repeat takes 1 or more")
+    if case.unfinished:
+        raise UsageError(
+            f"{case.path} holds no execution: an error ended the recording of its graph",
+            hint=f"`snaprt replay {case.path}` evaluates the operation that failed again",
+        )
     if case.inputs is None:
         raise UsageError(
             f"{case.path} holds no inputs",
@@ -120,6 +127,19 @@ def check_playable(case: Case, repeat: int) -> None:
         raise ExecutionError(
             f"{case.path} ran as {case.partitioning.replicas} replicas, which cannot be replayed",
             hint=f"`snaprt inspect {case.path}` shows what it holds",
+        )
+
+
+def check_runs_on_one_device(case: Case) -> None:
+    """Raise UsageError if a program of several devices has parts that one device cannot run.
+
+    What JAX or XLA spreads over devices by itself gives the same on one; `jax.shard_map` does not.
+    """
+    if case.devices > 1 and any(mark in case.stablehlo for mark in _SPREAD_BY_HAND):
+        raise UsageError(
+            f"{case.path} says what each of its {case.devices} devices does (jax.shard_map), and "
+            "this runs programs on one device",
+            hint=f"`snaprt replay {case.path}`, without variants, runs it on as many devices",
         )
 
 
@@ -162,9 +182,11 @@ def _compared(outputs: tuple[ShardedArray, ...]) -> tuple[NamedArray, ...]:
     return all_parts(outputs)
 
 
-def _proof(module: LoadedModule) -> Mapping[str, str]:
+def environment(module: LoadedModule) -> Mapping[str, str]:
+    """Return what a snapshot records of where it ran, for a module that was compiled here."""
     proof = module.proof
     return {
+        **devices.environment(module.device),
         "fingerprint": proof.fingerprint,
         "optimised_hlo": proof.optimised_hlo,
         "aliases": ", ".join(proof.aliases),

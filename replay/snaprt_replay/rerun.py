@@ -42,6 +42,16 @@ class Replay:
         differs = worst_verdict(one.verdict for one in compared) == MISMATCH
         return differs or self.played.agrees_with_itself is False
 
+    @property
+    def summary(self) -> str:
+        """Return one sentence on the outputs; empty where none are recorded."""
+        if self.comparison is None:
+            return ""
+        bad = [str(n) for n, one in enumerate(self.by_device) if one.verdict == MISMATCH]
+        if bad and self.comparison.verdict != MISMATCH:
+            return f"the whole arrays match, but not what these devices hold: {', '.join(bad)}"
+        return self.comparison.summary
+
 
 def replay(
     path: str | Path,
@@ -73,12 +83,39 @@ def replay(
     if compiler_options:
         options = {**case.compiler_options, **compiler_options}
         case = dataclasses.replace(case, compiler_options=options)
+    return replay_case(case, device=device, repeat=repeat, tolerance=tolerance, isolated=isolated)
+
+
+def replay_case(
+    case: Case,
+    *,
+    device: str | None = None,
+    repeat: int = 1,
+    tolerance: ToleranceRequest | None = None,
+    isolated: bool | None = None,
+    timeout: float | None = None,
+) -> Replay:
+    """Do what `replay` does, with what was loaded already.
+
+    Args:
+        case: What to replay; the other arguments are those of `replay`.
+        device: Where to run.
+        repeat: How often.
+        tolerance: What to allow.
+        isolated: Run in a process of its own?
+        timeout: Seconds for that process; None for no limit.
+
+    Raises:
+        SnaprtError: It cannot be compiled or run.
+    """
     player.check_playable(case, repeat)
     in_child = not case.trusted if isolated is None else isolated
     if devices.needs_host_devices(device, case.devices):
-        played = isolate.play(case, "cpu", repeat, host_devices=case.devices)
+        played = isolate.play(case, "cpu", repeat, host_devices=case.devices, timeout=timeout)
+    elif in_child:
+        played = isolate.play(case, device, repeat, timeout=timeout)
     else:
-        played = (isolate.play if in_child else player.play)(case, device, repeat)
+        played = player.play(case, device, repeat)
     comparison = None
     if case.outputs is not None:
         comparison = compare(case.outputs, played.outputs, tolerance)

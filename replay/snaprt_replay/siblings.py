@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from snaprt.errors import SnapshotError
@@ -29,6 +31,27 @@ def files_of_devices(file: SnapshotFile, role: layout.Role) -> tuple[SnapshotFil
         _file_of_device(file, role, number)
         for number in range(len(file.manifest.execution.devices))
     )
+
+
+def one_for_each_execution(paths: Sequence[Path]) -> list[Path]:
+    """Leave out the files of other devices of an execution that an earlier file stands for.
+
+    A file that cannot be read, or of which others are missing, stays: whoever replays it says so.
+    """
+    joined: set[Path] = set()
+    kept = []
+    for path in paths:
+        if path.absolute() in joined:
+            continue
+        kept.append(path)
+        if not path.name.endswith(tuple(layout.SUFFIXES.values())):
+            continue
+        with contextlib.suppress(SnapshotError):
+            file = open_snapshot(path)
+            if len(file.manifest.execution.devices) > 1:
+                others = files_of_devices(file, file.role)
+                joined.update(one.path.absolute() for one in others)
+    return kept
 
 
 def has_any(file: SnapshotFile, role: layout.Role) -> bool:

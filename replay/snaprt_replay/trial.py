@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from snaprt.errors import UsageError
+from snaprt import jaxapi
+from snaprt.errors import SnapshotError, UsageError
 from snaprt_replay import player
 from snaprt_replay.case import Case
 from snaprt_replay.load import load
 from snaprt_replay.reference_distance import Yardstick
 from snaprt_replay.variants import Variant, parse_variant, with_options
 from snaprt_replay.verdict import Evidence, Judgement, judge
-from snaprt_replay.work import STABLEHLO
+from snaprt_replay.work import HLO, STABLEHLO
 from snaprt_replay.workers import Outcome, Workers
 
 F64 = parse_variant("f64")
@@ -77,6 +78,7 @@ def hold_trial(
     """
     case = load(path, inputs, random_seed)
     player.check_playable(case, repeat)
+    player.check_runs_on_one_device(case)
     for variant in (a, b, reference):
         _check_recorded(case, variant)
 
@@ -115,14 +117,23 @@ def _start(
         return recorded
     if variant.kind == "device":  # the options that it was recorded with, unless told otherwise
         variant = with_options(variant, case.compiler_options)
+    # An older jaxlib elsewhere may not know the StableHLO that this one or a newer one writes.
+    is_elsewhere = variant.python is not None
     return workers.submit(
         variant,
-        case.stablehlo,
+        _hlo(case) if is_elsewhere else case.stablehlo,
         [one.value for one in case.inputs or ()],
         repeat=runs,
-        form=STABLEHLO,
+        form=HLO if is_elsewhere else STABLEHLO,
         name=case.name,
     )
+
+
+def _hlo(case: Case) -> bytes:
+    try:
+        return jaxapi.module_to_hlo_proto(jaxapi.parse_module(case.stablehlo))
+    except ValueError as error:
+        raise SnapshotError(f"the module in {case.path} has no HLO: {error}") from error
 
 
 def _sample_count(case: Case) -> int:

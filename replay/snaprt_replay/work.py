@@ -18,7 +18,15 @@ from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
 from snaprt.execute.ahead import topology_devices
 from snaprt.execute.module import LoadedModule, compile_module
 from snaprt.snapshot.xla import XlaMessage
-from snaprt_replay import devices, emulate, framing, interpret, precision, random_rounding
+from snaprt_replay import (
+    devices,
+    emulate,
+    framing,
+    interpret,
+    player,
+    precision,
+    random_rounding,
+)
 from snaprt_replay.case import Signature
 from snaprt_replay.op_by_op import OpByOp
 from snaprt_replay.variants import Variant
@@ -172,7 +180,11 @@ def _prepare_device(job: Job) -> Prepared:
         program = job.program if job.form == STABLEHLO else _to_stablehlo(job.program)
     else:
         program = _to_stablehlo(_hlo_of(job).SerializeToString())
-    return _prepared(_compiled(job, program))
+    compiled = _compiled(job, program)
+    prepared = _prepared(compiled)
+    if job.form == HLO:  # one of many parts of a program, whose proofs nobody asks for
+        return prepared
+    return dataclasses.replace(prepared, environment=player.environment(compiled))
 
 
 def _prepare_f64(job: Job) -> Prepared:

@@ -110,7 +110,8 @@ def _print_summary(found: Contents, as_json: bool) -> None:
     output.console.print(f"{found.path}: {found.format}, module {tables.printable(found.name)}")
     width = max((len(label) for label in found.facts), default=0)
     for label, value in found.facts.items():
-        output.console.print(f"  {label:<{width}}  {tables.printable(value)}")
+        told = tables.printable(value).replace("\n", "\n    ")
+        output.console.print(f"  {label:<{width}}  {told}")
     for note in found.notes:
         output.console.print(f"note: {tables.printable(note)}")
     for role in ("inputs", "outputs"):

@@ -67,7 +67,8 @@ def _compiler_options(
     type=click.FloatRange(min=0, min_open=True),
     default=120.0,
     metavar="SECONDS",
-    help="Time for one variant with --a, --b, --reference or --compile-only.  [default: 120]",
+    help="Time for one variant with --a, --b, --reference or --compile-only, and for one file of "
+    "a folder or with -j, --html or --junit.  [default: 120]",
 )
 @click.option("--rtol", type=float, help="Allow this error relative to the recorded element.")
 @click.option("--atol", type=float, help="Allow this absolute error.")

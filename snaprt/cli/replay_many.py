@@ -13,7 +13,7 @@ from typing import Final
 import click
 from click.core import ParameterSource
 from rich.text import Text
-from snaprt_replay import cluster, many
+from snaprt_replay import cluster, many, siblings
 from snaprt_replay.many import ReplayRequest
 from snaprt_replay.report import model, shown
 from snaprt_replay.report.model import Report
@@ -108,7 +108,7 @@ def replay_many(
     files: Sequence[Path], request: ReplayRequest, batch: Batch, *, as_json: bool
 ) -> int:
     """Replay files, show what was found, and return the command's status."""
-    reports = _in_order(files, request, batch)
+    reports = _in_order(siblings.one_for_each_execution(files), request, batch)
     report_files.write_reports(reports, batch.html, batch.junit)
     if as_json:
         output.emit_json(model.SCHEMA, model.SCHEMA_VERSION, report_files.to_json(reports))

@@ -143,11 +143,8 @@ def _show_verdict(outcome: Outcome) -> None:
         output.console.print("nothing to compare with: no outputs were recorded for these inputs")
         return
     word, style = ("MISMATCH", "bold red") if outcome.verdict == MISMATCH else ("MATCH", "green")
-    told = comparison.summary
-    bad = [str(n) for n, one in enumerate(outcome.replay.by_device) if one.verdict == MISMATCH]
-    if bad and comparison.verdict != MISMATCH:
-        told = f"the whole arrays match, but not what these devices hold: {', '.join(bad)}"
-    output.console.print(Text.assemble((word, style), f": {tables.printable(told)}"))
+    told = tables.printable(outcome.replay.summary)
+    output.console.print(Text.assemble((word, style), f": {told}"))
 
 
 def show_summary(outcomes: Sequence[Outcome]) -> None:

@@ -138,11 +138,15 @@ def _find(path: Path, finding: _Finding) -> Report:
     # Here, because a saved result is shown without JAX.
     from snaprt_replay import gather
     from snaprt_replay.rerun import replay
+    from snaprt_replay.trace_errors import replay_trace_error
 
     from snaprt.snapshot import flags
 
     flags.take_over()
     try:
+        raised = replay_trace_error(path)
+        if raised is not None:
+            return gather.of_trace_error(raised)
         replayed = replay(path, device=finding.device)
     except SnaprtError as error:
         return gather.of_failure(path, error)

@@ -26,7 +26,7 @@ import click
 
 import snaprt
 from snaprt import autoload, settings
-from snaprt.cli import after_import, output
+from snaprt.cli import after_import, output, own_frames
 from snaprt.cli.run_explained import RunExplained
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.snapshot.conditions import parse_conditions
@@ -45,12 +45,6 @@ _FOLDERS_WRITTEN: Final = {
     "SNAPRT_DUMP_DIR": "--dump or SNAPRT_DUMP_DIR",
     "SNAPRT_TRACE": "SNAPRT_TRACE",
 }
-
-# What stands around the program on the stack: it is not the user's, though JAX would take it so.
-_AROUND: Final = (
-    *(__file__, after_import.__file__, str(Path(__file__).with_name("main.py"))),
-    *(str(Path(click.__file__).parent), "<frozen runpy>"),
-)
 
 
 @dataclass(frozen=True)
@@ -103,7 +97,10 @@ class ProgramCommand(click.Command):
     "--cache", type=click.Path(path_type=Path), metavar="DIR", help="Keep compiled programs here."
 )
 @click.option(
-    "--dump", type=click.Path(path_type=Path), metavar="DIR", help="Record snapshots into DIR."
+    "--dump",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Record snapshots into DIR.",
 )
 @click.option("--record", is_flag=True, help="Record calls of jax.jit functions, in every thread.")
 @click.option(
@@ -220,8 +217,7 @@ def run(
         SnaprtError: It had ended, and what it had recorded and not yet run failed.
     """
     _check_environment()
-    entered_by = sys.argv[0]  # the script `snaprt`, or our __main__.py
-    after_import.call_after_import("snaprt.jaxapi", lambda: _hide_frames(*_AROUND, entered_by))
+    after_import.call_after_import("snaprt.jaxapi", own_frames.hider())
     if words[0] == "-m":
         if len(words) == 1:
             raise UsageError("-m needs the name of a module", hint="snaprt run -m my_package.train")
@@ -261,13 +257,6 @@ def _check_environment() -> None:
                 f"cannot write into {path}: it is no directory",
                 hint=f"Name a directory, or one that can be made, with {named_by}.",
             )
-
-
-def _hide_frames(*files: str) -> None:
-    from snaprt import jaxapi
-
-    for file in files:
-        jaxapi.hide_frames_below(Path(file))
 
 
 def _enter(argument_zero: str, search_path: str, arguments: Sequence[str]) -> None:

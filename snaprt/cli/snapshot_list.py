@@ -211,7 +211,8 @@ def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:
     if rows:
         output.console.print(FittedTable(_COLUMNS, [_cells(row) for row in rows]))
     total = tables.bytes_text(sum(row.file_bytes for row in rows))
-    output.log.print(f"{len(rows)} recorded executions, {total}")
+    executions = "execution" if len(rows) == 1 else "executions"
+    output.log.print(f"{len(rows)} recorded {executions}, {total}")
     if stored:
         output.log.print(f"{stored} stored arrays, {tables.bytes_text(stored_bytes)}")
 

@@ -43,7 +43,7 @@ from snaprt.snapshot.steps import end_step, steps_ended
 from snaprt.snapshot.trace_errors import describe_trace_error
 
 # What a recorded operation shows as its source is the user's line, not ours.
-for _part in ("lazy", "execute", "explain", "jaxapi"):
+for _part in ("lazy", "execute", "explain", "snapshot", "jaxapi"):
     jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
     jaxapi.hide_traceback_below(Path(__file__).parent.parent / _part)
 

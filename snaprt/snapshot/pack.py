@@ -77,7 +77,10 @@ def pack(
             os.fsync(file.fileno())
         os.replace(temporary, out)
     except OSError as error:
-        raise SnapshotError(f"cannot write {out}: {error.strerror or error}") from error
+        raise SnapshotError(
+            f"cannot write {out}: {error.strerror or error}",
+            hint="is the folder there, is the disk full?",
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
     return packed
@@ -148,7 +151,10 @@ def unpack(pack: Path, folder: Path) -> Packed:
             size += temporary.stat().st_size
             _keep(temporary, target)
         except OSError as error:
-            raise SnapshotError(f"cannot write {target}: {error.strerror or error}") from error
+            raise SnapshotError(
+                f"cannot write {target}: {error.strerror or error}",
+                hint="is the folder there, is the disk full?",
+            ) from error
         finally:
             temporary.unlink(missing_ok=True)
         is_array = store.MEMBER.fullmatch(name) is not None

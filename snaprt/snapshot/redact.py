@@ -58,9 +58,9 @@ def redact(file: SnapshotFile, redaction: Redaction) -> tuple[layout.Contents, t
             "the parameters of an operation: what is in them cannot be redacted",
             hint="pack it without --redact, or send the message alone",
         )
+    module = _redact_module(file, kinds)  # first: it says so if the module cannot be read
     axes = jaxapi.mesh_axes(file.module.stablehlo) if "names" in kinds else ()
     names = _Names(manifest.execution, axes)
-    module = _redact_module(file, kinds)
     contents = layout.Contents(
         execution=_redact_execution(manifest.execution, names, kinds),
         module=module,
@@ -195,7 +195,11 @@ def _redact_module(file: SnapshotFile, kinds: frozenset[Kind]) -> layout.ModuleB
         if options:
             options = jaxapi.compile_options_without_paths(options)
     except ValueError as error:
-        raise SnapshotError(f"the module in {file.path} cannot be redacted: {error}") from error
+        writer = file.manifest.execution.versions.get("jaxlib", "that wrote it")
+        raise SnapshotError(
+            f"the module in {file.path} cannot be redacted: {error}",
+            hint=f"redact it with jaxlib {writer}: an older one cannot read all that it writes",
+        ) from error
     return layout.ModuleBytes(stablehlo, hlo, options)
 
 

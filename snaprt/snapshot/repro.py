@@ -39,6 +39,7 @@ program goes on; and compare each new program with its operations run one by one
 
 SNAPSHOT_NAME: Final = "failing.inputs.snap"
 _FOUND: Final = 1  # the status with which `snaprt minify` says that there was something to minify
+_WAITS: Final = 300  # seconds that a program waits for a smaller one
 _CRASH: Final = ("--check", "crash")
 _COMPARISON: Final = ("--check", "mismatch", "--b", "op-by-op")
 
@@ -102,6 +103,7 @@ def after_failure(
     if asked >= MINIFY_ASIDE:
         _aside().submit(repro_for, snapshot, asked, _CRASH)
     elif asked == MINIFY:
+        _say(f"it is minified before the program goes on, for {_WAITS} s at most")
         repro_for(snapshot, asked, _CRASH)
     return snapshot.parent
 
@@ -134,7 +136,10 @@ def repro_for(snapshot: Path, asked: int, check: Sequence[str] = _CRASH) -> Path
     environment.pop("SNAPRT_REPRO_AFTER", None)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     words = ["-m", "snaprt", "minify", str(snapshot), *check, "--output", str(folder)]
-    with (snapshot.parent / "minify.log").open("wb") as log:
+    if asked == MINIFY:
+        words += ["--budget", str(_WAITS)]
+    said = snapshot.parent / "minify.log"
+    with said.open("wb") as log:
         done = subprocess.run(
             [sys.executable, *words],
             env=environment,
@@ -146,6 +151,8 @@ def repro_for(snapshot: Path, asked: int, check: Sequence[str] = _CRASH) -> Path
     if done.returncode == _FOUND:
         _say(f"the smallest program that fails so is in {folder}: see {folder / 'ISSUE.md'}")
         return folder
+    if check == _CRASH:
+        _say(f"there is no smaller program that fails so: {said} says why")
     return None
 
 

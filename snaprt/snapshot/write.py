@@ -7,6 +7,7 @@ pass through in pieces: no second copy of one is made, and the disk works while 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import time
@@ -28,6 +29,8 @@ from snaprt.snapshot.store import ArrayStore
 
 _WORTH = 0.75  # of the module: it is compressed where it shrinks to this share
 _EFFORT = 3
+_TOO_MUCH = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NAMES_A_FOLDER = "what is recorded goes where --dump or SNAPRT_DUMP_DIR says"
 
 
 def write_snapshot(
@@ -66,6 +69,9 @@ def write_snapshot(
 
 
 def _refused(path: Path, contents: layout.Contents, error: OSError) -> SnapshotError:
+    told = f"cannot write {path}: {error.strerror or error}"
+    if error.errno not in _TOO_MUCH:
+        return SnapshotError(told, hint=f"another folder? {_NAMES_A_FOLDER}")
     needed = sum(one.nbytes for one in contents.arrays if isinstance(one, layout.ArrayContent))
     needed += len(contents.module.stablehlo) + len(contents.module.hlo)
     try:
@@ -73,8 +79,8 @@ def _refused(path: Path, contents: layout.Contents, error: OSError) -> SnapshotE
     except OSError:
         free = ""
     return SnapshotError(
-        f"cannot write {path}: {error.strerror or error}; it needs up to {needed:,} bytes{free}",
-        hint="make room, or record into another directory: XLA_FLAGS=... --xla_dump_to=DIR",
+        f"{told}; it needs up to {needed:,} bytes{free}",
+        hint=f"make room, or take another folder: {_NAMES_A_FOLDER}",
     )
 
 

@@ -61,6 +61,16 @@ def test_inputs_and_outputs_that_differ_are_named_with_by_how_much(
     assert told["instructions"] == []
 
 
+def test_where_and_why_they_were_recorded_is_no_difference(diff: Diff, tmp_path: Path) -> None:
+    def recorded(folder: str, why: str) -> Path:
+        environment = {"SNAPRT_DUMP_DIR": folder, "SNAPRT_RECORD": why, "SNAPRT_RECORD_STOP": why}
+        flags = f"--xla_dump_to={folder} --xla_dump_hlo_snapshots"
+        return record(tmp_path / folder, scale, ARGUMENTS, environment=environment, xla_flags=flags)
+
+    status, out, _ = diff(recorded("monday", "nan"), recorded("tuesday", "error"))
+    assert (status, out.splitlines()[-1]) == (0, "they do not differ")
+
+
 def test_flags_versions_and_environment_are_compared_one_by_one(diff: Diff, tmp_path: Path) -> None:
     first = record(tmp_path / "a", scale, ARGUMENTS, xla_flags="--xla_a=1 --xla_b",
                    versions={"jax": "0.10.2"}, environment={"JAX_ENABLE_X64": "1"})  # fmt: skip

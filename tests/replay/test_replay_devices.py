@@ -80,6 +80,37 @@ def test_a_folder_of_files_is_replayed_once_for_each_execution(
     assert [one["verdict"] for one in file["by_device"]] == ["identical"] * 3
 
 
+def test_a_page_shows_one_replay_on_all_devices_of_an_execution(
+    copied: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = map(str, of_executable(copied, 0))
+    options = ("--max-ulp", "0", "--html", str(tmp_path / "page.html"), "--json")
+    assert main(["replay", *files, *options]) == 0
+    (report,) = json.loads(capfd.readouterr().out)["reports"]
+    assert report["device"].startswith("cpu:0-7")
+    assert report["comparison"]["verdict"] == IDENTICAL
+    assert report["warnings"] == []
+
+
+def test_a_folder_that_lacks_a_file_of_a_device_is_a_failure_that_names_it(
+    copied: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    missing = of_executable(copied, 0)[5]
+    missing.unlink()
+    assert main(["replay", str(copied), "--json"]) == 2
+    reports = json.loads(capfd.readouterr().out)["reports"]
+    assert all(missing.name in one["headline"]["sentence"] for one in reports)
+
+
+@pytest.mark.parametrize("words", [("localise",), ("minify",), ("replay", "--b", "cpu")])
+def test_what_runs_on_one_device_refuses_a_program_that_says_what_each_device_does(
+    recorded: Path, words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, str(of_executable(recorded, 1)[0])]) == 2
+    told = capfd.readouterr().err
+    assert "says what each of its 8 devices does (jax.shard_map)" in told
+
+
 def test_a_copy_that_one_device_got_wrong_is_found_there(
     copied: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,7 +127,10 @@ def test_a_copy_that_one_device_got_wrong_is_found_there(
     told = capfd.readouterr().out
     assert "devices 0-5, each: all 2 outputs are identical" in told
     assert "device 6: 1 of 2 outputs differ; first: out1" in told
-    assert "MISMATCH: the whole arrays match, but not what these devices hold: 6" in told
+    verdict = "MISMATCH: the whole arrays match, but not what these devices hold: 6"
+    assert verdict in told
+    assert main(["report", str(of_executable(copied, 0)[0]), "--no-localise"]) == 1
+    assert verdict in capfd.readouterr().out
 
 
 def test_a_missing_file_is_named(copied: Path) -> None:

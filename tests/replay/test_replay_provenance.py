@@ -13,7 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from several_devices import write_anew
+from snaprt_replay.many import ReplayRequest, replay_files
 from snaprt_replay.rerun import replay
+from snaprt_replay.results import IDENTICAL
+from snaprt_replay.variants import parse_variant
 
 from snaprt import jaxapi
 from snaprt.cli.main import main
@@ -58,6 +61,50 @@ def test_a_replay_where_it_was_recorded_makes_the_same_executable(recorded: Path
     assert result.played.environment["optimised_hlo"] == proof.optimised_hlo
 
 
+def test_in_a_process_of_its_own_it_makes_the_same_executable_too(recorded: Path) -> None:
+    request = ReplayRequest(variant=parse_variant("default"))
+    ((_, report),) = replay_files([recorded], request)
+    assert report.headline.word == "MATCH"
+    assert report.warnings == ()
+
+
+@pytest.fixture
+def of_a_newer_jaxlib(recorded: Path, tmp_path: Path) -> Path:
+    """Return a snapshot whose StableHLO has an operation that nobody knows here."""
+    unknown = b"ML\xefR\rStableHLO_v99.0.0\x00 and more"
+    for path in (recorded, sibling_outputs(recorded)):
+        assert path is not None
+        file = open_snapshot(path)
+        write_anew(
+            path,
+            tmp_path / path.name,
+            module=dataclasses.replace(file.module, stablehlo=unknown),
+            execution={"versions": {**file.manifest.execution.versions, "jaxlib": "99.0"}},
+        )
+    return tmp_path / recorded.name
+
+
+def test_a_module_in_a_newer_stablehlo_is_replayed_from_its_hlo(
+    of_a_newer_jaxlib: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = replay(of_a_newer_jaxlib)
+    assert result.comparison is not None
+    assert result.comparison.verdict == IDENTICAL
+    assert "the module is made of its HLO" in result.case.notes[0]
+    assert main(["inspect", str(of_a_newer_jaxlib), "--stablehlo"]) == 0
+    told = capfd.readouterr()
+    assert "stablehlo.tanh" in told.out
+    assert told.err == ""
+
+
+def test_a_module_in_a_newer_stablehlo_cannot_be_redacted(
+    of_a_newer_jaxlib: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--redact", "names", "-o", str(tmp_path / "out.pack")]
+    assert main(["pack", str(of_a_newer_jaxlib), *words]) == 2
+    assert "hint: redact it with jaxlib 99.0" in capfd.readouterr().err
+
+
 def test_every_difference_is_told_and_none_is_a_failure(
     changed: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +146,19 @@ def test_inspect_shows_what_proves_what_ran(
     assert proof.fingerprint in told
     assert proof.optimised_hlo in told
     assert "processor" in told
+
+
+def test_inspect_says_why_it_was_recorded_and_what_it_ended_with(
+    changed: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = changed(reason="error, rank=master", error="ValueError: boom\n\nTraceback ...")
+    assert main(["inspect", str(path)]) == 0
+    told = capfd.readouterr().out
+    assert "error, rank=master" in told
+    assert "ValueError: boom\n" in told
+    assert "Traceback ..." in told
+    assert main(["replay", str(path)]) == 0
+    assert "note: recorded when this was raised: ValueError: boom\n" in capfd.readouterr().out
 
 
 def test_a_file_of_format_1_0_replays_without_what_it_does_not_know() -> None:

@@ -105,3 +105,27 @@ def test_inspect_shows_the_error_and_the_graph_so_far(
     assert "dot_general(float32[3,4], float32[3,4])" in told
     assert main(["inspect", "--hlo", str(recorded)]) == 0
     assert "tanh" in capfd.readouterr().out
+
+
+def test_in_a_folder_and_in_a_report_it_is_raised_again_too(
+    recorded: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["replay", str(recorded.parent)], ["report", str(recorded)]):
+        assert main(words) == 0
+        assert "REPRODUCES: the same operation raises the same error" in capfd.readouterr().out
+
+
+def test_a_folder_with_one_that_does_not_come_again_ends_with_1(
+    recorded: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changed(recorded, tmp_path, message="another one")
+    assert main(["replay", str(tmp_path)]) == 1
+    assert "DOES NOT REPRODUCE" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("localise",), ("minify",), ("replay", "--b", "cpu")])
+def test_what_needs_an_execution_refuses_it(
+    recorded: Path, words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, str(recorded)]) == 2
+    assert "holds no execution: an error ended the recording" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,10 +40,20 @@ def test_a_program_that_cannot_be_compiled_is_saved_and_minified_by_itself(
     (folder,) = (tmp_path / "repro").iterdir()
     told = capfd.readouterr().err
     assert f"the program that failed is in {folder}" in told
+    assert "it is minified before the program goes on, for 300 s at most" in told
     assert f"the smallest program that fails so is in {folder / 'minified'}" in told
     text = (folder / "minified" / "minified.hlo.txt").read_text()
     assert "no_such_function" in text
     assert "tanh(" not in text
+
+
+def test_where_nothing_fails_again_that_is_told(
+    recorded: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sound = Path(shutil.copy(recorded, tmp_path / "failing.inputs.snap"))
+    assert repro.repro_for(sound, repro.MINIFY) is None
+    told = capfd.readouterr().err
+    assert f"there is no smaller program that fails so: {tmp_path / 'minify.log'} says why" in told
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,24 @@ def test_every_thread_and_device_is_recorded_and_the_program_prints_what_it_prin
     assert main(["replay", *map(str, files)]) == 0
 
 
+def test_the_lines_of_source_are_those_of_the_program_alone(tmp_path: Path) -> None:
+    source = "import jax.numpy as jnp\nprint(float(jnp.tanh(jnp.arange(3.0)).sum()))\n"
+    for folder in ("compiled", "cached"):
+        shown = run(*RUN, "--lazy", "--dump", folder, folder=tmp_path, source=source)
+        assert shown.returncode == 0, shown.stderr
+        for one in recorded(tmp_path / folder):
+            where = {at.partition(" (")[0] for at in one.manifest.execution.source_locations}
+            assert where == {f"{tmp_path / 'program.py'}:2"}
+
+
+def test_a_dump_directory_that_is_a_file_is_an_error_before_the_program_runs(
+    tmp_path: Path,
+) -> None:
+    shown = run(*RUN, "--record", "--dump", "program.py", folder=tmp_path)
+    assert (shown.stdout, shown.returncode) == ("", 2)
+    assert "is a file" in shown.stderr
+
+
 def test_when_alone_records_too_and_without_a_directory_into_one_that_it_names(
     tmp_path: Path,
 ) -> None:

@@ -28,7 +28,7 @@ from snaprt_replay.localise.program import Program, flatten, shape_text
 from snaprt_replay.localise.search import Found, Search
 from snaprt_replay.localise.session import BudgetSpentError, Run, Session, Side
 from snaprt_replay.localise.sides import Frame, Pair, frame_of, run_both
-from snaprt_replay.player import check_playable
+from snaprt_replay.player import check_playable, check_runs_on_one_device
 from snaprt_replay.variants import Variant, parse_variant
 from snaprt_replay.workers import Workers
 
@@ -82,6 +82,7 @@ def localise(
     """
     request = request or Request()
     check_playable(case, 1)
+    check_runs_on_one_device(case)
     suspect = _runnable(request.suspect) or parse_variant(_platform(case))
     reference = _runnable(request.reference) or (
         suspect if against is not None else parse_variant(_DEFAULT_REFERENCE)

@@ -36,7 +36,7 @@ from snaprt_replay.minify.checks import (
 from snaprt_replay.minify.cutting import Tap, normalised
 from snaprt_replay.minify.judge import Patience
 from snaprt_replay.minify.work import Shrunk, Start, Tell, shrink, still_fails
-from snaprt_replay.player import check_playable
+from snaprt_replay.player import check_playable, check_runs_on_one_device
 from snaprt_replay.variants import RECORDED, Variant, parse_variant, with_options
 from snaprt_replay.workers import Outcome, Workers
 
@@ -116,6 +116,7 @@ def minify(
         SnapshotError: A module cannot be read, or the folder not be written.
     """
     check_playable(case, 1)
+    check_runs_on_one_device(case)
     caching = _cache_off() if request.check == "slow-compile" else contextlib.nullcontext()
     with caching:
         with Workers(request.patience.jobs, request.timeout) as workers:
