@@ -27,24 +27,13 @@ import click
 import snaprt
 from snaprt import autoload, settings
 from snaprt.cli import after_import, output, own_frames
+from snaprt.cli.run_environment import check_environment
 from snaprt.cli.run_explained import RunExplained
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.snapshot.conditions import parse_conditions
 
 # What python leaves with after an exception that nothing caught.
 EXIT_UNCAUGHT: Final = 1
-
-# What names a file that is written later, perhaps when a long run is over, and how it is named.
-_FILES_WRITTEN: Final = {
-    "PT_XLA_DEBUG_FILE": "PT_XLA_DEBUG_FILE",
-    "SNAPRT_METRICS_FILE": "--metrics or SNAPRT_METRICS_FILE",
-    "XLA_METRICS_FILE": "XLA_METRICS_FILE",
-    "XLA_SAVE_TENSORS_FILE": "XLA_SAVE_TENSORS_FILE",
-}
-_FOLDERS_WRITTEN: Final = {
-    "SNAPRT_DUMP_DIR": "--dump or SNAPRT_DUMP_DIR",
-    "SNAPRT_TRACE": "SNAPRT_TRACE",
-}
 
 
 @dataclass(frozen=True)
@@ -216,7 +205,7 @@ def run(
         UsageError: There is no such program, or nothing can run so under the environment.
         SnaprtError: It had ended, and what it had recorded and not yet run failed.
     """
-    _check_environment()
+    check_environment()
     after_import.call_after_import("snaprt.jaxapi", own_frames.hider())
     if words[0] == "-m":
         if len(words) == 1:
@@ -238,25 +227,6 @@ def run(
             return _leave_with(error)
     _enter(program.argument_zero, program.search_path, arguments)
     return _execute(program, lazy=lazy, recording=recording, at_end=at_end)
-
-
-def _check_environment() -> None:
-    """Say what is wrong with a setting before the program runs, and not when it is first needed."""
-    settings.check()
-    for variable, named_by in _FILES_WRITTEN.items():
-        path = settings.get(variable)
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(
-                f"cannot write {path}: there is no directory {path.absolute().parent}",
-                hint=f"Name a file in a directory that exists with {named_by}.",
-            )
-    for variable, named_by in _FOLDERS_WRITTEN.items():
-        path = settings.get(variable)
-        if path is not None and path.exists() and not path.is_dir():
-            raise UsageError(
-                f"cannot write into {path}: it is no directory",
-                hint=f"Name a directory, or one that can be made, with {named_by}.",
-            )
 
 
 def _enter(argument_zero: str, search_path: str, arguments: Sequence[str]) -> None:
