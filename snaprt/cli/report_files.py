@@ -16,6 +16,7 @@ from snaprt_replay.report.model import Report, Status
 from snaprt_replay.report.page import page
 
 from snaprt.cli import output, tables
+from snaprt.snapshot.leftovers import temporary_name
 
 STATUSES: Final[dict[Status, int]] = {
     "ok": output.EXIT_OK,
@@ -98,6 +99,11 @@ def show_sum(reports: Sequence[Report]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(temporary_name(path.name))
     with output.writing(f"write {path}"):
-        path.write_bytes(content)
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     output.log.print(f"wrote {tables.printable(str(path))}")

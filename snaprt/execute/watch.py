@@ -42,6 +42,6 @@ def _is_finite(array: jax.Array) -> jax.Array:
         return _is_finite(array.real) & _is_finite(array.imag)
     if jnp.finfo(array.dtype).bits < 16:  # these cannot all say that a sum is not finite
         array = array.astype(jnp.float32)
-    # Only what is not finite has another product with zero than zero. A sum runs as fast as memory
-    # allows, and NaN stays in it; not so in a maximum, from which XLA's CPU code loses it.
-    return jnp.sum(array * 0) == 0
+    # Only what is not finite has another difference from itself than zero. A sum runs as fast as
+    # memory allows, and NaN stays in it; not so in a maximum, from which XLA's CPU code loses it.
+    return jnp.sum(array - array) == 0

@@ -107,6 +107,7 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     if wait or trace.modes.waits:
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
+        process_recorder().look()
     if reset_scope:
         jaxapi.leave_name_scopes()
     run_step_closures()

@@ -326,7 +326,7 @@ WORDS: Final[tuple[Word, ...]] = (
     Word(
         "slower",
         _seconds,
-        "a time, such as 50ms or 2s",
+        "a time, such as 50ms or 2s; without a unit it is seconds",
         "Executions that take longer than this; their inputs are held until that is known.",
     ),
     Word("nan", _alone, "", "A NaN or an infinity appears in an output and was in no input."),

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -53,7 +54,8 @@ from snaprt.snapshot.steps import steps_ended
 from snaprt.snapshot.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
-
+_MOST_NAMES = 8  # of programs that are told
+_log = logging.getLogger("snaprt.snapshot")
 
 _UNJUDGED = Prospect((), EVER, EVER, is_left_to_the_end=False, limit=math.inf)
 
@@ -62,6 +64,7 @@ _UNJUDGED = Prospect((), EVER, EVER, is_left_to_the_end=False, limit=math.inf)
 class _Seen:
     """What is known of an executable that has run."""
 
+    name: str
     counter: itertools.count[int] = field(default_factory=itertools.count)
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
     output_bytes: int = 0  # as far as it is known
@@ -98,6 +101,7 @@ class Recorder:
         self._room_made = 0.0
         self._is_flushed_by_signal = False  # SIGTERM
         self._listens = False  # to SIGUSR1
+        self._has_met = False  # a condition that does not wait for the end
 
     def wants_flag(self) -> bool:
         """Tell whether programs are to be compiled with `snaprt.execute.watch.watched`."""
@@ -252,6 +256,13 @@ class Recorder:
         except Exception as raised:
             self.writer.complain(raised)
 
+    def look(self) -> None:
+        """Learn how those ended that have, and let go of their inputs, but those of the last one.
+
+        For who has waited for some: the next execution finds their memory free.
+        """
+        self._watch.look()
+
     def dump_now(self) -> list[Path]:
         """Write what the flight recorder holds, and empty it; return the files that are there."""
         for held in self._ring.executions():
@@ -279,12 +290,11 @@ class Recorder:
         if plan.keep_last and not self._listens:
             self._listens = True
             signals.on_user_signal(lambda: self._outcomes.dump_ring(Cause(KEEP_LAST)))
-        if plan.keep_last or any(condition.trigger for condition in plan.conditions):
-            atexit.unregister(self._finish)
-            atexit.register(self._finish)
+        atexit.unregister(self._finish)
+        atexit.register(self._finish)
 
     def _meet(self, executable: Executable) -> _Seen:
-        return self._seen.setdefault(executable.number, _Seen())
+        return self._seen.setdefault(executable.number, _Seen(executable.name))
 
     def _prospect(self, plan: Plan, executable: Executable) -> Prospect:
         """Return which conditions of a plan may hold of an executable, and when; judge it once."""
@@ -324,7 +334,9 @@ class Recorder:
             if condition.holds(moment):
                 if condition.trigger:
                     watching.append(condition)
-                elif condition.takes(executable.graph_id):
+                    continue
+                self._has_met = True
+                if condition.takes(executable.graph_id):
                     at_once.append(condition)
         if not at_once and not watching and not plan.keep_last:
             return None
@@ -400,6 +412,22 @@ class Recorder:
         self._watch.close()
         self.writer.flush()
         self._ring.close()
+        self._tell_if_none_met()
+
+    def _tell_if_none_met(self) -> None:
+        """Say that no condition has held in all this time, which a misspelt name would explain."""
+        plan = self._plan
+        if plan is None or self._has_met or not policy.records_all():
+            return
+        # Of several processes, those of other ranks are to record nothing.
+        texts = [one.text for one in plan.conditions if not one.trigger and "rank" not in one.text]
+        if len(texts) == len(plan.conditions) > 0:
+            ran = sorted({seen.name for seen in self._seen.values()})
+            _log.warning(
+                "nothing was recorded: no execution met %s; what ran was %s",
+                "; ".join(texts),
+                ", ".join(ran[:_MOST_NAMES]) + (", ..." if len(ran) > _MOST_NAMES else ""),
+            )
 
     def _stop(self) -> None:
         self.flush()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,6 +224,25 @@ def test_conditions_without_a_directory_record_into_one_of_their_own_and_say_so(
     assert len(recorded(tmp_path / "snaprt-dump")) == 4
     (line,) = caplog.records
     assert str(tmp_path / "snaprt-dump") in line.getMessage()
+
+
+def test_a_program_in_which_no_condition_held_is_told_what_ran_instead(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import jax\njax.jit(lambda x: x + 1)(1.0)\njax.jit(abs)(1.0)\n")
+
+    def said(*options: str, **variables: str) -> str:
+        command = [sys.executable, "-m", "snaprt", "run", "--record", *options, "--", str(script)]
+        environment = {**os.environ, "SNAPRT_CACHE": "off", **variables}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stderr
+
+    told = "nothing was recorded: no execution met name=trian; what ran was"
+    assert f"{told} <lambda>, abs" in said("--when", "name=trian")
+    assert "nothing was recorded" not in said("--when", "name=trian", "--when", "error")
+    assert "nothing was recorded" not in said("--when", "name=abs")
+    assert "nothing was recorded" not in said("--when", "name=abs, rank=1", RANK="0")
 
 
 def test_a_wrong_condition_is_logged_once_and_records_nothing(
