@@ -157,7 +157,7 @@ def test_threads_share_one_cache(tmp_path: Path) -> None:
 def test_writers_killed_at_random_moments_leave_a_usable_cache(tmp_path: Path) -> None:
     chosen = random.Random(4)
     endless = _WORK.replace("cache = Cache", 'print("ready", flush=True)\ncache = Cache')
-    for _ in range(15):
+    for _ in range(8):
         pair = [_start(endless, tmp_path / "cache", chosen.randrange(1000), 60) for _ in range(2)]
         for process in pair:
             assert process.stdout is not None

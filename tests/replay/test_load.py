@@ -198,7 +198,7 @@ def test_flipped_bits_in_a_bytecode_neither_end_this_process_nor_raise_foreign_e
 ) -> None:
     content = modules[sniff.MLIR_BYTECODE].read_bytes()
     path = tmp_path / "flipped.stablehlo"
-    for position in range(5, len(content), len(content) // 12):
+    for position in range(5, len(content), len(content) // 6):
         path.write_bytes(
             content[:position] + bytes([content[position] ^ 0x80]) + content[position + 1 :]
         )

@@ -9,22 +9,22 @@ import pytest
 from snaprt.snapshot.read import open_snapshot
 
 SUPPORT = Path(__file__).parent.parent / "support"
-KILLS = 50
 
 
 @pytest.mark.slow
-def test_fifty_kills_leave_a_cache_and_a_dump_that_the_next_run_uses(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kills", [20, pytest.param(50, marks=pytest.mark.full)])
+def test_kills_leave_a_cache_and_a_dump_that_the_next_run_uses(kills, tmp_path, monkeypatch):
     cache, dump = tmp_path / "cache", tmp_path / "dump"
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(cache))
     monkeypatch.setenv("SNAPRT_DUMP_DIR", str(dump))
     killed = subprocess.run(
-        [sys.executable, str(SUPPORT / "killed_runs.py"), str(KILLS), "0"],
+        [sys.executable, str(SUPPORT / "killed_runs.py"), str(kills), "0"],
         capture_output=True,
         text=True,
         timeout=300,
         check=True,
     )
-    assert killed.stdout.splitlines()[-1] == f"killed {KILLS}"
+    assert killed.stdout.splitlines()[-1] == f"killed {kills}"
     snapshots = sorted(dump.glob("*.snap"))
     assert snapshots
     for path in snapshots:
