@@ -9,7 +9,6 @@ counted nothing leaves a file that is there alone. How it all looks is `snaprt.m
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import json
 import os
@@ -38,6 +37,7 @@ from snaprt.metrics_report import (
     from_json,
     short,
 )
+from snaprt.whole_files import write_whole
 
 __all__ = [
     "KEPT_SAMPLES",
@@ -320,19 +320,9 @@ def save(path: str | Path) -> None:
 
 def _save(target: Path, *, as_text: bool) -> None:
     text = metrics_report() if as_text else json.dumps(to_json()) + "\n"
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    # Devices and pipes, such as /dev/null and /dev/stdout, are written to: replaced, they are lost.
-    is_stream = target.parent == Path("/dev") or (target.exists() and not target.is_file())
     try:
-        if is_stream:
-            with target.open("a", encoding="utf-8") as stream:
-                stream.write(text)
-            return
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
+        write_whole(target, text.encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise SnaprtError(
             f"cannot write the metrics to {target}: {error.strerror or error}",
             hint="Point SNAPRT_METRICS_FILE at a file in a directory that exists and is writable.",

@@ -16,7 +16,7 @@ from snaprt_replay.report.model import Report, Status
 from snaprt_replay.report.page import page
 
 from snaprt.cli import output, tables
-from snaprt.snapshot.leftovers import temporary_name
+from snaprt.whole_files import write_whole
 
 STATUSES: Final[dict[Status, int]] = {
     "ok": output.EXIT_OK,
@@ -99,11 +99,6 @@ def show_sum(reports: Sequence[Report]) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(temporary_name(path.name))
     with output.writing(f"write {path}"):
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, content)
     output.log.print(f"wrote {tables.printable(str(path))}")

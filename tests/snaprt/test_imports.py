@@ -68,7 +68,7 @@ def test_jaxapi_lists_what_the_rest_uses_of_it_and_nothing_more():
 
 
 def test_errors_settings_and_metrics_use_the_standard_library_alone():
-    for name in ("errors", "settings", "metrics", "metrics_report"):
+    for name in ("errors", "settings", "metrics", "metrics_report", "whole_files"):
         tree = ast.parse((ROOT / "snaprt" / f"{name}.py").read_text(encoding="utf-8"))
         tops = {module.split(".")[0] for module in modules_named_in(tree)}
         assert tops - {"snaprt"} <= sys.stdlib_module_names, name

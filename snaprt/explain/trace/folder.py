@@ -22,6 +22,7 @@ from snaprt.explain.trace.forms import FORMS
 from snaprt.explain.trace.page import page
 from snaprt.explain.trace.told import TracedGraph, traced_graph
 from snaprt.explain.watching import Run, Watcher
+from snaprt.whole_files import write_whole
 
 INDEX: Final = "index.html"
 ORDER: Final = "executions.jsonl"
@@ -185,7 +186,4 @@ def _is_first_in(folder: Path, index: str) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file, which appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text.rstrip("\n") + "\n", encoding="utf-8", errors="backslashreplace")
-    temporary.replace(path)
+    write_whole(path, (text.rstrip("\n") + "\n").encode("utf-8", "backslashreplace"))

@@ -1,0 +1,38 @@
+"""Files that appear whole or not at all, and what is written to because it is no file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from snaprt.cli import report_files
+from snaprt.whole_files import write_whole
+
+
+def test_a_link_stays_and_leads_to_the_new_content(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "link").symlink_to("old")
+    write_whole(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "old").read_text() == "new"
+
+
+def test_what_was_there_stays_where_the_file_cannot_be_written(tmp_path: Path) -> None:
+    name = "n" * 250  # with what a temporary name has more, no file system takes it
+    (tmp_path / name).write_text("old")
+    with pytest.raises(OSError, match="too long"):
+        write_whole(tmp_path / name, b"new")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_reports_are_saved_into_a_pipe_and_do_not_take_its_place(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    report_files.save([], pipe)
+    assert b"snaprt.report" in os.read(reader, 1 << 16)
+    os.close(reader)
+    assert pipe.is_fifo()
