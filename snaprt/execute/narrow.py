@@ -161,7 +161,7 @@ def _keep_as_they_are(functions: dict[str, Any], narrowing: Narrowing) -> frozen
         functions[copy] = clone.operation
     kept = frozenset((called - shared) | set(copies.values()))
     for name in kept:
-        for operation in _within(functions[name]):
+        for operation in jaxapi.operations_within(functions[name]):
             attribute = _CALLS.get(operation.name)
             if attribute is not None and operation.attributes[attribute].value in copies:
                 copy = copies[operation.attributes[attribute].value]
@@ -177,7 +177,7 @@ def _random_names() -> frozenset[str]:
 def _callees(function: Any) -> set[str]:
     return {
         operation.attributes[_CALLS[operation.name]].value
-        for operation in _within(function)
+        for operation in jaxapi.operations_within(function)
         if operation.name in _CALLS
     }
 
@@ -185,7 +185,7 @@ def _callees(function: Any) -> set[str]:
 def _looks_at_bits(function: Any, narrowing: Narrowing) -> bool:
     return any(
         jaxapi.element_of_type(one.type) in narrowing.elements
-        for operation in _within(function)
+        for operation in jaxapi.operations_within(function)
         if operation.name == "stablehlo.bitcast_convert"
         for one in (*operation.operands, *operation.results)
     )
@@ -201,14 +201,6 @@ def _reachable(
         found |= new
         ahead += new
     return found
-
-
-def _within(operation: Any) -> Iterator[Any]:
-    for region in operation.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield inner.operation
-                yield from _within(inner.operation)
 
 
 @dataclass(frozen=True)

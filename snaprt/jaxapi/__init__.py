@@ -154,6 +154,7 @@ from snaprt.jaxapi.module_names import mesh_axes, without_locations_or_names
 from snaprt.jaxapi.modules import (
     bytecode_without_locations,
     module_signature,
+    operations_within,
     parse_module,
     portable_artifact,
     stablehlo_text,
@@ -304,6 +305,7 @@ __all__ = [
     "module_to_hlo_proto",
     "names_within",
     "operation_context",
+    "operations_within",
     "optimised_hlo",
     "own_cpu",
     "parse_call",
