@@ -241,16 +241,13 @@ class _Watcher:
     def _changed(self, call: _Call) -> _Call | None:
         """Return the call of another program, where the recorder needs one to learn how it ends."""
         plan, module = current_plan(), call.executable.module
-        if (
-            plan is None
-            or not (plan.wants_flag or (module.donated and plan.withholds_donation))
-            or self._recorder.ignores(call.executable)
-        ):
-            wants_flag, withholds = False, bool(module.donated) and repro.needs_inputs()
-        else:
-            wants_flag, withholds = plan.wants_flag, plan.withholds_donation or repro.needs_inputs()
-        is_watched = wants_flag and module.is_pure
-        if not is_watched and not (withholds and module.donated):
+        is_watched, withholds = False, bool(module.donated) and repro.needs_inputs()
+        if plan is not None:
+            may_watch = plan.wants_flag and module.is_pure
+            may_withhold = bool(module.donated) and plan.withholds_donation
+            if (may_watch or may_withhold) and not self._recorder.ignores(call.executable):
+                is_watched, withholds = may_watch, may_withhold or withholds
+        if not is_watched and not withholds:
             return None
         flat = call.flat()
         if is_watched:

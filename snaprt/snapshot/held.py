@@ -106,7 +106,7 @@ class HeldExecution:
     recorded_for: Sequence[Condition] = field(default=(), init=False)
     cause: Any = field(default=None, init=False)
 
-    def has_begun(self, outputs: Sequence[Any], flag: Any) -> None:
+    def take_outputs(self, outputs: Sequence[Any], flag: Any) -> None:
         """Learn its outputs, which may be on their way, and its flag."""
         self.outputs, self.flag = list(outputs), flag
         if flag is not None:

@@ -197,7 +197,7 @@ class Recorder:
         """
         try:
             held = self._held(token)
-            held.has_begun(outputs, flag)
+            held.take_outputs(outputs, flag)
             if has_compiled:
                 held.limit = math.inf
             if held.cause is not None:
@@ -355,11 +355,7 @@ class Recorder:
             time.perf_counter_ns(),
             time.time(),
         )
-        remember(held)
-        if plan.keep_last:
-            self._ring.add(held)
-        if watching and plan.waits_for_errors:
-            self._last = held
+        self._keep(held)
         if at_once and self._filing.admits(held, at_once, seen.output_bytes):
             held.recorded_for, held.cause = at_once, Cause(at_once[0].text)
             self._filing.queue(held, "inputs", at_once, held.cause)
@@ -386,10 +382,16 @@ class Recorder:
             began,
             now,
         )
-        remember(held)
-        if plan.waits_for_errors:
-            self._last = held
+        self._keep(held)
         return held
+
+    def _keep(self, held: HeldExecution) -> None:
+        """Hold an execution for what may be asked of it later."""
+        remember(held)
+        if held.plan.keep_last:
+            self._ring.add(held)
+        if held.watching and held.plan.waits_for_errors:
+            self._last = held
 
     def _devices(
         self, executable: Executable, count: int, seen: _Seen
