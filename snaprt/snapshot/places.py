@@ -99,9 +99,12 @@ def members(pack: Path) -> tuple[str, ...]:
     """Return the names of a packed file's members, but for the mark; none where it is damaged."""
     try:
         with pack.open("rb") as file:
-            return tuple(name for name in directory(file)[1] if name != MARK_MEMBER)
+            found = directory(file)[1]
+            for name in found:  # which the file says twice
+                locate(file, found, name)
     except (OSError, ValueError, zipfile.BadZipFile):
         return ()
+    return tuple(name for name in found if name != MARK_MEMBER)
 
 
 def snapshots_in(place: Path) -> list[Path]:
@@ -124,7 +127,7 @@ def snapshots_in(place: Path) -> list[Path]:
 def directory(file: BinaryIO) -> tuple[bytes, Mapping[str, zipfile.ZipInfo]]:
     """Return a packed file's comment, and its members by name.
 
-    What the file says twice is compared: the members' names, and how many there are.
+    The file says twice how many there are, which is compared; `locate` does so with their names.
 
     Raises:
         zipfile.BadZipFile: It is damaged.
@@ -142,8 +145,6 @@ def directory(file: BinaryIO) -> tuple[bytes, Mapping[str, zipfile.ZipInfo]]:
     found = {info.filename: info for info in members}
     if len(found) != len(members):
         raise zipfile.BadZipFile("two of its members have one name")
-    for name in found:
-        locate(file, found, name)
     return comment, found
 
 
