@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from snaprt import jaxapi
-from snaprt.errors import SnapshotError, UsageError
+from snaprt.errors import UsageError
+from snaprt.snapshot.pack import not_written
 from snaprt_replay import export_arrays, export_python, export_xla
 from snaprt_replay.case import Case
 from snaprt_replay.load import load
@@ -105,8 +106,5 @@ def export(path: Path, to: str, out: Path, *, replace: bool = False) -> Case:
             form.write(case, temporary)
             temporary.replace(out)
     except OSError as error:
-        raise SnapshotError(
-            f"cannot write {out}: {error.strerror or error}",
-            hint="is the folder there, is the disk full?",
-        ) from error
+        raise not_written(out, error) from error
     return case

@@ -133,12 +133,12 @@ def _replay_on_devices(case: Case, request: ReplayRequest) -> Replay:
     Raises:
         SnaprtError: It cannot be compiled or run.
     """
-    options = {**case.compiler_options, **dict(request.variant.options)}
     return replay_case(
-        dataclasses.replace(case, compiler_options=options),
+        case,
         device=request.variant.device,
         repeat=request.repeat,
         tolerance=request.tolerance,
+        compiler_options=dict(request.variant.options),
         isolated=True,
         timeout=request.timeout,
     )

@@ -79,11 +79,14 @@ def replay(
     Raises:
         SnaprtError: The file cannot be read, compiled or run.
     """
-    case = load(path, inputs, random_seed)
-    if compiler_options:
-        options = {**case.compiler_options, **compiler_options}
-        case = dataclasses.replace(case, compiler_options=options)
-    return replay_case(case, device=device, repeat=repeat, tolerance=tolerance, isolated=isolated)
+    return replay_case(
+        load(path, inputs, random_seed),
+        device=device,
+        repeat=repeat,
+        tolerance=tolerance,
+        compiler_options=compiler_options,
+        isolated=isolated,
+    )
 
 
 def replay_case(
@@ -92,6 +95,7 @@ def replay_case(
     device: str | None = None,
     repeat: int = 1,
     tolerance: ToleranceRequest | None = None,
+    compiler_options: Mapping[str, CompilerOption] | None = None,
     isolated: bool | None = None,
     timeout: float | None = None,
 ) -> Replay:
@@ -102,12 +106,16 @@ def replay_case(
         device: Where to run.
         repeat: How often.
         tolerance: What to allow.
+        compiler_options: XLA options beside the recorded ones.
         isolated: Run in a process of its own?
         timeout: Seconds for that process; None for no limit.
 
     Raises:
         SnaprtError: It cannot be compiled or run.
     """
+    if compiler_options:
+        options = {**case.compiler_options, **compiler_options}
+        case = dataclasses.replace(case, compiler_options=options)
     player.check_playable(case, repeat)
     in_child = not case.trusted if isolated is None else isolated
     if devices.needs_host_devices(device, case.devices):

@@ -77,10 +77,7 @@ def pack(
             os.fsync(file.fileno())
         os.replace(temporary, out)
     except OSError as error:
-        raise SnapshotError(
-            f"cannot write {out}: {error.strerror or error}",
-            hint="is the folder there, is the disk full?",
-        ) from error
+        raise not_written(out, error) from error
     finally:
         temporary.unlink(missing_ok=True)
     return packed
@@ -151,10 +148,7 @@ def unpack(pack: Path, folder: Path) -> Packed:
             size += temporary.stat().st_size
             _keep(temporary, target)
         except OSError as error:
-            raise SnapshotError(
-                f"cannot write {target}: {error.strerror or error}",
-                hint="is the folder there, is the disk full?",
-            ) from error
+            raise not_written(target, error) from error
         finally:
             temporary.unlink(missing_ok=True)
         is_array = store.MEMBER.fullmatch(name) is not None
@@ -203,6 +197,14 @@ def _copier(pack: Path, name: str) -> Callable[[Path], None]:
             raise _damaged(pack, error) from error
 
     return copy
+
+
+def not_written(path: Path, error: OSError) -> SnapshotError:
+    """Return what is to be raised where a file that is to be shared cannot be written."""
+    return SnapshotError(
+        f"cannot write {path}: {error.strerror or error}",
+        hint="is the folder there, is the disk full?",
+    )
 
 
 def _damaged(pack: Path, error: Exception) -> SnapshotError:
