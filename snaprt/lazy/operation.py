@@ -31,12 +31,15 @@ class Operation:
         self.stable_digest: bytes | Exception | None = None
         sharding = jaxapi.sharding_of_call(params)
         self.devices = None if sharding is None else jaxapi.devices_of_sharding(sharding)
-        self._results: dict[Any, tuple[tuple[Any, ...], Any]] = {}
+        self._results: dict[Any, tuple[tuple[Any, ...], Any, tuple[int, float]]] = {}
 
     def evaluate(
         self, primitive: Any, avals: Sequence[Any], params: dict[str, Any], x64: bool
-    ) -> tuple[tuple[Any, ...], Any]:
-        """Return the abstract results and the effects for operands of these abstract values.
+    ) -> tuple[tuple[Any, ...], Any, tuple[int, float]]:
+        """Return what comes of operands of these abstract values.
+
+        Returns:
+            The abstract results, the effects, and how large it is: see `jaxapi.extent`.
 
         Raises:
             Exception: Whatever JAX raises for operands that do not fit.
@@ -47,7 +50,8 @@ class Operation:
             with jaxapi.evaluating():
                 results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
             results = tuple(results) if primitive.multiple_results else (results,)
-            found = self._results[key] = (results, effects)
+            extent = jaxapi.extent(primitive, params, avals, results)
+            found = self._results[key] = (results, effects, extent)
         return found
 
 

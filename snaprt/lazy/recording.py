@@ -64,10 +64,12 @@ class Recording:
         arrays: Every lazy array that was handed out and may be alive.
         nbytes: What the inputs hold.
         prune_at: How much they may hold before dead work is looked for.
+        is_carried: Whether some of it was left pending at an earlier cut.
     """
 
     __slots__ = (
         *("arrays", "handles", "input_wires", "inputs", "literals", "nbytes", "point", "prune_at"),
+        "is_carried",
     )
 
     def __init__(self, root: Point) -> None:
@@ -79,6 +81,7 @@ class Recording:
         self.arrays: list[weakref.ref[Any]] = []
         self.nbytes = 0
         self.prune_at = PRUNE_BYTES
+        self.is_carried = False
 
     def input_wire(self, value: jax.Array, handle: DataHandle | None) -> int:
         """Return the wire of an input, which goes on to another point if it is new."""
@@ -196,6 +199,7 @@ def carry_over(
             tuple([result.aval for result in point.results]),
             point.placement,
             point.effects,
+            point.extent(),
             point.source,
             point.place,
         )
@@ -210,4 +214,5 @@ def carry_over(
             array._recording, array._result = new, moved[number]
             new.arrays.append(weakref.ref(array))
     new.prune_at = max(PRUNE_BYTES, 2 * new.nbytes)
+    new.is_carried = new.point.depth > 0
     return new
