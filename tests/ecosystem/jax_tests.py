@@ -34,6 +34,7 @@ OUTCOMES_FILE = "JAX_TESTS_OUTCOMES"  # JSON lines: one when a test starts, one 
 RUN_LAZILY = "JAX_TESTS_LAZY"
 EVERY = "JAX_TESTS_EVERY"
 SECONDS = "JAX_TESTS_SECONDS"
+NOT_COLLECTED = "(not collected)"
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,13 @@ def _lazily(method: Any) -> Any:
     return run
 
 
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note why the file cannot be imported, as where its JAX is not the installed one."""
+    if report.failed:
+        detail = _last_line(report.longreprtext)
+        _note({"test": NOT_COLLECTED, "outcome": "failed", "detail": detail})
+
+
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Note which test runs, for it may end the process."""
     _note({"test": _test_name(nodeid), "outcome": "crashed"})
@@ -201,7 +209,9 @@ def _read_outcomes(path: Path) -> dict[str, Outcome]:
     return outcomes
 
 
-def run_file(file: Path, mode: Mode, folder: Path, options: argparse.Namespace) -> dict[str, Outcome]:
+def run_file(
+    file: Path, mode: Mode, folder: Path, options: argparse.Namespace
+) -> dict[str, Outcome]:
     """Run one file of tests in one mode and return the outcome of each of its tests."""
     outcomes_file = folder / f"outcomes-{time.monotonic_ns()}.jsonl"
     environment = {
@@ -230,7 +240,7 @@ def run_file(file: Path, mode: Mode, folder: Path, options: argparse.Namespace) 
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder
         )
-        if _wait(process, outcomes_file, options.seconds + 60) in (0, 1, 5):
+        if _wait(process, outcomes_file, options.seconds + 60) in (0, 1, 2, 5):
             break
     return _read_outcomes(outcomes_file)
 
@@ -260,10 +270,16 @@ def _replace_last_outcome(outcomes_file: Path, outcome: str) -> None:
 
 def main() -> int:
     """Run what the command line names, print the table and the differences."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("checkout", type=Path, help="a checkout of JAX at the installed version's tag")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "checkout", type=Path, help="a checkout of JAX at the installed version's tag"
+    )
     parser.add_argument("files", nargs="*", help="names below tests/; by default all *_test.py")
-    parser.add_argument("--modes", default=",".join(MODES), help="comma-separated; plain always runs")
+    parser.add_argument(
+        "--modes", default=",".join(MODES), help="comma-separated; plain always runs"
+    )
     parser.add_argument("--devices", type=int, default=8, help="CPU devices")
     parser.add_argument("--cases", type=int, default=3, help="JAX_NUM_GENERATED_CASES")
     parser.add_argument("--every", type=int, default=1, help="run every Nth test of a file")
@@ -289,9 +305,13 @@ def main() -> int:
             for mode in MODES:
                 if mode in modes:
                     outcomes[mode] = run_file(file, MODES[mode], Path(folder), options)
-        passed = {test for test, outcome in outcomes["plain"].items() if outcome.outcome == "passed"}
+        passed = {
+            test for test, outcome in outcomes["plain"].items() if outcome.outcome == "passed"
+        }
         counts = [sum(o.outcome == "passed" for o in outcomes[mode].values()) for mode in modes]
         print(file.name.ljust(40), *(str(count).rjust(9) for count in counts), flush=True)
+        if NOT_COLLECTED in outcomes["plain"]:
+            print(f"  {NOT_COLLECTED}: {outcomes['plain'][NOT_COLLECTED].detail}", flush=True)
         for mode in modes[1:]:
             for test in sorted(passed):
                 outcome = outcomes[mode].get(test, Outcome("crashed", "it did not run"))
