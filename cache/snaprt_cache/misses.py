@@ -43,6 +43,7 @@ class Miss:
         process: The number of its process.
         time: Unix time in seconds.
         mode: The mode in which the cache was asked; empty where it is not known.
+        obstacle: Why the entry that was there could not be used; empty where there was none.
     """
 
     key: Key
@@ -51,6 +52,7 @@ class Miss:
     process: int
     time: float
     mode: str
+    obstacle: str = ""
 
 
 def record_miss(cache: Cache, key: Key, name: str) -> None:
@@ -72,6 +74,7 @@ def record_miss(cache: Cache, key: Key, name: str) -> None:
             "name": name,
             "script": script_name(),
             "mode": cache.mode.name,
+            "obstacle": cache.obstacles.get(key.digest, ""),
             "parts": [[part.name, part.value] for part in key.parts],
         },
         separators=(",", ":"),
@@ -129,6 +132,7 @@ def _parse(line: bytes) -> Miss | None:
             process=int(content["process"]),
             time=float(content["time"]),
             mode=str(content.get("mode", "")),
+            obstacle=str(content.get("obstacle", "")),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -50,6 +50,12 @@ from snaprt.jaxapi.compiler_options import (
     compile_options_without_paths,
     dump_options_of_xla,
 )
+from snaprt.jaxapi.custom_calls import (
+    CustomCalls,
+    custom_calls,
+    functions_of_process,
+    make_available,
+)
 from snaprt.jaxapi.demanded_values import asked_as_opaque_state, demanded_by
 from snaprt.jaxapi.devices import Device, backends_are_initialized, own_cpu
 from snaprt.jaxapi.errors import (
@@ -127,6 +133,7 @@ from snaprt.jaxapi.lowered import (
     compile_options_of_lowered,
     devices_of_lowered,
     hlo_proto,
+    holds_objects,
     identity_of_lowered,
     is_compiled,
     lower,
@@ -208,6 +215,7 @@ __all__ = [
     "BoundOperation",
     "ClosedJaxpr",
     "Compilation",
+    "CustomCalls",
     "Device",
     "FailedCall",
     "FlatCall",
@@ -242,6 +250,7 @@ __all__ = [
     "copy_array",
     "current_trace",
     "current_trace_setting",
+    "custom_calls",
     "default_device",
     "demanded_by",
     "describe_input",
@@ -263,6 +272,7 @@ __all__ = [
     "forbidden_value",
     "frames_of_operation",
     "function_type",
+    "functions_of_process",
     "has_no_values",
     "hide_frames_below",
     "hide_traceback_below",
@@ -270,6 +280,7 @@ __all__ = [
     "hlo_sharding_text",
     "hlo_text",
     "hlo_to_stablehlo",
+    "holds_objects",
     "host_literal",
     "identity_of_lowered",
     "integer_of_constant",
@@ -300,6 +311,7 @@ __all__ = [
     "lower",
     "lower_jit_call",
     "lowering_module",
+    "make_available",
     "mesh_axes",
     "module_signature",
     "module_to_hlo_proto",
