@@ -167,7 +167,8 @@ def compile_program(
     except Exception as error:
         raise CompileError(
             f"the graph of {size} operations that was cut here could not be compiled: {error}",
-            hint="the traceback above shows the error of JAX or XLA; its arrays stay pending",
+            hint="the traceback above shows the error of JAX or XLA; arrays that do not depend on "
+            "what was refused stay pending",
         ) from error
     spent = times.prepared(
         times.LAZY,

@@ -18,7 +18,7 @@ from snaprt.lazy.graph import Placement, Program
 @contextmanager
 def placed(placement: Placement) -> Iterator[None]:
     """Lower and run what is inside as the code that recorded it would have run it."""
-    with jaxapi.evaluating(), jaxapi.x64(placement.x64):
+    with jaxapi.evaluating_compiled(), jaxapi.x64(placement.x64):
         if placement.default_device is None:
             yield
         else:

@@ -58,6 +58,12 @@ from snaprt.jaxapi.custom_calls import (
 )
 from snaprt.jaxapi.demanded_values import asked_as_opaque_state, demanded_by
 from snaprt.jaxapi.devices import Device, backends_are_initialized, own_cpu
+from snaprt.jaxapi.effects import (
+    before_waiting_for_effects,
+    can_wait,
+    closes_over_references,
+    teach_error_check,
+)
 from snaprt.jaxapi.errors import (
     BoundOperation,
     failed_operation,
@@ -200,6 +206,7 @@ from snaprt.jaxapi.traces import (
     current_trace,
     current_trace_setting,
     evaluating,
+    evaluating_compiled,
     is_eager,
     is_staging,
     refuse_escaped_tracer,
@@ -233,11 +240,14 @@ __all__ = [
     "asked_as_opaque_state",
     "at_start_of_block",
     "backends_are_initialized",
+    "before_waiting_for_effects",
     "bind_at",
     "bytecode",
     "bytecode_without_locations",
     "call_abstractly",
+    "can_wait",
     "changing_module",
+    "closes_over_references",
     "compile_for_topology",
     "compile_module",
     "compile_options",
@@ -262,6 +272,7 @@ __all__ = [
     "element_of_type",
     "evaluate_call",
     "evaluating",
+    "evaluating_compiled",
     "executable_fingerprint",
     "executable_memory",
     "executable_report",
@@ -360,6 +371,7 @@ __all__ = [
     "stablehlo_without_locations",
     "teach_compiled",
     "teach_device_get",
+    "teach_error_check",
     "teach_set_mesh",
     "to_device",
     "trace_context",

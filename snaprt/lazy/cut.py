@@ -255,15 +255,11 @@ def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> list[Sequen
     parts: dict[tuple[int, int], list[Point]] = {}
     for node in nodes:
         own = placement[node]
-        level = 0
-        for wire in _pending_wires(node, producers):
-            producer = producers[wire]
-            if placement[producer] is own:
-                level = max(level, levels[producer])
-            else:
-                level = max(level, levels[producer] + 1)
-                wanted.add(wire)
+        wires = _pending_wires(node, producers)
+        before = [(producers[wire], wire) for wire in wires]
+        level = max((levels[one] + (placement[one] is not own) for one, _ in before), default=0)
         levels[node] = level
+        wanted.update(wire for one, wire in before if levels[one] != level)
         parts.setdefault((level, id(own)), []).append(node)
     return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
 

@@ -34,6 +34,7 @@ class LazyTrace(jaxapi.Trace):
             ``failed(trace, error, operation)``.
         at_once: Is told of an operation that no graph can hold, before it runs:
             ``at_once(trace, name, cause, operands)``.
+        effectful: Is told when an operation with effects has been recorded.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class LazyTrace(jaxapi.Trace):
         grown: Callable[[LazyTrace], None],
         failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
         at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
+        effectful: Callable[[LazyTrace], None],
     ) -> None:
         super().__init__()
         self.lock = threading.RLock()
@@ -49,6 +51,7 @@ class LazyTrace(jaxapi.Trace):
         self.following = False
         self.claimed = 0  # above 0, no known call is followed
         self._owner = threading.get_ident()
+        self._thread = weakref.ref(threading.current_thread())
         self.root = Point(None)
         self.recording = Recording(self.root)
         self.recording_time = 0
@@ -63,6 +66,7 @@ class LazyTrace(jaxapi.Trace):
         self._grown = grown
         self._failed = failed
         self._at_once = at_once
+        self._effectful = effectful
 
     def __eq__(self, other: object) -> bool:
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
@@ -96,6 +100,11 @@ class LazyTrace(jaxapi.Trace):
                 yield
             finally:
                 self.claimed -= 1
+
+    def has_running_owner(self) -> bool:
+        """Say whether the thread that this trace records for is still running."""
+        thread = self._thread()
+        return thread is not None and thread.is_alive()
 
     def adopt(self, modes: Modes) -> None:
         """Record as ``modes`` say from here on."""
@@ -176,6 +185,8 @@ class LazyTrace(jaxapi.Trace):
             if isinstance(point, str):
                 return point
             recording.point = point
+            if point.effects:
+                self._effectful(self)
             recording.literals += literals
             arrays = [LazyArray(self, recording, result) for result in point.results]
             recording.arrays += map(weakref.ref, arrays)
@@ -232,6 +243,8 @@ class LazyTrace(jaxapi.Trace):
             results, effects = _evaluate(what, primitive, operands, params)
             if not all(map(jaxapi.is_array_aval, results)):
                 return "ref"
+            if not jaxapi.can_wait(effects):
+                return "effect"
             if any(map(jaxapi.has_no_values, results)):
                 return "float0"
             placement = _placement(operands, what.devices, x64)
@@ -329,6 +342,8 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
         return "device_put"
     if params.get("compiler_options_kvs"):  # XLA takes them for a whole program alone
         return "compiler_options"
+    if jaxapi.closes_over_references(params):
+        return "ref"
     return None
 
 
