@@ -22,6 +22,7 @@ from snaprt.jaxapi.abstract_values import (
     has_no_values,
     is_array_aval,
     is_extended_dtype,
+    is_in_default_memory,
     is_placed_aval,
     is_scalar_type,
 )
@@ -136,6 +137,7 @@ from snaprt.jaxapi.lowered import (
     stablehlo_without_locations,
     with_module,
 )
+from snaprt.jaxapi.meshes import concrete_mesh, trace_context, under_mesh
 from snaprt.jaxapi.module_changes import (
     after_operation,
     at_start_of_block,
@@ -174,19 +176,23 @@ from snaprt.jaxapi.operations import (
     primitive_named,
 )
 from snaprt.jaxapi.reference_interpreter import interpret
-from snaprt.jaxapi.settings import configuration, default_device, trace_context, x64, x64_enabled
+from snaprt.jaxapi.settings import configuration, default_device, x64, x64_enabled
 from snaprt.jaxapi.shardings import (
+    NamedShardings,
     Partitioning,
     devices_of_sharding,
     hlo_sharding_text,
+    is_plain_sharding,
+    named_shardings,
     partition,
     partitioning_of_options,
     partitions_of,
-    sharding_of_call,
+    same_placement,
+    sharding_of_type,
     shardings_of_module,
     single_device_sharding,
 )
-from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_set_mesh
+from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_full, teach_set_mesh
 from snaprt.jaxapi.traces import (
     Trace,
     Tracer,
@@ -216,6 +222,7 @@ __all__ = [
     "JaxprLiteral",
     "JitExecutable",
     "JitModule",
+    "NamedShardings",
     "Partitioning",
     "ShapedArray",
     "Trace",
@@ -236,6 +243,7 @@ __all__ = [
     "compile_options_of_lowered",
     "compile_options_without_paths",
     "compile_unloaded",
+    "concrete_mesh",
     "configuration",
     "convert_operand",
     "convert_result",
@@ -280,7 +288,9 @@ __all__ = [
     "is_compiled",
     "is_eager",
     "is_extended_dtype",
+    "is_in_default_memory",
     "is_placed_aval",
+    "is_plain_sharding",
     "is_scalar_type",
     "is_source_of_jax",
     "is_staging",
@@ -303,6 +313,7 @@ __all__ = [
     "mesh_axes",
     "module_signature",
     "module_to_hlo_proto",
+    "named_shardings",
     "names_within",
     "operation_context",
     "operations_within",
@@ -327,6 +338,7 @@ __all__ = [
     "results_of_lowered",
     "run_flat_jit_call",
     "run_module",
+    "same_placement",
     "serialize_compiled",
     "serialize_module",
     "set_constant",
@@ -337,7 +349,7 @@ __all__ = [
     "set_thread_trace",
     "set_watch",
     "shapes_of",
-    "sharding_of_call",
+    "sharding_of_type",
     "shardings_of_module",
     "signature_of_lowered",
     "single_device_sharding",
@@ -348,10 +360,12 @@ __all__ = [
     "stablehlo_without_locations",
     "teach_compiled",
     "teach_device_get",
+    "teach_full",
     "teach_set_mesh",
     "to_device",
     "trace_context",
     "typeof",
+    "under_mesh",
     "use_compilation_cache",
     "use_jit_watcher",
     "user_frames",

@@ -16,7 +16,10 @@ from snaprt.jaxapi.modules import bytecode_without_locations, portable_artifact
 
 
 def lower(
-    function: Callable[..., Any], arguments: Sequence[Any], donated: Sequence[int] = ()
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    donated: Sequence[int] = (),
+    shardings: Sequence[jax.sharding.Sharding | None] = (),
 ) -> jax.stages.Lowered:
     """Lower ``function`` for the shapes, dtypes and shardings of ``arguments``; drop none.
 
@@ -24,8 +27,10 @@ def lower(
         function: Takes and returns arrays.
         arguments: Describes each argument.
         donated: The arguments whose memory the results may take.
+        shardings: How each result is to lie, ``None`` where the compiler chooses; or nothing.
     """
-    jitted = jax.jit(function, keep_unused=True, donate_argnums=tuple(donated))
+    named = {"out_shardings": list(shardings)} if any(shardings) else {}
+    jitted = jax.jit(function, keep_unused=True, donate_argnums=tuple(donated), **named)
     with warnings.catch_warnings():
         # Where a donation is of no use, that is nothing that the user could change.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")

@@ -234,13 +234,15 @@ def _split_by_operation(nodes: Sequence[Point], wanted: set[int]) -> list[Sequen
 def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> list[Sequence[Point]]:
     """Return ``nodes`` in parts of one placement each, in an order in which they can run.
 
-    Nearly always there is one part. Otherwise uncommitted work that only committed work uses
-    joins it, as under `jax.jit`; the rest is layered, so that a part uses earlier parts alone.
+    Nearly always there is one part. Otherwise committed work on the same devices becomes one, and
+    uncommitted work that only committed work uses joins it, as under `jax.jit`; the rest is
+    layered, so that a part uses earlier parts alone.
     """
     if all(node.placement is nodes[0].placement for node in nodes):
         return [nodes]
     producers = {result.number: node for node in nodes for result in node.results}
-    placement = {node: node.placement for node in nodes}
+    joined = _joined(nodes)
+    placement = {node: joined[node.placement] for node in nodes}
     users: dict[Point, set[Placement]] = {node: set() for node in nodes}
     for node in reversed(nodes):
         uses = users[node]
@@ -266,6 +268,29 @@ def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> list[Sequen
         levels[node] = level
         parts.setdefault((level, id(own)), []).append(node)
     return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
+
+
+def _joined(nodes: Sequence[Point]) -> dict[Placement, Placement]:
+    """Return for the placement of each node the one at which it can run just as well.
+
+    What was recorded under no mesh runs under that of the other work on its devices.
+    """
+    groups: dict[Any, dict[Any, Placement]] = {}
+    placements = dict.fromkeys(node.placement for node in nodes)
+    for one in placements:
+        groups.setdefault(_group(one), {}).setdefault(one.mesh, one)
+    for group in groups.values():
+        if len(group) == 2:
+            group.pop(None, None)
+    return {
+        one: group.get(one.mesh) or next(iter(group.values()))
+        for one in placements
+        for group in (groups[_group(one)],)
+    }
+
+
+def _group(placement: Placement) -> Any:
+    return (placement.devices, placement.x64) if placement.committed else placement
 
 
 def _pending_wires(node: Point, producers: Mapping[int, Point]) -> list[int]:
@@ -304,7 +329,9 @@ def _part(
         numbers=numbers,
         takers=tuple([takers.get(number, -1) for number in numbers]),
         outputs=tuple([where[number] for number in numbers]),
-        placement=committed[0] if committed else nodes[0].placement,
+        placement=next((one for one in committed if one.mesh), committed[0])
+        if committed
+        else nodes[0].placement,
         donatable=_donatable(nodes, tuple(sources), numbers, recording),
     )
 

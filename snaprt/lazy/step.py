@@ -59,6 +59,7 @@ def thread_trace() -> LazyTrace:
     if trace is None:
         flags.take_over()
         jaxapi.teach_device_get(LazyArray, read_to_host)
+        jaxapi.teach_full(LazyArray)
         jaxapi.teach_set_mesh(LazyTrace)
         jaxapi.teach_compiled(LazyArray, read_for_executable)
         prefetch.start()

@@ -234,7 +234,7 @@ class LazyTrace(jaxapi.Trace):
                 return "ref"
             if any(map(jaxapi.has_no_values, results)):
                 return "float0"
-            placement = _placement(operands, what.devices, x64)
+            placement = _placement(operands, what.named, x64)
             if placement is None:
                 return "devices"
             found = point.with_operation(
@@ -340,39 +340,61 @@ def _evaluate(
 
 
 def _placement(
-    operands: Sequence[LazyArray | Literal | jax.Array], named: tuple[Any, ...] | None, x64: bool
+    operands: Sequence[LazyArray | Literal | jax.Array], named: jaxapi.NamedShardings, x64: bool
 ) -> Placement | None:
-    """Return where an operation runs, or ``None`` where its operands contradict each other.
+    """Return where an operation runs, or ``None`` where it is told two things at once.
 
     Args:
         operands: What it works on.
-        named: The devices that its own parameters name, if they do.
+        named: What its own parameters say.
         x64: Whether 64-bit types are enabled.
     """
-    pinned = named
-    for operand in operands:
-        devices: tuple[Any, ...] | None = None
+    mesh = named.mesh or jaxapi.concrete_mesh()
+    assignments = set(named.devices)
+    if mesh is not None:
+        assignments.add(tuple(mesh.devices.flat))
+    is_plain = not assignments and not named.commits
+    for index, operand in enumerate(operands):
         value: Any = operand
         if type(operand) is LazyArray:
             value = operand._value
             if value is None:
                 placement = operand._result.point.placement  # type: ignore[union-attr]
-                devices = placement.devices if placement.committed else None
-        if type(value) is not Literal and value is not None and value.committed:
-            devices = jaxapi.devices_of_sharding(value.sharding)
-        if devices is not None:
-            if pinned is not None and pinned != devices:
+                if placement.committed:
+                    assignments.add(placement.devices)
+                    is_plain = is_plain and placement.sharding is not None
+                continue
+        if type(value) is not Literal and value.committed:
+            assignments.add(jaxapi.devices_of_sharding(value.sharding))
+            is_plain = is_plain and jaxapi.is_plain_sharding(value.sharding)
+            asked = named.operands[index] if named.operands else None
+            if asked is not None and not jaxapi.same_placement(asked, value.sharding, value.ndim):
                 return None
-            pinned = devices
-    return _interned(pinned, jaxapi.default_device(), x64)
+    default = jaxapi.default_device()
+    if named.commits and not assignments:
+        assignments.add(jaxapi.devices_of_sharding(jaxapi.single_device_sharding(default)))
+    if len(assignments) > 1:
+        return None
+    return _interned(next(iter(assignments), None), default, x64, mesh, is_plain)
 
 
 _placements: dict[Any, Placement] = {}
 
 
-def _interned(pinned: tuple[Any, ...] | None, default_device: Any, x64: bool) -> Placement:
-    key = (pinned, None if pinned is not None else default_device, x64)
+def _interned(
+    pinned: tuple[Any, ...] | None,
+    default_device: Any,
+    x64: bool,
+    mesh: jax.sharding.Mesh | None,
+    is_plain: bool,
+) -> Placement:
+    is_committed = pinned is not None
+    key = (pinned, None if is_committed else default_device, x64, mesh, is_plain)
     placement = _placements.get(key)
     if placement is None:
-        placement = _placements[key] = Placement(pinned is not None, pinned or (), key[1], x64)
+        device = pinned[0] if pinned else default_device
+        sharding = jaxapi.single_device_sharding(device) if is_plain else None
+        placement = _placements[key] = Placement(
+            is_committed, pinned or (), key[1], x64, mesh, sharding
+        )
     return placement
