@@ -83,7 +83,8 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
         lowered = jaxapi.with_module(stand_in, _checked_module(program, module))
         stablehlo = jaxapi.stablehlo_without_locations(lowered)
         used = jaxapi.devices_of_lowered(lowered)
-        key = module_key(stablehlo, used, kind="compiled", folder=cache.folder)
+        call = program.signature
+        key = module_key(stablehlo, used, kind="compiled", call=call, folder=cache.folder)
 
         def compile_and_put() -> tuple[float, bool]:
             started = time.perf_counter()

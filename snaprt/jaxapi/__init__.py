@@ -125,6 +125,7 @@ from snaprt.jaxapi.jit_watch import (
 )
 from snaprt.jaxapi.lowered import (
     bytecode,
+    call_of_lowered,
     compile_options_of_lowered,
     devices_of_lowered,
     hlo_proto,
@@ -180,16 +181,18 @@ from snaprt.jaxapi.settings import configuration, default_device, x64, x64_enabl
 from snaprt.jaxapi.shardings import (
     NamedShardings,
     Partitioning,
+    changes_type,
     devices_of_sharding,
+    has_devices_for,
     hlo_sharding_text,
     is_plain_sharding,
     named_shardings,
     partition,
     partitioning_of_options,
     partitions_of,
-    same_placement,
     sharding_of_type,
     shardings_of_module,
+    type_with_sharding,
     single_device_sharding,
 )
 from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_full, teach_set_mesh
@@ -205,6 +208,7 @@ from snaprt.jaxapi.traces import (
     set_current_trace,
     set_thread_trace,
 )
+from snaprt.jaxapi.values import teach_values
 
 __all__ = [
     "CONCRETE_ARRAYS",
@@ -236,8 +240,10 @@ __all__ = [
     "bytecode",
     "bytecode_without_locations",
     "call_abstractly",
+    "call_of_lowered",
     "changing_module",
     "compile_for_topology",
+    "changes_type",
     "compile_module",
     "compile_options",
     "compile_options_of_lowered",
@@ -271,6 +277,7 @@ __all__ = [
     "forbidden_value",
     "frames_of_operation",
     "function_type",
+    "has_devices_for",
     "has_no_values",
     "hide_frames_below",
     "hide_traceback_below",
@@ -338,7 +345,6 @@ __all__ = [
     "results_of_lowered",
     "run_flat_jit_call",
     "run_module",
-    "same_placement",
     "serialize_compiled",
     "serialize_module",
     "set_constant",
@@ -362,8 +368,10 @@ __all__ = [
     "teach_device_get",
     "teach_full",
     "teach_set_mesh",
+    "teach_values",
     "to_device",
     "trace_context",
+    "type_with_sharding",
     "typeof",
     "under_mesh",
     "use_compilation_cache",

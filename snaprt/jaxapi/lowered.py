@@ -117,6 +117,16 @@ def signature_of_lowered(lowered: jax.stages.Lowered) -> str:
     return repr(parts)
 
 
+def call_of_lowered(lowered: jax.stages.Lowered) -> str:
+    """Return as text what JAX stores with an executable beside its module.
+
+    Checked with jax 0.10.2 and 0.12.0: by the shardings inside it names those of the results.
+    """
+    inside = lowered._lowering.compile_args.get("intermediate_shardings")  # type: ignore[attr-defined]
+    signature = signature_of_lowered(lowered)
+    return f"{signature} {inside!r}" if inside else signature
+
+
 def is_compiled(lowered: jax.stages.Lowered) -> bool:
     """Tell whether XLA has compiled a lowered program (JAX 0.10.2 and 0.12.0)."""
     lowering: Any = lowered._lowering

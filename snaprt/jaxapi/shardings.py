@@ -43,6 +43,8 @@ class NamedShardings:
         commits: Whether its results are committed though it names no devices.
         operands: The sharding that each operand must have, ``None`` for any; or nothing.
         results: The sharding that each result will have, ``None`` for any; or nothing.
+        ends_program: Whether what uses the results must be another program, for inside of one they
+            would be of another type.
     """
 
     devices: frozenset[tuple[Device, ...]] = frozenset()
@@ -50,6 +52,7 @@ class NamedShardings:
     commits: bool = False
     operands: tuple[jax.sharding.Sharding | None, ...] = ()
     results: tuple[jax.sharding.Sharding | None, ...] = ()
+    ends_program: bool = False
 
 
 def named_shardings(params: Mapping[str, Any]) -> NamedShardings:
@@ -78,6 +81,7 @@ def named_shardings(params: Mapping[str, Any]) -> NamedShardings:
         commits=commits,
         operands=operands if any(operands) else (),
         results=results if any(results) else (),
+        ends_program=any(one is not None and changes_type(one) for one in results),
     )
 
 
@@ -85,6 +89,30 @@ def _named(sharding: Any) -> jax.sharding.Sharding | None:
     """Return ``sharding`` if it names devices."""
     is_concrete = isinstance(sharding, jax.sharding.Sharding) and sharding._is_concrete
     return sharding if is_concrete else None
+
+
+def changes_type(sharding: jax.sharding.Sharding) -> bool:
+    """Say whether arrays that a program hands out so are of another type than inside of it.
+
+    They are in another memory and over explicit axes.
+    """
+    mesh = getattr(sharding, "mesh", None)
+    is_explicit = mesh is not None and not mesh.empty and not mesh._are_all_axes_auto_or_manual
+    space = _core.mem_kind_to_space(sharding.memory_kind)
+    return is_explicit or space != jax.memory.Space.Device
+
+
+def type_with_sharding(aval: Any, sharding: jax.sharding.Sharding | None) -> Any:
+    """Return the type of an array that a program hands out by ``sharding``, ``None`` for any."""
+    if sharding is None or not changes_type(sharding):
+        return aval
+    return _core.update_aval_with_sharding(aval, sharding)
+
+
+def has_devices_for(aval: Any, devices: int) -> bool:
+    """Say whether a program on so many devices may have a result of this type."""
+    mesh = aval.sharding.mesh
+    return mesh.empty or not mesh.are_all_axes_explicit or bool(mesh.size == devices)
 
 
 def sharding_of_type(aval: Any, devices: Sequence[Device]) -> jax.sharding.Sharding | None:
@@ -103,13 +131,6 @@ def is_plain_sharding(sharding: jax.sharding.Sharding) -> bool:
         return False
     (device,) = sharding.device_set
     return sharding.memory_kind in (None, device.default_memory().kind)
-
-
-def same_placement(
-    sharding: jax.sharding.Sharding, other: jax.sharding.Sharding, ndim: int
-) -> bool:
-    """Say whether arrays of ``ndim`` dimensions lie the same by both, in the same memory."""
-    return sharding.memory_kind == other.memory_kind and sharding.is_equivalent_to(other, ndim)
 
 
 def hlo_sharding_text(sharding: jax.sharding.Sharding, ndim: int) -> str:

@@ -14,7 +14,8 @@ from jax._src import core as _core
 from jax._src import sharding_impls as _shardings
 from jax._src.lax import lax as _lax
 
-from snaprt.jaxapi.traces import current_trace_setting
+from snaprt.jaxapi.meshes import under_mesh
+from snaprt.jaxapi.traces import current_trace_setting, evaluating
 
 _device_get_patched = False
 
@@ -94,11 +95,16 @@ def teach_full(kind: type) -> None:
 
     @functools.wraps(original)
     def full(shape: Any, fill_value: Any, dtype: Any = None, *, sharding: Any = None) -> Any:
-        if sharding is not None and sharding._is_concrete:
+        if sharding is None or not sharding._is_concrete:
+            return original(shape, fill_value, dtype, sharding=sharding)
+        with under_mesh(None):  # the sharding alone says where
             value = original((), fill_value, dtype)
-            if type(value) is kind:
-                return _broadcast_over(sharding)(value, _core.canonicalize_shape(shape))
-        return original(shape, fill_value, dtype, sharding=sharding)
+            if type(value) is not kind:
+                return original(shape, fill_value, dtype, sharding=sharding)
+            if value.committed:  # type: ignore[attr-defined]
+                with evaluating():
+                    return original(shape, value.full_lower(), dtype, sharding=sharding)  # type: ignore[attr-defined]
+            return _broadcast_over(sharding)(value, _core.canonicalize_shape(shape))
 
     _replace_in_lax("full", full)
     for name in ("full_like", "empty_like"):  # the second in JAX 0.12 alone

@@ -7,7 +7,7 @@ handed to it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -159,6 +159,13 @@ class LazyArray(jaxapi.Tracer):
         placement = None if result is None else result.point.placement
         known = placement is not None and placement.committed
         return set(placement.devices) if known else self.sharding.device_set
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.ndim and self.committed and len(self.devices()) > 1:
+            value = self.materialise("iter")
+            with jaxapi.evaluating():
+                return iter(list(value))  # as eager JAX: from the host
+        return super().__iter__()
 
     def platform(self) -> str:
         """Return the kind of the devices that the value lies on, such as ``"cpu"``."""

@@ -46,6 +46,9 @@ class Operation:
             with jaxapi.evaluating():
                 results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
             results = tuple(results) if primitive.multiple_results else (results,)
+            if self.named.ends_program:
+                pairs = zip(results, self.named.results, strict=True)
+                results = tuple([jaxapi.type_with_sharding(*pair) for pair in pairs])
             found = self._results[key] = (results, effects)
         return found
 

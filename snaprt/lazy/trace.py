@@ -235,7 +235,8 @@ class LazyTrace(jaxapi.Trace):
             if any(map(jaxapi.has_no_values, results)):
                 return "float0"
             placement = _placement(operands, what.named, x64)
-            if placement is None:
+            devices = 1 if placement is None else len(placement.devices) or 1
+            if placement is None or not all(jaxapi.has_devices_for(r, devices) for r in results):
                 return "devices"
             found = point.with_operation(
                 what,
@@ -320,6 +321,17 @@ def _counted_transfer(send: Callable[[], list[jax.Array]]) -> list[jax.Array]:
     return arrays
 
 
+#: Operations that do another thing when they run than when they are compiled, and why.
+_AT_ONCE = {
+    "global_array_to_host_local_array": "processes",
+    "host_local_array_to_global_array": "processes",
+    "layout_constraint": "layout",
+    "relayout": "layout",
+}
+
+_LAYOUTS = ("in_layouts", "out_layouts")
+
+
 def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> str | None:
     """Return the cause for which an operation cannot wait, or ``None``."""
     if primitive.name == "device_put" and (
@@ -329,7 +341,9 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
         return "device_put"
     if params.get("compiler_options_kvs"):  # XLA takes them for a whole program alone
         return "compiler_options"
-    return None
+    if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
+        return "layout"  # likewise
+    return _AT_ONCE.get(primitive.name)
 
 
 def _evaluate(
@@ -363,19 +377,38 @@ def _placement(
                 if placement.committed:
                     assignments.add(placement.devices)
                     is_plain = is_plain and placement.sharding is not None
-                continue
-        if type(value) is not Literal and value.committed:
+                value = None
+        if value is not None and type(value) is not Literal and value.committed:
             assignments.add(jaxapi.devices_of_sharding(value.sharding))
             is_plain = is_plain and jaxapi.is_plain_sharding(value.sharding)
-            asked = named.operands[index] if named.operands else None
-            if asked is not None and not jaxapi.same_placement(asked, value.sharding, value.ndim):
-                return None
+        asked = named.operands[index] if named.operands else None
+        if asked is not None and _contradicts(operand, asked):
+            return None
     default = jaxapi.default_device()
     if named.commits and not assignments:
         assignments.add(jaxapi.devices_of_sharding(jaxapi.single_device_sharding(default)))
     if len(assignments) > 1:
         return None
     return _interned(next(iter(assignments), None), default, x64, mesh, is_plain)
+
+
+def _contradicts(operand: LazyArray | Literal | jax.Array, asked: jax.sharding.Sharding) -> bool:
+    """Say whether JAX refuses an operand, which is known to lie otherwise than is asked for."""
+    if type(operand) is Literal:
+        return False
+    aval = jaxapi.typeof(operand)
+    if jaxapi.type_with_sharding(aval, asked) != aval:
+        return True
+    lies: jax.sharding.Sharding | None
+    if type(operand) is LazyArray and operand._value is None:
+        lies = operand._result.known_sharding()  # type: ignore[union-attr]
+    else:
+        lies = operand.sharding  # type: ignore[union-attr]
+    if lies is None:
+        return False
+    if lies.memory_kind != asked.memory_kind:
+        return True
+    return operand.committed and not lies.is_equivalent_to(asked, operand.ndim)  # type: ignore[union-attr]
 
 
 _placements: dict[Any, Placement] = {}
