@@ -22,6 +22,7 @@ from snaprt.jaxapi.abstract_values import (
     has_no_values,
     is_array_aval,
     is_extended_dtype,
+    is_in_default_memory,
     is_placed_aval,
     is_scalar_type,
 )
@@ -136,6 +137,7 @@ from snaprt.jaxapi.jit_watch import (
 )
 from snaprt.jaxapi.lowered import (
     bytecode,
+    call_of_lowered,
     compile_options_of_lowered,
     devices_of_lowered,
     hlo_proto,
@@ -149,6 +151,7 @@ from snaprt.jaxapi.lowered import (
     stablehlo_without_locations,
     with_module,
 )
+from snaprt.jaxapi.meshes import concrete_mesh, trace_context, under_mesh
 from snaprt.jaxapi.module_changes import (
     after_operation,
     at_start_of_block,
@@ -187,19 +190,25 @@ from snaprt.jaxapi.operations import (
     primitive_named,
 )
 from snaprt.jaxapi.reference_interpreter import interpret
-from snaprt.jaxapi.settings import configuration, default_device, trace_context, x64, x64_enabled
+from snaprt.jaxapi.settings import configuration, default_device, x64, x64_enabled
 from snaprt.jaxapi.shardings import (
+    NamedShardings,
     Partitioning,
+    changes_type,
     devices_of_sharding,
+    has_devices_for,
     hlo_sharding_text,
+    is_plain_sharding,
+    named_shardings,
     partition,
     partitioning_of_options,
     partitions_of,
-    sharding_of_call,
+    sharding_of_type,
     shardings_of_module,
     single_device_sharding,
+    type_with_sharding,
 )
-from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_set_mesh
+from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_full, teach_set_mesh
 from snaprt.jaxapi.traces import (
     Trace,
     Tracer,
@@ -213,6 +222,7 @@ from snaprt.jaxapi.traces import (
     set_current_trace,
     set_thread_trace,
 )
+from snaprt.jaxapi.values import teach_values
 
 __all__ = [
     "CONCRETE_ARRAYS",
@@ -231,6 +241,7 @@ __all__ = [
     "JaxprLiteral",
     "JitExecutable",
     "JitModule",
+    "NamedShardings",
     "Partitioning",
     "ShapedArray",
     "Trace",
@@ -245,7 +256,9 @@ __all__ = [
     "bytecode",
     "bytecode_without_locations",
     "call_abstractly",
+    "call_of_lowered",
     "can_wait",
+    "changes_type",
     "changing_module",
     "closes_over_references",
     "compile_for_topology",
@@ -254,6 +267,7 @@ __all__ = [
     "compile_options_of_lowered",
     "compile_options_without_paths",
     "compile_unloaded",
+    "concrete_mesh",
     "configuration",
     "convert_operand",
     "convert_result",
@@ -284,6 +298,7 @@ __all__ = [
     "frames_of_operation",
     "function_type",
     "functions_of_process",
+    "has_devices_for",
     "has_no_values",
     "hide_frames_below",
     "hide_traceback_below",
@@ -302,7 +317,9 @@ __all__ = [
     "is_compiled",
     "is_eager",
     "is_extended_dtype",
+    "is_in_default_memory",
     "is_placed_aval",
+    "is_plain_sharding",
     "is_scalar_type",
     "is_source_of_jax",
     "is_staging",
@@ -326,6 +343,7 @@ __all__ = [
     "mesh_axes",
     "module_signature",
     "module_to_hlo_proto",
+    "named_shardings",
     "names_within",
     "operation_context",
     "operations_within",
@@ -360,7 +378,7 @@ __all__ = [
     "set_thread_trace",
     "set_watch",
     "shapes_of",
-    "sharding_of_call",
+    "sharding_of_type",
     "shardings_of_module",
     "signature_of_lowered",
     "single_device_sharding",
@@ -372,10 +390,14 @@ __all__ = [
     "teach_compiled",
     "teach_device_get",
     "teach_error_check",
+    "teach_full",
     "teach_set_mesh",
+    "teach_values",
     "to_device",
     "trace_context",
+    "type_with_sharding",
     "typeof",
+    "under_mesh",
     "use_compilation_cache",
     "use_jit_watcher",
     "user_frames",

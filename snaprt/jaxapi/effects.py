@@ -23,10 +23,7 @@ def can_wait(effects: Iterable[Any]) -> bool:
     """
     return all(
         effect is _core.internal_mutable_array_effect
-        or (
-            _effects.lowerable_effects.contains(effect)
-            and type(effect).__name__ != "ErrorEffect"
-        )
+        or (_effects.lowerable_effects.contains(effect) and type(effect).__name__ != "ErrorEffect")
         for effect in effects
     )
 

@@ -7,7 +7,7 @@ handed to it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -116,9 +116,9 @@ class LazyArray(jaxapi.Tracer):
 
     @property
     def sharding(self) -> jax.sharding.Sharding:
-        """Where the value lies. On one device that is known without computing it."""
+        """Where the value lies. On one device that is mostly known without computing it."""
         result = self._result
-        known = None if result is None else result.point.placement.known_sharding()
+        known = None if result is None else result.known_sharding()
         return self.compute("sharding").sharding if known is None else known
 
     @property
@@ -130,6 +130,8 @@ class LazyArray(jaxapi.Tracer):
             if result is None
             else result.point.placement.committed
         )
+
+    _committed = committed
 
     @property
     def device(self) -> Any:
@@ -152,8 +154,18 @@ class LazyArray(jaxapi.Tracer):
         return self.dtype  # numpy.dtype(array) asks for it
 
     def devices(self) -> set[jaxapi.Device]:
-        """Return the devices the value lies on."""
-        return self.sharding.device_set
+        """Return the devices the value lies on; known without computing it."""
+        result = self._result
+        placement = None if result is None else result.point.placement
+        known = placement is not None and placement.committed
+        return set(placement.devices) if known else self.sharding.device_set
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.ndim and self.committed and len(self.devices()) > 1:
+            value = self.materialise("iter")
+            with jaxapi.evaluating():
+                return iter(list(value))  # as eager JAX: from the host
+        return super().__iter__()
 
     def platform(self) -> str:
         """Return the kind of the devices that the value lies on, such as ``"cpu"``."""

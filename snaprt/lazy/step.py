@@ -66,14 +66,18 @@ def thread_trace() -> LazyTrace:
         flags.take_over()
         _watch_waiting()
         jaxapi.teach_device_get(LazyArray, read_to_host)
+        jaxapi.teach_full(LazyArray)
         jaxapi.teach_set_mesh(LazyTrace)
         jaxapi.teach_compiled(LazyArray, read_for_executable)
         jaxapi.teach_error_check(LazyTrace)
+        jaxapi.teach_values(LazyArray, LazyArray.materialise)
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)
         jaxapi.watch_errors(_left_jax)
-        trace = _of_thread.trace = LazyTrace(_read, _grown, _recording_failed, _at_once, _effects.add)
+        trace = _of_thread.trace = LazyTrace(
+            _read, _grown, _recording_failed, _at_once, _effects.add
+        )
     return trace
 
 
