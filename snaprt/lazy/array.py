@@ -27,7 +27,7 @@ from snaprt.lazy.paths import Result
 from snaprt.lazy.recording import DataHandle, Recording
 
 
-class LazyArray(jaxapi.Tracer):
+class LazyArray(jaxapi.ArrayOfTrace):
     """An array whose value is computed when a step is marked, or when it is read.
 
     Shape, dtype and weak type are known at once, and asking for them costs nothing. Whatever needs
