@@ -26,7 +26,7 @@ from snaprt.jaxapi.abstract_values import (
     is_scalar_type,
 )
 from snaprt.jaxapi.ahead_of_time import compile_for_topology, compile_unloaded, zeros_function
-from snaprt.jaxapi.array_kinds import ArrayOfTrace, asked_by_jax
+from snaprt.jaxapi.array_kinds import ArrayOfTrace
 from snaprt.jaxapi.arrays import (
     CONCRETE_ARRAYS,
     ArrayImpl,
@@ -225,7 +225,6 @@ __all__ = [
     "abstract_evaluate",
     "after_operation",
     "asked_as_opaque_state",
-    "asked_by_jax",
     "at_start_of_block",
     "backends_are_initialized",
     "bind_at",

@@ -19,8 +19,9 @@ import jax
 import jax.numpy  # gives tracers their operators
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
-from jax._src.random import prng as _prng
-from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
+from jax._src.random.prng import PRNGKeyArray
+
+from snaprt.jaxapi.arrays import ArrayImpl
 
 _Tracer: Any = _core.Tracer
 _frame = sys._getframe
@@ -30,7 +31,7 @@ class _TracerToJax(_Tracer):
     __slots__ = ()
 
 
-def asked_by_jax() -> bool:
+def _asked_by_jax() -> bool:
     """Say whether a function of JAX's called the function that asks."""
     name = _frame(2).f_globals.get("__name__", "")
     return name.startswith("jax.") or name == "jax"
@@ -51,19 +52,28 @@ class ArrayOfTrace(jax.Array):
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """What `isinstance` goes by where the type itself does not answer."""
-        return _TracerToJax if asked_by_jax() else self.kind_of_value()
+        return _TracerToJax if _asked_by_jax() else self._kind_of_value()
 
-    def kind_of_value(self) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        """Find for JAX what its tracers have, and for everybody what the value has."""
+        if _asked_by_jax() and hasattr(self.aval, name):
+            return _Tracer.__getattr__(self, name)
+        kind = self._kind_of_value()
+        if hasattr(kind, name) or name in kind.__annotations__:
+            return getattr(self.full_lower(), name)
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+
+    def _kind_of_value(self) -> Any:
         """Return the type of the array that the value is."""
         is_key = jax.dtypes.issubdtype(self.aval.dtype, jax.dtypes.prng_key)
-        return _prng.PRNGKeyArray if is_key else _jaxlib.ArrayImpl
+        return PRNGKeyArray if is_key else ArrayImpl
 
 
+_NOT_OF_TRACERS = {"__class__", "__getattr__", "__init__", "__jax_array__"}
 for _name, _attribute in vars(_Tracer).items():
-    if _name != "__init__" and (
-        isinstance(_attribute, FunctionType | property)
-        or _name in ("__array_priority__", "dimension_as_value")
-    ):
+    if isinstance(_attribute, FunctionType | property) and _name not in _NOT_OF_TRACERS:
         setattr(ArrayOfTrace, _name, _attribute)
+ArrayOfTrace.__array_priority__ = ArrayImpl.__array_priority__
+ArrayOfTrace.dimension_as_value = None  # JAX looks for it at every operation
 _core.pytype_aval_mappings[ArrayOfTrace] = attrgetter("aval")
 _dtypes.register_canonicalize_value_handler(ArrayOfTrace, None)
