@@ -27,6 +27,7 @@ from snaprt.jaxapi.abstract_values import (
     is_scalar_type,
 )
 from snaprt.jaxapi.ahead_of_time import compile_for_topology, compile_unloaded, zeros_function
+from snaprt.jaxapi.array_kinds import ArrayOfTrace
 from snaprt.jaxapi.arrays import (
     CONCRETE_ARRAYS,
     ArrayImpl,
@@ -229,6 +230,7 @@ __all__ = [
     "JAXLIB_VERSION",
     "NOT_KNOWN",
     "ArrayImpl",
+    "ArrayOfTrace",
     "BoundOperation",
     "ClosedJaxpr",
     "Compilation",

@@ -32,6 +32,7 @@ from snaprt.lazy.array import LazyArray, read_for_executable, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.closures import drop_failed_closures, run_step_closures
 from snaprt.lazy.cut import Part, plan
+from snaprt.lazy.exact_types import answer_for_exact_types
 from snaprt.lazy.failures import failed_run, uncompiled
 from snaprt.lazy.graph import Program
 from snaprt.lazy.modes import NONE, current_modes
@@ -75,6 +76,7 @@ def thread_trace() -> LazyTrace:
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)
         jaxapi.watch_errors(_left_jax)
+        answer_for_exact_types()
         trace = _of_thread.trace = LazyTrace(
             _read, _grown, _recording_failed, _at_once, _effects.add
         )
