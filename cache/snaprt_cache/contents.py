@@ -340,9 +340,9 @@ class Contents:
         if not is_key(digest) or not self._blobs.exists(digest):
             return False
         try:
-            if pinned:
+            if pinned and self._pins.status(digest) is None:
                 os.close(self._pins.open(digest, os.O_WRONLY | os.O_CREAT, make=True))
-            else:
+            elif not pinned:
                 self._pins.remove(digest)
         except OSError as error:
             raise self._error(

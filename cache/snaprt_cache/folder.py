@@ -344,5 +344,4 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
-        raise
+        raise type(error)(error.errno, error.strerror, str(path)) from error
