@@ -111,13 +111,16 @@ from snaprt.jaxapi.functions import (
 from snaprt.jaxapi.hlo import hlo_text, hlo_to_stablehlo, module_to_hlo_proto, parse_hlo_text
 from snaprt.jaxapi.installation import JAXLIB_VERSION, is_source_of_jax, xla_binaries
 from snaprt.jaxapi.interception import NOT_KNOWN, intercept_indexing, intercept_jit, parse_call
+from snaprt.jaxapi.jit_ahead import CompiledAhead, called_with
 from snaprt.jaxapi.jit_calls import (
     FlatCall,
     flat_jit_call,
     flatten_jit_call,
+    is_of_arrays_alone,
     leaves_of_jit_call,
     lower_jit_call,
     run_flat_jit_call,
+    run_jit_call,
     with_result,
     without_donation,
 )
@@ -295,6 +298,8 @@ __all__ = [
     "failed_calls",
     "failed_operation",
     "flat_jit_call",
+    "CompiledAhead",
+    "called_with",
     "flatten_jit_call",
     "forbidden_value",
     "frames_of_operation",
@@ -320,6 +325,7 @@ __all__ = [
     "is_eager",
     "is_extended_dtype",
     "is_in_default_memory",
+    "is_of_arrays_alone",
     "is_placed_aval",
     "is_plain_sharding",
     "is_scalar_type",
@@ -369,6 +375,7 @@ __all__ = [
     "restore_watch",
     "results_of_lowered",
     "run_flat_jit_call",
+    "run_jit_call",
     "run_module",
     "serialize_compiled",
     "serialize_module",
