@@ -192,7 +192,7 @@ def clear(folder: Path | None, yes: bool, as_json: bool) -> None:
             f"Remove {counted(count, 'entry', 'entries')} from {cache.path}?", abort=True, err=True
         )
     removed = cache.clear()
-    forget_misses(cache.folder)
+    forget_misses(cache)
     if as_json:
         content = {"path": cache.path, "removed": removed}
         output.emit_json("snaprt.cache.clear", SCHEMA_VERSION, content)
