@@ -434,6 +434,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         help="1 saves them, 2 minifies them, 3 does so aside, 4 also compares each new program.",
     ),
     Setting(
+        "SNAPRT_SLOW_COMPILE",
+        _seconds,
+        allowed="seconds; 0 for no warning",
+        default=10.0,
+        default_text="10",
+        help="Warn when a lazy program has been compiling for so long.",
+    ),
+    Setting(
         "SNAPRT_TRACE",
         _path,
         allowed="a directory; it is made where it does not exist",

@@ -20,13 +20,11 @@ import jax
 from snaprt import jaxapi
 from snaprt.lazy.graph import INPUT, LITERAL, Literal, Placement, Program, Structure
 from snaprt.lazy.paths import InputKind, Point, input_kind, literal_wires
-from snaprt.lazy.recording import Recording, needed
+from snaprt.lazy.recording import HELD_BY_THE_RECORDING, Recording, needed
 
 #: Inputs smaller than this are not donated: there is nothing to save.
 MIN_DONATED_BYTES = 1 << 14
 
-# The list of the recording's inputs, and the argument of getrefcount.
-_HELD_BY_THE_RECORDING = 2
 # Without the interpreter lock, counts of references are estimates.
 _COUNTS_ARE_EXACT = getattr(sys, "_is_gil_enabled", lambda: True)()
 
@@ -131,7 +129,7 @@ class Part:
                 index
                 for index in self.donatable
                 if ((handle := handles[~sources[index]]) is None or not handle.exposed)
-                and sys.getrefcount(inputs[~sources[index]]) == _HELD_BY_THE_RECORDING
+                and sys.getrefcount(inputs[~sources[index]]) == HELD_BY_THE_RECORDING
             ]
         )
 

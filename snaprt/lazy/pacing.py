@@ -94,7 +94,7 @@ class Pacer:
         for cause, amount, most in (
             (SIZE, point.weight, limit),
             (WORK, point.work, _max_work()),
-            (BYTES, point.nbytes, settings.get("SNAPRT_AUTO_STEP_BYTES")),
+            (BYTES, point.nbytes, most_bytes()),
         ):
             if amount >= most:
                 break
@@ -121,7 +121,7 @@ class Pacer:
                 ends += [path[index - 1].depth, point.depth] if index else [point.depth]
         return sorted(set(ends))
 
-    def runs_all(self, left: int, *, is_carried: bool) -> bool:
+    def runs_all(self, left: int, is_carried: bool) -> bool:
         """Say whether a read runs all that is pending, and not only what it needs.
 
         Args:
@@ -193,6 +193,11 @@ def _limit() -> int:
 def _automatic_limit() -> int:
     most = int(settings.get("SNAPRT_AUTO_STEP_SIZE"))
     return min(most, _limit() or most)
+
+
+def most_bytes() -> int:
+    """Return how many bytes may be pending."""
+    return int(settings.get("SNAPRT_AUTO_STEP_BYTES"))
 
 
 def is_asked_for() -> bool:

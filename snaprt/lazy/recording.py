@@ -6,6 +6,7 @@ work on, and which lazy arrays are still alive. It knows nothing of how operatio
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +26,11 @@ from snaprt.lazy.paths import (
 )
 
 #: Work that nothing needs any more is dropped when the inputs hold this many bytes more.
-PRUNE_BYTES = 1 << 30
+PRUNE_BYTES = 1 << 28
+
+
+# The list of the recording's inputs, and the argument of getrefcount.
+HELD_BY_THE_RECORDING = 2
 
 
 class DataHandle:
@@ -110,6 +115,15 @@ class Recording:
         self.point, self.nbytes = self.point.with_inputs(kinds)
         self.inputs, self.handles, self.input_wires = values, handles, input_wires
         return wires
+
+    def bytes_held_alone(self) -> int:
+        """Return what the inputs hold that nothing else refers to, in bytes."""
+        inputs = self.inputs
+        return sum(
+            inputs[index].nbytes
+            for index in range(len(inputs))
+            if sys.getrefcount(inputs[index]) == HELD_BY_THE_RECORDING
+        )
 
     def live_arrays(self) -> list[Any]:
         """Return the lazy arrays that the user still holds and that have no value yet."""

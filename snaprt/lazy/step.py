@@ -27,6 +27,7 @@ from snaprt.execute.refused import refused
 from snaprt.execute.run import run
 from snaprt.execute.unfinished import unfinished_graph
 from snaprt.explain.breaks import graph_break
+from snaprt.explain.slow_compiles import told_when_slow
 from snaprt.explain.switches import watchers
 from snaprt.explain.watching import Watch, Watcher, begin_watch, cut_here
 from snaprt.lazy import pacing
@@ -206,8 +207,7 @@ def _is_pending(operand: object) -> bool:
 
 
 def _grown(trace: LazyTrace) -> None:
-    """Look at a recording that has grown: drop what is dead; in eager mode, run it.
-    """
+    """Look at a recording that has grown: drop what is dead; in eager mode, run it."""
     if trace.modes.eager:
         with trace.lock, metrics.timed("EagerOpExecuteTime"):
             arrays = trace.recording.live_arrays()
@@ -226,10 +226,11 @@ def _cut(trace: LazyTrace, cause: str) -> None:
     """Run all that is pending, where nobody asked for it: an automatic step."""
     with trace.lock:
         metrics.counter_add(f"cut::{cause}")
+        begins = not trace.pacer.is_on
         trace.pacer.is_on = True
         arrays = trace.recording.live_arrays()
         _run(trace, arrays, arrays, cause, watchers())
-        trace.forget_paths(MAX_POINTS)
+        trace.forget_paths(-1 if begins else MAX_POINTS)
 
 
 def _run(
@@ -261,9 +262,7 @@ def _run(
             recording, wanted, numbers, by_operation=by_operation, places=places, ends=ends
         )
         recording.point.keep_plan(key, found)
-    if not at_step and trace.pacer.runs_all(
-        found.left, is_carried=recording.is_carried
-    ):
+    if targets and not at_step and trace.pacer.runs_all(found.left, recording.is_carried):
         return _run(trace, alive, alive, cause, watching)
     trace.pacer.was_cut(cause, path, recording.point.weight)
     if not found.parts:
@@ -412,7 +411,8 @@ def _executable_for(
         overrides = flags.compiler_overrides()
         started = time.perf_counter()
         try:
-            executable = compile_program(program, promoted, overrides, is_watched=is_watched)
+            with told_when_slow(len(program.nodes), cause):
+                executable = compile_program(program, promoted, overrides, is_watched=is_watched)
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
             named = program.nodes if current_modes().notes_places else ()

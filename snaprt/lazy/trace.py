@@ -20,7 +20,7 @@ from snaprt.lazy.array import LazyArray
 from snaprt.lazy.graph import Literal, Placement, literal
 from snaprt.lazy.modes import NONE, Modes
 from snaprt.lazy.operation import Operation, operation
-from snaprt.lazy.pacing import ALONE, Pacer, is_asked_for, is_program_of_its_own
+from snaprt.lazy.pacing import ALONE, BYTES, Pacer, is_asked_for, is_program_of_its_own, most_bytes
 from snaprt.lazy.paths import GRANULARITY, Point, step_key
 from snaprt.lazy.recording import Recording, carry_over
 
@@ -194,7 +194,10 @@ class LazyTrace(jaxapi.Trace):
             self.enter_context(context)
         with self.lock:
             if self.recording.nbytes > self.recording.prune_at:
-                self.begin(carry_over(self.recording, self.root, set(), {}, {}))
+                if self.runs_alone() and self.recording.bytes_held_alone() > most_bytes() // 8:
+                    self._cut(self, BYTES)
+                else:
+                    self.begin(carry_over(self.recording, self.root, set(), {}, {}))
             recording = self.recording
             wires: list[Any] = []
             literals: list[Literal] = []
