@@ -45,7 +45,7 @@ class Operation:
         if found is None:
             with jaxapi.evaluating():
                 results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
-            results = tuple(results) if primitive.multiple_results else (results,)
+            results = tuple(results)
             if self.named.ends_program:
                 pairs = zip(results, self.named.results, strict=True)
                 results = tuple([jaxapi.type_with_sharding(*pair) for pair in pairs])
