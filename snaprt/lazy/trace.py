@@ -374,6 +374,7 @@ def _counted_transfer(send: Callable[[], list[jax.Array]]) -> list[jax.Array]:
 _AT_ONCE = {
     "global_array_to_host_local_array": "processes",
     "host_local_array_to_global_array": "processes",
+    "inspect_sharding": "sharding",
     "layout_constraint": "layout",
     "relayout": "layout",
 }
