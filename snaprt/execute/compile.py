@@ -346,7 +346,10 @@ def _load_or_compile(
             metrics.counter_add("PersistentCacheUncacheable")
         return _compile(lowered, overrides), False, None
     with times.stage(times.KEY):
-        key = module_key(stablehlo, devices, kind="compiled", folder=cache.folder)
+        signature = jaxapi.signature_of_lowered(lowered)
+        key = module_key(
+            stablehlo, devices, kind="compiled", signature=signature, folder=cache.folder
+        )
     name = f"{script_name()}: {GRAPH_NAME}"
 
     def load() -> jax.stages.Compiled | None:
