@@ -39,11 +39,13 @@ from snaprt.jaxapi.arrays import (
     shapes_of,
     to_device,
     typeof,
+    with_default_layouts,
 )
 from snaprt.jaxapi.compilation_cache import (
     Compilation,
     JitExecutable,
     load_jit_executable,
+    options_in_effect,
     use_compilation_cache,
     without_compilation_cache,
 )
@@ -362,6 +364,7 @@ __all__ = [
     "operation_context",
     "operations_within",
     "optimised_hlo",
+    "options_in_effect",
     "own_cpu",
     "parse_call",
     "parse_hlo_text",
@@ -421,6 +424,7 @@ __all__ = [
     "watch",
     "watch_errors",
     "whole_stacks",
+    "with_default_layouts",
     "with_element",
     "with_module",
     "with_result",
