@@ -54,8 +54,10 @@ from snaprt.jaxapi.demanded_values import asked_as_opaque_state, demanded_by
 from snaprt.jaxapi.devices import Device, backends_are_initialized, own_cpu
 from snaprt.jaxapi.effects import (
     before_waiting_for_effects,
+    can_be_ordered,
     can_wait,
     closes_over_references,
+    ordered,
     teach_error_check,
 )
 from snaprt.jaxapi.errors import (
@@ -237,6 +239,7 @@ __all__ = [
     "bytecode",
     "bytecode_without_locations",
     "call_abstractly",
+    "can_be_ordered",
     "can_wait",
     "changing_module",
     "closes_over_references",
@@ -318,6 +321,7 @@ __all__ = [
     "operation_context",
     "operations_within",
     "optimised_hlo",
+    "ordered",
     "own_cpu",
     "parse_call",
     "parse_hlo_text",
