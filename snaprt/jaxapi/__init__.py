@@ -64,8 +64,10 @@ from snaprt.jaxapi.demanded_values import asked_as_opaque_state, demanded_by
 from snaprt.jaxapi.devices import Device, backends_are_initialized, own_cpu
 from snaprt.jaxapi.effects import (
     before_waiting_for_effects,
+    can_be_ordered,
     can_wait,
     closes_over_references,
+    ordered,
     teach_error_check,
 )
 from snaprt.jaxapi.errors import (
@@ -267,6 +269,7 @@ __all__ = [
     "bytecode_without_locations",
     "call_abstractly",
     "call_of_lowered",
+    "can_be_ordered",
     "can_wait",
     "changes_type",
     "changing_module",
@@ -365,6 +368,7 @@ __all__ = [
     "operations_within",
     "optimised_hlo",
     "options_in_effect",
+    "ordered",
     "own_cpu",
     "parse_call",
     "parse_hlo_text",

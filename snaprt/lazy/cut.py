@@ -76,6 +76,11 @@ class Part:
             self._primitives = tuple(Counter(f"xla::{name}" for name in names).items())
         return self._primitives
 
+    @cached_property
+    def has_effects(self) -> bool:
+        """Whether one of its operations has effects."""
+        return any(node.effects for node in self.nodes)
+
     def kinds_of(self, executable: int) -> list[InputKind | None]:
         """Return the kinds of the results of that executable, to be filled in as they are learnt.
 
