@@ -68,8 +68,9 @@ def read(text: str) -> Text:
     owners = []
     for index in range(len(lines)):
         around = [start for start, end in spans if start <= index <= end]
-        if around and not any("stablehlo.while" in lines[one] or "stablehlo.case" in lines[one]
-                              for one in around):
+        if around and not any(
+            "stablehlo.while" in lines[one] or "stablehlo.case" in lines[one] for one in around
+        ):
             owners.append(tuple(f"op{one}" for one in around))
         else:
             owners.append(tuple(f"op{one}" for one in around[-1:]))
@@ -83,7 +84,9 @@ def _ends(lines: Sequence[str]) -> Mapping[int, int]:
     for index, line in enumerate(lines):
         starts = bool(_OPERATION.match(line))
         stripped = line.strip()
-        if starts and (stripped.endswith("({") or "stablehlo.while" in line or _reducer(lines, index)):
+        if starts and (
+            stripped.endswith("({") or "stablehlo.while" in line or _reducer(lines, index)
+        ):
             opened.append(index)
         elif starts:
             found[index] = index
@@ -276,7 +279,9 @@ def _another_attribute(line: str, _: _Scope) -> Iterator[str]:
 
 def _rounded(line: str, scope: _Scope) -> Iterator[str]:
     """Drop a conversion's effect: an exact copy of the operand where both types are the same."""
-    found = re.search(r"stablehlo\.(?:floor|round_nearest_even|real|sign) (%[\w#]+) : (tensor\S+)$", line)
+    found = re.search(
+        r"stablehlo\.(?:floor|round_nearest_even|real|sign) (%[\w#]+) : (tensor\S+)$", line
+    )
     if found:
         yield line.replace(found[0], f"stablehlo.optimization_barrier {found[1]} : {found[2]}")
 
@@ -329,7 +334,9 @@ def _names(text: Text, index: int) -> frozenset[str]:
 def _removed(text: Text, index: int) -> Iterator[Plant]:
     """Take an operation out whose operand and result have one type; its users read the operand."""
     line = text.lines[index]
-    found = re.match(r"\s*(%\w+) = stablehlo\.\w+ (%[\w#]+)(?:, \S+ %?[\w#]+)? : (tensor<\S+>)$", line)
+    found = re.match(
+        r"\s*(%\w+) = stablehlo\.\w+ (%[\w#]+)(?:, \S+ %?[\w#]+)? : (tensor<\S+>)$", line
+    )
     if not found:
         return
     pattern = re.compile(re.escape(found[1]) + r"(?![\w#])")
