@@ -222,7 +222,6 @@ from snaprt.jaxapi.shardings import (
 from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_full, teach_set_mesh
 from snaprt.jaxapi.traces import (
     Trace,
-    Tracer,
     current_trace,
     current_trace_setting,
     evaluating,
@@ -257,7 +256,6 @@ __all__ = [
     "Partitioning",
     "ShapedArray",
     "Trace",
-    "Tracer",
     "abstract_evaluate",
     "after_operation",
     "asked_as_opaque_state",
