@@ -214,6 +214,7 @@ _REASONS: Final = (
     ("file ", "other flags"),
     ("options", "other options"),
     ("settings", "other settings"),
+    ("call", "other types or shardings"),
 )
 
 

@@ -42,6 +42,7 @@ class Miss:
         process: The number of its process.
         time: Unix time in seconds.
         mode: The mode in which the cache was asked; empty where it is not known.
+        obstacle: Why the entry that was there could not be used; empty where there was none.
     """
 
     key: Key
@@ -50,6 +51,7 @@ class Miss:
     process: int
     time: float
     mode: str
+    obstacle: str = ""
 
 
 def record_miss(cache: Cache, key: Key, name: str) -> None:
@@ -70,6 +72,7 @@ def record_miss(cache: Cache, key: Key, name: str) -> None:
             "name": name,
             "script": script_name(),
             "mode": cache.mode.name,
+            "obstacle": cache.obstacles.get(key.digest, ""),
             "parts": [[part.name, part.value] for part in key.parts],
         },
         separators=(",", ":"),
@@ -131,6 +134,7 @@ def _parse(line: bytes) -> Miss | None:
             process=int(content["process"]),
             time=float(content["time"]),
             mode=str(content.get("mode", "")),
+            obstacle=str(content.get("obstacle", "")),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

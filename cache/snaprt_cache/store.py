@@ -31,6 +31,8 @@ from snaprt_cache.trouble import LOGGER
 
 __all__ = ["Cache", "CacheStats", "Entry", "Finding", "default_path"]
 
+Obstacle = Callable[[Mapping[str, str | int | float]], str]
+
 #: What the files of a cache are held under together, in bytes, unless it is told otherwise.
 DEFAULT_MAX_BYTES: Final = 10 << 30
 
@@ -60,6 +62,8 @@ class Cache(Contents):
         self._on_event = on_event
         # Rows of blobs that are stored, until the index has them.
         self._unwritten: dict[str, IndexedEntry] = {}
+        #: Why entries could not be used when they were last got, by their digests.
+        self.obstacles: Final[dict[str, str]] = {}
         # What was made anew in a mode that does not use what was there before.
         self._refreshed: set[str] = set()
         if mode.writes:
@@ -119,16 +123,21 @@ class Cache(Contents):
                 refuse_if_unsafe(cache.folder)
         return cache
 
-    def get(self, key: Key, *, name: str = "", counted: bool = True) -> Entry | None:
+    def get(
+        self, key: Key, *, name: str = "", counted: bool = True, obstacle: Obstacle | None = None
+    ) -> Entry | None:
         """Return the entry of a key, verified; None where there is none that is whole.
 
-        A damaged entry is set aside and counted, and the next ``put`` replaces it.
+        A damaged entry is set aside and counted, and the next ``put`` replaces it. One that this
+        process cannot use is a miss, and stays.
 
         Args:
             key: The entry's key.
             name: The program, as the metadata of its entry would call it, to speak of it.
             counted: Whether it is a program. What only helps to find one is neither counted as a
                 hit or a miss nor missed in any mode.
+            obstacle: Returns why this process cannot use an entry with that metadata; empty where
+                it can.
 
         Raises:
             CacheError: There is none, the mode is ``fail-on-miss``, and it is counted.
@@ -140,14 +149,21 @@ class Cache(Contents):
         if self._may_read(key.digest):
             found = self._read(key.digest) or self._fetch(key.digest)
         entry: Entry | None = None
-        if found is not None:
+        reason = ""
+        if found is not None and obstacle is not None:
+            reason = self.obstacles[key.digest] = obstacle(found.header.metadata)
+        if found is not None and not reason:
             seconds = time.perf_counter() - start
             entry = Entry(found.payload, found.header.metadata, seconds)
             self._count_hit(found.header, seconds, counted)
         elif counted:
             self._count(reports.MISS)
         self._write_usage_if_due()
+        if reason:
+            LOGGER.info("the entry %s is not used: %s", key.digest[:12], reason)
         if entry is None and counted and not self.mode.misses:
+            if reason:
+                raise self._useless(key.digest, reason)
             raise missing(self.path, self._blobs.headers(set_aside=False), key, name)
         return entry
 
@@ -222,10 +238,13 @@ class Cache(Contents):
             self._blobs.set_aside(key.digest)
         self._count_corrupt(key.digest, reason)
         if self.mode is FAIL_ON_MISS:
-            raise CacheError(
-                f"the entry {key.digest[:12]} of the cache in {self.path} is of no use: {reason}",
-                hint="Fill the cache again on a machine that may write to it.",
-            )
+            raise self._useless(key.digest, reason)
+
+    def _useless(self, digest: str, reason: str) -> CacheError:
+        return CacheError(
+            f"the entry {digest[:12]} of the cache in {self.path} is of no use: {reason}",
+            hint="Fill the cache again on a machine that may write to it.",
+        )
 
     def adopt(self, digest: str, content: BinaryIO) -> bool:
         """Store a blob file that another cache made, as it is, in place of what may be there.

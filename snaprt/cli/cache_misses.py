@@ -93,6 +93,8 @@ class Neighbours:
         before = [
             one.time for one in self.misses if one.key.digest == digest and one.time < miss.time
         ]
+        if miss.obstacle:
+            return Explained(miss.key, miss.name, miss.obstacle, None, ())
         if miss.mode == modes.REFRESH.name:
             return Explained(miss.key, miss.name, REFRESHED, None, ())
         if before:

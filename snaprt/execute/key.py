@@ -44,6 +44,7 @@ def module_key(
     devices: Sequence[jaxapi.Device],
     *,
     kind: str,
+    call: str = "",
     options: Mapping[str, Any] | None = None,
     folder: Path,
 ) -> Key:
@@ -53,10 +54,15 @@ def module_key(
         stablehlo: The module without source locations.
         devices: Where it will run, in the order of its partitions.
         kind: The form in which the executable is stored.
+        call: What JAX keeps of the program beside its module, if that is stored with it; see
+            `snaprt.jaxapi.call_of_lowered`.
         options: Compile options by name, beside XLA's defaults and ``XLA_FLAGS``.
         folder: The cache's folder, where digests of large files are remembered.
     """
-    return _key(KeyPart("module", module_digest(stablehlo)), devices, kind, options or {}, folder)
+    what = [KeyPart("module", module_digest(stablehlo))]
+    if call:
+        what.append(KeyPart("call", module_digest(call.encode())))
+    return _key(what, devices, kind, options or {}, folder)
 
 
 def program_key(digest: str, devices: Sequence[jaxapi.Device], folder: Path) -> Key:
@@ -67,11 +73,11 @@ def program_key(digest: str, devices: Sequence[jaxapi.Device], folder: Path) -> 
         devices: Where it will run.
         folder: The cache's folder.
     """
-    return _key(KeyPart("program", digest), devices, "note", {}, folder)
+    return _key([KeyPart("program", digest)], devices, "note", {}, folder)
 
 
 def _key(
-    what: KeyPart,
+    what: Sequence[KeyPart],
     devices: Sequence[jaxapi.Device],
     kind: str,
     options: Mapping[str, Any],
@@ -79,7 +85,7 @@ def _key(
 ) -> Key:
     return Key(
         (
-            what,
+            *what,
             KeyPart("kind", kind),
             KeyPart("options", repr(sorted(options.items()))),
             KeyPart("flags", _flags(folder)),

@@ -96,6 +96,12 @@ BREAKS: Final[Mapping[str, Break]] = {
     "sharding": Break("`x.sharding` of an array on several devices", _AFTER),
     "devices": Break("an operation on arrays of different devices", _ONE_PLACE),
     "ref": Break("reading or writing a `jax.new_ref`", _JIT),
+    "effect": Break(
+        "`checkify.check`, or another effect that must happen at once",
+        "functionalize it: checkify.checkify(f); and throw its error after mark_step",
+    ),
+    "scope_end": Break("the end of the scope, where effects were pending", ""),
+    "effects_barrier": Break("`jax.effects_barrier()`", "wait with mark_step(wait=True)"),
     "shard_map": Break("an eager `jax.shard_map`", _JIT),
     "compiler_options": Break(
         "a `jax.jit` with compiler_options", "set them for the process, in XLA_FLAGS"

@@ -22,10 +22,12 @@ from snaprt.jaxapi.abstract_values import (
     has_no_values,
     is_array_aval,
     is_extended_dtype,
+    is_in_default_memory,
     is_placed_aval,
     is_scalar_type,
 )
 from snaprt.jaxapi.ahead_of_time import compile_for_topology, compile_unloaded, zeros_function
+from snaprt.jaxapi.array_kinds import ArrayOfTrace
 from snaprt.jaxapi.arrays import (
     CONCRETE_ARRAYS,
     ArrayImpl,
@@ -50,8 +52,20 @@ from snaprt.jaxapi.compiler_options import (
     compile_options_without_paths,
     dump_options_of_xla,
 )
+from snaprt.jaxapi.custom_calls import (
+    CustomCalls,
+    custom_calls,
+    functions_of_process,
+    make_available,
+)
 from snaprt.jaxapi.demanded_values import asked_as_opaque_state, demanded_by
 from snaprt.jaxapi.devices import Device, backends_are_initialized, own_cpu
+from snaprt.jaxapi.effects import (
+    before_waiting_for_effects,
+    can_wait,
+    closes_over_references,
+    teach_error_check,
+)
 from snaprt.jaxapi.errors import (
     BoundOperation,
     failed_operation,
@@ -97,13 +111,16 @@ from snaprt.jaxapi.functions import (
 from snaprt.jaxapi.hlo import hlo_text, hlo_to_stablehlo, module_to_hlo_proto, parse_hlo_text
 from snaprt.jaxapi.installation import JAXLIB_VERSION, is_source_of_jax, xla_binaries
 from snaprt.jaxapi.interception import NOT_KNOWN, intercept_indexing, intercept_jit, parse_call
+from snaprt.jaxapi.jit_ahead import CompiledAhead, called_with
 from snaprt.jaxapi.jit_calls import (
     FlatCall,
     flat_jit_call,
     flatten_jit_call,
+    is_of_arrays_alone,
     leaves_of_jit_call,
     lower_jit_call,
     run_flat_jit_call,
+    run_jit_call,
     with_result,
     without_donation,
 )
@@ -124,9 +141,11 @@ from snaprt.jaxapi.jit_watch import (
 )
 from snaprt.jaxapi.lowered import (
     bytecode,
+    call_of_lowered,
     compile_options_of_lowered,
     devices_of_lowered,
     hlo_proto,
+    holds_objects,
     identity_of_lowered,
     is_compiled,
     lower,
@@ -136,6 +155,7 @@ from snaprt.jaxapi.lowered import (
     stablehlo_without_locations,
     with_module,
 )
+from snaprt.jaxapi.meshes import concrete_mesh, trace_context, under_mesh
 from snaprt.jaxapi.module_changes import (
     after_operation,
     at_start_of_block,
@@ -174,40 +194,50 @@ from snaprt.jaxapi.operations import (
     primitive_named,
 )
 from snaprt.jaxapi.reference_interpreter import interpret
-from snaprt.jaxapi.settings import configuration, default_device, trace_context, x64, x64_enabled
+from snaprt.jaxapi.settings import configuration, default_device, x64, x64_enabled
 from snaprt.jaxapi.shardings import (
+    NamedShardings,
     Partitioning,
+    changes_type,
     devices_of_sharding,
+    has_devices_for,
     hlo_sharding_text,
+    is_plain_sharding,
+    named_shardings,
     partition,
     partitioning_of_options,
     partitions_of,
-    sharding_of_call,
+    sharding_of_type,
     shardings_of_module,
     single_device_sharding,
+    type_with_sharding,
 )
-from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_set_mesh
+from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_full, teach_set_mesh
 from snaprt.jaxapi.traces import (
     Trace,
     Tracer,
     current_trace,
     current_trace_setting,
     evaluating,
+    evaluating_compiled,
     is_eager,
     is_staging,
     refuse_escaped_tracer,
     set_current_trace,
     set_thread_trace,
 )
+from snaprt.jaxapi.values import teach_values
 
 __all__ = [
     "CONCRETE_ARRAYS",
     "JAXLIB_VERSION",
     "NOT_KNOWN",
     "ArrayImpl",
+    "ArrayOfTrace",
     "BoundOperation",
     "ClosedJaxpr",
     "Compilation",
+    "CustomCalls",
     "Device",
     "FailedCall",
     "FlatCall",
@@ -216,6 +246,7 @@ __all__ = [
     "JaxprLiteral",
     "JitExecutable",
     "JitModule",
+    "NamedShardings",
     "Partitioning",
     "ShapedArray",
     "Trace",
@@ -225,23 +256,30 @@ __all__ = [
     "asked_as_opaque_state",
     "at_start_of_block",
     "backends_are_initialized",
+    "before_waiting_for_effects",
     "bind_at",
     "bytecode",
     "bytecode_without_locations",
     "call_abstractly",
+    "call_of_lowered",
+    "can_wait",
+    "changes_type",
     "changing_module",
+    "closes_over_references",
     "compile_for_topology",
     "compile_module",
     "compile_options",
     "compile_options_of_lowered",
     "compile_options_without_paths",
     "compile_unloaded",
+    "concrete_mesh",
     "configuration",
     "convert_operand",
     "convert_result",
     "copy_array",
     "current_trace",
     "current_trace_setting",
+    "custom_calls",
     "default_device",
     "demanded_by",
     "describe_input",
@@ -253,16 +291,21 @@ __all__ = [
     "element_of_type",
     "evaluate_call",
     "evaluating",
+    "evaluating_compiled",
     "executable_fingerprint",
     "executable_memory",
     "executable_report",
     "failed_calls",
     "failed_operation",
     "flat_jit_call",
+    "CompiledAhead",
+    "called_with",
     "flatten_jit_call",
     "forbidden_value",
     "frames_of_operation",
     "function_type",
+    "functions_of_process",
+    "has_devices_for",
     "has_no_values",
     "hide_frames_below",
     "hide_traceback_below",
@@ -270,6 +313,7 @@ __all__ = [
     "hlo_sharding_text",
     "hlo_text",
     "hlo_to_stablehlo",
+    "holds_objects",
     "host_literal",
     "identity_of_lowered",
     "integer_of_constant",
@@ -280,7 +324,10 @@ __all__ = [
     "is_compiled",
     "is_eager",
     "is_extended_dtype",
+    "is_in_default_memory",
+    "is_of_arrays_alone",
     "is_placed_aval",
+    "is_plain_sharding",
     "is_scalar_type",
     "is_source_of_jax",
     "is_staging",
@@ -300,9 +347,11 @@ __all__ = [
     "lower",
     "lower_jit_call",
     "lowering_module",
+    "make_available",
     "mesh_axes",
     "module_signature",
     "module_to_hlo_proto",
+    "named_shardings",
     "names_within",
     "operation_context",
     "operations_within",
@@ -326,6 +375,7 @@ __all__ = [
     "restore_watch",
     "results_of_lowered",
     "run_flat_jit_call",
+    "run_jit_call",
     "run_module",
     "serialize_compiled",
     "serialize_module",
@@ -337,7 +387,7 @@ __all__ = [
     "set_thread_trace",
     "set_watch",
     "shapes_of",
-    "sharding_of_call",
+    "sharding_of_type",
     "shardings_of_module",
     "signature_of_lowered",
     "single_device_sharding",
@@ -348,10 +398,15 @@ __all__ = [
     "stablehlo_without_locations",
     "teach_compiled",
     "teach_device_get",
+    "teach_error_check",
+    "teach_full",
     "teach_set_mesh",
+    "teach_values",
     "to_device",
     "trace_context",
+    "type_with_sharding",
     "typeof",
+    "under_mesh",
     "use_compilation_cache",
     "use_jit_watcher",
     "user_frames",

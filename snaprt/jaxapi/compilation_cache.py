@@ -69,7 +69,7 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 def use_compilation_cache(
     cache: Any,
-    key_of: Callable[[Compilation], str],
+    key_of: Callable[[Compilation], str | None],
     loaded: Callable[[str, Sequence[Device]], JitExecutable | None],
     compiled: Callable[[BaseException | None], None],
 ) -> None:
@@ -80,7 +80,8 @@ def use_compilation_cache(
 
     Args:
         cache: Has ``get`` and ``put`` as JAX's ``CacheInterface``.
-        key_of: Returns the string by which JAX asks the cache for a compilation.
+        key_of: Returns the string by which JAX asks the cache for a compilation; None if it is not
+            to ask.
         loaded: Returns what is behind a string where it has been loaded for these devices already.
         compiled: Called after every compilation or load, in its thread, with the error it ended
             with.

@@ -213,7 +213,7 @@ def plan(
     kept = set(wanted)
     split = _split_by_operation if by_operation else _split_by_placement
     takers = {number: taker for taker, number in enumerate(alive)}
-    parts = [_part(part, wanted, takers, recording) for part in split(nodes, wanted) if part]
+    parts = [_part(part, at, wanted, takers, recording) for part, at in split(nodes, wanted)]
     for part in reversed(parts):
         used = {wire for wire in part.sources if wire >= 0}
         part.spent = tuple(used - kept)
@@ -223,24 +223,33 @@ def plan(
     return Plan(tuple(parts), complete=not later)
 
 
-def _split_by_operation(nodes: Sequence[Point], wanted: set[int]) -> list[Sequence[Point]]:
+#: Operations that become one program, and where that runs, in an order in which they can run.
+_Split = list[tuple[Sequence[Point], Placement]]
+
+
+def _split_by_operation(nodes: Sequence[Point], wanted: set[int]) -> _Split:
     """Return each of ``nodes`` as a part of its own, and want what hands results from one on."""
     producers = {result.number: node for node in nodes for result in node.results}
     for node in nodes:
         wanted.update(_pending_wires(node, producers))
-    return [[node] for node in nodes]
+    return [([node], node.placement) for node in nodes]
 
 
-def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> list[Sequence[Point]]:
+def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> _Split:
     """Return ``nodes`` in parts of one placement each, in an order in which they can run.
 
-    Nearly always there is one part. Otherwise uncommitted work that only committed work uses
-    joins it, as under `jax.jit`; the rest is layered, so that a part uses earlier parts alone.
+    Nearly always there is one part. Otherwise committed work on the same devices becomes one, and
+    uncommitted work that only committed work uses joins it, as under `jax.jit`; the rest is
+    layered, so that a part uses earlier parts alone.
     """
-    if all(node.placement is nodes[0].placement for node in nodes):
-        return [nodes]
+    if not nodes:
+        return []
+    first = nodes[0].placement
+    if all(node.placement is first and not node.operation.named.ends_program for node in nodes):
+        return [(nodes, first)]
     producers = {result.number: node for node in nodes for result in node.results}
-    placement = {node: node.placement for node in nodes}
+    joined = _joined(nodes)
+    placement = {node: joined[node.placement] for node in nodes}
     users: dict[Point, set[Placement]] = {node: set() for node in nodes}
     for node in reversed(nodes):
         uses = users[node]
@@ -252,20 +261,44 @@ def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> list[Sequen
         for wire in _pending_wires(node, producers):
             users[producers[wire]].add(placement[node])
     levels: dict[Point, int] = {}
-    parts: dict[tuple[int, int], list[Point]] = {}
+    parts: dict[tuple[int, int], tuple[list[Point], Placement]] = {}
     for node in nodes:
         own = placement[node]
-        level = 0
-        for wire in _pending_wires(node, producers):
-            producer = producers[wire]
-            if placement[producer] is own:
-                level = max(level, levels[producer])
-            else:
-                level = max(level, levels[producer] + 1)
-                wanted.add(wire)
+        before = [(producers[wire], wire) for wire in _pending_wires(node, producers)]
+        level = max(
+            (
+                levels[one] + (placement[one] is not own or one.operation.named.ends_program)
+                for one, _ in before
+            ),
+            default=0,
+        )
         levels[node] = level
-        parts.setdefault((level, id(own)), []).append(node)
+        wanted.update(wire for one, wire in before if levels[one] != level)
+        parts.setdefault((level, id(own)), ([], own))[0].append(node)
     return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
+
+
+def _joined(nodes: Sequence[Point]) -> dict[Placement, Placement]:
+    """Return for the placement of each node the one at which it can run just as well.
+
+    What was recorded under no mesh runs under that of the other work on its devices.
+    """
+    groups: dict[Any, dict[Any, Placement]] = {}
+    placements = dict.fromkeys(node.placement for node in nodes)
+    for one in placements:
+        groups.setdefault(_group(one), {}).setdefault(one.mesh, one)
+    for group in groups.values():
+        if len(group) == 2:
+            group.pop(None, None)
+    return {
+        one: group.get(one.mesh) or next(iter(group.values()))
+        for one in placements
+        for group in (groups[_group(one)],)
+    }
+
+
+def _group(placement: Placement) -> Any:
+    return (placement.devices, placement.x64) if placement.committed else placement
 
 
 def _pending_wires(node: Point, producers: Mapping[int, Point]) -> list[int]:
@@ -273,7 +306,11 @@ def _pending_wires(node: Point, producers: Mapping[int, Point]) -> list[int]:
 
 
 def _part(
-    nodes: Sequence[Point], wanted: set[int], takers: Mapping[int, int], recording: Recording
+    nodes: Sequence[Point],
+    placement: Placement,
+    wanted: set[int],
+    takers: Mapping[int, int],
+    recording: Recording,
 ) -> Part:
     where = {
         result.number: (position, result.index)
@@ -295,7 +332,6 @@ def _part(
                 wires.append((INPUT, sources.setdefault(wire, len(sources))))
         wiring.append(tuple(wires))
     numbers = tuple(sorted(wanted & where.keys()))
-    committed = [node.placement for node in nodes if node.placement.committed]
     return Part(
         nodes=tuple(nodes),
         wiring=tuple(wiring),
@@ -304,7 +340,7 @@ def _part(
         numbers=numbers,
         takers=tuple([takers.get(number, -1) for number in numbers]),
         outputs=tuple([where[number] for number in numbers]),
-        placement=committed[0] if committed else nodes[0].placement,
+        placement=placement,
         donatable=_donatable(nodes, tuple(sources), numbers, recording),
     )
 

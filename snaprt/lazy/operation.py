@@ -21,16 +21,15 @@ class Operation:
     Attributes:
         signature: Stands for it within this process.
         stable_digest: Stands for it everywhere, or why nothing can; ``None`` until asked for.
-        devices: The devices that a sharding among its parameters names, or ``None``.
+        named: What its parameters say of where it runs.
     """
 
-    __slots__ = ("_results", "devices", "signature", "stable_digest")
+    __slots__ = ("_results", "named", "signature", "stable_digest")
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.signature = next(_numbers)
         self.stable_digest: bytes | Exception | None = None
-        sharding = jaxapi.sharding_of_call(params)
-        self.devices = None if sharding is None else jaxapi.devices_of_sharding(sharding)
+        self.named = jaxapi.named_shardings(params)
         self._results: dict[Any, tuple[tuple[Any, ...], Any]] = {}
 
     def evaluate(
@@ -47,6 +46,9 @@ class Operation:
             with jaxapi.evaluating():
                 results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
             results = tuple(results) if primitive.multiple_results else (results,)
+            if self.named.ends_program:
+                pairs = zip(results, self.named.results, strict=True)
+                results = tuple([jaxapi.type_with_sharding(*pair) for pair in pairs])
             found = self._results[key] = (results, effects)
         return found
 

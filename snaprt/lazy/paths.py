@@ -89,6 +89,16 @@ class Result:
         self.point = point
         self.index = index
 
+    def known_sharding(self) -> jax.sharding.Sharding | None:
+        """Return how it lies, or ``None`` where only the compiler knows."""
+        named = self.point.operation.named.results
+        if named and named[self.index] is not None:
+            return named[self.index]
+        if not jaxapi.is_in_default_memory(self.aval):
+            return None
+        placement = self.point.placement
+        return placement.sharding or jaxapi.sharding_of_type(self.aval, placement.devices)
+
 
 def step_key(
     operation: Operation, wires: tuple[Any, ...], context_number: int, place: Any

@@ -6,12 +6,15 @@ runs what one value needs. Both go through `_run`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -20,6 +23,7 @@ from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.execute import collection, prefetch
 from snaprt.execute.compile import Executable, compile_program, uncompiled_program
 from snaprt.execute.loaded import Ready, executable_for
+from snaprt.execute.refused import refused
 from snaprt.execute.run import run
 from snaprt.execute.unfinished import unfinished_graph
 from snaprt.explain.breaks import graph_break
@@ -29,6 +33,7 @@ from snaprt.lazy.array import LazyArray, read_for_executable, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.closures import drop_failed_closures, run_step_closures
 from snaprt.lazy.cut import Part, plan
+from snaprt.lazy.exact_types import answer_for_exact_types
 from snaprt.lazy.failures import failed_run, uncompiled
 from snaprt.lazy.graph import Program
 from snaprt.lazy.modes import NONE, current_modes
@@ -52,20 +57,30 @@ MAX_POINTS = 200_000
 
 _of_thread = threading.local()
 
+# The traces that effects are pending in; a thread that ends may leave some.
+_effects: set[LazyTrace] = set()
+
 
 def thread_trace() -> LazyTrace:
     """Return this thread's lazy trace, made at its first use."""
     trace = getattr(_of_thread, "trace", None)
     if trace is None:
         flags.take_over()
+        _watch_waiting()
         jaxapi.teach_device_get(LazyArray, read_to_host)
+        jaxapi.teach_full(LazyArray)
         jaxapi.teach_set_mesh(LazyTrace)
         jaxapi.teach_compiled(LazyArray, read_for_executable)
+        jaxapi.teach_error_check(LazyTrace)
+        jaxapi.teach_values(LazyArray, LazyArray.materialise)
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)
         jaxapi.watch_errors(_left_jax)
-        trace = _of_thread.trace = LazyTrace(_read, _grown, _recording_failed, _at_once)
+        answer_for_exact_types()
+        trace = _of_thread.trace = LazyTrace(
+            _read, _grown, _recording_failed, _at_once, _effects.add
+        )
     return trace
 
 
@@ -85,7 +100,8 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
             modules, and change no program.
 
     Raises:
-        CompileError: If XLA refuses the program; its arrays stay pending and usable.
+        CompileError: If JAX or XLA refuses the program. The operations that are refused have failed:
+            arrays that depend on them raise the same error when read, all others stay pending.
         ExecutionError: If it fails while it runs; its arrays raise the same error when read.
         Exception: What a closure raised, after all have run.
     """
@@ -96,7 +112,7 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
         arrays = trace.recording.live_arrays()
         try:
             _run(trace, arrays, arrays, "mark_step", watching)
-        except ExecutionError:
+        except (CompileError, ExecutionError):
             drop_failed_closures()
             raise
         trace.forget_paths(MAX_POINTS)
@@ -117,6 +133,50 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
 sync = mark_step
 
 
+def run_effects(cause: str) -> None:
+    """Run this thread's pending effects, and what they need; the rest stays pending.
+
+    Those that other threads left when they ended run first.
+
+    Args:
+        cause: Why now; see `snaprt.explain.breaks`.
+
+    Raises:
+        CompileError: If XLA refuses the program that has them.
+        ExecutionError: If an effect, such as a callback, fails; it is not run again.
+    """
+    own = getattr(_of_thread, "trace", None)
+    for trace in sorted(list(_effects), key=lambda one: one is own):
+        if trace is own or not trace.has_running_owner():
+            with trace.exclusive():
+                _run_effects(trace, cause)
+
+
+def _run_effects(trace: LazyTrace, cause: str) -> None:
+    if trace.recording.point.effectful:
+        _run(trace, [], trace.recording.live_arrays(), cause, watchers())
+
+
+@functools.cache
+def _watch_waiting() -> None:
+    """Run pending effects where JAX waits for effects, as it does when the process ends."""
+
+    def start() -> None:
+        trace = jaxapi.current_trace()
+        if isinstance(trace, LazyTrace) and trace.fullgraph and trace.recording.point.effectful:
+            raise graph_break("effects_barrier")
+        run_effects("effects_barrier")
+
+    jaxapi.before_waiting_for_effects(start)
+    atexit.register(_run_all_effects)
+
+
+def _run_all_effects() -> None:
+    for trace in list(_effects):
+        with trace.exclusive():
+            _run_effects(trace, "end")
+
+
 def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
     """Compute one value: run what it needs, and leave the rest pending."""
     with trace.exclusive():
@@ -132,6 +192,9 @@ def _at_once(trace: LazyTrace, name: str, cause: str, operands: Sequence[object]
     """Tell of an operation that runs at once, before it does."""
     if trace.fullgraph and (cause != "device_put" or any(map(_is_pending, operands))):
         raise graph_break(cause, name)
+    if cause != "device_put":  # it may have effects of its own, after those
+        with trace.lock:
+            _run_effects(trace, cause)
     for watcher in watchers():
         watcher.at_once(name, cause)
 
@@ -200,7 +263,7 @@ def _run(
     withheld = found.may_donate and _withholds_donation()
     donate = progress.is_all and not withheld
     try:
-        with jaxapi.evaluating():
+        with jaxapi.evaluating_compiled():
             for part in found.parts:
                 program = part.program(recording, progress.values, donate)
                 _run_part(part, program, alive, progress, cause, withheld, watch)
@@ -210,6 +273,7 @@ def _run(
                     progress.done.update(part.nodes)
         complete = found.complete
     finally:
+        _effects.discard(trace)
         trace.begin(
             None
             if complete
@@ -241,6 +305,17 @@ class _Progress:
     failed: dict[int, BaseException] = field(default_factory=dict)
     recording_time: float = 0.0
 
+    def fail(self, nodes: Iterable[Any], error: BaseException) -> None:
+        """Take note that operations have failed; what needs their results fails with them."""
+        for node in nodes:
+            self.done.add(node)
+            self.failed.update({result.number: error for result in node.results})
+
+
+def _calls_back(point: Point) -> bool:
+    names = jaxapi.names_within(point.primitive, point.params)
+    return bool(point.effects) or any("callback" in name for name in names)
+
 
 def _run_part(
     part: Part,
@@ -255,7 +330,11 @@ def _run_part(
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
     metrics.counters_add(part.primitives())
     constants = not progress.by_operation
-    ready = _executable_for(program, withheld, cause, watch, constants=constants)
+    try:
+        ready = _executable_for(program, withheld, cause, watch, constants=constants)
+    except CompileError as error:
+        progress.fail(refused(program, error.__cause__ or error), error)
+        raise
     executable, arguments = ready.executable, ready.arguments
     if progress.recording_time:
         executable.times.recorded(progress.recording_time * len(program.nodes))
@@ -281,8 +360,10 @@ def _run_part(
             cause,
             by_operation=progress.by_operation,
         )
-        progress.done.update(part.nodes)
-        progress.failed.update({one.number: failure for node in part.nodes for one in node.results})
+        # A callback fails alone. What does not need its result runs again: callbacks apart,
+        # that cannot be seen.
+        callbacks = [] if executable.donated else [one for one in part.nodes if _calls_back(one)]
+        progress.fail(callbacks or part.nodes, failure)
         repro.after_failure("run", executable, arguments, error)
         raise failure from error
     if is_repro_asked_for:

@@ -34,6 +34,7 @@ class LazyTrace(jaxapi.Trace):
             ``failed(trace, error, operation)``.
         at_once: Is told of an operation that no graph can hold, before it runs:
             ``at_once(trace, name, cause, operands)``.
+        effectful: Is told when an operation with effects has been recorded.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class LazyTrace(jaxapi.Trace):
         grown: Callable[[LazyTrace], None],
         failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
         at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
+        effectful: Callable[[LazyTrace], None],
     ) -> None:
         super().__init__()
         self.lock = threading.RLock()
@@ -49,6 +51,7 @@ class LazyTrace(jaxapi.Trace):
         self.following = False
         self.claimed = 0  # above 0, no known call is followed
         self._owner = threading.get_ident()
+        self._thread = weakref.ref(threading.current_thread())
         self.root = Point(None)
         self.recording = Recording(self.root)
         self.recording_time = 0
@@ -63,6 +66,7 @@ class LazyTrace(jaxapi.Trace):
         self._grown = grown
         self._failed = failed
         self._at_once = at_once
+        self._effectful = effectful
 
     def __eq__(self, other: object) -> bool:
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
@@ -96,6 +100,11 @@ class LazyTrace(jaxapi.Trace):
                 yield
             finally:
                 self.claimed -= 1
+
+    def has_running_owner(self) -> bool:
+        """Say whether the thread that this trace records for is still running."""
+        thread = self._thread()
+        return thread is not None and thread.is_alive()
 
     def adopt(self, modes: Modes) -> None:
         """Record as ``modes`` say from here on."""
@@ -176,6 +185,8 @@ class LazyTrace(jaxapi.Trace):
             if isinstance(point, str):
                 return point
             recording.point = point
+            if point.effects:
+                self._effectful(self)
             recording.literals += literals
             arrays = [LazyArray(self, recording, result) for result in point.results]
             recording.arrays += map(weakref.ref, arrays)
@@ -232,10 +243,13 @@ class LazyTrace(jaxapi.Trace):
             results, effects = _evaluate(what, primitive, operands, params)
             if not all(map(jaxapi.is_array_aval, results)):
                 return "ref"
+            if not jaxapi.can_wait(effects):
+                return "effect"
             if any(map(jaxapi.has_no_values, results)):
                 return "float0"
-            placement = _placement(operands, what.devices, x64)
-            if placement is None:
+            placement = _placement(operands, what.named, x64)
+            devices = 1 if placement is None else len(placement.devices) or 1
+            if placement is None or not all(jaxapi.has_devices_for(r, devices) for r in results):
                 return "devices"
             found = point.with_operation(
                 what,
@@ -320,6 +334,17 @@ def _counted_transfer(send: Callable[[], list[jax.Array]]) -> list[jax.Array]:
     return arrays
 
 
+#: Operations that do another thing when they run than when they are compiled, and why.
+_AT_ONCE = {
+    "global_array_to_host_local_array": "processes",
+    "host_local_array_to_global_array": "processes",
+    "layout_constraint": "layout",
+    "relayout": "layout",
+}
+
+_LAYOUTS = ("in_layouts", "out_layouts")
+
+
 def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> str | None:
     """Return the cause for which an operation cannot wait, or ``None``."""
     if primitive.name == "device_put" and (
@@ -329,7 +354,11 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
         return "device_put"
     if params.get("compiler_options_kvs"):  # XLA takes them for a whole program alone
         return "compiler_options"
-    return None
+    if jaxapi.closes_over_references(params):
+        return "ref"
+    if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
+        return "layout"  # likewise
+    return _AT_ONCE.get(primitive.name)
 
 
 def _evaluate(
@@ -340,39 +369,80 @@ def _evaluate(
 
 
 def _placement(
-    operands: Sequence[LazyArray | Literal | jax.Array], named: tuple[Any, ...] | None, x64: bool
+    operands: Sequence[LazyArray | Literal | jax.Array], named: jaxapi.NamedShardings, x64: bool
 ) -> Placement | None:
-    """Return where an operation runs, or ``None`` where its operands contradict each other.
+    """Return where an operation runs, or ``None`` where it is told two things at once.
 
     Args:
         operands: What it works on.
-        named: The devices that its own parameters name, if they do.
+        named: What its own parameters say.
         x64: Whether 64-bit types are enabled.
     """
-    pinned = named
-    for operand in operands:
-        devices: tuple[Any, ...] | None = None
+    mesh = named.mesh or jaxapi.concrete_mesh()
+    assignments = set(named.devices)
+    if mesh is not None:
+        assignments.add(tuple(mesh.devices.flat))
+    is_plain = not assignments and not named.commits
+    for index, operand in enumerate(operands):
         value: Any = operand
         if type(operand) is LazyArray:
             value = operand._value
             if value is None:
                 placement = operand._result.point.placement  # type: ignore[union-attr]
-                devices = placement.devices if placement.committed else None
-        if type(value) is not Literal and value is not None and value.committed:
-            devices = jaxapi.devices_of_sharding(value.sharding)
-        if devices is not None:
-            if pinned is not None and pinned != devices:
-                return None
-            pinned = devices
-    return _interned(pinned, jaxapi.default_device(), x64)
+                if placement.committed:
+                    assignments.add(placement.devices)
+                    is_plain = is_plain and placement.sharding is not None
+                value = None
+        if value is not None and type(value) is not Literal and value.committed:
+            assignments.add(jaxapi.devices_of_sharding(value.sharding))
+            is_plain = is_plain and jaxapi.is_plain_sharding(value.sharding)
+        asked = named.operands[index] if named.operands else None
+        if asked is not None and _contradicts(operand, asked):
+            return None
+    default = jaxapi.default_device()
+    if named.commits and not assignments:
+        assignments.add(jaxapi.devices_of_sharding(jaxapi.single_device_sharding(default)))
+    if len(assignments) > 1:
+        return None
+    return _interned(next(iter(assignments), None), default, x64, mesh, is_plain)
+
+
+def _contradicts(operand: LazyArray | Literal | jax.Array, asked: jax.sharding.Sharding) -> bool:
+    """Say whether JAX refuses an operand, which is known to lie otherwise than is asked for."""
+    if type(operand) is Literal:
+        return False
+    aval = jaxapi.typeof(operand)
+    if jaxapi.type_with_sharding(aval, asked) != aval:
+        return True
+    lies: jax.sharding.Sharding | None
+    if type(operand) is LazyArray and operand._value is None:
+        lies = operand._result.known_sharding()  # type: ignore[union-attr]
+    else:
+        lies = operand.sharding  # type: ignore[union-attr]
+    if lies is None:
+        return False
+    if lies.memory_kind != asked.memory_kind:
+        return True
+    return operand.committed and not lies.is_equivalent_to(asked, operand.ndim)  # type: ignore[union-attr]
 
 
 _placements: dict[Any, Placement] = {}
 
 
-def _interned(pinned: tuple[Any, ...] | None, default_device: Any, x64: bool) -> Placement:
-    key = (pinned, None if pinned is not None else default_device, x64)
+def _interned(
+    pinned: tuple[Any, ...] | None,
+    default_device: Any,
+    x64: bool,
+    mesh: jax.sharding.Mesh | None,
+    is_plain: bool,
+) -> Placement:
+    is_committed = pinned is not None
+    key = (pinned, None if is_committed else default_device, x64, mesh, is_plain)
     placement = _placements.get(key)
     if placement is None:
-        placement = _placements[key] = Placement(pinned is not None, pinned or (), key[1], x64)
+        device = pinned[0] if pinned else default_device
+        sharding = jaxapi.single_device_sharding(device) if is_plain else None
+        placement = _placements[key] = Placement(
+            is_committed, pinned or (), key[1], x64, mesh, sharding
+        )
     return placement
