@@ -144,6 +144,7 @@ _HEADLINES: Final = {
     "instruction": ("FOUND", "bold red"),
     "interaction": ("FOUND", "bold red"),
     "amplification": ("ILL-CONDITIONED", "yellow"),
+    "candidates": ("NOT PROVEN", "yellow"),
     "nothing": ("NOTHING FOUND", "green"),
     "unfinished": ("UNFINISHED", "yellow"),
 }
