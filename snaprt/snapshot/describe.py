@@ -91,7 +91,14 @@ def contents(
     places = held.inputs if is_inputs else held.outputs
     names = execution.input_names if is_inputs else execution.output_names
     assert places is not None
-    gathered = gather(execution, held.executable.artifacts, names, places, device)
+    while True:
+        arrays_now = list(places)
+        try:
+            gathered = gather(execution, held.executable.artifacts, names, arrays_now, device)
+            break
+        except RuntimeError:  # one was deleted, and copied into its place before
+            if all(one is other for one, other in zip(arrays_now, places, strict=True)):
+                raise
 
     def again(array: layout.ArrayContent, place: int) -> layout.ArrayContent:
         def fetch(whole: Any) -> np.ndarray:
