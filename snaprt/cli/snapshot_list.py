@@ -13,8 +13,7 @@ import click
 from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.errors import SnaprtError, UsageError
-from snaprt.snapshot import layout, places, prune
-from snaprt.snapshot.read import SnapshotFile, open_snapshot
+from snaprt.snapshot import glance, layout, places, prune
 
 SCHEMA: Final = "snaprt.ls"
 SCHEMA_VERSION: Final = 1
@@ -120,7 +119,7 @@ def command(
         tests.append(lambda row: row.device_index == device)
     if failed:
         tests.append(lambda row: bool(row.error))
-    files, damaged = _open_all(place)
+    files, damaged = _read_all(place)
     rows = [row for row in _rows(files) if all(test(row) for test in tests)]
     store = prune.stored_arrays(place) if place.is_dir() else []
     store_bytes = sum(path.stat().st_size for path in store)
@@ -145,7 +144,7 @@ def _within(name: str, first: int, last: int) -> Callable[[Row], bool]:
     return lambda row: first <= getattr(row, name) <= last
 
 
-def _open_all(place: Path) -> tuple[list[SnapshotFile], list[str]]:
+def _read_all(place: Path) -> tuple[list[glance.Glance], list[str]]:
     if not place.is_dir() and not places.is_pack_file(place):
         raise UsageError(
             f"{place} is neither a directory nor a packed file",
@@ -157,14 +156,14 @@ def _open_all(place: Path) -> tuple[list[SnapshotFile], list[str]]:
         damaged.append(f"{place} is damaged: it holds no snapshot that can be read")
     for path in paths:
         try:
-            files.append(open_snapshot(path))
+            files.append(glance.at(path))
         except SnaprtError as error:
             damaged.append(error.message)
     return files, damaged
 
 
-def _rows(files: Iterable[SnapshotFile]) -> list[Row]:
-    pairs: dict[str, dict[str, SnapshotFile]] = {}
+def _rows(files: Iterable[glance.Glance]) -> list[Row]:
+    pairs: dict[str, dict[str, glance.Glance]] = {}
     for file in files:
         stem = file.path.name.removesuffix(layout.SUFFIXES[file.role])
         pairs.setdefault(stem, {})[file.role] = file
@@ -172,39 +171,32 @@ def _rows(files: Iterable[SnapshotFile]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.step, row.graph, row.execution, row.device_index))
 
 
-def _row(pair: Mapping[str, SnapshotFile]) -> Row:
-    manifests = {role: file.manifest for role, file in pair.items()}
-    executions = [manifest.execution for manifest in manifests.values()]
-    first = executions[0]
-    stored = {
-        record.member: record.stored_bytes
-        for manifest in manifests.values()
-        for record in manifest.arrays
-        if record.in_store
-    }
+def _row(pair: Mapping[str, glance.Glance]) -> Row:
+    first = next(iter(pair.values()))
+    stored = {member: size for file in pair.values() for member, size in file.stored}
     return Row(
         files={role: file.path for role, file in pair.items()},
-        graph=first.name,
+        graph=first.graph,
         graph_id=first.graph_id,
         step=first.step,
-        execution=first.execution_count,
+        execution=first.execution,
         process=first.process,
-        device=f"{first.device.platform} {first.device.id}",
+        device=first.device,
         device_index=first.device_index,
-        inputs=_types(manifests.get("inputs")),
-        outputs=_types(manifests.get("outputs")),
-        file_bytes=sum(places.size(file.path) for file in pair.values()),
+        inputs=_types(pair.get("inputs")),
+        outputs=_types(pair.get("outputs")),
+        file_bytes=sum(file.file_bytes for file in pair.values()),
         stored_bytes=sum(stored.values()),
-        reason=next((one.reason for one in executions if one.reason), ""),
-        error=next((one.error for one in executions if one.error), ""),
+        reason=next((one.reason for one in pair.values() if one.reason), ""),
+        error=next((one.error for one in pair.values() if one.error), ""),
         redacted=first.redacted,
     )
 
 
-def _types(manifest: layout.Manifest | None) -> tuple[str, ...] | None:
-    if manifest is None:
+def _types(file: glance.Glance | None) -> tuple[str, ...] | None:
+    if file is None:
         return None
-    return tuple(tables.type_text(record.dtype, record.shape) for record in manifest.arrays)
+    return tuple(tables.type_text(dtype, shape) for dtype, shape in file.types)
 
 
 def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:
