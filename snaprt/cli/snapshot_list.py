@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,11 +12,14 @@ import click
 
 from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, FittedTable
-from snaprt.errors import SnaprtError, UsageError
+from snaprt.errors import SnaprtError, SnapshotError, UsageError
 from snaprt.snapshot import glance, layout, places, prune
+from snaprt.snapshot.read import open_snapshot
 
 SCHEMA: Final = "snaprt.ls"
 SCHEMA_VERSION: Final = 1
+
+_FEW_BYTES: Final = 256 << 20  # of stored arrays, which are read in a second
 
 _COLUMNS: Final = (
     Column("graph"),
@@ -85,6 +88,7 @@ def _range(text: str) -> tuple[int, int]:
 @click.option("--execution", metavar="N[:M]", help="Only these executions of each executable.")
 @click.option("--device", type=click.IntRange(min=0), help="Only this device of each executable.")
 @click.option("--failed", is_flag=True, help="Only what failed.")
+@click.option("--check", is_flag=True, help="Read all modules and arrays: is one damaged?")
 @output.json_option
 @click.pass_context
 def command(
@@ -95,13 +99,16 @@ def command(
     execution: str | None,
     device: int | None,
     failed: bool,
+    check: bool,
     as_json: bool,
 ) -> None:
     """List what was recorded in DIR, which may be a packed file too.
 
     One line stands for an execution on one device. `snaprt inspect FILE` says more of one file.
 
-    The status is 1 if a file in DIR is damaged.
+    The status is 1 if a file in DIR is damaged: if its manifest is, or an array that is stored for
+    several files is missing or cut short, or, where those take 256 MiB at most, has other values.
+    With --check, if anything is.
 
     \b
     Example:
@@ -120,6 +127,7 @@ def command(
     if failed:
         tests.append(lambda row: bool(row.error))
     files, damaged = _read_all(place)
+    damaged += _damaged_arrays(place, files, check)
     rows = [row for row in _rows(files) if all(test(row) for test in tests)]
     store = prune.stored_arrays(place) if place.is_dir() else []
     store_bytes = sum(path.stat().st_size for path in store)
@@ -160,6 +168,31 @@ def _read_all(place: Path) -> tuple[list[glance.Glance], list[str]]:
         except SnaprtError as error:
             damaged.append(error.message)
     return files, damaged
+
+
+def _damaged_arrays(place: Path, files: Sequence[glance.Glance], check: bool) -> Iterator[str]:
+    """Yield what is wrong with stored arrays, and with all else in the files if asked for."""
+    sizes = {member: size for file in files for member, size in file.stored}
+    reads = check or sum(sizes.values()) <= _FEW_BYTES
+    seen: set[str] = set()
+    for file in files:
+        fresh = [(member, size) for member, size in file.stored if member not in seen]
+        seen |= {member for member, _ in fresh}
+        try:
+            for member, size in fresh:
+                if places.size(place / member) != size:
+                    raise SnapshotError(f"{place / member}, which {file.path} needs, is damaged")
+            if check or (reads and fresh):
+                snapshot = open_snapshot(file.path)
+                for member, _ in fresh:
+                    snapshot.check_stored(member)
+                if check:
+                    snapshot.check()
+        except SnaprtError as error:
+            yield error.message
+        except OSError as error:
+            reason = error.strerror or error
+            yield f"{place / member}, which {file.path} needs, cannot be read: {reason}"
 
 
 def _rows(files: Iterable[glance.Glance]) -> list[Row]:
