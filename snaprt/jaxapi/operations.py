@@ -128,9 +128,7 @@ def extent(
 
 
 #: What XLA takes as long for as for so many simple operations.
-_LOWERED_TO = dict.fromkeys(
-    ("random_bits", "random_fold_in", "random_split", "threefry2x32"), 100
-)
+_LOWERED_TO = dict.fromkeys(("random_bits", "random_fold_in", "random_split", "threefry2x32"), 100)
 
 _extents: weakref.WeakKeyDictionary[Any, tuple[int, float]] = weakref.WeakKeyDictionary()
 
