@@ -192,8 +192,8 @@ from snaprt.jaxapi.shardings import (
     partitions_of,
     sharding_of_type,
     shardings_of_module,
-    type_with_sharding,
     single_device_sharding,
+    type_with_sharding,
 )
 from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_full, teach_set_mesh
 from snaprt.jaxapi.traces import (
@@ -241,9 +241,9 @@ __all__ = [
     "bytecode_without_locations",
     "call_abstractly",
     "call_of_lowered",
+    "changes_type",
     "changing_module",
     "compile_for_topology",
-    "changes_type",
     "compile_module",
     "compile_options",
     "compile_options_of_lowered",
