@@ -19,7 +19,7 @@ from snaprt.lazy.graph import Placement, Program
 def placed(placement: Placement) -> Iterator[None]:
     """Lower and run what is inside as the code that recorded it would have run it."""
     with (
-        jaxapi.evaluating(),
+        jaxapi.evaluating_compiled(),
         jaxapi.x64(placement.x64),
         jaxapi.under_mesh(placement.mesh),
     ):

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax._src import api as _api
 from jax._src import core as _core
 from jax._src import sharding_impls as _shardings
@@ -20,7 +19,7 @@ from snaprt.jaxapi.traces import current_trace_setting, evaluating
 _device_get_patched = False
 
 
-def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
+def teach_device_get(kind: type, read: Callable[[Any], Any]) -> None:
     """Make `jax.device_get` read instances of ``kind``, which it would hand back as tracers."""
     global _device_get_patched
     if _device_get_patched:

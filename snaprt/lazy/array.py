@@ -27,7 +27,7 @@ from snaprt.lazy.paths import Result
 from snaprt.lazy.recording import DataHandle, Recording
 
 
-class LazyArray(jaxapi.Tracer):
+class LazyArray(jaxapi.ArrayOfTrace):
     """An array whose value is computed when a step is marked, or when it is read.
 
     Shape, dtype and weak type are known at once, and asking for them costs nothing. Whatever needs
@@ -134,6 +134,15 @@ class LazyArray(jaxapi.Tracer):
     _committed = committed
 
     @property
+    def _committed(self) -> bool:
+        return self.committed
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether the type gives way to that of another operand; known without computing it."""
+        return self.aval.weak_type
+
+    @property
     def device(self) -> Any:
         """The device of the value, or its sharding where it lies on several."""
         sharding = self.sharding
@@ -170,15 +179,18 @@ class LazyArray(jaxapi.Tracer):
         """Return the kind of the devices that the value lies on, such as ``"cpu"``."""
         return next(iter(self.devices())).platform
 
-    def __copy__(self) -> LazyArray:
-        return self
+    def __bytes__(self) -> bytes:
+        return self.tobytes()
 
-    def __deepcopy__(self, memo: Any) -> LazyArray:
-        return self
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the value: whoever loads it needs no snaprt."""
+        return self.materialise("pickle").__reduce_ex__(protocol)
 
 
-def read_to_host(array: LazyArray) -> np.ndarray:
-    """Return the value as a numpy array, as `jax.device_get` does."""
+def read_to_host(array: LazyArray) -> np.ndarray | jax.Array:
+    """Return what `jax.device_get` does: a numpy array, but random keys as they are."""
+    if jaxapi.is_extended_dtype(array.dtype):
+        return array.materialise("device_get")
     return np.asarray(array)
 
 

@@ -20,6 +20,7 @@ from snaprt.lazy.array import LazyArray
 from snaprt.lazy.graph import Literal, Placement, literal
 from snaprt.lazy.modes import NONE, Modes
 from snaprt.lazy.operation import Operation, operation
+from snaprt.lazy.pacing import ALONE, BYTES, Pacer, is_asked_for, is_program_of_its_own, most_bytes
 from snaprt.lazy.paths import GRANULARITY, Point, step_key
 from snaprt.lazy.recording import Recording, carry_over
 
@@ -34,6 +35,8 @@ class LazyTrace(jaxapi.Trace):
             ``failed(trace, error, operation)``.
         at_once: Is told of an operation that no graph can hold, before it runs:
             ``at_once(trace, name, cause, operands)``.
+        cut: Runs all that is pending: ``cut(trace, cause)``.
+        effectful: Is told when an operation with effects has been recorded.
     """
 
     def __init__(
@@ -42,6 +45,8 @@ class LazyTrace(jaxapi.Trace):
         grown: Callable[[LazyTrace], None],
         failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
         at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
+        cut: Callable[[LazyTrace, str], None],
+        effectful: Callable[[LazyTrace], None],
     ) -> None:
         super().__init__()
         self.lock = threading.RLock()
@@ -49,6 +54,7 @@ class LazyTrace(jaxapi.Trace):
         self.following = False
         self.claimed = 0  # above 0, no known call is followed
         self._owner = threading.get_ident()
+        self._thread = weakref.ref(threading.current_thread())
         self.root = Point(None)
         self.recording = Recording(self.root)
         self.recording_time = 0
@@ -63,6 +69,10 @@ class LazyTrace(jaxapi.Trace):
         self._grown = grown
         self._failed = failed
         self._at_once = at_once
+        self._cut = cut
+        self.pacer = Pacer()
+        self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
+        self._effectful = effectful
 
     def __eq__(self, other: object) -> bool:
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
@@ -97,6 +107,11 @@ class LazyTrace(jaxapi.Trace):
             finally:
                 self.claimed -= 1
 
+    def has_running_owner(self) -> bool:
+        """Say whether the thread that this trace records for is still running."""
+        thread = self._thread()
+        return thread is not None and thread.is_alive()
+
     def adopt(self, modes: Modes) -> None:
         """Record as ``modes`` say from here on."""
         if modes is self.modes:
@@ -111,7 +126,7 @@ class LazyTrace(jaxapi.Trace):
 
     def forget_paths(self, most: int) -> None:
         """Begin the paths anew, between two recordings, if they have more than ``most`` points."""
-        if self._points > most and self.recording.point is self.root:
+        if self._points > most and self.recording.point.depth == 0:
             self._points = 0
             self.root = Point(None)
             self.begin()
@@ -122,8 +137,32 @@ class LazyTrace(jaxapi.Trace):
         self.context_number = self._contexts.setdefault(context, len(self._contexts))
         self._operation_context = jaxapi.operation_context()
 
+    def cut_where_due(self) -> None:
+        """Run what is pending if a recording that has come here is to be cut."""
+        cause = self.recording.point.stop
+        if cause is not None and not self.fullgraph:
+            self._cut(self, cause)
+
+    def cut_before_call(self) -> None:
+        """Run what is pending, for what comes is a program of its own."""
+        self._cut(self, ALONE)
+
+    def runs_alone(self) -> bool:
+        """Say whether calls that are programs of their own cut what is pending."""
+        return (
+            bool(self.recording.point.depth)
+            and self.pacer.is_on
+            and not self.fullgraph
+            and is_asked_for()
+        )
+
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
         """Record one operation and return its results as lazy arrays."""
+        if self.recording.point.stop is not None:
+            self.cut_where_due()
+        if is_program_of_its_own(primitive, params) and self.runs_alone():
+            self.cut_for_call = self.recording.point
+            self.cut_before_call()
         started = time.perf_counter_ns()
         try:
             results = self._record(primitive, args, params)
@@ -155,7 +194,10 @@ class LazyTrace(jaxapi.Trace):
             self.enter_context(context)
         with self.lock:
             if self.recording.nbytes > self.recording.prune_at:
-                self.begin(carry_over(self.recording, self.root, set(), {}, {}))
+                if self.runs_alone() and self.recording.bytes_held_alone() > most_bytes() // 8:
+                    self._cut(self, BYTES)
+                else:
+                    self.begin(carry_over(self.recording, self.root, set(), {}, {}))
             recording = self.recording
             wires: list[Any] = []
             literals: list[Literal] = []
@@ -176,6 +218,8 @@ class LazyTrace(jaxapi.Trace):
             if isinstance(point, str):
                 return point
             recording.point = point
+            if point.effects:
+                self._effectful(self)
             recording.literals += literals
             arrays = [LazyArray(self, recording, result) for result in point.results]
             recording.arrays += map(weakref.ref, arrays)
@@ -229,9 +273,11 @@ class LazyTrace(jaxapi.Trace):
         found = point.after.get(step_key(what, wires, number, place))
         if found is None:
             x64 = jaxapi.x64_enabled()
-            results, effects = _evaluate(what, primitive, operands, params)
+            results, effects, extent = _evaluate(what, primitive, operands, params)
             if not all(map(jaxapi.is_array_aval, results)):
                 return "ref"
+            if not jaxapi.can_wait(effects):
+                return "effect"
             if any(map(jaxapi.has_no_values, results)):
                 return "float0"
             placement = _placement(operands, what.named, x64)
@@ -248,10 +294,13 @@ class LazyTrace(jaxapi.Trace):
                 results,
                 placement,
                 effects,
+                extent,
                 jaxapi.source_info(),
                 place,
             )
             self._points += 1
+            if not self.fullgraph:
+                self.pacer.look(found)
         point.latest = found
         return found
 
@@ -260,7 +309,7 @@ class LazyTrace(jaxapi.Trace):
     ) -> list[LazyArray]:
         """Return the results of an operation of which an operand has failed: they have failed."""
         what = operation(primitive, params, self._operation_context)
-        avals, _ = _evaluate(what, primitive, operands, params)
+        avals, _, _ = _evaluate(what, primitive, operands, params)
         error = next(o._origin for o in operands if type(o) is LazyArray and o.has_failed())
         return [LazyArray.failed(self, aval, error) for aval in avals]
 
@@ -342,6 +391,8 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
         return "device_put"
     if params.get("compiler_options_kvs"):  # XLA takes them for a whole program alone
         return "compiler_options"
+    if jaxapi.closes_over_references(params):
+        return "ref"
     if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
         return "layout"  # likewise
     return _AT_ONCE.get(primitive.name)
@@ -349,7 +400,7 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
 
 def _evaluate(
     what: Operation, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
-) -> tuple[tuple[Any, ...], Any]:
+) -> tuple[tuple[Any, ...], Any, tuple[int, float]]:
     avals = [o.aval if type(o) in (LazyArray, Literal) else jaxapi.typeof(o) for o in operands]
     return what.evaluate(primitive, avals, params, jaxapi.x64_enabled())
 

@@ -178,7 +178,7 @@ def _last_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a test ended: pytest's word, or ``crashed`` or ``timeout``; and the error's first line."""
+    """How a test ended: a word of pytest, ``crashed`` or ``timeout``; the error, in a line."""
 
     outcome: str
     detail: str = ""
