@@ -131,8 +131,6 @@ class LazyArray(jaxapi.ArrayOfTrace):
             else result.point.placement.committed
         )
 
-    _committed = committed
-
     @property
     def _committed(self) -> bool:
         return self.committed
