@@ -19,6 +19,7 @@ import jax
 import jax.numpy  # gives tracers their operators
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
+from jax._src.interpreters import pxla as _pxla
 from jax._src.random.prng import PRNGKeyArray
 
 from snaprt.jaxapi.arrays import ArrayImpl
@@ -37,6 +38,11 @@ def _asked_by_jax() -> bool:
     return name.startswith("jax.") or name == "jax"
 
 
+def _shard(arrays: Any, shardings: Any, layouts: Any, semantics: Any) -> Any:
+    """Put arrays onto devices, as `jax.device_put` does where no function is being traced."""
+    return _pxla.shard_args(shardings, layouts, semantics, [a.full_lower() for a in arrays])
+
+
 class ArrayOfTrace(jax.Array):
     """A `jax.Array` that JAX takes for a tracer; it does all that tracers do.
 
@@ -49,6 +55,9 @@ class ArrayOfTrace(jax.Array):
     aval: Any
     _trace: Any
 
+    def __init_subclass__(cls) -> None:
+        _pxla.shard_arg_handlers[cls] = _shard
+
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """What `isinstance` goes by where the type itself does not answer."""
@@ -59,7 +68,8 @@ class ArrayOfTrace(jax.Array):
         if _asked_by_jax() and hasattr(self.aval, name):
             return _Tracer.__getattr__(self, name)
         kind = self._kind_of_value()
-        if hasattr(kind, name) or name in kind.__annotations__:
+        is_there = hasattr(kind, name) or name in kind.__annotations__
+        if is_there and not (name == "__cuda_array_interface__" and self.platform() == "cpu"):
             return getattr(self.full_lower(), name)
         raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 

@@ -37,7 +37,6 @@ class JitWatcher(Protocol):
         """Run what `grad`, `vmap` and the like have made of a jitted function."""
         ...
 
-
     def call_compiled(
         self, name: str, ahead: CompiledAhead | None, args: Any, run: Callable[[], Any]
     ) -> Any:

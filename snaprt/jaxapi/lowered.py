@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax._src.interpreters import pxla as _pxla
 
+from snaprt.jaxapi.abstract_values import is_extended_dtype, key_type_text
 from snaprt.jaxapi.compiler_options import compile_options
 from snaprt.jaxapi.devices import Device
 from snaprt.jaxapi.modules import bytecode_without_locations, portable_artifact
@@ -29,7 +30,7 @@ def lower(
         donated: The arguments whose memory the results may take.
         shardings: How each result is to lie, ``None`` where the compiler chooses; or nothing.
     """
-    named = {"out_shardings": list(shardings)} if any(shardings) else {}
+    named: dict[str, Any] = {"out_shardings": list(shardings)} if any(shardings) else {}
     jitted = jax.jit(function, keep_unused=True, donate_argnums=tuple(donated), **named)
     with warnings.catch_warnings():
         # Where a donation is of no use, that is nothing that the user could change.
@@ -123,6 +124,9 @@ def signature_of_lowered(lowered: jax.stages.Lowered) -> str:
     parts["name"] = lowering._name
     parts["constants"] = len(lowering.const_args)
     parts["options"] = lowering._compiler_options_kvs
+    avals = [*parts["global_in_avals"], *parts["global_out_avals"]]
+    dtypes = [getattr(aval, "dtype", None) for aval in avals]  # a token has none
+    parts["keys"] = [key_type_text(dtype) for dtype in dtypes if is_extended_dtype(dtype)]
     return repr(parts)
 
 
@@ -131,7 +135,8 @@ def call_of_lowered(lowered: jax.stages.Lowered) -> str:
 
     Checked with jax 0.10.2 and 0.12.0: by the shardings inside it names those of the results.
     """
-    inside = lowered._lowering.compile_args.get("intermediate_shardings")  # type: ignore[attr-defined]
+    lowering: Any = lowered._lowering
+    inside = lowering.compile_args.get("intermediate_shardings")
     signature = signature_of_lowered(lowered)
     return f"{signature} {inside!r}" if inside else signature
 

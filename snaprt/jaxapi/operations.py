@@ -41,8 +41,23 @@ def bind_at(
 def abstract_evaluate(
     primitive: Any, avals: Sequence[Any], params: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Return (abstract value or values, effects) of one operation."""
-    return primitive.abstract_eval(*avals, **params)
+    """Return (list of abstract values, effects) of one operation."""
+    found, effects = primitive.abstract_eval(*avals, **params)
+    return [*map(_over_mesh, found if primitive.multiple_results else (found,))], effects
+
+
+def _over_mesh(aval: Any) -> Any:
+    """Return the type of a result, as it is once JAX has run the operation on its own.
+
+    Under a mesh with explicit axes a scalar, whose type may name no mesh, then is one on it.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not mesh.are_all_axes_explicit or not isinstance(aval, _core.ShapedArray):
+        return aval
+    if aval.shape or not aval.sharding.mesh.empty:
+        return aval
+    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return _core.update_aval_with_sharding(aval, over)
 
 
 def evaluate_call(name: str, *args: Any, **params: Any) -> Any:
@@ -113,9 +128,7 @@ def extent(
 
 
 #: What XLA takes as long for as for so many simple operations.
-_LOWERED_TO = dict.fromkeys(
-    ("random_bits", "random_fold_in", "random_split", "threefry2x32"), 100
-)
+_LOWERED_TO = dict.fromkeys(("random_bits", "random_fold_in", "random_split", "threefry2x32"), 100)
 
 _extents: weakref.WeakKeyDictionary[Any, tuple[int, float]] = weakref.WeakKeyDictionary()
 

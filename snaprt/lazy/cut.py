@@ -76,6 +76,11 @@ class Part:
             self._primitives = tuple(Counter(f"xla::{name}" for name in names).items())
         return self._primitives
 
+    @cached_property
+    def has_effects(self) -> bool:
+        """Whether one of its operations has effects."""
+        return any(node.effects for node in self.nodes)
+
     def kinds_of(self, executable: int) -> list[InputKind | None]:
         """Return the kinds of the results of that executable, to be filled in as they are learnt.
 
@@ -233,9 +238,7 @@ def _split_at(
     nodes: Sequence[Point], ends: Sequence[int], wanted: set[int]
 ) -> list[Sequence[Point]]:
     """Return ``nodes`` in groups that end at these depths, and want what one hands to another."""
-    found = [
-        list(group) for _, group in groupby(nodes, lambda node: bisect_left(ends, node.depth))
-    ]
+    found = [list(group) for _, group in groupby(nodes, lambda node: bisect_left(ends, node.depth))]
     for group in found:
         own = {result.number for node in group for result in node.results}
         used = {w for node in group for w in node.wires or () if type(w) is int and w >= 0}

@@ -48,7 +48,7 @@ class Operation:
         if found is None:
             with jaxapi.evaluating():
                 results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
-            results = tuple(results) if primitive.multiple_results else (results,)
+            results = tuple(results)
             extent = jaxapi.extent(primitive, params, avals, results)
             if self.named.ends_program:
                 pairs = zip(results, self.named.results, strict=True)

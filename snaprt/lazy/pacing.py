@@ -284,4 +284,3 @@ def _narrowest(path: Sequence[Point], period: int) -> int:
             best = alive, place
     assert best is not None
     return len(path) - 1 - best[1] - period
-

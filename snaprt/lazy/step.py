@@ -347,7 +347,8 @@ def _run_part(
     """Compile and run one program of a cut, and hand out the results."""
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
     metrics.counters_add(part.primitives())
-    constants = not progress.by_operation
+    # XLA turns a loop that starts at a constant and holds an ordered callback into one without end.
+    constants = not (progress.by_operation or part.has_effects)
     try:
         ready = _executable_for(program, withheld, cause, watch, constants=constants)
     except CompileError as error:

@@ -364,6 +364,7 @@ class LazyTrace(jaxapi.Trace):
 _AT_ONCE = {
     "global_array_to_host_local_array": "processes",
     "host_local_array_to_global_array": "processes",
+    "inspect_sharding": "sharding",
     "layout_constraint": "layout",
     "relayout": "layout",
 }

@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 _LOCATION = re.compile(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
 _OPERATION = re.compile(r"^\s*(?:%[\w]+(?::\d+)? = |\"?stablehlo\.return|return|call )")
 _RESULT = re.compile(r"^\s*(%\w+)(:\d+)? = \"?([\w.]+)\"?")
+_REMOVABLE = re.compile(r"\s*(%\w+) = stablehlo\.\w+ (%[\w#]+)(?:, \S+ %?[\w#]+)? : (tensor<\S+>)$")
+_ROUNDING = re.compile(
+    r"stablehlo\.(?:floor|round_nearest_even|real|sign) (%[\w#]+) : (tensor\S+)$"
+)
 _NAME = re.compile(r"%\w+(?:#\d+)?")
 
 
@@ -68,8 +72,9 @@ def read(text: str) -> Text:
     owners = []
     for index in range(len(lines)):
         around = [start for start, end in spans if start <= index <= end]
-        if around and not any("stablehlo.while" in lines[one] or "stablehlo.case" in lines[one]
-                              for one in around):
+        if around and not any(
+            "stablehlo.while" in lines[one] or "stablehlo.case" in lines[one] for one in around
+        ):
             owners.append(tuple(f"op{one}" for one in around))
         else:
             owners.append(tuple(f"op{one}" for one in around[-1:]))
@@ -83,13 +88,13 @@ def _ends(lines: Sequence[str]) -> Mapping[int, int]:
     for index, line in enumerate(lines):
         starts = bool(_OPERATION.match(line))
         stripped = line.strip()
-        if starts and (stripped.endswith("({") or "stablehlo.while" in line or _reducer(lines, index)):
+        if starts and (
+            stripped.endswith("({") or "stablehlo.while" in line or _reducer(lines, index)
+        ):
             opened.append(index)
         elif starts:
             found[index] = index
-        elif opened and (stripped.startswith("})") and not stripped.endswith("({")):
-            found[index] = opened.pop()
-        elif opened and stripped == "}":
+        elif opened and (stripped == "}" or (stripped.startswith("})") and "({" not in stripped)):
             found[index] = opened.pop()
     return found
 
@@ -212,7 +217,7 @@ def _another_slice(line: str, _: _Scope) -> Iterator[str]:
     for axis, bound in enumerate(bounds):
         start, limit, *stride = (int(one) for one in bound.split(":"))
         for by in (1, -1):
-            if 0 <= start + by and limit + by <= sizes[axis]:
+            if start + by >= 0 and limit + by <= sizes[axis]:
                 moved = ":".join(map(str, (start + by, limit + by, *stride)))
                 new = [*bounds[:axis], moved, *bounds[axis + 1 :]]
                 yield line.replace(found[1], ", ".join(new))
@@ -276,7 +281,9 @@ def _another_attribute(line: str, _: _Scope) -> Iterator[str]:
 
 def _rounded(line: str, scope: _Scope) -> Iterator[str]:
     """Drop a conversion's effect: an exact copy of the operand where both types are the same."""
-    found = re.search(r"stablehlo\.(?:floor|round_nearest_even|real|sign) (%[\w#]+) : (tensor\S+)$", line)
+    found = re.search(
+        r"stablehlo\.(?:floor|round_nearest_even|real|sign) (%[\w#]+) : (tensor\S+)$", line
+    )
     if found:
         yield line.replace(found[0], f"stablehlo.optimization_barrier {found[1]} : {found[2]}")
 
@@ -323,20 +330,39 @@ def draw(text: Text, kind: str, seed: int) -> Iterator[Plant]:
 
 
 def _names(text: Text, index: int) -> frozenset[str]:
-    return frozenset(text.owners[index])
+    """Return the locations by which an operation is known: of a constant those of its readers.
+
+    XLA's HLO keeps no location of a constant, nor of a broadcast of one.
+    """
+    names = set(text.owners[index])
+    line = text.lines[index]
+    if "stablehlo.constant" in line or "stablehlo.broadcast_in_dim" in line:
+        for place in _users(text, index):
+            names |= _names(text, place)
+    return frozenset(names)
+
+
+def _users(text: Text, index: int) -> list[int]:
+    """Return the lines that read the result of one."""
+    found = _RESULT.match(text.lines[index])
+    if found is None:
+        return []
+    depth = _depth(text.lines[index])
+    pattern = re.compile(re.escape(found[1]) + r"(?![\w])")
+    last = next(i for i in range(index, len(text.lines)) if _depth(text.lines[i]) < depth)
+    return [i for i in range(index + 1, last) if pattern.search(text.lines[i])]
 
 
 def _removed(text: Text, index: int) -> Iterator[Plant]:
     """Take an operation out whose operand and result have one type; its users read the operand."""
     line = text.lines[index]
-    found = re.match(r"\s*(%\w+) = stablehlo\.\w+ (%[\w#]+)(?:, \S+ %?[\w#]+)? : (tensor<\S+>)$", line)
+    found = re.match(
+        r"\s*(%\w+) = stablehlo\.\w+ (%[\w#]+)(?:, \S+ %?[\w#]+)? : (tensor<\S+>)$", line
+    )
     if not found:
         return
     pattern = re.compile(re.escape(found[1]) + r"(?![\w#])")
-    last = next(
-        place for place in range(index, len(text.lines)) if _depth(text.lines[place]) < _depth(line)
-    )
-    users = [place for place in range(index + 1, last) if pattern.search(text.lines[place])]
+    users = _users(text, index)
     lines = list(text.lines)
     for place in users:
         lines[place] = pattern.sub(found[2], lines[place])

@@ -22,7 +22,9 @@ key = jax.random.key(4)
 for number in range(5):
     key, key_of_step = jax.random.split(key)
     state, info = step(key_of_step, state)
-    print(number, np.round(state.position, 3), f"{info.acceptance_rate:.3f}", bool(info.is_accepted))
+    print(
+        number, np.round(state.position, 3), f"{info.acceptance_rate:.3f}", bool(info.is_accepted)
+    )
 
 
 def one_step(state, key):
