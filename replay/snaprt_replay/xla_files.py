@@ -314,7 +314,7 @@ _FLAG = re.compile(r'(\w+): *"?(.*?)"?$')
 
 @contextlib.contextmanager
 def _naming(path: Path, value: str = "") -> Iterator[None]:
-    """Put the names of the file and of a value before an error's message that does not have them."""
+    """Put the names of the file and of a value before an error's message that lacks them."""
     try:
         yield
     except SnapshotError as error:
