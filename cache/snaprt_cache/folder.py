@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -92,20 +92,16 @@ def refuse_if_unsafe(folder: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     if stat.S_ISDIR(status.st_mode):
-        _refuse_if_others_write(folder, folder, status)
+        _refuse_if_others_write(folder, (), status)
     return True
 
 
-def _refuse_if_others_write(root: Path, path: Path, status: os.stat_result) -> None:
+def _refuse_if_others_write(root: Path, below: Sequence[str], status: os.stat_result) -> None:
     user = os.geteuid()
+    if status.st_uid in (user, _ROOT_USER) and not status.st_mode & _OTHERS_MAY_WRITE:
+        return
     what = "directory" if stat.S_ISDIR(status.st_mode) else "file"
-    if status.st_uid not in (user, _ROOT_USER):
-        raise CacheError(
-            f"the cache {what} {path} belongs to user {status.st_uid}, not to you ({user}); "
-            "executables in it could be anyone's code",
-            hint=f"Set SNAPRT_CACHE_DIR to a directory of your own, or run: chown -R {user} "
-            f"'{root}'",
-        )
+    path = root.joinpath(*below)
     if status.st_mode & _OTHERS_MAY_WRITE:
         raise CacheError(
             f"others may write to the cache {what} {path} "
@@ -113,6 +109,11 @@ def _refuse_if_others_write(root: Path, path: Path, status: os.stat_result) -> N
             hint=f"Run: chmod -R go-w '{root}'   or set SNAPRT_CACHE_DIR to a directory of your "
             "own.",
         )
+    raise CacheError(
+        f"the cache {what} {path} belongs to user {status.st_uid}, not to you ({user}); "
+        "executables in it could be anyone's code",
+        hint=f"Set SNAPRT_CACHE_DIR to a directory of your own, or run: chown -R {user} '{root}'",
+    )
 
 
 class NotAFileError(OSError):
@@ -156,45 +157,46 @@ class Folder:
             OSError: One is not there, is no folder, or cannot be made.
             CacheError: The cache is private, and others may write into one.
         """
-        path = self.root
-        if make:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = self._open_folder(path, path, None, make)
+        descriptor = self._descend(make)
         try:
-            for name in self.below:
-                path /= name
-                outer = descriptor
-                descriptor = -1
-                try:
-                    descriptor = self._open_folder(path, name, outer, make)
-                finally:
-                    os.close(outer)
             yield descriptor
         finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-
-    def _open_folder(self, path: Path, name: str | Path, outer: int | None, make: bool) -> int:
-        flags = _FOLDER_FLAGS if outer is None else _FOLDER_FLAGS | os.O_NOFOLLOW
-        with _naming(path):
-            try:
-                descriptor = os.open(name, flags, dir_fd=outer)
-            except FileNotFoundError:
-                if not make:
-                    raise
-                made = self._make_folder(name, outer)
-                descriptor = os.open(name, flags, dir_fd=outer)
-            else:
-                made = False
-        try:
-            if self.access.is_private:
-                _refuse_if_others_write(self.root, path, os.fstat(descriptor))
-            elif made:  # The umask may have taken from them what others need.
-                os.fchmod(descriptor, self.access.folder_mode)
-        except BaseException:
             os.close(descriptor)
+
+    def _descend(self, make: bool) -> int:
+        # Each hit comes this way: no context managers, and paths only for errors.
+        if make:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+        names: tuple[str | Path, ...] = (self.root, *self.below)
+        outer: int | None = None
+        depth = 0
+        try:
+            for depth, name in enumerate(names):
+                flags = _FOLDER_FLAGS if outer is None else _FOLDER_FLAGS | os.O_NOFOLLOW
+                made = False
+                try:
+                    descriptor = os.open(name, flags, dir_fd=outer)
+                except FileNotFoundError:
+                    if not make:
+                        raise
+                    made = self._make_folder(name, outer)
+                    descriptor = os.open(name, flags, dir_fd=outer)
+                if outer is not None:
+                    os.close(outer)
+                outer = descriptor
+                if made and not self.access.is_private:
+                    # The umask may have taken from them what others need.
+                    os.fchmod(descriptor, self.access.folder_mode)
+                if self.access.is_private:
+                    _refuse_if_others_write(self.root, self.below[:depth], os.fstat(descriptor))
+        except BaseException as error:
+            if outer is not None:
+                os.close(outer)
+            if isinstance(error, OSError):
+                raise _named(error, self.root.joinpath(*self.below[:depth])) from error
             raise
-        return descriptor
+        assert outer is not None
+        return outer
 
     def _make_folder(self, name: str | Path, outer: int | None) -> bool:
         try:
@@ -221,37 +223,44 @@ class Folder:
             OSError: It cannot be opened or made.
             CacheError: The cache is private, and others may write to it.
         """
-        path = self.path / name
-        with self.opened(make=make) as folder, _naming(path):
-            if flags & os.O_CREAT:
-                with contextlib.suppress(FileExistsError):
-                    return self._make_file(name, flags, folder)
-                if flags & os.O_EXCL:
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            try:
-                descriptor = os.open(
-                    name, flags & ~(os.O_CREAT | os.O_TRUNC) | _FILE_FLAGS, dir_fd=folder
-                )
-            except OSError as error:
-                # A link; a FIFO or a socket to be written to; a socket or a device.
-                if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP):
-                    raise _not_a_file() from error
-                raise
+        folder = self._descend(make)
+        descriptor = -1
         try:
+            descriptor = self._open_in(folder, name, flags)
             status = os.fstat(descriptor)
             if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             # With a second name it may be a user's own file, which somebody linked to.
             if not stat.S_ISREG(status.st_mode) or (flags & _WRITING and status.st_nlink > 1):
-                raise _not_a_file(path)
+                raise _not_a_file()
             if self.access.is_private:
-                _refuse_if_others_write(self.root, path, status)
+                _refuse_if_others_write(self.root, (*self.below, name), status)
             if flags & os.O_TRUNC:
                 os.ftruncate(descriptor, 0)
-        except BaseException:
-            os.close(descriptor)
+        except BaseException as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if isinstance(error, OSError):
+                raise _named(error, self.path / name) from error
             raise
+        finally:
+            os.close(folder)
         return descriptor
+
+    def _open_in(self, folder: int, name: str, flags: int) -> int:
+        if flags & os.O_CREAT:
+            with contextlib.suppress(FileExistsError):
+                return self._make_file(name, flags, folder)
+            if flags & os.O_EXCL:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        flags = flags & ~(os.O_CREAT | os.O_TRUNC) | _FILE_FLAGS
+        try:
+            return os.open(name, flags, dir_fd=folder)
+        except OSError as error:
+            # A link; a FIFO or a socket to be written to; a socket or a device.
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP):
+                raise _not_a_file() from error
+            raise
 
     def _make_file(self, name: str, flags: int, folder: int) -> int:
         flags = flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -332,10 +341,13 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def _not_a_file(path: Path | None = None) -> NotAFileError:
-    return NotAFileError(
-        errno.EINVAL, "it is no regular file of its own", *([] if path is None else [str(path)])
-    )
+def _not_a_file() -> NotAFileError:
+    return NotAFileError(errno.EINVAL, "it is no regular file of its own")
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """Return the same error with the whole path of what was opened by its last name."""
+    return type(error)(error.errno, error.strerror, str(path))
 
 
 @contextlib.contextmanager
@@ -344,4 +356,4 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from error
+        raise _named(error, path) from error

@@ -170,10 +170,13 @@ class Cache(Contents):
     def offers(self, digest: str) -> bool:
         """Say whether there is a file that ``get`` would read; whether it is whole, it finds out.
 
+        One that this process could not use when it was last got is none.
+
         Args:
             digest: The digest of the entry's key.
         """
-        return self._may_read(digest) and self._blobs.exists(digest)
+        is_usable = self._may_read(digest) and not self.obstacles.get(digest)
+        return is_usable and self._blobs.exists(digest)
 
     def put(
         self,

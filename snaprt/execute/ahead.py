@@ -86,8 +86,9 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
         calls = jaxapi.custom_calls(lowered.compiler_ir("stablehlo"), stablehlo)
         refuse_objects_of_another_process(calls)
         used = jaxapi.devices_of_lowered(lowered)
-        call = program.signature
-        key = module_key(stablehlo, used, kind="compiled", call=call, folder=cache.folder)
+        key = module_key(
+            stablehlo, used, kind="compiled", signature=program.signature, folder=cache.folder
+        )
 
         def compile_and_put() -> tuple[float, bool]:
             started = time.perf_counter()

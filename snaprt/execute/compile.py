@@ -347,8 +347,10 @@ def _load_or_compile(
             metrics.counter_add("PersistentCacheUncacheable")
         return _compile(lowered, overrides), False, None
     with times.stage(times.KEY):
-        call = jaxapi.call_of_lowered(lowered)
-        key = module_key(stablehlo, devices, kind="compiled", call=call, folder=cache.folder)
+        signature = jaxapi.call_of_lowered(lowered)
+        key = module_key(
+            stablehlo, devices, kind="compiled", signature=signature, folder=cache.folder
+        )
     name = f"{script_name()}: {GRAPH_NAME}"
 
     def load() -> jax.stages.Compiled | None:

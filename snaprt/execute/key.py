@@ -44,8 +44,8 @@ def module_key(
     devices: Sequence[jaxapi.Device],
     *,
     kind: str,
-    call: str = "",
     options: Mapping[str, Any] | None = None,
+    signature: str = "",
     folder: Path,
 ) -> Key:
     """Return the key of a module compiled for ``devices``.
@@ -54,14 +54,14 @@ def module_key(
         stablehlo: The module without source locations.
         devices: Where it will run, in the order of its partitions.
         kind: The form in which the executable is stored.
-        call: What JAX keeps of the program beside its module, if that is stored with it; see
-            `snaprt.jaxapi.call_of_lowered`.
         options: Compile options by name, beside XLA's defaults and ``XLA_FLAGS``.
+        signature: What is stored with the executable of how it is called, such as the types of PRNG
+            keys, which are all integers to the module; see `snaprt.jaxapi.call_of_lowered`.
         folder: The cache's folder, where digests of large files are remembered.
     """
     what = [KeyPart("module", module_digest(stablehlo))]
-    if call:
-        what.append(KeyPart("call", module_digest(call.encode())))
+    if signature:
+        what.append(KeyPart("signature", blake3(signature.encode()).hexdigest()))
     return _key(what, devices, kind, options or {}, folder)
 
 
@@ -89,6 +89,7 @@ def _key(
             KeyPart("kind", kind),
             KeyPart("options", repr(sorted(options.items()))),
             KeyPart("flags", _flags(folder)),
+            KeyPart("parsed flags", _parsed_flags(devices)),
             KeyPart("settings", _settings()),
             KeyPart("topology", _topology(devices)),
             *_environment(devices[0], folder),
@@ -134,6 +135,7 @@ def topology_key(
             KeyPart("module", module_digest(stablehlo)),
             KeyPart("kind", "topology"),
             KeyPart("flags", _flags(folder)),
+            KeyPart("parsed flags", _parsed_flags(devices)),
             KeyPart("settings", _settings()),
             KeyPart("topology", f"{topology} devices={ids}"),
             *_environment(devices[0], folder),
@@ -166,6 +168,14 @@ def start_key(program: str, folder: Path) -> Key:
 def module_digest(stablehlo: bytes) -> str:
     """Return the digest of a module, by which a graph is known: 64 hexadecimal digits."""
     return blake3(stablehlo).hexdigest()
+
+
+def _parsed_flags(devices: Sequence[jaxapi.Device]) -> str:
+    """Return a digest of XLA's options as they are in effect, wherever they came from.
+
+    XLA reads ``XLA_FLAGS`` once, which may have changed since.
+    """
+    return blake3(jaxapi.options_in_effect(devices)).hexdigest()
 
 
 def _flags(folder: Path) -> str:

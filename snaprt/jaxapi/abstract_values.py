@@ -39,6 +39,19 @@ def is_extended_dtype(value: Any) -> bool:
     return isinstance(value, _prng.KeyTy)
 
 
+def key_type_text(dtype: Any) -> str:
+    """Return what tells a type of PRNG keys from others, those of the user's own included.
+
+    Two implementations may have one tag, which is all that JAX prints.
+    """
+    parts = dtype._impl._asdict()
+    return str([(name, _function_text(part)) for name, part in parts.items()])
+
+
+def _function_text(part: Any) -> str:
+    return f"{part.__module__}.{part.__qualname__}" if callable(part) else repr(part)
+
+
 def is_scalar_type(value: Any) -> bool:
     """Say whether ``value`` is one of JAX's own scalar types, such as ``jax.numpy.float32``."""
     return isinstance(value, type(jax.numpy.float32))

@@ -1,7 +1,7 @@
 """Sees calls of what `lower(...).compile()` returns; must not know who looks at them.
 
-Checked with jax 0.10.2 and 0.12.0. What a `jax.stages.Compiled` was lowered from, JAX forgets: it is
-kept beside it from `watch_compiled` on.
+Checked with jax 0.10.2 and 0.12.0. What a `jax.stages.Compiled` was lowered from, JAX forgets: it
+is kept beside it from `watch_compiled` on.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
     compile_lowered, call_compiled = jax.stages.Lowered.compile, jax.stages.Compiled.__call__
 
     @functools.wraps(compile_lowered)
-    def compile(lowered: Any, *args: Any, **kwargs: Any) -> Any:
+    def compile_and_keep(lowered: Any, *args: Any, **kwargs: Any) -> Any:
         compiled: Any = compile_lowered(lowered, *args, **kwargs)
         options = args[0] if args else kwargs.get("compiler_options")
         # Made at the first call: few are called while somebody looks.
@@ -80,7 +80,7 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
         return watcher(name, ahead, leaves, lambda: call_compiled(*args, **kwargs))
 
     stages: Any = jax.stages
-    stages.Lowered.compile = compile
+    stages.Lowered.compile = compile_and_keep
     stages.Compiled.__call__ = call
 
 

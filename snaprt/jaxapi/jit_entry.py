@@ -56,7 +56,7 @@ def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
     if is_asked_already:
         return
 
-    # Named as what they replace: that is how a pickle of a jitted function refers to them.
+    # By the names of those whose place they take, what has them in its globals is pickled.
     @functools.wraps(infer_jit)
     def infer(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
         if sys._getframe(1).f_code is _ASKED_BY_CPP:  # and not to lower it, say

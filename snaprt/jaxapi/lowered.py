@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax._src.interpreters import pxla as _pxla
 
+from snaprt.jaxapi.abstract_values import is_extended_dtype, key_type_text
 from snaprt.jaxapi.compiler_options import compile_options
 from snaprt.jaxapi.devices import Device
 from snaprt.jaxapi.modules import bytecode_without_locations, portable_artifact
@@ -123,6 +124,9 @@ def signature_of_lowered(lowered: jax.stages.Lowered) -> str:
     parts["name"] = lowering._name
     parts["constants"] = len(lowering.const_args)
     parts["options"] = lowering._compiler_options_kvs
+    avals = [*parts["global_in_avals"], *parts["global_out_avals"]]
+    dtypes = [getattr(aval, "dtype", None) for aval in avals]  # a token has none
+    parts["keys"] = [key_type_text(dtype) for dtype in dtypes if is_extended_dtype(dtype)]
     return repr(parts)
 
 

@@ -138,6 +138,28 @@ def hlo_sharding_text(sharding: jax.sharding.Sharding, ndim: int) -> str:
     return str(sharding._to_xla_hlo_sharding(ndim))
 
 
+def places_of_sharding(sharding: Any, shape: tuple[int, ...]) -> Mapping[Device, Any]:
+    """Return for each device which part of an array of ``shape`` it holds.
+
+    Of what is not reduced yet, each holds a summand of its part: of those, JAX 0.10.2 and 0.12.0
+    tell no places.
+    """
+    try:
+        return sharding.devices_indices_map(shape)
+    except NotImplementedError:
+        if isinstance(sharding, jax.sharding.NamedSharding):
+            spec = jax.sharding.PartitionSpec(*sharding.spec.partitions)
+            return sharding.update(spec=spec).devices_indices_map(shape)
+        return dict.fromkeys(devices_of_sharding(sharding), (slice(None),) * len(shape))
+
+
+def parts_of_array(array: jax.Array) -> list[tuple[Device, Any, jax.Array]]:
+    """Return each device of this process that holds a part of an array, its place and the part."""
+    array._check_if_deleted()  # type: ignore[attr-defined]
+    places = places_of_sharding(array.sharding, array.shape)
+    return [(part.device, places[part.device], part) for part in array._arrays]  # type: ignore[attr-defined]
+
+
 def partitions_of(module: Any) -> int:
     """Return over how many devices an MLIR module is to run."""
     attributes = module.operation.attributes

@@ -7,10 +7,12 @@ stays with the place. It knows paths, and nothing of compiling and running.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -18,13 +20,11 @@ import jax
 from snaprt import jaxapi
 from snaprt.lazy.graph import INPUT, LITERAL, Literal, Placement, Program, Structure
 from snaprt.lazy.paths import InputKind, Point, input_kind, literal_wires
-from snaprt.lazy.recording import Recording, needed
+from snaprt.lazy.recording import HELD_BY_THE_RECORDING, Recording, needed
 
 #: Inputs smaller than this are not donated: there is nothing to save.
 MIN_DONATED_BYTES = 1 << 14
 
-# The list of the recording's inputs, and the argument of getrefcount.
-_HELD_BY_THE_RECORDING = 2
 # Without the interpreter lock, counts of references are estimates.
 _COUNTS_ARE_EXACT = getattr(sys, "_is_gil_enabled", lambda: True)()
 
@@ -75,6 +75,11 @@ class Part:
             )
             self._primitives = tuple(Counter(f"xla::{name}" for name in names).items())
         return self._primitives
+
+    @cached_property
+    def has_effects(self) -> bool:
+        """Whether one of its operations has effects."""
+        return any(node.effects for node in self.nodes)
 
     def kinds_of(self, executable: int) -> list[InputKind | None]:
         """Return the kinds of the results of that executable, to be filled in as they are learnt.
@@ -129,7 +134,7 @@ class Part:
                 index
                 for index in self.donatable
                 if ((handle := handles[~sources[index]]) is None or not handle.exposed)
-                and sys.getrefcount(inputs[~sources[index]]) == _HELD_BY_THE_RECORDING
+                and sys.getrefcount(inputs[~sources[index]]) == HELD_BY_THE_RECORDING
             ]
         )
 
@@ -159,10 +164,12 @@ class Plan:
     Attributes:
         parts: The programs, in the order in which they run.
         complete: Whether nothing is left to do afterwards.
+        left: How many equations are.
     """
 
     parts: tuple[Part, ...]
     complete: bool
+    left: int = 0
 
     @cached_property
     def is_all(self) -> bool:
@@ -187,6 +194,7 @@ def plan(
     *,
     by_operation: bool = False,
     places: bool = False,
+    ends: Sequence[int] = (),
 ) -> Plan:
     """Return what to run so that the results of some numbers are there.
 
@@ -200,6 +208,7 @@ def plan(
         alive: All results that the user holds.
         by_operation: Whether each operation is a program of its own.
         places: Whether programs differ where their operations stand elsewhere in the source.
+        ends: The depths after which a program ends in any case.
     """
     path = recording.point.operations()
     nodes = needed(path, set(targets), effects=True)
@@ -213,14 +222,28 @@ def plan(
     kept = set(wanted)
     split = _split_by_operation if by_operation else _split_by_placement
     takers = {number: taker for taker, number in enumerate(alive)}
-    parts = [_part(part, at, wanted, takers, recording) for part, at in split(nodes, wanted)]
+    groups = _split_at(nodes, ends, wanted) if ends else [nodes]
+    split_groups = [one for group in groups for one in split(group, wanted)]
+    parts = [_part(part, at, wanted, takers, recording) for part, at in split_groups]
     for part in reversed(parts):
         used = {wire for wire in part.sources if wire >= 0}
         part.spent = tuple(used - kept)
         kept |= used
         if places:
             part.places = tuple([node.place for node in part.nodes])
-    return Plan(tuple(parts), complete=not later)
+    return Plan(tuple(parts), complete=not later, left=sum(point.extent()[0] for point in later))
+
+
+def _split_at(
+    nodes: Sequence[Point], ends: Sequence[int], wanted: set[int]
+) -> list[Sequence[Point]]:
+    """Return ``nodes`` in groups that end at these depths, and want what one hands to another."""
+    found = [list(group) for _, group in groupby(nodes, lambda node: bisect_left(ends, node.depth))]
+    for group in found:
+        own = {result.number for node in group for result in node.results}
+        used = {w for node in group for w in node.wires or () if type(w) is int and w >= 0}
+        wanted |= used - own
+    return found
 
 
 #: Operations that become one program, and where that runs, in an order in which they can run.

@@ -146,7 +146,7 @@ class Program:
                 values vary from step to step; the others are constants.
         """
         recipe = _Recipe(
-            nodes=tuple((n.source, n.context, n.primitive, n.params) for n in self.nodes),
+            nodes=self._in_order(),
             wiring=self.wiring,
             literals=tuple(literal.value for literal in self.literals),
             outputs=self.outputs,
@@ -158,6 +158,25 @@ class Program:
             return recipe.evaluate(arguments)
 
         return lazy_graph
+
+    def _in_order(self) -> tuple[tuple[Any, Any, Any, dict[str, Any]], ...]:
+        """Return the operations; callbacks run in the order of the program, as in eager JAX.
+
+        XLA orders none of its own accord. JAX can order them in programs of one device only, and
+        not those inside of jitted functions, which are in no order in eager JAX either.
+        """
+        nodes = self.nodes
+        callbacks = [node for node in nodes if jaxapi.can_be_ordered(node.primitive, node.params)]
+        several = len(callbacks) > 1 and len(self.placement.devices) < 2
+        ordered = set(map(id, callbacks)) if several else set()
+        return tuple(
+            [
+                (n.source, n.context, n.primitive, jaxapi.ordered(n.params))
+                if id(n) in ordered
+                else (n.source, n.context, n.primitive, n.params)
+                for n in nodes
+            ]
+        )
 
     def arguments(self, promoted: frozenset[int]) -> list[jax.Array]:
         """Return what the function is called with: the inputs, then the promoted literals."""

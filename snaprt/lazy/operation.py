@@ -30,12 +30,15 @@ class Operation:
         self.signature = next(_numbers)
         self.stable_digest: bytes | Exception | None = None
         self.named = jaxapi.named_shardings(params)
-        self._results: dict[Any, tuple[tuple[Any, ...], Any]] = {}
+        self._results: dict[Any, tuple[tuple[Any, ...], Any, tuple[int, float]]] = {}
 
     def evaluate(
         self, primitive: Any, avals: Sequence[Any], params: dict[str, Any], x64: bool
-    ) -> tuple[tuple[Any, ...], Any]:
-        """Return the abstract results and the effects for operands of these abstract values.
+    ) -> tuple[tuple[Any, ...], Any, tuple[int, float]]:
+        """Return what comes of operands of these abstract values.
+
+        Returns:
+            The abstract results, the effects, and how large it is: see `jaxapi.extent`.
 
         Raises:
             Exception: Whatever JAX raises for operands that do not fit.
@@ -45,11 +48,12 @@ class Operation:
         if found is None:
             with jaxapi.evaluating():
                 results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
-            results = tuple(results) if primitive.multiple_results else (results,)
+            results = tuple(results)
+            extent = jaxapi.extent(primitive, params, avals, results)
             if self.named.ends_program:
                 pairs = zip(results, self.named.results, strict=True)
                 results = tuple([jaxapi.type_with_sharding(*pair) for pair in pairs])
-            found = self._results[key] = (results, effects)
+            found = self._results[key] = (results, effects, extent)
         return found
 
 

@@ -20,6 +20,7 @@ from snaprt.lazy.array import LazyArray
 from snaprt.lazy.graph import Literal, Placement, literal
 from snaprt.lazy.modes import NONE, Modes
 from snaprt.lazy.operation import Operation, operation
+from snaprt.lazy.pacing import ALONE, BYTES, Pacer, is_asked_for, is_program_of_its_own, most_bytes
 from snaprt.lazy.paths import GRANULARITY, Point, step_key
 from snaprt.lazy.recording import Recording, carry_over
 
@@ -34,6 +35,7 @@ class LazyTrace(jaxapi.Trace):
             ``failed(trace, error, operation)``.
         at_once: Is told of an operation that no graph can hold, before it runs:
             ``at_once(trace, name, cause, operands)``.
+        cut: Runs all that is pending: ``cut(trace, cause)``.
         effectful: Is told when an operation with effects has been recorded.
     """
 
@@ -43,6 +45,7 @@ class LazyTrace(jaxapi.Trace):
         grown: Callable[[LazyTrace], None],
         failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
         at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
+        cut: Callable[[LazyTrace, str], None],
         effectful: Callable[[LazyTrace], None],
     ) -> None:
         super().__init__()
@@ -66,6 +69,9 @@ class LazyTrace(jaxapi.Trace):
         self._grown = grown
         self._failed = failed
         self._at_once = at_once
+        self._cut = cut
+        self.pacer = Pacer()
+        self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
         self._effectful = effectful
 
     def __eq__(self, other: object) -> bool:
@@ -120,7 +126,7 @@ class LazyTrace(jaxapi.Trace):
 
     def forget_paths(self, most: int) -> None:
         """Begin the paths anew, between two recordings, if they have more than ``most`` points."""
-        if self._points > most and self.recording.point is self.root:
+        if self._points > most and self.recording.point.depth == 0:
             self._points = 0
             self.root = Point(None)
             self.begin()
@@ -131,8 +137,32 @@ class LazyTrace(jaxapi.Trace):
         self.context_number = self._contexts.setdefault(context, len(self._contexts))
         self._operation_context = jaxapi.operation_context()
 
+    def cut_where_due(self) -> None:
+        """Run what is pending if a recording that has come here is to be cut."""
+        cause = self.recording.point.stop
+        if cause is not None and not self.fullgraph:
+            self._cut(self, cause)
+
+    def cut_before_call(self) -> None:
+        """Run what is pending, for what comes is a program of its own."""
+        self._cut(self, ALONE)
+
+    def runs_alone(self) -> bool:
+        """Say whether calls that are programs of their own cut what is pending."""
+        return (
+            bool(self.recording.point.depth)
+            and self.pacer.is_on
+            and not self.fullgraph
+            and is_asked_for()
+        )
+
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
         """Record one operation and return its results as lazy arrays."""
+        if self.recording.point.stop is not None:
+            self.cut_where_due()
+        if is_program_of_its_own(primitive, params) and self.runs_alone():
+            self.cut_for_call = self.recording.point
+            self.cut_before_call()
         started = time.perf_counter_ns()
         try:
             results = self._record(primitive, args, params)
@@ -164,7 +194,10 @@ class LazyTrace(jaxapi.Trace):
             self.enter_context(context)
         with self.lock:
             if self.recording.nbytes > self.recording.prune_at:
-                self.begin(carry_over(self.recording, self.root, set(), {}, {}))
+                if self.runs_alone() and self.recording.bytes_held_alone() > most_bytes() // 8:
+                    self._cut(self, BYTES)
+                else:
+                    self.begin(carry_over(self.recording, self.root, set(), {}, {}))
             recording = self.recording
             wires: list[Any] = []
             literals: list[Literal] = []
@@ -240,7 +273,7 @@ class LazyTrace(jaxapi.Trace):
         found = point.after.get(step_key(what, wires, number, place))
         if found is None:
             x64 = jaxapi.x64_enabled()
-            results, effects = _evaluate(what, primitive, operands, params)
+            results, effects, extent = _evaluate(what, primitive, operands, params)
             if not all(map(jaxapi.is_array_aval, results)):
                 return "ref"
             if not jaxapi.can_wait(effects):
@@ -261,10 +294,13 @@ class LazyTrace(jaxapi.Trace):
                 results,
                 placement,
                 effects,
+                extent,
                 jaxapi.source_info(),
                 place,
             )
             self._points += 1
+            if not self.fullgraph:
+                self.pacer.look(found)
         point.latest = found
         return found
 
@@ -273,7 +309,7 @@ class LazyTrace(jaxapi.Trace):
     ) -> list[LazyArray]:
         """Return the results of an operation of which an operand has failed: they have failed."""
         what = operation(primitive, params, self._operation_context)
-        avals, _ = _evaluate(what, primitive, operands, params)
+        avals, _, _ = _evaluate(what, primitive, operands, params)
         error = next(o._origin for o in operands if type(o) is LazyArray and o.has_failed())
         return [LazyArray.failed(self, aval, error) for aval in avals]
 
@@ -338,6 +374,7 @@ def _counted_transfer(send: Callable[[], list[jax.Array]]) -> list[jax.Array]:
 _AT_ONCE = {
     "global_array_to_host_local_array": "processes",
     "host_local_array_to_global_array": "processes",
+    "inspect_sharding": "sharding",
     "layout_constraint": "layout",
     "relayout": "layout",
 }
@@ -363,7 +400,7 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
 
 def _evaluate(
     what: Operation, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
-) -> tuple[tuple[Any, ...], Any]:
+) -> tuple[tuple[Any, ...], Any, tuple[int, float]]:
     avals = [o.aval if type(o) in (LazyArray, Literal) else jaxapi.typeof(o) for o in operands]
     return what.evaluate(primitive, avals, params, jaxapi.x64_enabled())
 

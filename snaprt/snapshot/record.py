@@ -43,6 +43,7 @@ from snaprt.snapshot.filing import KEEP_LAST, Filing, run_mark
 from snaprt.snapshot.held import (
     Executable,
     HeldExecution,
+    about_to_delete,
     about_to_donate,
     hold_inputs,
     remember,
@@ -313,12 +314,13 @@ class Recorder:
             self._process = jax.process_index()
         self._plan = plan
         if not self._is_flushed_by_signal:
-            self._is_flushed_by_signal = signals.before_terminated(self.writer.flush)
+            self._is_flushed_by_signal = signals.before_terminated(self.writer.end)
         if plan.waits_for_errors:
             listen_for_uncaught_errors(self)
         if plan.keep_last and not self._listens:
             self._listens = True
             signals.on_user_signal(lambda: self._outcomes.dump_ring(Cause(KEEP_LAST)))
+        jaxapi.before_deleted(about_to_delete)
         atexit.unregister(self._finish)
         atexit.register(self._finish)
 

@@ -1,6 +1,6 @@
 """Edit one operation in a program's text, and see what `snaprt localise --against` accuses.
 
-Run it: python tests/bench/bench_text_plants.py [--each N] [--model NAME] [--seed N]
+Run it: python tests/bench/bench_text_plants.py [--each N] [--model NAME] [--seed N] [--command]
 
 A program of each kind is written down twice, as it is and with one operation edited in its
 StableHLO text, and `snaprt localise A --against B` gets the two files and the inputs. Only edits
@@ -85,18 +85,34 @@ def plants_of(workers, text, inputs, each: int, seed: int) -> Iterator:
                 yield plant
 
 
-def localized(folder: Path, plant) -> tuple[int, dict, str]:
-    """Run the command on the two files; return its status, its JSON and what it said."""
+def by_command(folder: Path) -> tuple[dict, str]:
+    """Run the command on the two files; return its JSON and what it said beside."""
     from snaprt.cli.main import main
 
-    original, edited = folder / "original.mlir", folder / "edited.mlir"
-    edited.write_text(plant.text)
     out, err = io.StringIO(), io.StringIO()
-    words = ["localise", original, "--against", edited, "--inputs", folder / "in.npz", "--json"]
+    words = [folder / "original.mlir", "--against", folder / "edited.mlir", "--json"]
+    words = ["localise", *words, "--inputs", folder / "in.npz"]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main([str(one) for one in words])
+        main([str(one) for one in words])
     said = out.getvalue()
-    return status, json.loads(said) if said.startswith("{") else {}, err.getvalue()
+    return json.loads(said) if said.startswith("{") else {}, err.getvalue()
+
+
+def in_process(workers, folder: Path) -> tuple[dict, str]:
+    """Do what the command does, but with worker processes that run already."""
+    from snaprt_replay.load import load
+    from snaprt_replay.localise.findings import to_json
+    from snaprt_replay.localise.pipeline import read_program, search
+    from snaprt_replay.localise.session import Session, Side
+    from snaprt_replay.variants import parse_variant
+
+    def run(hlo: bytes, inputs: Sequence[np.ndarray]):
+        return workers.submit(parse_variant("cpu"), hlo, inputs)
+
+    cases = [load(folder / f"{name}.mlir", folder / "in.npz") for name in ("original", "edited")]
+    sides = [Side(f"cpu of {one.path.name}", read_program(one), run) for one in cases]
+    inputs = [one.value for one in cases[0].inputs or ()]
+    return to_json(search(Session(), (sides[0], sides[1]), inputs)), ""
 
 
 def judge(plant, found: dict) -> str:
@@ -107,7 +123,7 @@ def judge(plant, found: dict) -> str:
     return RIGHT if plant.accepted.issuperset(named) else WRONG
 
 
-def run_all(workers, names: Sequence[str], each: int, seed: int) -> Iterator[Result]:
+def run_all(workers, names: Sequence[str], each: int, seed: int, command: bool) -> Iterator[Result]:
     """Plant, localise, judge."""
     import jax
     import text_models
@@ -123,14 +139,18 @@ def run_all(workers, names: Sequence[str], each: int, seed: int) -> Iterator[Res
             np.savez(Path(folder) / "in.npz", **{f"arg{i}": one for i, one in enumerate(inputs)})
             for plant in plants_of(workers, text, inputs, each, seed):
                 started = time.perf_counter()
-                status, found, said = localized(Path(folder), plant)
+                (Path(folder) / "edited.mlir").write_text(plant.text)
+                found, said = (
+                    by_command(Path(folder)) if command else in_process(workers, Path(folder))
+                )
                 seconds = time.perf_counter() - started
-                outcome = judge(plant, found) if status == 1 else NONE
+                outcome = judge(plant, found)
                 if outcome != RIGHT:
                     why = found.get("sentence", said)
                     edit = f"{plant.before}\n    -> {plant.after or 'taken out'}"
                     print(f"{outcome}: {name}, {plant.kind}: {edit}\n    {why}", file=sys.stderr)
-                    print(f"    accepted: {sorted(plant.accepted)}", file=sys.stderr, flush=True)
+                    named = [one["op_name"] for one in found.get("instructions", ())]
+                    print(f"    {sorted(plant.accepted)} is right, not {named}", file=sys.stderr)
                 yield Result(name, plant.kind, outcome, len(found.get("instructions", ())), seconds)
 
 
@@ -160,6 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--each", type=int, default=1, help="edits of each kind in each model")
     parser.add_argument("--model", action="append", help="only this one; several times: only these")
+    parser.add_argument("--command", action="store_true", help="start the command each time")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     os.environ.update(measuring.clean_environment())
@@ -167,10 +188,10 @@ def main() -> None:
     from snaprt_replay.workers import Workers
 
     print(measuring.machine(), flush=True)
-    with tempfile.TemporaryDirectory() as folder, Workers(1) as workers:
+    with tempfile.TemporaryDirectory() as folder, Workers(2) as workers:
         os.environ["SNAPRT_CACHE_DIR"] = folder
         names = arguments.model or list(text_models.MODELS)
-        results = list(run_all(workers, names, arguments.each, arguments.seed))
+        results = list(run_all(workers, names, arguments.each, arguments.seed, arguments.command))
     show(results)
     right = sum(one.outcome == RIGHT for one in results) / len(results)
     accused = sum(one.outcome == WRONG for one in results)

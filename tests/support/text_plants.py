@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 _LOCATION = re.compile(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
 _OPERATION = re.compile(r"^\s*(?:%[\w]+(?::\d+)? = |\"?stablehlo\.return|return|call )")
 _RESULT = re.compile(r"^\s*(%\w+)(:\d+)? = \"?([\w.]+)\"?")
+_REMOVABLE = re.compile(r"\s*(%\w+) = stablehlo\.\w+ (%[\w#]+)(?:, \S+ %?[\w#]+)? : (tensor<\S+>)$")
+_ROUNDING = re.compile(
+    r"stablehlo\.(?:floor|round_nearest_even|real|sign) (%[\w#]+) : (tensor\S+)$"
+)
 _NAME = re.compile(r"%\w+(?:#\d+)?")
 
 
@@ -90,9 +94,7 @@ def _ends(lines: Sequence[str]) -> Mapping[int, int]:
             opened.append(index)
         elif starts:
             found[index] = index
-        elif opened and (stripped.startswith("})") and not stripped.endswith("({")):
-            found[index] = opened.pop()
-        elif opened and stripped == "}":
+        elif opened and (stripped == "}" or (stripped.startswith("})") and "({" not in stripped)):
             found[index] = opened.pop()
     return found
 
@@ -215,7 +217,7 @@ def _another_slice(line: str, _: _Scope) -> Iterator[str]:
     for axis, bound in enumerate(bounds):
         start, limit, *stride = (int(one) for one in bound.split(":"))
         for by in (1, -1):
-            if 0 <= start + by and limit + by <= sizes[axis]:
+            if start + by >= 0 and limit + by <= sizes[axis]:
                 moved = ":".join(map(str, (start + by, limit + by, *stride)))
                 new = [*bounds[:axis], moved, *bounds[axis + 1 :]]
                 yield line.replace(found[1], ", ".join(new))
@@ -328,7 +330,27 @@ def draw(text: Text, kind: str, seed: int) -> Iterator[Plant]:
 
 
 def _names(text: Text, index: int) -> frozenset[str]:
-    return frozenset(text.owners[index])
+    """Return the locations by which an operation is known: of a constant those of its readers.
+
+    XLA's HLO keeps no location of a constant, nor of a broadcast of one.
+    """
+    names = set(text.owners[index])
+    line = text.lines[index]
+    if "stablehlo.constant" in line or "stablehlo.broadcast_in_dim" in line:
+        for place in _users(text, index):
+            names |= _names(text, place)
+    return frozenset(names)
+
+
+def _users(text: Text, index: int) -> list[int]:
+    """Return the lines that read the result of one."""
+    found = _RESULT.match(text.lines[index])
+    if found is None:
+        return []
+    depth = _depth(text.lines[index])
+    pattern = re.compile(re.escape(found[1]) + r"(?![\w])")
+    last = next(i for i in range(index, len(text.lines)) if _depth(text.lines[i]) < depth)
+    return [i for i in range(index + 1, last) if pattern.search(text.lines[i])]
 
 
 def _removed(text: Text, index: int) -> Iterator[Plant]:
@@ -340,10 +362,7 @@ def _removed(text: Text, index: int) -> Iterator[Plant]:
     if not found:
         return
     pattern = re.compile(re.escape(found[1]) + r"(?![\w#])")
-    last = next(
-        place for place in range(index, len(text.lines)) if _depth(text.lines[place]) < _depth(line)
-    )
-    users = [place for place in range(index + 1, last) if pattern.search(text.lines[place])]
+    users = _users(text, index)
     lines = list(text.lines)
     for place in users:
         lines[place] = pattern.sub(found[2], lines[place])
