@@ -156,10 +156,6 @@ class LazyArray(jaxapi.ArrayOfTrace):
         """Whether every device has all of the value."""
         return self.sharding.is_fully_replicated
 
-    @property
-    def __numpy_dtype__(self) -> np.dtype[Any]:
-        return self.dtype  # numpy.dtype(array) asks for it
-
     def devices(self) -> set[jaxapi.Device]:
         """Return the devices the value lies on; known without computing it."""
         result = self._result
