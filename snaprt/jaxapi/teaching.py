@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
         return
     original = _api._device_get
 
+    @functools.wraps(original)
     def device_get_leaf(x: Any) -> Any:
         return read(x) if isinstance(x, kind) else original(x)
 
@@ -67,6 +69,7 @@ def teach_set_mesh(kind: type) -> None:
     original = _core.trace_state_clean
     asked_by = {_shardings.set_mesh.__init__.__code__, _shardings.get_mesh.__code__}
 
+    @functools.wraps(original)
     def trace_state_clean() -> bool:
         return original() or (
             type(current_trace_setting.value) is kind and sys._getframe(1).f_code in asked_by
