@@ -19,6 +19,7 @@ from snaprt import jaxapi, metrics
 from snaprt.errors import CompileError, ExecutionError
 from snaprt.execute.compile import entry_metadata
 from snaprt.execute.key import module_key
+from snaprt.execute.native_calls import obstacle, refuse_objects_of_another_process
 from snaprt.execute.once import compile_once, load_entry
 from snaprt.execute.proof import Proof, proof_of
 from snaprt.execute.store import persistent_cache
@@ -171,13 +172,17 @@ def compile_partitioned(
     started = time.perf_counter()
     try:
         module = jaxapi.parse_module(stablehlo)
+        calls = jaxapi.custom_calls(module)
+        refuse_objects_of_another_process(calls)
         parameters, results = jaxapi.module_signature(module)
         options = jaxapi.compile_options(devices, compiler_options)
         told = dict(compiler_options or {})
         if partitioning is not None:
             jaxapi.partition(options, partitioning)
             told["partitioning"] = str(partitioning)
-        executable, from_cache = _load_or_compile(module, devices, name, told, options)
+        executable, from_cache = _load_or_compile(module, calls, devices, name, told, options)
+    except CompileError:
+        raise
     except Exception as error:
         where = ", ".join(map(str, devices))
         raise CompileError(f"the module cannot be compiled for {where}: {error}") from error
@@ -193,6 +198,7 @@ def compile_partitioned(
 
 def _load_or_compile(
     module: Any,
+    calls: jaxapi.CustomCalls,
     devices: Sequence[jaxapi.Device],
     name: str,
     named_options: Mapping[str, Any],
@@ -209,7 +215,7 @@ def _load_or_compile(
     key = module_key(stablehlo, devices, kind="module", options=named_options, folder=cache.folder)
 
     def load() -> Any:
-        entry = cache.get(key)
+        entry = cache.get(key, obstacle=obstacle)
         if entry is None:
             return None
         return load_entry(cache, key, entry, lambda content: jaxapi.load_module(content, devices))
@@ -221,7 +227,8 @@ def _load_or_compile(
         executable = compile_here()
         seconds = time.perf_counter() - started
         payload = jaxapi.serialize_module(executable)
-        told = {**entry_metadata(name, "module", seconds, devices[0]), "summary": summary}
+        told = entry_metadata(name, "module", seconds, devices[0], calls)
+        told["summary"] = summary
         return executable, cache.put(key, payload, told)
 
     executable = load()

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import layout as _layout
+from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import xla_client as _xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.random import prng as _prng
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
@@ -94,6 +96,35 @@ def copy_array(array: jax.Array) -> jax.Array:
     with evaluating():
         where = array.sharding if array.committed else None
         return jax.device_put(array, where, may_alias=False)
+
+
+def with_default_layouts(arrays: Sequence[jax.Array]) -> list[jax.Array] | None:
+    """Return the arrays, those laid out otherwise than the compiler lays out arguments as copies.
+
+    Returns:
+        None where no array is laid out otherwise.
+    """
+    others = [place for place, array in enumerate(arrays) if _is_laid_out_otherwise(array)]
+    if not others:
+        return None
+    found = list(arrays)
+    with evaluating():
+        for place in others:
+            found[place] = jax.device_put(found[place], _default_format(found[place]))
+    return found
+
+
+def _is_laid_out_otherwise(array: Any) -> bool:
+    if type(array) is not ArrayImpl:
+        return False
+    return not _pxla.is_default_layout(array.format.layout, array.sharding, array.aval)
+
+
+def _default_format(array: Any) -> Any:
+    device = next(iter(array.sharding.device_set))
+    shape = array.sharding.shard_shape(array.shape)
+    layout = device.client.get_default_layout(array.dtype, shape, device)
+    return _layout.Format(_layout.Layout.from_pjrt_layout(layout), array.sharding)
 
 
 def put_on(device: Device, value: np.ndarray) -> jax.Array:
