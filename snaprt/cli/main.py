@@ -7,6 +7,7 @@ imported by those alone that need it.
 from __future__ import annotations
 
 import copy
+import errno
 import functools
 import os
 import sys
@@ -173,6 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return output.EXIT_FAILURE
 
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def _after_abort(aborted: click.Abort) -> int:
     if isinstance(aborted.__cause__, KeyboardInterrupt):
         return output.EXIT_INTERRUPTED
@@ -188,6 +192,12 @@ def _explain(error: Exception) -> None:
         output.error(_sentence(error.format_message()))
     elif isinstance(error, SnaprtError | CacheError):
         output.error(error.message, error.hint)
+    elif isinstance(error, OSError) and (error.filename or error.errno in _FULL):
+        where = f" ({os.fsdecode(error.filename)})" if error.filename else ""
+        output.error(
+            f"the system refused: {error.strerror or error}{where}",
+            "Is the name right, is there room on the disk, and may you read and write there?",
+        )
     else:
         traceback.print_exception(error)
         output.error(

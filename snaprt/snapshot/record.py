@@ -467,11 +467,10 @@ class Recorder:
         watched = [seen for seen in self._seen.values() if seen.watched]
         missed = int(metrics.counter_value("SnapshotMissed") or 0)
         _log.warning(
-            "no NaN and no infinity appeared: %d executions of %d programs were watched (%s)%s",
+            "no NaN and no infinity appeared; watched were %d executions, of programs: %s%s",
             sum(seen.watched for seen in watched),
-            len(watched),
             _few(sorted({seen.name for seen in watched})) or "none ran",
-            f", and {missed} could not be" if missed else "",
+            f"; {missed} could not be" if missed else "",
         )
 
     def _tell_if_none_met(self) -> None:
