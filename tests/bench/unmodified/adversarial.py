@@ -30,7 +30,9 @@ states = optimizer.init(generator), optimizer.init(critic)
 def critic_step(critic, state, generator, real, noise):
     def loss_of(critic):
         fake = apply(generator, noise)
-        return jnp.mean(jax.nn.softplus(apply(critic, fake)) + jax.nn.softplus(-apply(critic, real)))
+        return jnp.mean(
+            jax.nn.softplus(apply(critic, fake)) + jax.nn.softplus(-apply(critic, real))
+        )
 
     loss, grads = jax.value_and_grad(loss_of)(critic)
     updates, state = optimizer.update(grads, state)
