@@ -1,4 +1,4 @@
-"""Tells of a program that takes long to compile while it compiles; must not know how that is done."""
+"""Tells of a program that takes long to compile, while it does; must not know how that is done."""
 
 from __future__ import annotations
 

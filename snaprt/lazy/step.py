@@ -263,7 +263,8 @@ def _run(
         )
         recording.point.keep_plan(key, found)
     if targets and not at_step and trace.pacer.runs_all(found.left, recording.is_carried):
-        return _run(trace, alive, alive, cause, watching)
+        _run(trace, alive, alive, cause, watching)
+        return
     trace.pacer.was_cut(cause, path, recording.point.weight)
     if not found.parts:
         trace.begin()
