@@ -194,7 +194,12 @@ from snaprt.jaxapi.shardings import (
     shardings_of_module,
     single_device_sharding,
 )
-from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_set_mesh
+from snaprt.jaxapi.teaching import (
+    teach_compiled,
+    teach_device_get,
+    teach_set_mesh,
+    teach_staging,
+)
 from snaprt.jaxapi.traces import (
     Trace,
     Tracer,
@@ -365,6 +370,7 @@ __all__ = [
     "teach_device_get",
     "teach_error_check",
     "teach_set_mesh",
+    "teach_staging",
     "to_device",
     "trace_context",
     "typeof",

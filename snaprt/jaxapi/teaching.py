@@ -9,10 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import api as _api
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import sharding_impls as _shardings
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.lax import lax as _lax
 
-from snaprt.jaxapi.traces import current_trace_setting
+from snaprt.jaxapi.traces import current_trace_setting, staging, staging_values
 
 _device_get_patched = False
 
@@ -74,3 +77,34 @@ def teach_set_mesh(kind: type) -> None:
 
     _core.trace_state_clean = trace_state_clean
     _set_mesh_patched = True
+
+
+def teach_staging(kind: type, read: Callable[[Any], jax.Array]) -> None:
+    """Let JAX take the values of instances of ``kind`` where it refuses tracers.
+
+    These are what the functions of `jax.lax.composite`, of reductions, and of ``lower``, ``trace``
+    and `jax.export` close over, and operands inside of `jax.ensure_compile_time_eval`. Checked with
+    jax 0.10.2 and 0.12.0.
+    """
+    trace: Any = _partial_eval.DynamicJaxprTrace
+    new_const, process_primitive = trace.new_const, trace.process_primitive
+    if getattr(new_const, "taught", False):
+        return
+
+    def value(one: Any) -> Any:
+        return read(one) if isinstance(one, kind) else one
+
+    def new_const_of_value(self: Any, constant: Any, *args: Any, **kwargs: Any) -> Any:
+        taken = value(constant) if staging.takes_values else constant
+        return new_const(self, taken, *args, **kwargs)
+
+    def process_values(self: Any, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        if _config.eager_constant_folding.value:
+            tracers = [value(tracer) for tracer in tracers]
+        return process_primitive(self, primitive, tracers, params)
+
+    new_const_of_value.taught = True  # type: ignore[attr-defined]
+    trace.new_const, trace.process_primitive = new_const_of_value, process_values
+    module: Any = _lax
+    for name in ("_trace_composite_to_jaxpr", "_reduction_jaxpr", "_variadic_reduction_jaxpr"):
+        setattr(module, name, staging_values()(getattr(module, name)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -34,6 +35,23 @@ def evaluating_compiled() -> AbstractContextManager[Any]:
 def _with_jit() -> Iterator[None]:
     with _config.disable_jit(False), evaluating():
         yield
+
+
+class _Staging(threading.local):
+    takes_values = False
+
+
+staging = _Staging()
+
+
+@contextmanager
+def staging_values() -> Iterator[None]:
+    """Trace functions so that what they close over enters by its value; see `teach_staging`."""
+    before, staging.takes_values = staging.takes_values, True
+    try:
+        yield
+    finally:
+        staging.takes_values = before
 
 
 def current_trace() -> Any:

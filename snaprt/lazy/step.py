@@ -68,6 +68,7 @@ def thread_trace() -> LazyTrace:
         jaxapi.teach_device_get(LazyArray, read_to_host)
         jaxapi.teach_set_mesh(LazyTrace)
         jaxapi.teach_compiled(LazyArray, read_for_executable)
+        jaxapi.teach_staging(LazyArray, read_for_executable)
         jaxapi.teach_error_check(LazyTrace)
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
@@ -148,6 +149,8 @@ def run_effects(cause: str) -> None:
 def _run_effects(trace: LazyTrace, cause: str) -> None:
     if trace.recording.point.effectful:
         _run(trace, [], trace.recording.live_arrays(), cause, watchers())
+    else:
+        _effects.discard(trace)
 
 
 @functools.cache
