@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -74,7 +75,9 @@ def thread_trace() -> LazyTrace:
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)
         jaxapi.watch_errors(_left_jax)
-        trace = _of_thread.trace = LazyTrace(_read, _grown, _recording_failed, _at_once, _effects.add)
+        trace = _of_thread.trace = LazyTrace(
+            _read, _grown, _recording_failed, _at_once, _effects.add
+        )
     return trace
 
 
@@ -94,8 +97,9 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
             modules, and change no program.
 
     Raises:
-        CompileError: If JAX or XLA refuses the program. The operations that are refused have failed:
-            arrays that depend on them raise the same error when read, all others stay pending.
+        CompileError: If JAX or XLA refuses the program. The operations that are refused have
+            failed: arrays that depend on them raise the same error when read, all others stay
+            pending.
         ExecutionError: If it fails while it runs; its arrays raise the same error when read.
         Exception: What a closure raised, after all have run.
     """
@@ -140,7 +144,7 @@ def run_effects(cause: str) -> None:
         ExecutionError: If an effect, such as a callback, fails; it is not run again.
     """
     own = getattr(_of_thread, "trace", None)
-    for trace in sorted(list(_effects), key=lambda one: one is own):
+    for trace in sorted(_effects.copy(), key=lambda one: one is own):
         if trace is own or not trace.has_running_owner():
             with trace.exclusive():
                 _run_effects(trace, cause)
