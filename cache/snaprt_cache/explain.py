@@ -95,6 +95,14 @@ def _as_a_file(old: str, new: str) -> tuple[str, ...]:
     return (f"the file has another content: {_short(old)} -> {_short(new)}",)
 
 
+def _as_options_in_effect(old: str, new: str) -> tuple[str, ...]:
+    return (f"XLA parsed other flags, or JAX set other options: {_short(old)} -> {_short(new)}",)
+
+
+def _as_a_signature(old: str, new: str) -> tuple[str, ...]:
+    return (f"called with other types, shardings or donations: {_short(old)} -> {_short(new)}",)
+
+
 def _as_flags(old: str, new: str) -> tuple[str, ...]:
     return _by_name(_flags(old), _flags(new))
 
@@ -113,6 +121,8 @@ _SAYINGS: Final[tuple[tuple[str, Callable[[str, str], tuple[str, ...]]], ...]] =
     ("binary ", _as_a_file),
     ("file ", _as_a_file),
     ("flags", _as_flags),
+    ("parsed flags", _as_options_in_effect),
+    ("signature", _as_a_signature),
     ("settings", _as_settings),
     ("topology", _as_settings),
     ("cpu_features", _as_features),
@@ -209,9 +219,11 @@ _REASONS: Final = (
     ("device_kind", "other device"),
     ("cpu_features", "other device"),
     (MODULE, OTHER_MODULE),
+    ("signature", "other types, shardings or donations"),
     ("topology", "other devices"),
     ("flags", "other flags"),
     ("file ", "other flags"),
+    ("parsed flags", "other flags"),
     ("options", "other options"),
     ("settings", "other settings"),
 )

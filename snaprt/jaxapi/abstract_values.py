@@ -29,9 +29,27 @@ def is_placed_aval(aval: Any) -> bool:
     return bool(varies) or (mesh is not None and not mesh.empty)
 
 
+def is_in_default_memory(aval: Any) -> bool:
+    """Say whether an array is not in the memory of the host, beside its device's."""
+    return bool(aval.memory_space == jax.memory.Space.Device)
+
+
 def is_extended_dtype(value: Any) -> bool:
     """Say whether ``value`` is a dtype of JAX's own, as that of PRNG keys."""
     return isinstance(value, _prng.KeyTy)
+
+
+def key_type_text(dtype: Any) -> str:
+    """Return what tells a type of PRNG keys from others, those of the user's own included.
+
+    Two implementations may have one tag, which is all that JAX prints.
+    """
+    parts = dtype._impl._asdict()
+    return str([(name, _function_text(part)) for name, part in parts.items()])
+
+
+def _function_text(part: Any) -> str:
+    return f"{part.__module__}.{part.__qualname__}" if callable(part) else repr(part)
 
 
 def is_scalar_type(value: Any) -> bool:

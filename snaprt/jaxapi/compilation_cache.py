@@ -18,6 +18,7 @@ from jax._src import compilation_cache as _compilation_cache
 from jax._src import config as _config
 from jaxlib.mlir import ir
 
+from snaprt.jaxapi.compiler_options import compile_options
 from snaprt.jaxapi.devices import Device, device_list
 
 
@@ -69,7 +70,7 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 def use_compilation_cache(
     cache: Any,
-    key_of: Callable[[Compilation], str],
+    key_of: Callable[[Compilation], str | None],
     loaded: Callable[[str, Sequence[Device]], JitExecutable | None],
     compiled: Callable[[BaseException | None], None],
 ) -> None:
@@ -80,7 +81,8 @@ def use_compilation_cache(
 
     Args:
         cache: Has ``get`` and ``put`` as JAX's ``CacheInterface``.
-        key_of: Returns the string by which JAX asks the cache for a compilation.
+        key_of: Returns the string by which JAX asks the cache for a compilation; None if it is not
+            to ask.
         loaded: Returns what is behind a string where it has been loaded for these devices already.
         compiled: Called after every compilation or load, in its thread, with the error it ended
             with.
@@ -161,12 +163,20 @@ def _module_of_compilation(module: Any, *ignored: Any) -> bytes:
     with module.context, ir.Location.unknown():
         anonymous = module.operation.clone()
         anonymous.attributes["sym_name"] = ir.StringAttr.get("module")
-        functions = (o for o in anonymous.regions[0].blocks[0].operations if _is_private(o))
-        for number, function in enumerate(list(functions)):
-            name = f"snaprt.{number}"
-            old = function.attributes["sym_name"].value
-            ir.SymbolTable.replace_all_symbol_uses(old, name, anonymous.operation)
-            ir.SymbolTable.set_symbol_name(function, name)
+        operations = list(anonymous.regions[0].blocks[0].operations)
+        named = [o for o in operations if "sym_name" in o.attributes]
+        private = [o for o in named if _is_private(o)]
+        kept = {o.attributes["sym_name"].value for o in named if not _is_private(o)}
+        prefix = "snaprt"
+        while any(name.startswith(f"{prefix}.") for name in kept):
+            prefix += "_"
+        # A function of the user's may have one of these names: first all get names that none has.
+        longest = max([len(o.attributes["sym_name"].value) for o in named], default=0)
+        for form in ("_" * longest + ".{}", prefix + ".{}"):
+            for number, function in enumerate(private):
+                old, new = function.attributes["sym_name"].value, form.format(number)
+                ir.SymbolTable.replace_all_symbol_uses(old, new, anonymous.operation)
+                ir.SymbolTable.set_symbol_name(function, new)
     return _hashed(_cache_key._hash_computation, anonymous, *ignored)
 
 
@@ -191,6 +201,11 @@ _OPTIONS_WITHOUT_EFFECT: Mapping[str, str | bool | int] = {
     "xla_gpu_kernel_cache_file": "",
     "xla_gpu_per_fusion_autotune_cache_dir": "",
 }
+
+
+def options_in_effect(devices: Sequence[Device]) -> bytes:
+    """Return XLA's options for programs over ``devices``, without where to dump or to cache."""
+    return _options_of_compilation(compile_options(devices), devices[0].client)
 
 
 def _options_of_compilation(options: Any, client: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from jax._src import pjit as _pjit
 from jax._src import tree_util as _tree_util
 from jax._src.lib import jax_jit as _jax_jit
 
-from snaprt.jaxapi.traces import staging_values
+from snaprt.jaxapi.traces import staging_for_constants
 
 #: Infers the types of a call of a jitted function: JAX's own, before anybody asks.
 infer_jit: Any = _pjit._infer_params
@@ -57,6 +58,8 @@ def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
     if is_asked_already:
         return
 
+    # By the names of those whose place they take, what has them in its globals is pickled.
+    @functools.wraps(infer_jit)
     def infer(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
         if sys._getframe(1).f_code is _ASKED_BY_CPP:  # and not to lower it, say
             for ask in _asked_before_jit.values():
@@ -64,9 +67,10 @@ def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
                 if make is not None:
                     return make, _MADE_ELSEWHERE
             return infer_jit(fun, info, args, kwargs)
-        with staging_values():
+        with staging_for_constants("ahead_of_time"):
             return infer_jit(fun, info, args, kwargs)
 
+    @functools.wraps(run_jit)
     def run(inferred: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
         if flat is _MADE_ELSEWHERE:
             return inferred()

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax._src import api as _api
-from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import sharding_impls as _shardings
-from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 
-from snaprt.jaxapi.traces import current_trace_setting, staging, staging_values
+from snaprt.jaxapi.meshes import under_mesh
+from snaprt.jaxapi.traces import current_trace_setting, evaluating
 
 _device_get_patched = False
 
 
-def teach_device_get(kind: type, read: Callable[[Any], np.ndarray]) -> None:
+def teach_device_get(kind: type, read: Callable[[Any], Any]) -> None:
     """Make `jax.device_get` read instances of ``kind``, which it would hand back as tracers."""
     global _device_get_patched
     if _device_get_patched:
@@ -79,32 +78,60 @@ def teach_set_mesh(kind: type) -> None:
     _set_mesh_patched = True
 
 
-def teach_staging(kind: type, read: Callable[[Any], jax.Array]) -> None:
-    """Let JAX take the values of instances of ``kind`` where it refuses tracers.
+_full_patched = False
 
-    These are what the functions of `jax.lax.composite`, of reductions, and of ``lower``, ``trace``
-    and `jax.export` close over, and operands inside of `jax.ensure_compile_time_eval`. Checked with
-    jax 0.10.2 and 0.12.0.
+
+def teach_full(kind: type) -> None:
+    """Let what fills arrays (`jnp.zeros`, `jnp.ones_like`, ...) follow shardings lazily too.
+
+    JAX 0.10.2 and 0.12.0 heed a sharding only where the value to fill with is an array of their
+    own, and take an instance of ``kind`` that is to be resembled for a tracer, which has none.
     """
-    trace: Any = _partial_eval.DynamicJaxprTrace
-    new_const, process_primitive = trace.new_const, trace.process_primitive
-    if getattr(new_const, "taught", False):
+    global _full_patched
+    if _full_patched:
         return
+    original = _lax.full
 
-    def value(one: Any) -> Any:
-        return read(one) if isinstance(one, kind) else one
+    @functools.wraps(original)
+    def full(shape: Any, fill_value: Any, dtype: Any = None, *, sharding: Any = None) -> Any:
+        if sharding is None or not sharding._is_concrete:
+            return original(shape, fill_value, dtype, sharding=sharding)
+        with under_mesh(None):  # the sharding alone says where
+            value = original((), fill_value, dtype)
+            if type(value) is not kind:
+                return original(shape, fill_value, dtype, sharding=sharding)
+            if value.committed:  # type: ignore[attr-defined]
+                with evaluating():
+                    return original(shape, value.full_lower(), dtype, sharding=sharding)  # type: ignore[attr-defined]
+            return _broadcast_over(sharding)(value, _core.canonicalize_shape(shape))
 
-    def new_const_of_value(self: Any, constant: Any, *args: Any, **kwargs: Any) -> Any:
-        taken = value(constant) if staging.takes_values else constant
-        return new_const(self, taken, *args, **kwargs)
+    _replace_in_lax("full", full)
+    for name in ("full_like", "empty_like"):  # the second in JAX 0.12 alone
+        if hasattr(_lax, name):
+            _replace_in_lax(name, _of_described(getattr(_lax, name), kind))
+    _full_patched = True
 
-    def process_values(self: Any, primitive: Any, tracers: Any, params: Any, /) -> Any:
-        if _config.eager_constant_folding.value:
-            tracers = [value(tracer) for tracer in tracers]
-        return process_primitive(self, primitive, tracers, params)
 
-    new_const_of_value.taught = True  # type: ignore[attr-defined]
-    trace.new_const, trace.process_primitive = new_const_of_value, process_values
-    module: Any = _lax
-    for name in ("_trace_composite_to_jaxpr", "_reduction_jaxpr", "_variadic_reduction_jaxpr"):
-        setattr(module, name, staging_values()(getattr(module, name)))
+def _of_described(like: Callable[..., Any], kind: type) -> Callable[..., Any]:
+    """Return ``like`` for an array that may be of ``kind``, whose description is then used."""
+
+    @functools.wraps(like)
+    def described(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(x) is kind:
+            is_weak = getattr(x.aval, "weak_type", False)
+            sharding = x.sharding if x.committed and not is_weak else None
+            x = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=is_weak)
+        return like(x, *args, **kwargs)
+
+    return described
+
+
+@functools.lru_cache(maxsize=64)
+def _broadcast_over(sharding: jax.sharding.Sharding) -> Callable[..., Any]:
+    return jax.jit(jax.lax.broadcast, static_argnums=1, out_shardings=sharding)
+
+
+def _replace_in_lax(name: str, function: Callable[..., Any]) -> None:
+    for module in (_lax, jax.lax):
+        if hasattr(module, name):
+            setattr(module, name, function)

@@ -38,20 +38,21 @@ def _with_jit() -> Iterator[None]:
 
 
 class _Staging(threading.local):
-    takes_values = False
+    for_constants = ""  # what traces
 
 
+#: What this thread traces whose closures may hold no tracers: see `snaprt.jaxapi.values`.
 staging = _Staging()
 
 
 @contextmanager
-def staging_values() -> Iterator[None]:
-    """Trace functions so that what they close over enters by its value; see `teach_staging`."""
-    before, staging.takes_values = staging.takes_values, True
+def staging_for_constants(name: str) -> Iterator[None]:
+    """Have what is traced inside close over values; ``name`` is what traces."""
+    outer, staging.for_constants = staging.for_constants, name
     try:
         yield
     finally:
-        staging.takes_values = before
+        staging.for_constants = outer
 
 
 def current_trace() -> Any:

@@ -22,7 +22,7 @@ from snaprt import jaxapi
 from snaprt.lazy.graph import Node, Program
 
 #: Goes up when a program is described in another way: digests of older versions then match nothing.
-VERSION = 2
+VERSION = 3
 
 #: Constants larger than this are not fetched from the device to be hashed.
 _MAX_CONSTANT_BYTES = 1 << 24
@@ -83,7 +83,7 @@ def program_digest(program: Program, promoted: frozenset[int]) -> str:
     devices = [device.id for device in placement.devices]
     default = placement.default_device
     default_id = default.id if hasattr(default, "id") else default
-    _encode((placement.committed, devices, default_id, placement.x64), content)
+    _encode((placement.committed, devices, default_id, placement.x64, placement.mesh), content)
     return blake3(bytes(content)).hexdigest()
 
 

@@ -62,18 +62,16 @@ class Placement:
         devices: The devices by id; empty for JAX's default.
         default_device: What `jax.default_device` said, for uncommitted nodes.
         x64: Whether 64-bit types were enabled.
+        mesh: The mesh to compute under, as `jax.set_mesh` sets it.
+        sharding: How results lie, where that is known before they are compiled.
     """
 
     committed: bool
     devices: tuple[Any, ...]
     default_device: Any
     x64: bool
-
-    def known_sharding(self) -> jax.sharding.Sharding | None:
-        """Return the sharding of the results, or ``None`` where only the compiler knows it."""
-        if not self.committed:
-            return jaxapi.single_device_sharding(self.default_device)
-        return jaxapi.single_device_sharding(self.devices[0]) if len(self.devices) == 1 else None
+    mesh: jax.sharding.Mesh | None = None
+    sharding: jax.sharding.Sharding | None = None
 
 
 class Node(Protocol):
@@ -134,6 +132,11 @@ class Program:
     structure: Structure
     donated: tuple[int, ...] = ()
     free: tuple[int, ...] = ()
+
+    def shardings(self) -> list[jax.sharding.Sharding | None]:
+        """Return the sharding of each output that its operation names, ``None`` of all others."""
+        named = [(self.nodes[position].operation.named, i) for position, i in self.outputs]
+        return [one.results[index] if one.results else None for one, index in named]
 
     def as_function(self, promoted: frozenset[int]) -> Callable[..., list[Any]]:
         """Return the function that computes the outputs from the inputs and promoted literals.

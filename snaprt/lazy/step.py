@@ -27,12 +27,15 @@ from snaprt.execute.refused import refused
 from snaprt.execute.run import run
 from snaprt.execute.unfinished import unfinished_graph
 from snaprt.explain.breaks import graph_break
+from snaprt.explain.slow_compiles import told_when_slow
 from snaprt.explain.switches import watchers
 from snaprt.explain.watching import Watch, Watcher, begin_watch, cut_here
+from snaprt.lazy import pacing
 from snaprt.lazy.array import LazyArray, read_for_executable, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.closures import drop_failed_closures, run_step_closures
 from snaprt.lazy.cut import Part, plan
+from snaprt.lazy.exact_types import answer_for_exact_types
 from snaprt.lazy.failures import failed_run, uncompiled
 from snaprt.lazy.graph import Program
 from snaprt.lazy.modes import NONE, current_modes
@@ -67,16 +70,18 @@ def thread_trace() -> LazyTrace:
         flags.take_over()
         _watch_waiting()
         jaxapi.teach_device_get(LazyArray, read_to_host)
+        jaxapi.teach_full(LazyArray)
         jaxapi.teach_set_mesh(LazyTrace)
         jaxapi.teach_compiled(LazyArray, read_for_executable)
-        jaxapi.teach_staging(LazyArray, read_for_executable)
         jaxapi.teach_error_check(LazyTrace)
+        jaxapi.teach_values(LazyArray, LazyArray.materialise)
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)
         jaxapi.watch_errors(_left_jax)
+        answer_for_exact_types()
         trace = _of_thread.trace = LazyTrace(
-            _read, _grown, _recording_failed, _at_once, _effects.add
+            _read, _grown, _recording_failed, _at_once, _cut, _effects.add
         )
     return trace
 
@@ -113,7 +118,7 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
         except (CompileError, ExecutionError):
             drop_failed_closures()
             raise
-        trace.forget_paths(MAX_POINTS)
+        trace.forget_paths(-1 if trace.pacer.step_marked() else MAX_POINTS)
     step = end_step()
     collection.step_ended(step)
     for watcher in watching:
@@ -184,6 +189,7 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
             if trace.fullgraph:
                 raise graph_break(cause)
             _run(trace, [array], trace.recording.live_arrays(), cause, watchers())
+            trace.forget_paths(MAX_POINTS)
         if array.has_failed():
             raise array._origin
 
@@ -204,10 +210,7 @@ def _is_pending(operand: object) -> bool:
 
 
 def _grown(trace: LazyTrace) -> None:
-    """Look at a recording that has grown: drop what is dead, and cut what is too long.
-
-    In eager mode, that is every operation.
-    """
+    """Look at a recording that has grown: drop what is dead; in eager mode, run it."""
     if trace.modes.eager:
         with trace.lock, metrics.timed("EagerOpExecuteTime"):
             arrays = trace.recording.live_arrays()
@@ -218,12 +221,19 @@ def _grown(trace: LazyTrace) -> None:
     if depth & (depth - 1) == 0 and is_mostly_dead(trace.recording):
         trace.begin(carry_over(trace.recording, trace.root, set(), {}, {}))
     limit = settings.get("SNAPRT_MAX_GRAPH_SIZE")
-    if limit and trace.recording.point.depth >= limit:
-        if trace.fullgraph:
-            raise graph_break("graph_size")
-        metrics.counter_add("cut::graph_size")
+    if trace.fullgraph and limit and trace.recording.point.weight >= limit:
+        raise graph_break("graph_size")
+
+
+def _cut(trace: LazyTrace, cause: str) -> None:
+    """Run all that is pending, where nobody asked for it: an automatic step."""
+    with trace.lock:
+        metrics.counter_add(f"cut::{cause}")
+        begins = not trace.pacer.is_on
+        trace.pacer.is_on = True
         arrays = trace.recording.live_arrays()
-        _run(trace, arrays, arrays, "graph_size", watchers())
+        _run(trace, arrays, arrays, cause, watchers())
+        trace.forget_paths(-1 if begins else MAX_POINTS)
 
 
 def _run(
@@ -241,12 +251,23 @@ def _run(
     numbers = tuple([array._result.number for array in alive])  # type: ignore[union-attr]
     wanted = numbers if at_step else tuple([a._result.number for a in targets])  # type: ignore[union-attr]
     by_operation = modes is not NONE and modes.by_operation(at_step=at_step)
-    key = (at_step, wanted, numbers, modes)
+    is_automatic = cause in pacing.CAUSES
+    key = (at_step, is_automatic, wanted, numbers, modes)
     found = recording.point.plans.get(key)
+    path = None
     if found is None:
+        ends: Sequence[int] = ()
+        if is_automatic:
+            path = recording.point.operations()
+            ends = trace.pacer.ends_of(path)
         places = modes.places_in_modules
-        found = plan(recording, wanted, numbers, by_operation=by_operation, places=places)
+        found = plan(
+            recording, wanted, numbers, by_operation=by_operation, places=places, ends=ends
+        )
         recording.point.keep_plan(key, found)
+    if targets and not at_step and trace.pacer.runs_all(found.left, recording.is_carried):
+        return _run(trace, alive, alive, cause, watching)
+    trace.pacer.was_cut(cause, path, recording.point.weight)
     if not found.parts:
         trace.begin()
         return
@@ -394,7 +415,8 @@ def _executable_for(
         overrides = flags.compiler_overrides()
         started = time.perf_counter()
         try:
-            executable = compile_program(program, promoted, overrides, is_watched=is_watched)
+            with told_when_slow(len(program.nodes), cause):
+                executable = compile_program(program, promoted, overrides, is_watched=is_watched)
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
             named = program.nodes if current_modes().notes_places else ()
