@@ -173,6 +173,8 @@ def _watch_waiting() -> None:
         run_effects("effects_barrier")
 
     jaxapi.before_waiting_for_effects(start)
+    # Once where threads can still be started, as the recorder may; once for what threads left then.
+    threading._register_atexit(_run_all_effects)  # type: ignore[attr-defined]
     atexit.register(_run_all_effects)
 
 
