@@ -207,3 +207,16 @@ def test_a_long_chain_neither_recurses_nor_leaks():
             y = y + 1
         snaprt.mark_step()
     np.testing.assert_array_equal(y, [501, 501])
+
+
+def test_committed_work_that_waits_for_uncommitted_work_in_its_middle_is_right():
+    """The first operation runs in an earlier program than the one that uses its result."""
+    with snaprt.lazy():
+        committed = jax.device_put(jnp.ones(3), jax.devices()[0]) * 2
+        uncommitted = jnp.arange(3.0) * 2
+        total = committed + uncommitted
+        del committed
+        kept = uncommitted + 1
+        snaprt.mark_step()
+    np.testing.assert_array_equal(total, [2, 4, 6])
+    np.testing.assert_array_equal(kept, [1, 3, 5])
