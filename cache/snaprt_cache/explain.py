@@ -222,7 +222,7 @@ _REASONS: Final = (
     ("device_kind", "other device"),
     ("cpu_features", "other device"),
     (MODULE, OTHER_MODULE),
-    ("signature", "other types or placement of arguments"),
+    ("signature", "other types, shardings or donations"),
     ("topology", "other devices"),
     ("flags", "other flags"),
     ("file ", "other flags"),

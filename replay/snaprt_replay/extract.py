@@ -200,7 +200,7 @@ class _Extraction:
         shape = ShapeProto(element_type=TUPLE, tuple_shapes=[one.shape for one in taps])
         like = self.computation.instructions[0]
         root = self._new("tuple", shape, taps, like)
-        module = _without_computations(self.source)
+        module = attributes_of(self.source)
         called = called_computations(self.source, self.made)
         module.computations.extend(called)
         entry = module.computations.add(
@@ -230,7 +230,7 @@ _OF_THE_WHOLE = (
 )
 
 
-def _without_computations(module: XlaMessage) -> XlaMessage:
+def attributes_of(module: XlaMessage) -> XlaMessage:
     """Return a copy of the module's attributes that hold for any part of it too."""
     kept = HloModuleProto()
     kept.CopyFrom(module)

@@ -8,6 +8,7 @@ computations of `reduce`, `sort` and their like.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from snaprt.snapshot.xla import HloInstructionProto, XlaMessage
 from snaprt_replay.hlo import Editor, instructions, reached, root_instruction
@@ -18,7 +19,20 @@ Scopes = Mapping[int, tuple[str, ...]]
 """For instructions that a call brought in, by id: the names of the called computations."""
 
 
-def inline_calls(module: XlaMessage) -> Scopes:
+class Inlined(NamedTuple):
+    """Where the instructions come from that calls brought in, by their new ids.
+
+    Args:
+        scopes: Which calls each was in, outermost first; an optimised module's fusions have become
+            such calls (see `restore`).
+        origins: Which instruction of the called computation each is a copy of.
+    """
+
+    scopes: Scopes
+    origins: Mapping[int, int]
+
+
+def inline_calls(module: XlaMessage) -> Inlined:
     """Replace every `call` that is reached from the entry, in place, by what it calls.
 
     Inlined instructions get new names where theirs are taken, the source line of the call where
@@ -26,10 +40,6 @@ def inline_calls(module: XlaMessage) -> Scopes:
 
     Args:
         module: An HloModuleProto that `hlo.verify` accepts. No longer called computations go.
-
-    Returns:
-        Which calls an instruction was in, outermost first; an optimised module's fusions have
-        become such calls (see `restore`).
     """
     inlining = _Inlining(module)
     inlining.flatten(module.entry_computation_id)
@@ -41,7 +51,7 @@ def inline_calls(module: XlaMessage) -> Scopes:
         copies[-1].CopyFrom(computation)
     module.ClearField("computations")
     module.computations.extend(copies)
-    return inlining.scopes
+    return Inlined(inlining.scopes, inlining.origins)
 
 
 class _Inlining:
@@ -51,6 +61,7 @@ class _Inlining:
         self.editor = Editor(module)
         self.computations = {one.id: one for one in module.computations}
         self.scopes: dict[int, tuple[str, ...]] = {}
+        self.origins: dict[int, int] = {}
         self.done: set[int] = set()
         self.names = {one.name for one in instructions(module)}
 
@@ -91,6 +102,7 @@ class _Inlining:
             copy.name = _free_name(instruction.name, self.names)
             _lend_metadata(call, copy)
             self.scopes[copy.id] = (called.name, *self.scopes.get(instruction.id, ()))
+            self.origins[copy.id] = self.origins.get(instruction.id, instruction.id)
             made.append(copy)
         replaced[call.id] = now[root_instruction(called).id]
         return made

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import os
 import sys
 import traceback
@@ -21,6 +20,7 @@ from snaprt_cache.errors import CacheError
 
 import snaprt
 from snaprt.cli import output
+from snaprt.cli.lazy_group import LazyGroup
 from snaprt.errors import SnaprtError
 
 
@@ -83,8 +83,8 @@ class _ReaderGoneError(Exception):
     """Who read our output has closed it, as ``snaprt ... | head`` does."""
 
 
-class _LazyGroup(click.Group):
-    """A group whose commands are imported from ``COMMANDS`` when they are needed."""
+class _Commands(LazyGroup):
+    """The commands in ``COMMANDS``."""
 
     def invoke(self, ctx: click.Context) -> Any:
         # Here, because click and rich answer a closed pipe with status 1: a mismatch, for us.
@@ -99,21 +99,9 @@ class _LazyGroup(click.Group):
             raise _ReaderGoneError from error
         return result
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        module, attribute = entry.where.split(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return _with_flags_settled(command) if entry.uses_xla else command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+        command = super().get_command(ctx, cmd_name)
+        return _with_flags_settled(command) if command and COMMANDS[cmd_name].uses_xla else command
 
 
 def _with_flags_settled(command: click.Command) -> click.Command:
@@ -139,7 +127,11 @@ def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> N
         context.exit()
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    table={name: (entry.where, entry.summary) for name, entry in COMMANDS.items()},
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version",
     is_flag=True,

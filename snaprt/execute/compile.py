@@ -167,7 +167,8 @@ def compile_program(
     except Exception as error:
         raise CompileError(
             f"the graph of {size} operations that was cut here could not be compiled: {error}",
-            hint="the traceback above shows the error of JAX or XLA; its arrays stay pending",
+            hint="the traceback above shows the error of JAX or XLA; arrays that do not depend on "
+            "what was refused stay pending",
         ) from error
     spent = times.prepared(
         times.LAZY,
@@ -346,7 +347,7 @@ def _load_or_compile(
             metrics.counter_add("PersistentCacheUncacheable")
         return _compile(lowered, overrides), False, None
     with times.stage(times.KEY):
-        signature = jaxapi.signature_of_lowered(lowered)
+        signature = jaxapi.call_of_lowered(lowered)
         key = module_key(
             stablehlo, devices, kind="compiled", signature=signature, folder=cache.folder
         )

@@ -56,7 +56,7 @@ def module_key(
         kind: The form in which the executable is stored.
         options: Compile options by name, beside XLA's defaults and ``XLA_FLAGS``.
         signature: What is stored with the executable of how it is called, such as the types of PRNG
-            keys, which are all integers to the module.
+            keys, which are all integers to the module; see `snaprt.jaxapi.call_of_lowered`.
         folder: The cache's folder, where digests of large files are remembered.
     """
     what = [KeyPart("module", module_digest(stablehlo))]

@@ -64,7 +64,10 @@ class LoadedModule:
     def result_indices(self) -> list[list[Index]]:
         """For each result and device, which part of the whole the device holds."""
         return [
-            [_normal(sharding.devices_indices_map(shape)[one], shape) for one in self.devices]
+            [
+                _normal(jaxapi.places_of_sharding(sharding, shape)[one], shape)
+                for one in self.devices
+            ]
             for sharding, (shape, _) in zip(self._shardings[1], self.results, strict=True)
         ]
 
@@ -117,7 +120,7 @@ class LoadedModule:
         """Put the parts of a parameter where its sharding has them."""
         shape, sharding = self.parameters[number][0], self._shardings[0][number]
         if isinstance(value, np.ndarray):
-            places = sharding.devices_indices_map(shape)
+            places = jaxapi.places_of_sharding(sharding, shape)
             value = [value[places[device]] for device in self.devices]
         parts = [jax.device_put(one, at) for one, at in zip(value, self.devices, strict=True)]
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)

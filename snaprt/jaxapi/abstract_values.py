@@ -29,6 +29,11 @@ def is_placed_aval(aval: Any) -> bool:
     return bool(varies) or (mesh is not None and not mesh.empty)
 
 
+def is_in_default_memory(aval: Any) -> bool:
+    """Say whether an array is not in the memory of the host, beside its device's."""
+    return bool(aval.memory_space == jax.memory.Space.Device)
+
+
 def is_extended_dtype(value: Any) -> bool:
     """Say whether ``value`` is a dtype of JAX's own, as that of PRNG keys."""
     return isinstance(value, _prng.KeyTy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -63,6 +63,32 @@ def to_device(value: Any) -> jax.Array:
                 array, new_dtype=aval.dtype, weak_type=True, sharding=None
             )
         return array
+
+
+def before_deleted(ask: Callable[[Any], None]) -> None:
+    """Call ``ask`` with each array that is deleted, before that (JAX 0.10.2 and 0.12.0)."""
+    if ask in _asked_before_deleted:
+        return
+    _asked_before_deleted.append(ask)
+    if len(_asked_before_deleted) > 1:
+        return
+    for kind in CONCRETE_ARRAYS:
+        _ask_before(kind)
+
+
+def _ask_before(kind: Any) -> None:
+    delete_array = kind.delete
+
+    def delete(array: Any) -> None:
+        for one in _asked_before_deleted:
+            one(array)
+        delete_array(array)
+
+    delete.__doc__ = delete_array.__doc__
+    kind.delete = delete
+
+
+_asked_before_deleted: list[Callable[[Any], None]] = []
 
 
 def copy_array(array: jax.Array) -> jax.Array:

@@ -82,7 +82,7 @@ def program_digest(program: Program, promoted: frozenset[int]) -> str:
     devices = [device.id for device in placement.devices]
     default = placement.default_device
     default_id = default.id if hasattr(default, "id") else default
-    _encode((placement.committed, devices, default_id, placement.x64), content)
+    _encode((placement.committed, devices, default_id, placement.x64, placement.mesh), content)
     return blake3(bytes(content)).hexdigest()
 
 

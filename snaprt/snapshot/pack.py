@@ -101,10 +101,12 @@ def _write(file: BinaryIO, paths: Sequence[Path], out: Path, kinds: Sequence[Kin
                         f"two of the files are called {name}", hint="pack them one by one"
                     )
                 snapshots[name] = None
+                shared.check()
                 _add(archive, name, shared.path)
                 kept = {one.member for one in shared.manifest.arrays if one.in_store}
                 for member, stored in snapshot.stored_files().items():
                     if member in kept and member not in arrays:
+                        snapshot.check_stored(member)
                         arrays[member] = None
                         _add(archive, member, stored)
     return Packed(out, tuple(snapshots), len(arrays), file.tell(), tuple(notes))

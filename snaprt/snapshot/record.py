@@ -43,6 +43,7 @@ from snaprt.snapshot.filing import KEEP_LAST, Filing, run_mark
 from snaprt.snapshot.held import (
     Executable,
     HeldExecution,
+    about_to_delete,
     about_to_donate,
     hold_inputs,
     remember,
@@ -55,6 +56,7 @@ from snaprt.snapshot.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
 _MOST_NAMES = 8  # of programs that are told
+_MOST_SAID = 1000  # of lines that are said once
 _log = logging.getLogger("snaprt.snapshot")
 
 _UNJUDGED = Prospect((), EVER, EVER, is_left_to_the_end=False, limit=math.inf)
@@ -102,6 +104,7 @@ class Recorder:
         self._is_flushed_by_signal = False  # SIGTERM
         self._listens = False  # to SIGUSR1
         self._has_met = False  # a condition that does not wait for the end
+        self._said: set[str] = set()
 
     def wants_flag(self) -> bool:
         """Tell whether programs are to be compiled with `snaprt.execute.watch.watched`."""
@@ -130,6 +133,33 @@ class Recorder:
         except Exception as error:
             self.writer.complain(error)
             return True
+
+    def missed(self, name: str, reason: str) -> None:
+        """Learn that an execution ran unseen; say so once a program if it was to be recorded.
+
+        Args:
+            name: Of what ran.
+            reason: Why it could not be looked at.
+        """
+        plan = current_plan()
+        if plan is None:
+            return
+        moment = Moment(name, "", 0, 0, 0.0, 0)
+        if plan.keep_last or prospect(plan.conditions, moment).conditions:
+            metrics.counter_add("SnapshotMissed")
+            self._say_once(f"an execution of {name} is not recorded: {reason}")
+
+    def has_no_flag(self, executable: Executable, error: Exception) -> None:
+        """Learn that a program could not be compiled to say whether it has a NaN; say so once."""
+        self._say_once(
+            f"{executable.name}.{executable.graph_id} runs as it is, and its results are read to "
+            f"find NaN, which takes longer: the test cannot be compiled into it: {error}"
+        )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(text)
+            _log.warning("%s\nThis is said once.", text)
 
     def before(
         self, executable: Executable, inputs: Sequence[Any]
@@ -284,12 +314,13 @@ class Recorder:
             self._process = jax.process_index()
         self._plan = plan
         if not self._is_flushed_by_signal:
-            self._is_flushed_by_signal = signals.before_terminated(self.writer.flush)
+            self._is_flushed_by_signal = signals.before_terminated(self.writer.end)
         if plan.waits_for_errors:
             listen_for_uncaught_errors(self)
         if plan.keep_last and not self._listens:
             self._listens = True
             signals.on_user_signal(lambda: self._outcomes.dump_ring(Cause(KEEP_LAST)))
+        jaxapi.before_deleted(about_to_delete)
         atexit.unregister(self._finish)
         atexit.register(self._finish)
 

@@ -71,7 +71,7 @@ def _json(cache: Path, *words: str) -> dict:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    recorded = misses(Cache.open(folder / "cache").folder)
+    recorded = misses(Cache.open(folder / "cache"))
     programs = [miss for miss in recorded if miss.name == "train.py: lazy_graph"]
     assert len(programs) == len(VARIANTS)
     return {name: miss.key.digest for name, miss in zip(VARIANTS, programs, strict=True)}
@@ -132,7 +132,7 @@ def test_stats_tell_why_each_program_missed(folder: Path) -> None:
     reasons = json.loads(result.stdout)["reasons"]
     assert reasons["other flags"] == 1
     assert reasons["changed code"] == 1
-    assert sum(reasons.values()) == len(misses(Cache.open(folder / "cache").folder))
+    assert sum(reasons.values()) == len(misses(Cache.open(folder / "cache")))
 
 
 def test_a_summary_is_not_shown_as_it_stands(folder: Path) -> None:

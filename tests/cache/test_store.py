@@ -219,7 +219,7 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: i
     (tmp_path / "cache").chmod(mode)
     with pytest.raises(CacheError, match="others may write") as caught:
         Cache.open(tmp_path / "cache")
-    assert "chmod go-w" in caught.value.hint
+    assert "chmod -R go-w" in caught.value.hint
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -242,7 +242,7 @@ def test_a_directory_that_becomes_unsafe_after_opening_is_not_read(
         assert cache.get(_key("a")) is None
         assert not cache.put(_key("a"), b"payload", METADATA)
     assert len(caplog.records) == 1
-    assert "chmod go-w" in caplog.text
+    assert "chmod -R go-w" in caplog.text
 
 
 def test_an_entry_whose_key_is_too_long_to_store_is_refused_with_a_warning(

@@ -16,12 +16,13 @@ from snaprt.errors import UsageError
 SCHEMA = "snaprt.localise"
 SCHEMA_VERSION = 1
 
-Kind = Literal["instruction", "interaction", "amplification", "nothing", "unfinished"]
+Kind = Literal["instruction", "interaction", "amplification", "candidates", "nothing", "unfinished"]
 """What a localisation ends with.
 
 ``instruction``: this instruction goes wrong on inputs that are right. ``interaction``: these few do
 so together, and each alone does not: a fusion or a pass over them. ``amplification``: none goes
-wrong beyond its rounding, which these instructions make large. ``nothing``: the two sides agree.
+wrong beyond its rounding, which these instructions make large. ``candidates``: it may be any of
+these, and none can be proven to be the one. ``nothing``: the two sides agree.
 ``unfinished``: the budget was spent; the fault is among these instructions.
 """
 
@@ -115,6 +116,8 @@ class Localisation:
         path: The regions looked at, in program order, coarse ones first.
         observer_effect: The largest error of the outputs without taps, and with the first taps;
             None where no tap was needed.
+        substituted: Where the two sides run different programs: the outputs' error as they are, and
+            with these instructions as the reference has them.
         passes: Where taps made the error vanish: the variants tried, those that heal it first.
         matched: How many instructions of the suspect have their like in the reference.
         instruction_count: How many the suspect has.
@@ -133,6 +136,7 @@ class Localisation:
     outputs: tuple[ValueDifference, ...] = ()
     path: tuple[RegionError, ...] = ()
     observer_effect: tuple[float, float] | None = None
+    substituted: tuple[float, float] | None = None
     passes: tuple[PassEffect, ...] = ()
     matched: int = 0
     instruction_count: int = 0
@@ -163,7 +167,7 @@ def from_json(plain: Mapping[str, Any]) -> Localisation:
         )
     known = {field.name for field in dataclasses.fields(Localisation)}
     given = {name: _numbers(value, name) for name, value in plain.items() if name in known}
-    effect = given["observer_effect"]
+    effect, substituted = given["observer_effect"], given.get("substituted")
     return Localisation(
         **{
             **given,
@@ -175,6 +179,7 @@ def from_json(plain: Mapping[str, Any]) -> Localisation:
                 for one in given["path"]
             ),
             "observer_effect": None if effect is None else tuple(effect),
+            "substituted": None if substituted is None else tuple(substituted),
             "passes": tuple(PassEffect(**one) for one in given["passes"]),
             "notes": tuple(given["notes"]),
         }
@@ -189,7 +194,9 @@ def _place(plain: Mapping[str, Any]) -> InstructionPlace:
 
 
 _NOT_IN_JSON = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_ERRORS = frozenset({"error", "made", "carried_in", "carried_out", "observer_effect"})
+_ERRORS = frozenset(
+    {"error", "made", "carried_in", "carried_out", "observer_effect", "substituted"}
+)
 
 
 def _plain(value: Any) -> Any:

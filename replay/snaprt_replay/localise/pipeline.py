@@ -7,6 +7,7 @@ question, search, and say what was found. It must not know how the user asked.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,16 +19,24 @@ from snaprt.errors import SnapshotError, UsageError
 from snaprt.snapshot.xla import HloModuleProto, parse
 from snaprt_replay import hlo
 from snaprt_replay.case import Case, NamedArray
-from snaprt_replay.extract import Piece, Value
+from snaprt_replay.extract import Value
 from snaprt_replay.localise import nonfinite, wording
-from snaprt_replay.localise.findings import Localisation, PassEffect, ValueDifference
-from snaprt_replay.localise.matching import count_matched
+from snaprt_replay.localise.edits import Edit, edits_between
+from snaprt_replay.localise.findings import (
+    InstructionPlace,
+    Kind,
+    Localisation,
+    PassEffect,
+    ValueDifference,
+)
+from snaprt_replay.localise.matching import Comparison, compare, count_matched, signature
 from snaprt_replay.localise.measure import difference, error_between
 from snaprt_replay.localise.passes import try_passes
-from snaprt_replay.localise.program import Program, flatten, shape_text
+from snaprt_replay.localise.program import Program, flatten
+from snaprt_replay.localise.proof import MOST_NAMED, prove, whole
 from snaprt_replay.localise.search import Found, Search
-from snaprt_replay.localise.session import BudgetSpentError, Run, Session, Side
-from snaprt_replay.localise.sides import Frame, Pair, frame_of, run_both
+from snaprt_replay.localise.session import BudgetSpentError, Run, Session, Side, Values
+from snaprt_replay.localise.sides import Frame, Pair, frame_of
 from snaprt_replay.player import check_playable, check_runs_on_one_device
 from snaprt_replay.variants import Variant, parse_variant
 from snaprt_replay.workers import Workers
@@ -95,8 +104,12 @@ def localise(
         names = [f"{names[0]} (a)", f"{names[1]} (b)"]
     with Workers(2, request.timeout) as workers:
 
+        @functools.cache
+        def run(variant: Variant) -> Run:
+            return _submitting(workers, with_options(variant, case))
+
         def side(variant: Variant, name: str, program: Program) -> Side:
-            return Side(name, program, _submitting(workers, with_options(variant, case)))
+            return Side(name, program, run(variant))
 
         sides = (
             side(suspect, names[0], programs[0]),
@@ -139,41 +152,111 @@ def search(
         UsageError: The two are not the same program.
         ExecutionError: A side fails on a part of the program.
     """
-    frame = _whole_program(sides, inputs)
+    task = _task(session, sides, inputs)
     try:
-        (outputs,) = run_both(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
+        outputs = _run_whole(task)
+        result = _answer(task, outputs, find, vary)
     except BudgetSpentError:
-        return _localisation(session, frame, None, Found("unfinished", ()))
-    result = _answer(session, frame, outputs, find, vary)
-    notes = (*result.notes, *_notes_on_recorded(frame, outputs, recorded))
+        return _localisation(task, None, Found("unfinished", ()))
+    notes = (*result.notes, *_notes_on_recorded(task.frame, outputs, recorded))
     return dataclasses.replace(result, notes=notes)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Task:
+    """What is localised.
+
+    Args:
+        session: Runs it.
+        sides: The suspect and the reference, each with its program.
+        frame: The suspect's program on both sides.
+        compared: The two programs.
+        inputs: The inputs of both.
+    """
+
+    session: Session
+    sides: tuple[Side, Side]
+    frame: Frame
+    compared: Comparison
+    inputs: Sequence[np.ndarray]
+
+
 def _answer(
-    session: Session,
-    frame: Frame,
-    outputs: Pair,
-    find: Find,
-    vary: Callable[[str], Side] | None,
+    task: _Task, outputs: Pair, find: Find, vary: Callable[[str], Side] | None
 ) -> Localisation:
     differ = outputs.error() > 1.0
     if find == "nonfinite" or (find == "auto" and not differ and _is_nonfinite(outputs)):
-        return _localise_nonfinite(session, frame, outputs)
+        return _localise_nonfinite(task, outputs)
     if not differ:
-        return _localisation(session, frame, outputs, Found("nothing", ()))
+        return _agreement(task, outputs)
+    if task.compared.is_same:
+        return _between_variants(task, outputs, vary)
+    # Which of the two makes the difference: that the programs differ, or what runs them?
+    suspect, reference = task.sides
+    crossed = outputs.reference
+    if suspect.run is not reference.run:
+        crossed = dict(zip(crossed, _run_crossed(task).values(), strict=True))
+    if Pair(outputs.suspect, crossed).error() > 1.0:
+        return _between_programs(task, outputs, crossed)
+    sides = (dataclasses.replace(suspect, program=reference.program), reference)
+    task = _task(task.session, sides, task.inputs)
+    outputs = _run_whole(task)
+    return _between_variants(task, outputs, vary)
+
+
+def _between_variants(
+    task: _Task, outputs: Pair, vary: Callable[[str], Side] | None
+) -> Localisation:
+    """Localise a difference that two ways to run one program make."""
+    session = task.session
     state = Search(session)
-    found = state.whole(frame, outputs)
+    found = state.whole(task.frame, outputs)
     effects: tuple[PassEffect, ...] = ()
     if state.healed is not None and found.kind == "interaction" and vary is not None:
         healed = state.healed
         effects = try_passes(session, healed.frame, healed.piece, healed.known, healed.whole, vary)
     result = dataclasses.replace(
-        _localisation(session, frame, outputs, found),
+        _localisation(task, outputs, found),
         path=tuple(state.path),
         observer_effect=state.observer_effect,
         passes=effects,
     )
     return dataclasses.replace(result, sentence=wording.sentence(result))
+
+
+def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localisation:
+    """Localise a difference that two programs make, both run as the suspect is."""
+    suspect = task.sides[0]
+    proof = prove(task.session, suspect, task.compared, task.inputs, outputs.suspect, crossed)
+    kind: Kind = "candidates"
+    if proof.is_proven:
+        kind = "instruction" if len(proof.edits) == 1 else "interaction"
+    places, differences = _edited(proof.edits, proof.before)
+    result = _localisation(task, outputs, Found(kind, places, differences))
+    result = dataclasses.replace(result, substituted=(proof.before, proof.after))
+    if proof.others:
+        note = f"the programs differ in {proof.others} other places, which do not explain it"
+        result = dataclasses.replace(result, notes=(*result.notes, note))
+    return dataclasses.replace(result, sentence=wording.sentence(result))
+
+
+def _agreement(task: _Task, outputs: Pair) -> Localisation:
+    edits = [] if task.compared.is_same else edits_between(task.compared)
+    places, differences = _edited(edits[:MOST_NAMED], outputs.error())
+    found = Found("nothing", places, differences)
+    return _localisation(task, outputs, found)
+
+
+def _edited(
+    edits: Sequence[Edit], error: float
+) -> tuple[tuple[InstructionPlace, ...], tuple[ValueDifference, ...]]:
+    places = tuple(place for one in edits for place in one.places)
+    reasons = [reason for one in edits for reason in one.reasons]
+    differences = (
+        ValueDifference(place.name, error, reason)
+        for place, reason in zip(places, reasons, strict=True)
+    )
+    return places, tuple(differences)
 
 
 def read_program(case: Case) -> Program:
@@ -215,46 +298,58 @@ def _submitting(workers: Workers, variant: Variant) -> Run:
     return lambda module, inputs: workers.submit(variant, module, inputs)
 
 
-def _whole_program(sides: tuple[Side, Side], inputs: Sequence[np.ndarray]) -> Frame:
-    entries = tuple(side.program.module.entry_computation_id for side in sides)
-    frame = frame_of(sides, (entries[0], entries[1]), [{Value(0): one} for one in inputs])
-    here, there = (shape_text(line.root.shape) for line in frame.lines)
-    if frame.matching.get(frame.line.root.id) != frame.lines[1].root.id or here != there:
+def _task(session: Session, sides: tuple[Side, Side], inputs: Sequence[np.ndarray]) -> _Task:
+    suspect, reference = sides
+    compared = compare(suspect.program.entry, reference.program.entry)
+    if signature(compared.lines[0]) != signature(compared.lines[1]):
         raise UsageError(
-            "the two files are not of the same program: their results differ in number, shape "
-            "or type",
+            "the two files are not of the same program: their inputs or results differ in number, "
+            "shape or type",
             hint="`snaprt inspect FILE` shows what a file holds",
         )
-    return frame
+    entry = suspect.program.module.entry_computation_id
+    one_program = (suspect, dataclasses.replace(reference, program=suspect.program))
+    frame = frame_of(one_program, (entry, entry), [{Value(0): one} for one in inputs])
+    return _Task(session, sides, frame, compared, inputs)
+
+
+def _run_whole(task: _Task) -> Pair:
+    """Run both sides' programs as they are."""
+    ((got,), (right,)) = task.session.run(*(whole(side, task.inputs) for side in task.sides))
+    return Pair(got, dict(zip(got, right.values(), strict=True)))
+
+
+def _run_crossed(task: _Task) -> Values:
+    """Run the reference's program as the suspect's is run."""
+    suspect, reference = task.sides
+    crossed = dataclasses.replace(suspect, program=reference.program)
+    ((values,),) = task.session.run(whole(crossed, task.inputs))
+    return values
 
 
 def _is_nonfinite(outputs: Pair) -> bool:
     return not all(map(nonfinite.is_finite, outputs.suspect.values()))
 
 
-def _localise_nonfinite(session: Session, frame: Frame, outputs: Pair) -> Localisation:
-    try:
-        origin = nonfinite.first_origin(session, frame, outputs.suspect)
-    except BudgetSpentError:
-        return _localisation(session, frame, outputs, Found("unfinished", ()))
+def _localise_nonfinite(task: _Task, outputs: Pair) -> Localisation:
+    origin = nonfinite.first_origin(task.session, task.frame, outputs.suspect)
     if origin is None:
-        result = _localisation(session, frame, outputs, Found("nothing", ()))
-        told = wording.no_origin_sentence(frame.sides[0].name, _is_nonfinite(outputs))
+        result = _localisation(task, outputs, Found("nothing", ()))
+        told = wording.no_origin_sentence(task.sides[0].name, _is_nonfinite(outputs))
         return dataclasses.replace(result, reference="", sentence=told)
     found = Found("instruction", (origin.place,), (), float("inf"))
-    result = _localisation(session, frame, outputs, found)
+    result = _localisation(task, outputs, found)
     return dataclasses.replace(result, reference="", sentence=wording.origin_sentence(origin))
 
 
-def _localisation(
-    session: Session, frame: Frame, outputs: Pair | None, found: Found
-) -> Localisation:
-    matched, count = count_matched(*frame.lines, frame.matching)
+def _localisation(task: _Task, outputs: Pair | None, found: Found) -> Localisation:
+    matched, count = count_matched(task.compared)
+    session = task.session
     result = Localisation(
         kind=found.kind,
         sentence="",
-        suspect=frame.sides[0].name,
-        reference=frame.sides[1].name,
+        suspect=task.sides[0].name,
+        reference=task.sides[1].name,
         instructions=found.places,
         difference=found.difference,
         outputs=_output_differences(outputs) if outputs is not None else (),

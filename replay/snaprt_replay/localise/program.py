@@ -21,7 +21,7 @@ from snaprt_replay.localise.findings import InstructionPlace
 
 _SOURCES = frozenset({"constant", "iota", "after-all", "partition-id", "replica-id"})
 _MADE_OF_SOURCES = frozenset({"broadcast", "reshape", "convert", "transpose", "slice"})
-_NO_WORK = frozenset({"parameter", "tuple", "get-tuple-element", "constant", "after-all"})
+NO_WORK = frozenset({"parameter", "tuple", "get-tuple-element", "constant", "after-all"})
 _INSTALLED = ("site-packages", "dist-packages", "/jax/_src/", "<frozen")
 
 
@@ -32,10 +32,12 @@ class Program:
     Args:
         module: The HloModuleProto, its calls inlined.
         scopes: Which calls an inlined instruction was in.
+        origins: Which instruction of a called computation it is a copy of.
     """
 
     module: XlaMessage
     scopes: Scopes
+    origins: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def computations(self) -> Mapping[int, XlaMessage]:
@@ -54,7 +56,7 @@ class Program:
 
 def flatten(module: XlaMessage) -> Program:
     """Return a module as a `Program`; the module is edited in place."""
-    return Program(module, inline_calls(module))
+    return Program(module, *inline_calls(module))
 
 
 class Line:
@@ -124,7 +126,7 @@ class Line:
         return [
             one
             for one in self.order[start:stop]
-            if one.opcode not in _NO_WORK and one.id not in self.free
+            if one.opcode not in NO_WORK and one.id not in self.free
         ]
 
     def sources(self, start: int, stop: int) -> list[XlaMessage]:
@@ -137,7 +139,7 @@ class Line:
         found = reached(
             free_operands(self.order[start:stop]), lambda one: free_operands([self.by_id[one]])
         )
-        return [one for one in self.order if one.id in found and one.opcode not in _NO_WORK]
+        return [one for one in self.order if one.id in found and one.opcode not in NO_WORK]
 
     def place(self, instruction: XlaMessage, frame: Sequence[str] = ()) -> InstructionPlace:
         """Describe an instruction for a person."""

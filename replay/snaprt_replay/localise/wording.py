@@ -47,7 +47,28 @@ def no_origin_sentence(suspect: str, nonfinite: bool) -> str:
     return f"what is not finite on {suspect} comes with the inputs, or is a constant of the program"
 
 
+def _edited(found: Localisation) -> str:
+    assert found.substituted is not None
+    before, after = map(error_text, found.substituted)
+    several = len(found.instructions) > 1
+    what = " and ".join(map(place_text, found.instructions))
+    return (
+        f"{what} {'differ' if several else 'differs'} between the programs of {found.suspect} and "
+        f"{found.reference}: with {'them' if several else 'it'} as in the reference, the outputs "
+        f"are {after} the tolerance off instead of {before}"
+    )
+
+
+def _candidates(found: Localisation) -> str:
+    return (
+        f"no operation can be proven to make the difference of {found.suspect} and "
+        f"{found.reference}; the candidates are {_span(found)}"
+    )
+
+
 def _instruction(found: Localisation) -> str:
+    if found.substituted is not None:
+        return _edited(found)
     what = " or ".join(map(place_text, found.instructions))
     error = max((one.error for one in found.difference), default=math.inf)
     return (
@@ -57,6 +78,8 @@ def _instruction(found: Localisation) -> str:
 
 
 def _interaction(found: Localisation) -> str:
+    if found.substituted is not None:
+        return _edited(found)
     healing = [one.variant for one in found.passes if one.error <= 1.0 and not one.failed]
     by = f"; {', '.join(healing)} is right" if healing else ""
     return (
@@ -73,7 +96,10 @@ def _amplification(found: Localisation) -> str:
 
 
 def _nothing(found: Localisation) -> str:
-    return f"{found.suspect} and {found.reference} agree within tolerance: nothing to localise"
+    agree = f"{found.suspect} and {found.reference} agree within tolerance: nothing to localise"
+    if found.instructions:
+        agree += f"; the programs differ in {_span(found)}, which changes no output by more"
+    return agree
 
 
 def _unfinished(found: Localisation) -> str:
@@ -92,6 +118,7 @@ _SENTENCES: Final[Mapping[Kind, Callable[[Localisation], str]]] = {
     "instruction": _instruction,
     "interaction": _interaction,
     "amplification": _amplification,
+    "candidates": _candidates,
     "nothing": _nothing,
     "unfinished": _unfinished,
 }

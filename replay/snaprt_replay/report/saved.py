@@ -57,6 +57,7 @@ _FOUND: Final[Mapping[Kind, tuple[Status, str]]] = {
     "instruction": ("bad", "FOUND"),
     "interaction": ("bad", "FOUND"),
     "amplification": ("bad", "ILL-CONDITIONED"),
+    "candidates": ("bad", "NOT PROVEN"),
     "nothing": ("ok", "AGREE"),
     "unfinished": ("bad", "UNFINISHED"),
 }
