@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import counting
+from jax.experimental.layout import Format, Layout
 
 import snaprt
 
@@ -207,3 +208,12 @@ def test_a_long_chain_neither_recurses_nor_leaks():
             y = y + 1
         snaprt.mark_step()
     np.testing.assert_array_equal(y, [501, 501])
+
+
+def test_an_input_that_is_laid_out_otherwise_runs_and_is_right() -> None:
+    plain = jnp.arange(12.0).reshape(3, 4)
+    other = jax.device_put(plain, Format(Layout((1, 0)), plain.sharding))
+    with snaprt.lazy():
+        for array in (plain, other, other):
+            assert np.array_equal(np.asarray(array * 2 + array.sum(0)), plain * 2 + plain.sum(0))
+    assert other.format.layout.major_to_minor == (1, 0)
