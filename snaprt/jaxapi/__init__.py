@@ -368,6 +368,8 @@ __all__ = [
     "module_to_hlo_proto",
     "named_shardings",
     "module_without_names",
+    "module_without_names",
+    "named_shardings",
     "names_within",
     "operation_context",
     "operations_within",
