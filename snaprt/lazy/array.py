@@ -131,8 +131,6 @@ class LazyArray(jaxapi.ArrayOfTrace):
             else result.point.placement.committed
         )
 
-    _committed = committed
-
     @property
     def weak_type(self) -> bool:
         """Whether the type gives way to that of another operand; known without computing it."""
@@ -157,9 +155,8 @@ class LazyArray(jaxapi.ArrayOfTrace):
     def devices(self) -> set[jaxapi.Device]:
         """Return the devices the value lies on; known without computing it."""
         result = self._result
-        placement = None if result is None else result.point.placement
-        known = placement is not None and placement.committed
-        return set(placement.devices) if known else self.sharding.device_set
+        devices = () if result is None else result.point.placement.devices
+        return set(devices) or self.sharding.device_set
 
     def __iter__(self) -> Iterator[Any]:
         if self.ndim and self.committed and len(self.devices()) > 1:
