@@ -132,10 +132,6 @@ class LazyArray(jaxapi.ArrayOfTrace):
         )
 
     @property
-    def _committed(self) -> bool:
-        return self.committed
-
-    @property
     def weak_type(self) -> bool:
         """Whether the type gives way to that of another operand; known without computing it."""
         return self.aval.weak_type
