@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 
 from snaprt.snapshot.xla import HloInstructionProto, XlaMessage
 from snaprt_replay.hlo import parameters
-from snaprt_replay.localise.program import Line, shape_text
+from snaprt_replay.localise.program import Line, Program, shape_text
 
 Matching = Mapping[int, int]
 """The id in the reference of each instruction of the suspect that has its like there."""
@@ -237,7 +237,13 @@ class _Pairing:
             return False
         if one.opcode == other.opcode:
             return True
-        # In any order: XLA's converter puts the constant of a sum last.
+        # XLA's converter folds what is made of constants, and puts the constant of a sum last.
+        return (
+            shape_text(one.shape) == shape_text(other.shape)
+            and self._is_free(one.id, 0) != self._is_free(other.id, 1)
+        ) or self._read_alike(one, other)
+
+    def _read_alike(self, one: XlaMessage, other: XlaMessage) -> bool:
         return (
             shape_text(one.shape) == shape_text(other.shape)
             and len(one.operand_ids) == len(other.operand_ids)
@@ -248,9 +254,16 @@ class _Pairing:
             )
         )
 
+    def _is_free(self, instruction: int, side: int) -> bool:
+        return instruction in (self.ours, self.theirs)[side].line.free
+
     def _is_more(self, instruction: int, side: int) -> bool:
         """Return whether one program computes a value more often than the other does."""
-        value = (self.ours, self.theirs)[side].values[instruction]
+        sides = (self.ours, self.theirs)
+        value = sides[side].values[instruction]
+        if self._is_free(instruction, side) and not self.counts[not side][value]:
+            # It may be a constant that was moved into a loop, or out of one.
+            return value not in _free_values(sides[not side].line.program)
         return self.counts[side][value] > self.counts[not side][value]
 
     def _is_extra(self, one: XlaMessage, other: XlaMessage, operand: int) -> bool:
@@ -271,6 +284,15 @@ class _Pairing:
             ):
                 return each
         return None
+
+
+@functools.lru_cache(maxsize=4)
+def _free_values(program: Program) -> frozenset[bytes]:
+    """Return the values that a program makes of constants alone, in any of its computations."""
+    lines = map(program.line, program.computations)
+    return frozenset(
+        value for line in lines for one, value in Digests(line).values.items() if one in line.free
+    )
 
 
 def match(suspect: Line, reference: Line) -> Matching:
