@@ -93,10 +93,15 @@ def test_an_edit_of_any_kind_is_the_only_one_that_is_named(
             continue  # not every edit is a valid program
         if compare(original.entry, edited.entry).is_same:
             continue  # such as of a branch's operand that is not used
-        named = [one for edit in edits_of(original, edited) for one in edit.places]
+        edits = edits_of(original, edited)
+        if edits[0].places[0].opcode == "while":
+            continue  # a value that does not change any more is none of the loop's state
+        named = [one for edit in edits for one in edit.places]
         assert named, plant
         for place in named:
             names = place.op_name.rpartition("/")[2].split(";")
+            # What was folded to a constant that the program has already is known by its readers.
+            names += [one.partition(".")[0] for one in place.operands]
             assert plant.accepted.intersection(names), (plant.before, plant.after, place)
         tried += 1
         if tried == 4:

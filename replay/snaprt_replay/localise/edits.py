@@ -184,7 +184,7 @@ def _to_name(members: Sequence[_Member]) -> Sequence[_Member]:
     own = [one for one in members if _partner(one) is not None and _is_changed(one)]
     extra = [one for one in members if _partner(one) is None]
     reading = [one for one in members if _partner(one) is not None and not _is_changed(one)]
-    working = [one for one in extra if _instruction(one).opcode not in NO_WORK]
+    working = [one for one in extra if _works(one)]
     sources = {one[1].lines[0].program.origins.get(_id(one), _id(one)) for one in working}
     if len(sources) == 1 and reading and all(_is_passed_by(one, working) for one in reading):
         reading = working
@@ -201,6 +201,11 @@ def _is_changed(member: _Member) -> bool:
     """Return whether the instruction itself differs from its partner, not only what it reads."""
     node, compared, _ = member
     return not compared.has_same_content(node.instruction, compared.partners[node.instruction])
+
+
+def _works(member: _Member) -> bool:
+    line = member[1].lines[0]
+    return _instruction(member).opcode not in NO_WORK and _id(member) not in line.free
 
 
 def _id(member: _Member) -> int:

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from snaprt.snapshot.xla import HloInstructionProto, XlaMessage
 from snaprt_replay.hlo import parameters
@@ -23,6 +23,8 @@ Matching = Mapping[int, int]
 
 STEPPED = frozenset({"while", "conditional"})
 """What calls computations that are compared instruction by instruction."""
+
+_COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
 
 # What does not change what an instruction computes, or is compared beside it.
 _NOT_CONTENT = (
@@ -62,7 +64,9 @@ class Digests:
             content = content_of(one).SerializeToString(deterministic=True)
             own = _digest(content, *(() if one.opcode in STEPPED else inside))
             self.own[one.id] = own
-            self.values[one.id] = _digest(own, *inside, *(self.values[i] for i in one.operand_ids))
+            read = [self.values[i] for i in one.operand_ids]
+            read = sorted(read) if one.opcode in _COMMUTATIVE else read
+            self.values[one.id] = _digest(own, *inside, *read)
 
     @property
     def result(self) -> bytes:
@@ -151,9 +155,15 @@ class Comparison:
         """Return whether their operands are the same values, or stand where the other's do."""
         ours = self.lines[0].by_id[one].operand_ids
         theirs = self.lines[1].by_id[other].operand_ids
-        return len(ours) == len(theirs) and all(
-            self.has_same_value(*pair) or self.partners.get(pair[0]) == pair[1]
-            for pair in zip(ours, theirs, strict=True)
+        orders = [ours]
+        if self.lines[0].by_id[one].opcode in _COMMUTATIVE:
+            orders.append(ours[::-1])
+        return len(ours) == len(theirs) and any(
+            all(
+                self.has_same_value(*pair) or self.partners.get(pair[0]) == pair[1]
+                for pair in zip(order, theirs, strict=True)
+            )
+            for order in orders
         )
 
 
@@ -222,10 +232,23 @@ class _Pairing:
                 continue
             self.partners[one.id] = there.id
             self.taken.add(there.id)
-            for pair in zip(one.operand_ids, there.operand_ids, strict=False):
-                if self.ours.values[pair[0]] != self.theirs.values[pair[1]]:
-                    self.votes[pair[0]][pair[1]] += 1
+            for mine, their in self._beside(one, there):
+                if self.ours.values[mine] != self.theirs.values[their]:
+                    self.votes[mine][their] += 1
             return
+
+    def _beside(self, one: XlaMessage, other: XlaMessage) -> list[tuple[int, int]]:
+        """Return the operands of two that stand for each other, as far as both have them."""
+
+        def same(pairs: Sequence[tuple[int, int]]) -> int:
+            return sum(self.ours.values[pair[0]] == self.theirs.values[pair[1]] for pair in pairs)
+
+        mine, theirs = list(one.operand_ids), list(other.operand_ids)
+        in_order = list(zip(mine, theirs, strict=False))
+        if one.opcode == other.opcode and one.opcode in _COMMUTATIVE:
+            turned = list(zip(mine, theirs[::-1], strict=True))
+            return max(in_order, turned, key=same)
+        return in_order
 
     def _alike(self, one: XlaMessage, other: XlaMessage) -> bool:
         """Return whether two may be one instruction, edited."""
