@@ -206,6 +206,22 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "SNAPRT_CACHE", "Keep compiled programs on disk and use those that are there.", default=True
     ),
     Setting(
+        "SNAPRT_AUTO_STEP_BYTES",
+        parse_size,
+        allowed="bytes, such as 500M or 10G",
+        default=1 << 30,
+        default_text="1G",
+        help="How many bytes pending operations hold or compute before an automatic step.",
+    ),
+    Setting(
+        "SNAPRT_AUTO_STEP_SIZE",
+        _count,
+        allowed="a number of operations; 0 for no automatic steps",
+        default=1000,
+        default_text="1000",
+        help="How many operations are pending at most where a program marks no steps.",
+    ),
+    Setting(
         "SNAPRT_CACHE_DIR",
         _path,
         allowed="a directory; it is made where it does not exist",
@@ -301,7 +317,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         allowed="a number of operations; 0 for no limit",
         default=100_000,
         default_text="100000",
-        help="Run what is pending once this many operations have been recorded without a cut.",
+        help="Run what is pending once this many operations are, those in jitted functions counted.",
     ),
     Setting(
         "SNAPRT_METRICS_FILE",
@@ -416,6 +432,14 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default="2",
         default_text="2",
         help="1 saves them, 2 minifies them, 3 does so aside, 4 also compares each new program.",
+    ),
+    Setting(
+        "SNAPRT_SLOW_COMPILE",
+        _seconds,
+        allowed="seconds; 0 for no warning",
+        default=10.0,
+        default_text="10",
+        help="Warn when a lazy program has been compiling for so long.",
     ),
     Setting(
         "SNAPRT_TRACE",

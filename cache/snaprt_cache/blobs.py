@@ -12,27 +12,23 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Final
+from typing import BinaryIO, Final
 
 from snaprt_cache import frame
-from snaprt_cache.folder import PRIVATE, Access, make_folders
+from snaprt_cache.errors import CacheError
+from snaprt_cache.folder import Folder, NotAFileError, try_lock
 from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused
 from snaprt_cache.signing import Signing
 
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # Windows: there, a file that is open cannot be removed anyway.
-    fcntl = None
-
 _BLOB_NAME: Final = re.compile(r"[0-9a-f]{64}\.blob")
 _FAN_NAME: Final = re.compile(r"[0-9a-f]{2}")
-_TEMPORARY_NAME: Final = re.compile(r"[0-9a-f]{12}-[0-9a-f]{16}\.tmp")
-# A damaged blob, or a garbled index with its journal; the first number is when, in nanoseconds.
+_TEMPORARY_NAME: Final = re.compile(
+    r"[0-9a-f]{12}-[0-9a-f]{16}\.tmp|\.(?:misses\.jsonl|file-digests\.json)\.\w+(?:\.tmp)?"
+)
+# A damaged blob; the first number is when, in nanoseconds. Older versions kept indexes, too.
 _SET_ASIDE_NAME: Final = re.compile(
     r"(?:[0-9a-f]{64}|index)-([0-9]+)-[0-9]+\.(?:bad|sqlite)(?:-[a-z]+)?"
 )
@@ -42,6 +38,7 @@ _STALE_SECONDS: Final = 900.0
 # Damaged blobs are kept for whoever wants to look into them; more than a few tell nothing new.
 _KEPT_ASIDE: Final = 32
 _UNSIGNED: Final = Signing()
+_PIECE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,28 +53,29 @@ class BlobFolder:
     """The blobs of one cache, and the temporary and damaged files beside them.
 
     Args:
-        root: The cache directory.
-        folder: The folder in it that belongs to this format.
-        access: The permissions of what it makes.
+        folder: The folder in the cache directory that belongs to this format.
         signing: Which signature a blob needs to be read.
     """
 
-    def __init__(
-        self, root: Path, folder: Path, access: Access = PRIVATE, signing: Signing = _UNSIGNED
-    ) -> None:
-        self._root = root
-        self._folder = folder
-        self._access = access
+    def __init__(self, folder: Folder, signing: Signing = _UNSIGNED) -> None:
         self._signing = signing
-        self._blobs = folder / "blobs"
-        self._temporary = folder / "temporary"
-        self.quarantine = folder / "quarantine"
+        self._folder = folder
+        self._blobs = folder.folder("blobs")
+        self._temporary = folder.folder("temporary")
+        self._quarantine = folder.folder("quarantine")
         self._sweep_lock = threading.Lock()
         self._swept = False
 
     def path(self, digest: str) -> Path:
         """Return where the blob of a key is, or would be."""
-        return self._blobs / digest[:2] / f"{digest}.blob"
+        return self._fan(digest).path / _name(digest)
+
+    def _fan(self, digest: str) -> Folder:
+        return self._blobs.folder(digest[:2])
+
+    def exists(self, digest: str) -> bool:
+        """Return whether something has the name of a key's blob."""
+        return self._fan(digest).status(_name(digest)) is not None
 
     def read(self, digest: str, *, set_aside: bool = True) -> Found | None:
         """Read and verify the blob of a key.
@@ -93,14 +91,17 @@ class BlobFolder:
             BlobDamaged: It was damaged, and has been set aside if the folder can be written.
             BlobRefused: It is not signed as it has to be; it stays where it is.
             OSError: It cannot be read.
+            CacheError: Others may write to it, and the cache is private.
         """
-        try:
-            file = _open(self.path(digest))
-        except FileNotFoundError:
-            return None
-        with file, self._setting_aside_if_damaged(digest, file, set_aside):
+        with contextlib.suppress(FileNotFoundError), self._open(digest, set_aside) as file:
             header = _read_header_of(digest, file, self._signing)
             return Found(header, frame.read_payload(file, header))
+        return None
+
+    def check(self, digest: str, *, set_aside: bool) -> None:
+        """Verify the blob of a key, whatever its size, in little memory; as ``read`` otherwise."""
+        with contextlib.suppress(FileNotFoundError), self._open(digest, set_aside) as file:
+            frame.check_payload(file, _read_header_of(digest, file, self._signing))
 
     def header(self, digest: str, *, set_aside: bool = True) -> BlobHeader | None:
         """Read the header of a key's blob.
@@ -111,65 +112,68 @@ class BlobFolder:
 
         Returns:
             None where there is no blob, or a damaged or a refused one, or it cannot be read.
+
+        Raises:
+            CacheError: Others may write to it, and the cache is private.
         """
         try:
-            file = _open(self.path(digest))
-            with file, self._setting_aside_if_damaged(digest, file, set_aside):
+            with self._open(digest, set_aside) as file:
                 return _read_header_of(digest, file, self._signing)
         except (OSError, BlobDamaged, BlobRefused):
             return None
 
-    def write(self, digest: str, *contents: bytes) -> None:
+    def open(self, digest: str) -> BinaryIO:
+        """Open the file of a key's blob, as it is.
+
+        Raises:
+            OSError: There is none, or it cannot be read.
+            CacheError: Others may write to it, and the cache is private.
+        """
+        return io.FileIO(self._fan(digest).open(_name(digest), os.O_RDONLY))
+
+    def write(self, digest: str, contents: Callable[[], Iterable[bytes]]) -> None:
         """Put a blob in place of whatever was there: readers see the old one or the whole new one.
 
         Args:
             digest: The key's digest.
-            contents: The blob's bytes, in pieces.
+            contents: Gives the blob's bytes, in pieces; called again where it has to be tried anew.
 
         Raises:
             OSError: It cannot be written; nothing is left behind.
+            CacheError: Others may write to it, and the cache is private.
         """
+        self._sweep_once()
         try:
-            self._write(digest, contents)
+            self._write(digest, contents())
         except FileNotFoundError:
             # Somebody removed the folders, or the whole cache, since they were made.
-            self._write(digest, contents)
+            self._write(digest, contents())
 
     def remove(self, digest: str) -> None:
         """Remove the blob of a key, if there is one; who has it open reads on.
 
         Raises:
             OSError: It cannot be removed.
+            CacheError: Others may write to it, and the cache is private.
         """
-        self.path(digest).unlink(missing_ok=True)
+        self._fan(digest).remove(_name(digest))
 
     def _write(self, digest: str, contents: Iterable[bytes]) -> None:
-        destination = self.path(digest)
-        make_folders(
-            self._access,
-            self._root,
-            self._folder,
-            self._temporary,
-            self._blobs,
-            destination.parent,
+        temporary = f"{digest[:12]}-{secrets.token_hex(8)}.tmp"
+        descriptor = self._temporary.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, make=True
         )
-        self._sweep_once()
-        temporary = self._temporary / f"{digest[:12]}-{secrets.token_hex(8)}.tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(temporary, flags, 0o600)  # until it is whole, it is its writer's
         try:
-            with open(descriptor, "wb", buffering=0) as file:
+            with io.FileIO(descriptor, "wb") as file:
                 # The lock tells a sweep that the writer lives. It ends with the process.
-                _try_lock(descriptor)
+                _is_unlocked(descriptor)
                 for content in contents:
                     _write_all(file, content)
-                if not self._access.is_private:
-                    os.chmod(temporary, self._access.file_mode)
                 os.fsync(descriptor)
-                os.replace(temporary, destination)
+                self._temporary.move(temporary, self._fan(digest), _name(digest))
         except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+            with contextlib.suppress(OSError, CacheError):
+                self._temporary.remove(temporary)
             raise
         # The folder is not synced: a power cut may take the new name away, which is a miss.
 
@@ -177,42 +181,56 @@ class BlobFolder:
         """Move a key's blob to the quarantine; return whether there was one and it was moved."""
         name = f"{digest}-{time.time_ns()}-{os.getpid()}.bad"
         try:
-            make_folders(self._access, self._root, self._folder, self.quarantine)
-            os.replace(self.path(digest), self.quarantine / name)
-        except OSError:
+            self._fan(digest).move(_name(digest), self._quarantine, name)
+        except (OSError, CacheError):
             return False
         self._forget_oldest_set_aside()
         return True
 
     @contextlib.contextmanager
-    def _setting_aside_if_damaged(
-        self, digest: str, file: io.FileIO, set_aside: bool = True
-    ) -> Iterator[None]:
+    def _open(self, digest: str, set_aside: bool) -> Iterator[BinaryIO]:
+        """Open a key's blob, and set it aside if it turns out to be damaged and that is wanted."""
         try:
-            yield
-        except BlobDamaged:
-            if not set_aside:
-                raise
-            # Between our read and now, another process may have put a good blob there.
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.stat(self.path(digest)), os.fstat(file.fileno())):
+            file = self.open(digest)
+        except NotAFileError as error:
+            if set_aside:
+                self.set_aside(digest)
+            raise BlobDamaged(str(error.strerror)) from error
+        with file:
+            try:
+                yield file
+            except BlobDamaged:
+                # Between our read and now, another process may have put a good blob there.
+                now = self._fan(digest).status(_name(digest)) if set_aside else None
+                if now is not None and os.path.samestat(now, os.fstat(file.fileno())):
                     self.set_aside(digest)
-            raise
+                raise
 
     def _forget_oldest_set_aside(self) -> None:
-        with contextlib.suppress(OSError):
-            matches = filter(None, map(_SET_ASIDE_NAME.fullmatch, os.listdir(self.quarantine)))
-            by_age = sorted(matches, key=lambda match: int(match[1]))
-            for match in by_age[:-_KEPT_ASIDE]:
-                os.unlink(self.quarantine / match[0])
+        names = self._quarantine.names(_SET_ASIDE_NAME)
+        by_age = sorted(names, key=lambda name: int(name.split("-")[1]))
+        for name in by_age[:-_KEPT_ASIDE]:
+            with contextlib.suppress(OSError):
+                self._quarantine.remove(name)
 
     def digests(self, prefix: str = "") -> Iterator[str]:
         """Return the digests of the keys that have a blob and start with ``prefix``."""
-        for fan in sorted(_names(self._blobs, _FAN_NAME)):
+        for fan in sorted(self._blobs.names(_FAN_NAME)):
             if fan.startswith(prefix[:2]):
-                for name in sorted(_names(self._blobs / fan, _BLOB_NAME)):
+                for name in sorted(self._blobs.folder(fan).names(_BLOB_NAME)):
                     if name.startswith(prefix):
                         yield name.removesuffix(".blob")
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each blob's file, by the digest of its key."""
+        sizes = {}
+        for fan in self._blobs.names(_FAN_NAME):
+            with contextlib.suppress(OSError), self._blobs.folder(fan).opened() as folder:
+                for name in filter(_BLOB_NAME.fullmatch, os.listdir(folder)):
+                    with contextlib.suppress(OSError):
+                        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                        sizes[name.removesuffix(".blob")] = status.st_size
+        return sizes
 
     def headers(self, *, set_aside: bool = True) -> Iterator[BlobHeader]:
         """Return the headers of all blobs that are whole; set the others aside if told to."""
@@ -221,8 +239,9 @@ class BlobFolder:
 
     def set_aside_files(self) -> list[Path]:
         """Return the files in the quarantine, but for journals, in no particular order."""
-        names = _names(self.quarantine, _SET_ASIDE_NAME)
-        return [self.quarantine / name for name in names if name.endswith((".bad", ".sqlite"))]
+        path = self._quarantine.path
+        names = self._quarantine.names(_SET_ASIDE_NAME)
+        return [path / name for name in names if name.endswith((".bad", ".sqlite"))]
 
     def clear(self) -> int:
         """Remove every blob and all that was set aside; return how many blobs there were.
@@ -234,13 +253,13 @@ class BlobFolder:
         """
         removed = 0
         for digest in list(self.digests()):
-            self.path(digest).unlink(missing_ok=True)
+            self.remove(digest)
             removed += 1
-        for name in _names(self.quarantine, _SET_ASIDE_NAME):
-            (self.quarantine / name).unlink(missing_ok=True)
-        for fan in _names(self._blobs, _FAN_NAME):
-            with contextlib.suppress(OSError):
-                (self._blobs / fan).rmdir()
+        for name in self._quarantine.names(_SET_ASIDE_NAME):
+            self._quarantine.remove(name)
+        for fan in self._blobs.names(_FAN_NAME):
+            with contextlib.suppress(OSError), self._blobs.opened() as folder:
+                os.rmdir(fan, dir_fd=folder)
         return removed
 
     def _sweep_once(self) -> None:
@@ -252,29 +271,44 @@ class BlobFolder:
 
     def sweep(self) -> int:
         """Remove what killed writers left behind; return how many files that were."""
-        return sum(self._remove_stale(path) for path in self.temporary_files())
+        return sum(self._remove_stale(folder, name) for folder, name in self._temporary_files())
 
     def stale_files(self) -> list[Path]:
         """Return what killed writers left behind."""
-        return [path for path in self.temporary_files() if self._remove_stale(path, really=False)]
+        return [
+            folder.path / name
+            for folder, name in self._temporary_files()
+            if self._remove_stale(folder, name, really=False)
+        ]
 
-    def temporary_files(self) -> list[Path]:
-        """Return the files of writers, those at work and those that were killed."""
-        return [self._temporary / name for name in _names(self._temporary, _TEMPORARY_NAME)]
+    def _temporary_files(self) -> list[tuple[Folder, str]]:
+        return [
+            (folder, name)
+            for folder in (self._temporary, self._folder)
+            for name in folder.names(_TEMPORARY_NAME)
+        ]
 
-    def _remove_stale(self, path: Path, *, really: bool = True) -> bool:
+    def _remove_stale(self, folder: Folder, name: str, *, really: bool = True) -> bool:
         """Remove a temporary file if it is stale; return whether it is.
 
         A file is stale when it is old and no living process holds its lock. The clock may have
         been set back: a file from far in the future counts as old, too.
         """
-        # Open for writing: a network file system locks nothing exclusively otherwise.
-        with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as file:
-            age = abs(time.time() - os.fstat(file.fileno()).st_mtime)
-            if age > _STALE_SECONDS and _try_lock(file.fileno()):
-                if really:
-                    os.unlink(path)
-                return True
+        status = folder.status(name)
+        if status is None or abs(time.time() - status.st_mtime) <= _STALE_SECONDS:
+            return False
+        with contextlib.suppress(OSError, CacheError):
+            # Open for writing: a network file system locks nothing exclusively otherwise.
+            with contextlib.suppress(NotAFileError):  # No writer of ours makes such a thing.
+                descriptor = folder.open(name, os.O_RDWR)
+                try:
+                    if not _is_unlocked(descriptor):
+                        return False
+                finally:
+                    os.close(descriptor)
+            if really:
+                folder.remove(name)
+            return True
         return False
 
     def after_fork_in_child(self) -> None:
@@ -282,11 +316,8 @@ class BlobFolder:
         self._sweep_lock = threading.Lock()
 
 
-def _names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
-    try:
-        return [name for name in os.listdir(folder) if pattern.fullmatch(name)]
-    except OSError:
-        return []
+def _name(digest: str) -> str:
+    return f"{digest}.blob"
 
 
 def read_content(digest: str, content: bytes, signing: Signing) -> Found:
@@ -297,23 +328,40 @@ def read_content(digest: str, content: bytes, signing: Signing) -> Found:
         BlobRefused: It is not signed as ``signing`` asks.
     """
     file = io.BytesIO(content)
-    header = frame.read_header(file, len(content), signing)
-    return Found(_of_key(digest, header), frame.read_payload(file, header))
+    header = _read_header_of(digest, file, signing)
+    return Found(header, frame.read_payload(file, header))
 
 
-def _read_header_of(digest: str, file: io.FileIO, signing: Signing) -> BlobHeader:
-    size = os.fstat(file.fileno()).st_size
-    return _of_key(digest, frame.read_header(file, size, signing))
+def check_content(digest: str, file: BinaryIO, signing: Signing) -> BlobHeader:
+    """Verify a blob that came from elsewhere, whatever its size, in little memory.
 
+    Args:
+        digest: The digest of the key whose blob it should be.
+        file: Holds the blob and nothing else, and stands at its start.
+        signing: Which signature it needs.
 
-def _of_key(digest: str, header: BlobHeader) -> BlobHeader:
-    if header.key.digest != digest:
-        raise BlobDamaged("it belongs to another key")
+    Raises:
+        BlobDamaged: It is no whole blob of this key.
+        BlobRefused: It is not signed as ``signing`` asks.
+        OSError: It cannot be read.
+    """
+    header = _read_header_of(digest, file, signing)
+    frame.check_payload(file, header)
     return header
 
 
-def _open(path: Path) -> io.FileIO:
-    return io.FileIO(path, "rb")
+def pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Return what is left of a file, a megabyte at a time."""
+    return iter(lambda: file.read(_PIECE_BYTES), b"")
+
+
+def _read_header_of(digest: str, file: BinaryIO, signing: Signing) -> BlobHeader:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    header = frame.read_header(file, size, signing)
+    if header.key.digest != digest:
+        raise BlobDamaged("it belongs to another key")
+    return header
 
 
 def _write_all(file: io.FileIO, content: bytes) -> None:
@@ -322,15 +370,9 @@ def _write_all(file: io.FileIO, content: bytes) -> None:
         view = view[file.write(view) or 0 :]
 
 
-def _try_lock(descriptor: int) -> bool:
-    """Take the file's lock without waiting; True also where there are no such locks."""
-    if fcntl is None:
-        return True
+def _is_unlocked(descriptor: int) -> bool:
+    """Lock a file; say whether nobody else has. Without locks, the age of a file alone decides."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(descriptor)
     except OSError:
-        # A file system without locks: age alone decides.
         return True
-    return True

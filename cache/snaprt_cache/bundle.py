@@ -7,22 +7,26 @@ described in ``docs/team-cache.md``.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
+import io
 import json
 import os
 import re
 import secrets
 import tarfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import blake3
 
-from snaprt_cache.blobs import read_content
+from snaprt_cache.blobs import check_content, pieces
 from snaprt_cache.errors import CacheError
+from snaprt_cache.folder import try_lock
 from snaprt_cache.frame import BlobDamaged, BlobRefused
 from snaprt_cache.signing import Signing
 
@@ -40,6 +44,10 @@ _MAX_MANIFEST_BYTES: Final = 64 << 20
 _MAX_BLOB_BYTES: Final = 1 << 36
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _ANY_SIGNATURE: Final = Signing()
+# Its writer may stand between making a file and locking it.
+_STALE_SECONDS: Final = 60.0
+_TEMPORARY_PREFIX: Final = ".snaprt-bundle."
+_TEMPORARY_NAME: Final = re.compile(r"\.snaprt-bundle\.[0-9a-f]{16}\.tmp")
 
 
 @dataclass(frozen=True)
@@ -82,35 +90,39 @@ class _Front:
 
 
 def write_bundle(
-    path: Path, keys: Iterable[str], read_blob: Callable[[str], bytes], signing_key: bytes | None
+    path: Path, keys: Iterable[str], open_blob: Callable[[str], BinaryIO], signing_key: bytes | None
 ) -> Bundle:
     """Write a bundle: the same entries and the same signing key give the same bytes.
 
     Args:
         path: The file, replaced if it is there.
         keys: The digests of the keys of the entries that go in, in any order.
-        read_blob: Returns the content of the blob file of a key; called twice for each.
+        open_blob: Opens the blob file of a key; called twice for each.
         signing_key: Signs the bundle; None leaves it unsigned.
 
     Raises:
         CacheError: A blob is damaged or has changed meanwhile, or the file cannot be written.
     """
-    blobs = tuple(_described(key, read_blob(key)) for key in sorted(set(keys)))
+    _remove_stale(path)
+    blobs = tuple(_described(key, open_blob) for key in sorted(set(keys)))
     manifest = _manifest_bytes(blobs)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f"{_TEMPORARY_PREFIX}{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
-            _write_member(file, _MANIFEST, manifest)
+            fcntl.flock(file, fcntl.LOCK_EX)  # says that its writer lives
+            _write_member(file, _MANIFEST, len(manifest), [manifest])
             if signing_key is not None:
-                _write_member(file, _SIGNATURE, _signature(signing_key, manifest))
+                signature = _signature(signing_key, manifest)
+                _write_member(file, _SIGNATURE, len(signature), [signature])
             for blob in blobs:
-                content = read_blob(blob.key)
-                if blake3.blake3(content).hexdigest() != blob.blake3:
+                digest = blake3.blake3()
+                with open_blob(blob.key) as content:
+                    _write_member(file, _member_name(blob), blob.bytes, _hashed(content, digest))
+                if digest.hexdigest() != blob.blake3:
                     raise CacheError(
                         f"the entry {blob.key[:12]} changed while the bundle was written",
                         hint="Write the bundle again.",
                     )
-                _write_member(file, _member_name(blob), content)
             file.write(_TRAILER)
             file.flush()
             os.fsync(file.fileno())
@@ -145,8 +157,10 @@ def read_bundle(path: Path, signing_key: bytes | None) -> Bundle:
     return Bundle(path, front.blobs, bool(front.signature))
 
 
-def bundled_blobs(bundle: Bundle) -> Iterator[tuple[str, bytes]]:
+def bundled_blobs(bundle: Bundle) -> Iterator[tuple[str, BinaryIO]]:
     """Return the key and the content of each blob of a bundle that ``read_bundle`` found whole.
+
+    The content is a file that can be read until the next one is asked for.
 
     Raises:
         CacheError: The file has changed since.
@@ -156,6 +170,16 @@ def bundled_blobs(bundle: Bundle) -> Iterator[tuple[str, bytes]]:
             raise _damaged(bundle.path, "it has changed since it was verified")
         for blob, content in _read_blobs(bundle.path, file, bundle.blobs):
             yield blob.key, content
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what writers of bundles that were killed left in a folder."""
+    with contextlib.suppress(OSError):
+        for name in filter(_TEMPORARY_NAME.fullmatch, os.listdir(path.parent)):
+            with contextlib.suppress(OSError), open(path.with_name(name), "r+b") as file:
+                age = time.time() - os.fstat(file.fileno()).st_mtime
+                if abs(age) > _STALE_SECONDS and try_lock(file.fileno()):
+                    os.unlink(path.with_name(name))
 
 
 # The file: a tar archive, of which only what `write_bundle` writes is accepted.
@@ -189,8 +213,8 @@ def _padding(size: int) -> bytes:
     return bytes(-size % _BLOCK_BYTES)
 
 
-def _write_member(file: BinaryIO, name: str, content: bytes) -> None:
-    for piece in (_member_header(name, len(content)), content, _padding(len(content))):
+def _write_member(file: BinaryIO, name: str, size: int, content: Iterable[bytes]) -> None:
+    for piece in (_member_header(name, size), *content, _padding(size)):
         file.write(piece)
 
 
@@ -232,14 +256,18 @@ def _read_front(path: Path, file: BinaryIO) -> _Front:
 
 def _read_blobs(
     path: Path, file: BinaryIO, blobs: Iterable[BundledBlob]
-) -> Iterator[tuple[BundledBlob, bytes]]:
+) -> Iterator[tuple[BundledBlob, BinaryIO]]:
     for blob in blobs:
         if _take(path, file, _BLOCK_BYTES) != _member_header(_member_name(blob), blob.bytes):
             raise _damaged(path, f"the entry {blob.key[:12]} is not where it should be")
-        content = _take_content(path, file, blob.bytes)
-        if blake3.blake3(content).hexdigest() != blob.blake3:
+        start = file.tell()
+        content = io.BufferedReader(_Section(file, start, blob.bytes))
+        if _digest(content) != blob.blake3:
             raise _damaged(path, f"the entry {blob.key[:12]} does not match its digest")
+        content.seek(0)
         yield blob, content
+        file.seek(start + blob.bytes)
+        _take_padding(path, file, blob.bytes)
     if _take(path, file, len(_TRAILER)) != _TRAILER:
         raise _damaged(path, "it does not end as a bundle does")
 
@@ -253,10 +281,57 @@ def _take(path: Path, file: BinaryIO, count: int) -> bytes:
 
 def _take_content(path: Path, file: BinaryIO, size: int) -> bytes:
     content = _take(path, file, size)
+    _take_padding(path, file, size)
+    return content
+
+
+def _take_padding(path: Path, file: BinaryIO, size: int) -> None:
     padding = _padding(size)
     if _take(path, file, len(padding)) != padding:
         raise _damaged(path, "there is something between its members")
-    return content
+
+
+class _Section(io.RawIOBase):
+    """A part of a file, as a file of its own."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._place = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._place = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        )
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: max(0, self._size - self._place)]
+        self._file.seek(self._start + self._place)
+        content = self._file.read(len(view))
+        view[: len(content)] = content
+        self._place += len(content)
+        return len(content)
+
+
+def _hashed(file: BinaryIO, digest: blake3.blake3) -> Iterator[bytes]:
+    for piece in pieces(file):
+        digest.update(piece)
+        yield piece
+
+
+def _digest(file: BinaryIO) -> str:
+    digest = blake3.blake3()
+    for piece in pieces(file):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _parse_manifest(path: Path, manifest: bytes) -> tuple[BundledBlob, ...]:
@@ -280,7 +355,11 @@ def _parse_manifest(path: Path, manifest: bytes) -> tuple[BundledBlob, ...]:
 
 def _is_sound(blob: BundledBlob) -> bool:
     return (
-        all(_DIGEST.fullmatch(text) is not None for text in (blob.key, blob.blake3))
+        all(
+            isinstance(text, str) and _DIGEST.fullmatch(text) is not None
+            for text in (blob.key, blob.blake3)
+        )
+        and type(blob.bytes) is int
         and 0 < blob.bytes <= _MAX_BLOB_BYTES
     )
 
@@ -288,18 +367,21 @@ def _is_sound(blob: BundledBlob) -> bool:
 # Whether to believe it.
 
 
-def _described(key: str, content: bytes) -> BundledBlob:
-    _read_or_refuse(key, content, f"the entry {key[:12]}")
-    return BundledBlob(key, len(content), blake3.blake3(content).hexdigest())
+def _described(key: str, open_blob: Callable[[str], BinaryIO]) -> BundledBlob:
+    with open_blob(key) as content:
+        _check_or_refuse(key, content, f"the entry {key[:12]}")
+        size = content.tell()
+        content.seek(0)
+        return BundledBlob(key, size, _digest(content))
 
 
-def _verify(path: Path, blob: BundledBlob, content: bytes) -> None:
-    _read_or_refuse(blob.key, content, f"the bundle {path} holds an entry, {blob.key[:12]}, that")
+def _verify(path: Path, blob: BundledBlob, content: BinaryIO) -> None:
+    _check_or_refuse(blob.key, content, f"the bundle {path} holds an entry, {blob.key[:12]}, that")
 
 
-def _read_or_refuse(key: str, content: bytes, what: str) -> None:
+def _check_or_refuse(key: str, content: BinaryIO, what: str) -> None:
     try:
-        read_content(key, content, _ANY_SIGNATURE)
+        check_content(key, content, _ANY_SIGNATURE)
     except (BlobDamaged, BlobRefused) as error:
         raise CacheError(
             f"{what} is damaged: {error}", hint="`snaprt cache verify --heal` removes damaged ones."

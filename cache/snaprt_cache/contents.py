@@ -6,21 +6,22 @@ Knows blobs, rows and figures; what programs do with entries is store's business
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
-from snaprt_cache import reports
+from snaprt_cache import file_digests, reports
 from snaprt_cache.blobs import BlobFolder
 from snaprt_cache.errors import CacheError
-from snaprt_cache.folder import PRIVATE, make_folders, shared_access
+from snaprt_cache.folder import PRIVATE, Folder, shared_access
 from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused
-from snaprt_cache.index import Index
-from snaprt_cache.index_file import IndexUnavailable
+from snaprt_cache.index import Index, IndexUnavailable
+from snaprt_cache.key import Key, KeyPart
 from snaprt_cache.reports import CacheStats, Finding
-from snaprt_cache.rows import EntryRow, IndexedEntry, indexed_entry, is_key
+from snaprt_cache.rows import KEY_NAME, EntryRow, IndexedEntry, indexed_entry, is_key
 from snaprt_cache.signing import Signing
 from snaprt_cache.trouble import LOGGER, Warnings
 from snaprt_cache.usage import PendingUsage
@@ -52,9 +53,11 @@ class Contents:
         self._signing = signing
         #: The permissions of what is made in the directory.
         self.access = shared_access(path) if signing.required else PRIVATE
-        self._blobs = BlobFolder(path, self.folder, self.access, signing)
-        self._index = Index(path, self.folder, self._blobs.quarantine, self._blob_rows, self.access)
-        self._pins = self.folder / "pins"
+        #: As ``folder``, to open what is in it.
+        self.inside: Final = Folder(path, (FORMAT_FOLDER,), self.access)
+        self._blobs = BlobFolder(self.inside, signing)
+        self._index = Index(self.inside, self._blob_rows)
+        self._pins = self.inside.folder("pins")
         self._usage = PendingUsage(self._index)
         self._warnings = Warnings(path)
         self._writes = writes
@@ -75,6 +78,44 @@ class Contents:
         """Return what an entry's blob says about itself: its key's parts, metadata and sizes."""
         return self._blobs.header(digest)
 
+    def keys(self, digests: Iterable[str]) -> dict[str, Key]:
+        """Return the key with its parts of each of these entries, by digest."""
+        parts: dict[str, list[KeyPart]] = {}
+        with contextlib.suppress(IndexUnavailable):
+            for digest, name, value in self._index.key_parts() if self.folder.is_dir() else ():
+                parts.setdefault(digest, []).append(KeyPart(name, value))
+        keys = {}
+        for digest in digests:
+            if digest in parts:
+                keys[digest] = Key(tuple(parts[digest]))
+            elif (header := self.header(digest)) is not None:
+                keys[digest] = header.key
+        return keys
+
+    def events_by_day(self) -> dict[str, dict[str, float]]:
+        """Return what happened by day (UTC, ``YYYY-MM-DD``) and event, the oldest day first."""
+        days: dict[str, dict[str, float]] = {}
+        with contextlib.suppress(IndexUnavailable):
+            for day, event, value in self._index.totals() if self.folder.is_dir() else ():
+                days.setdefault(day, {})[event] = value
+        return days
+
+    def open_blob(self, digest: str) -> BinaryIO:
+        """Open an entry's blob, unverified.
+
+        Raises:
+            CacheError: There is none, or it cannot be read.
+        """
+        try:
+            return self._blobs.open(digest)
+        except OSError as error:
+            raise CacheError(
+                f"the entry {digest[:12]} cannot be read: {error.strerror or error} "
+                f"({self._blobs.path(digest)})",
+                hint="`snaprt cache verify --heal` removes damaged entries; if another process has "
+                "just removed this one, try again.",
+            ) from error
+
     def blob_path(self, digest: str) -> Path:
         """Return where an entry's blob is, or would be."""
         return self._blobs.path(digest)
@@ -87,11 +128,13 @@ class Contents:
     def stats(self) -> CacheStats:
         """Return the cache in numbers."""
         rows = self.entries()
-        totals: Mapping[str, float] = {}
+        totals: dict[str, float] = {}
+        for events in self.events_by_day().values():
+            for event, value in events.items():
+                totals[event] = totals.get(event, 0.0) + value
         journal = "none"
         if self.folder.is_dir():
             with contextlib.suppress(IndexUnavailable):
-                totals = self._index.totals()
                 journal = self._index.journal_mode()
         return CacheStats(
             path=self.path,
@@ -128,6 +171,14 @@ class Contents:
             yield finding
         if self.folder.is_dir():
             yield self._check_index(sound, there, heal)
+        if problem := file_digests.problem(self.inside):
+            yield Finding(
+                "file of digests",
+                "",
+                self.folder / file_digests.FILE_NAME,
+                problem,
+                heal and self._is_removed(file_digests.FILE_NAME),
+            )
         stale = self._blobs.stale_files()
         if heal:
             self._blobs.sweep()
@@ -187,7 +238,7 @@ class Contents:
         try:
             removed = self._blobs.clear()
             for digest in self._pinned():
-                (self._pins / digest).unlink(missing_ok=True)
+                self._pins.remove(digest)
         except OSError as error:
             raise self._error("clear", error) from error
         self._usage.clear()
@@ -219,54 +270,35 @@ class Contents:
             self._write_usage()
             self._reconcile()
             rows = self._index.entries(prefix)
-            # A row of which SQLite's own index says something else is not seen in reconciling.
-            if any(not self._blobs.path(row.key).exists() for row in rows):
-                self._set_aside_if_damaged()
-                self._reconcile()
-                rows = self._index.entries(prefix)
-            return rows
         except IndexUnavailable as error:
             LOGGER.info("listing the blobs, for the index cannot be used: %s", error)
-        rows = [indexed.row for indexed in self._blob_rows() if indexed.row.key.startswith(prefix)]
-        return sorted(rows, key=lambda row: row.created, reverse=True)
+            listed = [indexed.row for indexed in self._blob_rows()]
+            rows = sorted(
+                (row for row in listed if row.key.startswith(prefix)),
+                key=lambda row: row.created,
+                reverse=True,
+            )
+        pinned = self._pinned()
+        return [dataclasses.replace(row, pinned=row.key in pinned) for row in rows]
 
-    def _set_aside_if_damaged(self) -> str:
-        """Check the index, and move it to the quarantine for a problem, which is returned."""
-        problem = self._index.problem()
-        if problem:
-            self._index.set_aside()
-        return problem
-
-    def _reconcile(self) -> bool:
-        """Give the index a row for each blob, and no other: a process may die between the two.
-
-        Returns:
-            Whether it was so.
-        """
+    def _reconcile(self) -> None:
+        """Give the index a row for each blob, and no other: a process may die between the two."""
         known = self._index.keys()
         there = set(self._blobs.digests())
         self._put_rows(there - known)
         if gone := known - there:
             self._index.remove(gone)
-        pinned = self._pinned()
-        mistaken = (self._index.pinned() ^ pinned) & there
-        for digest in mistaken:
-            self._index.set_pinned(digest, digest in pinned)
-        return self._index.settle_sizes() and there == known and not mistaken
 
     def _blob_rows(self) -> Iterator[IndexedEntry]:
-        return map(self._indexed, self._blobs.headers())
+        return map(indexed_entry, self._blobs.headers())
 
     def _put_rows(self, digests: Iterable[str]) -> set[str]:
         """Give the index a row for each of these blobs; return which there are."""
         headers = map(self._blobs.header, digests)
-        rows = [self._indexed(header) for header in headers if header is not None]
+        rows = [indexed_entry(header) for header in headers if header is not None]
         if rows:
             self._index.put(rows)
         return {indexed.row.key for indexed in rows}
-
-    def _indexed(self, header: BlobHeader) -> IndexedEntry:
-        return indexed_entry(header, pinned=os.path.exists(self._pins / header.key.digest))
 
     def _write_usage(self) -> None:
         # Blobs whose row was lost with the process that put them, or with a damaged index.
@@ -282,52 +314,51 @@ class Contents:
 
     def _make_room(self, limit: int, keep: frozenset[str]) -> list[EntryRow]:
         """Evict after a put that went over the limit; a few more than need be, and not too many."""
-        target = int(limit * _FILLED_AFTER_EVICTION)
-        gone, _ = self._index.evict(
-            target, self._blobs.remove, at_most=_EVICTED_AT_ONCE, limit_bytes=limit, keep=keep
-        )
-        return gone
+        return self._evict(int(limit * _FILLED_AFTER_EVICTION), limit, keep)[0]
 
     def _evict_to(self, target: int) -> list[EntryRow]:
         gone: list[EntryRow] = []
         while True:
-            more, sizes = self._index.evict(
-                target, self._blobs.remove, at_most=_EVICTED_AT_ONCE, limit_bytes=_ANY_SIZE
-            )
+            more, left = self._evict(target, _ANY_SIZE, frozenset())
             gone += more
-            if not more or sizes.stored_bytes <= target:
+            if not more or left <= target:
                 return gone
+
+    def _evict(self, target: int, limit: int, keep: frozenset[str]) -> tuple[list[EntryRow], int]:
+        return self._index.evict(
+            target,
+            self._blobs.sizes,
+            self._blobs.remove,
+            at_most=_EVICTED_AT_ONCE,
+            limit_bytes=limit,
+            keep=keep | self._pinned(),
+        )
 
     # Pins.
 
     def _set_pinned(self, digest: str, pinned: bool) -> bool:
-        if not is_key(digest) or not self._blobs.path(digest).is_file():
+        if not is_key(digest) or not self._blobs.exists(digest):
             return False
         try:
-            if pinned:
-                make_folders(self.access, self.path, self.folder, self._pins)
-                (self._pins / digest).touch(mode=self.access.file_mode)
-            else:
-                (self._pins / digest).unlink(missing_ok=True)
+            if pinned and self._pins.status(digest) is None:
+                os.close(self._pins.open(digest, os.O_WRONLY | os.O_CREAT, make=True))
+            elif not pinned:
+                self._pins.remove(digest)
         except OSError as error:
             raise self._error(
                 "pin an entry of" if pinned else "unpin an entry of", error
             ) from error
-        self._with_index(lambda: self._index.set_pinned(digest, pinned))
         return True
 
-    def _pinned(self) -> set[str]:
-        try:
-            return set(filter(is_key, os.listdir(self._pins)))
-        except OSError:
-            return set()
+    def _pinned(self) -> frozenset[str]:
+        return frozenset(self._pins.names(KEY_NAME))
 
     # Checking.
 
     def _check_blob(self, digest: str, heal: bool) -> Finding:
         path = self._blobs.path(digest)
         try:
-            self._blobs.read(digest, set_aside=heal)
+            self._blobs.check(digest, set_aside=heal)
         except BlobDamaged as damage:
             healed = heal and not path.exists()
             if healed:
@@ -341,15 +372,21 @@ class Contents:
 
     def _check_index(self, sound: set[str], there: set[str], heal: bool) -> Finding:
         try:
-            problem = self._set_aside_if_damaged() if heal else self._index.problem()
-            if not problem and not sound <= self._index.keys() <= there:
-                problem = "its rows are not those of the entries"
+            # A damaged index has been made anew by then: it holds nothing that blobs do not.
+            if damage := self._index.check():
+                return Finding("index", "", self.index_path, damage, True)
+            right = sound <= self._index.keys() <= there
             if heal:
-                right = self._reconcile()
-                problem = problem or ("" if right else "its sums or pins were not right")
+                self._reconcile()
         except IndexUnavailable as error:
             return Finding("index", "", self.index_path, str(error))
+        problem = "" if right else "its rows are not those of the entries"
         return Finding("index", "", self.index_path, problem, bool(problem) and heal)
+
+    def _is_removed(self, name: str) -> bool:
+        with contextlib.suppress(OSError):
+            self.inside.remove(name)
+        return self.inside.status(name) is None
 
     # Trouble.
 

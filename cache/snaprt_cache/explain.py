@@ -17,6 +17,8 @@ _Candidate = TypeVar("_Candidate")
 
 #: The part that says what the program computes; all others say with what it was compiled.
 MODULE: Final = "module"
+# What differs by itself where another part does, which says more.
+_FOLLOWS: Final[Mapping[str, str]] = {"signature": MODULE, "parsed flags": "flags"}
 # The form in which the executable is stored.
 _FORM: Final = "kind"
 # What a digest is cut to where a person reads it.
@@ -52,12 +54,13 @@ def explain(before: Key, after: Key) -> list[PartDifference]:
 
 def _explain(old: Mapping[str, str], new: Mapping[str, str]) -> list[PartDifference]:
     names = [*new, *(name for name in old if name not in new)]
+    differing = [name for name in names if old.get(name) != new.get(name)]
     return [
         PartDifference(
             name, old.get(name), new.get(name), _words(name, old.get(name), new.get(name))
         )
-        for name in names
-        if old.get(name) != new.get(name)
+        for name in differing
+        if _FOLLOWS.get(name) not in differing
     ]
 
 
@@ -95,6 +98,14 @@ def _as_a_file(old: str, new: str) -> tuple[str, ...]:
     return (f"the file has another content: {_short(old)} -> {_short(new)}",)
 
 
+def _as_options_in_effect(old: str, new: str) -> tuple[str, ...]:
+    return (f"XLA parsed other flags, or JAX set other options: {_short(old)} -> {_short(new)}",)
+
+
+def _as_a_signature(old: str, new: str) -> tuple[str, ...]:
+    return (f"called with other types, shardings or donations: {_short(old)} -> {_short(new)}",)
+
+
 def _as_flags(old: str, new: str) -> tuple[str, ...]:
     return _by_name(_flags(old), _flags(new))
 
@@ -113,6 +124,8 @@ _SAYINGS: Final[tuple[tuple[str, Callable[[str, str], tuple[str, ...]]], ...]] =
     ("binary ", _as_a_file),
     ("file ", _as_a_file),
     ("flags", _as_flags),
+    ("parsed flags", _as_options_in_effect),
+    ("signature", _as_a_signature),
     ("settings", _as_settings),
     ("topology", _as_settings),
     ("cpu_features", _as_features),
@@ -209,9 +222,11 @@ _REASONS: Final = (
     ("device_kind", "other device"),
     ("cpu_features", "other device"),
     (MODULE, OTHER_MODULE),
+    ("signature", "other types, shardings or donations"),
     ("topology", "other devices"),
     ("flags", "other flags"),
     ("file ", "other flags"),
+    ("parsed flags", "other flags"),
     ("options", "other options"),
     ("settings", "other settings"),
 )

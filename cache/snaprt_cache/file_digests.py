@@ -5,10 +5,8 @@ Knows files, not what their digests are for.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -17,9 +15,12 @@ import blake3
 
 from snaprt_cache.errors import CacheError
 from snaprt_cache.flight import Flight
-from snaprt_cache.folder import make_private_folders, refuse_if_unsafe
+from snaprt_cache.folder import Folder
 
-_MEMO_NAME: Final = "file-digests.json"
+#: What the file is called.
+FILE_NAME: Final = "file-digests.json"
+_VERSION: Final = 2
+_LARGEST_BYTES: Final = 1 << 20
 _MEMO_ROWS: Final = 64
 # A file that changed this recently may change again without a new time stamp.
 _MEMO_MIN_AGE_SECONDS: Final = 2.0
@@ -43,8 +44,7 @@ def file_digest(path: str | Path, memo_folder: Path | None = None) -> str:
         OSError: The file cannot be read.
     """
     status = os.stat(path)
-    if memo_folder is not None and not _is_private(memo_folder):
-        memo_folder = None
+    memo = None if memo_folder is None else Folder(memo_folder.parent, (memo_folder.name,))
     row = (
         f"{os.path.abspath(path)}:"
         f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
@@ -53,11 +53,7 @@ def file_digest(path: str | Path, memo_folder: Path | None = None) -> str:
         return _digest_of_content(path)
     digest = _digests_of_this_process.get(row)
     if digest is None:
-        digest = (
-            _digest_of_content(path)
-            if memo_folder is None
-            else _remembered_digest(path, memo_folder, row)
-        )
+        digest = _digest_of_content(path) if memo is None else _remembered_digest(path, memo, row)
         _digests_of_this_process[row] = digest
     return digest
 
@@ -66,56 +62,72 @@ def _digest_of_content(path: str | Path) -> str:
     return blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path).hexdigest()
 
 
-def _remembered_digest(path: str | Path, memo_folder: Path, row: str) -> str:
+def _remembered_digest(path: str | Path, memo: Folder, row: str) -> str:
     """Look the digest up, or read the file while other processes that need it wait for that."""
 
     def remembered() -> str | None:
-        return _read_memo(memo_folder).get(row)
+        return _rows(memo).get(row)
 
     digest = remembered()
     if digest is not None:
         return digest
-    flight = Flight(memo_folder, _MEMO_WAIT_SECONDS)
+    flight = Flight(memo.path, _MEMO_WAIT_SECONDS)
     name = blake3.blake3(row.encode("utf-8", "surrogatepass")).hexdigest()
     with flight.lead(name, lambda: remembered() is not None) as role:
         digest = remembered()
         if digest is None:
             digest = _digest_of_content(path)
-            role.stored = _write_memo(memo_folder, {**_read_memo(memo_folder), row: digest})
+            role.stored = _write(memo, {**_rows(memo), row: digest})
     return digest
 
 
-def _is_private(folder: Path) -> bool:
-    """Return whether nobody else can write there what a file's digest is."""
+def problem(folder: Folder) -> str:
+    """Return what is wrong with the file in a cache's folder; empty if it is sound or not there."""
     try:
-        refuse_if_unsafe(folder.parent)
-        refuse_if_unsafe(folder)
-    except (CacheError, OSError):
-        return False
-    return True
+        _read(folder)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    except (CacheError, ValueError) as error:
+        return str(error)
+    return ""
 
 
-def _read_memo(folder: Path) -> dict[str, str]:
+def _rows(folder: Folder) -> dict[str, str]:
+    """Return what is remembered; nothing where the file is absent, damaged or others' to write."""
     try:
-        rows = json.loads((folder / _MEMO_NAME).read_text(encoding="utf-8"))["files"]
-        return {str(row): str(digest) for row, digest in rows.items() if len(str(digest)) == 64}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # Absent or damaged: the files are read again.
-        return {}
+        return _read(folder)
+    except (OSError, CacheError, ValueError):
+        return {}  # The files are read again.
 
 
-def _write_memo(folder: Path, rows: dict[str, str]) -> bool:
+def _read(folder: Folder) -> dict[str, str]:
+    with open(folder.open(FILE_NAME, os.O_RDONLY), encoding="utf-8") as file:
+        text = file.read(_LARGEST_BYTES)
+    try:
+        content = json.loads(text)
+        if content["version"] != _VERSION:
+            return {}
+        rows: dict[str, str] = content["files"]
+        # One digit that changed would give each key another digest, and every entry be missed.
+        if content["check"] == _check(rows):
+            return rows
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError("it is no list of digests") from error
+    raise ValueError("its rows do not match their digest")
+
+
+def _write(folder: Folder, rows: dict[str, str]) -> bool:
     newest = dict(list(rows.items())[-_MEMO_ROWS:])
-    temporary = ""
+    content = {"version": _VERSION, "files": newest, "check": _check(newest)}
     try:
-        make_private_folders(folder.parent, folder)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{_MEMO_NAME}.", dir=folder)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"version": 1, "files": newest}, file, indent=1)
-        os.replace(temporary, folder / _MEMO_NAME)
-    except OSError:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        folder.replace(FILE_NAME, json.dumps(content, indent=1).encode("ascii"))
+    except (OSError, CacheError):
         return False
     return True
+
+
+def _check(rows: dict[str, str]) -> str:
+    text = "".join(f"{row}\0{digest}\0" for row, digest in rows.items())
+    return blake3.blake3(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -7,22 +7,18 @@ waits for the dead; nobody waits longer than a bound either, and no file system 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from snaprt_cache import forks
-from snaprt_cache.folder import PRIVATE, Access, make_folders, open_or_make
+from snaprt_cache.errors import CacheError
+from snaprt_cache.folder import PRIVATE, Access, Folder, try_lock
 from snaprt_cache.trouble import LOGGER
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows: every process compiles for itself.
-    fcntl = None
 
 #: The folder of the lock files, in the cache's folder.
 FLIGHT_FOLDER: Final = "flight"
@@ -79,10 +75,8 @@ class Flight:
             access: The permissions of the lock files, for a directory that users share.
             report_after_seconds: When to tell the user of a wait.
         """
-        self._cache_folder = folder
-        self._folder = folder / FLIGHT_FOLDER
+        self._folder = Folder(folder.parent, (folder.name, FLIGHT_FOLDER), access)
         self._wait_seconds = wait_seconds
-        self._access = access
         self._report_after = report_after_seconds
         self._on_event = on_event
         self._held: set[int] = set()
@@ -114,13 +108,13 @@ class Flight:
 
         As ``lead``, for callers that compile elsewhere than inside a ``with`` statement.
         """
-        if fcntl is None or self._wait_seconds <= 0:
+        if self._wait_seconds <= 0:
             return Role(leader=False), None
         began = time.monotonic()
         wait = _Wait(digest, began, self._wait_seconds, self._report_after)
         try:
-            lock = self._acquire(self._folder / digest, wait, is_stored)
-        except OSError as error:
+            lock = self._acquire(digest, wait, is_stored)
+        except (OSError, CacheError) as error:
             LOGGER.info("compiling without waiting for others: %s", error)
             lock = None
         if lock is not None and is_stored():
@@ -145,27 +139,27 @@ class Flight:
         if lock is None or lock not in self._held:
             return
         self._held.discard(lock)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, CacheError):
             if in_vain:
                 os.write(lock, _IN_VAIN)
-            # While it is locked: whoever opens the path from now on makes a file of its own.
-            os.unlink(self._folder / digest)
+            # While it is locked: whoever opens the name from now on makes a file of its own.
+            self._folder.remove(digest)
         with contextlib.suppress(OSError):
             # Not only closed: a child that forked just now may hold the file open.
             fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
 
-    def _acquire(self, path: Path, wait: _Wait, is_stored: Callable[[], bool]) -> int | None:
+    def _acquire(self, digest: str, wait: _Wait, is_stored: Callable[[], bool]) -> int | None:
         """Return the lock; None where there is nothing to wait for, or no more time."""
         while True:
-            descriptor = self._open(path)
+            descriptor = self._folder.open(digest, os.O_RDWR | os.O_CREAT, make=True)
             try:
-                while not _try_lock(descriptor):
+                while not try_lock(descriptor):
                     if is_stored() or not wait.pause():
                         return None
                 if wait.has_waited and (is_stored() or _is_in_vain(descriptor)):
                     return None
-                if _is_at(path, descriptor):
+                if self._is_at(digest, descriptor):
                     os.ftruncate(descriptor, 0)  # what a leader left that was killed as it left
                     self._held.add(descriptor)
                     lock, descriptor = descriptor, -1
@@ -174,13 +168,10 @@ class Flight:
                 if descriptor >= 0:
                     os.close(descriptor)
 
-    def _open(self, path: Path) -> int:
-        try:
-            return open_or_make(path, os.O_RDWR, self._access)
-        except FileNotFoundError:
-            root = self._cache_folder.parent
-            make_folders(self._access, root, self._cache_folder, self._folder)
-            return open_or_make(path, os.O_RDWR, self._access)
+    def _is_at(self, digest: str, descriptor: int) -> bool:
+        """Say whether the open file is still the one that others would open by its name."""
+        there = self._folder.status(digest)
+        return there is not None and os.path.samestat(there, os.fstat(descriptor))
 
     def before_fork(self) -> None:
         """Locks are the system's: there is nothing to keep still."""
@@ -231,22 +222,5 @@ class _Wait:
         return True
 
 
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _is_in_vain(descriptor: int) -> bool:
     return os.pread(descriptor, len(_IN_VAIN), 0) == _IN_VAIN
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Say whether the open file is still the one that others would open at ``path``."""
-    try:
-        there, ours = os.stat(path), os.fstat(descriptor)
-    except FileNotFoundError:
-        return False
-    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)

@@ -1,14 +1,19 @@
-"""Directories and files as the cache makes them: private, or shared on purpose; safe to run from.
+"""Folders and files of a cache: private, or shared on purpose; safe to run from, safe to write to.
 
-Executables are code: whoever can write into the directory can run code as its user.
+Executables are code: whoever can write into a private cache can run code as its user. And whoever
+can write into a shared one can put links there, which must not lead our writes out of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
+import secrets
 import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,6 +25,10 @@ from snaprt_cache.errors import CacheError
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _ROOT_USER: Final = 0
 _MODE_BITS: Final = 0o3777
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# Opening a FIFO or a device must not wait, and no link may lead out of the cache.
+_FILE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_WRITING: Final = os.O_WRONLY | os.O_RDWR
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ def default_path() -> Path:
 
 
 def refuse_if_unsafe(folder: Path) -> bool:
-    """Check that nobody else can write executables into ``folder``.
+    """Check that nobody else can write executables into a cache directory.
 
     Returns:
         Whether the folder is there; one that is not there yet is safe.
@@ -82,77 +91,269 @@ def refuse_if_unsafe(folder: Path) -> bool:
         status = os.stat(folder)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    if not stat.S_ISDIR(status.st_mode) or not hasattr(os, "geteuid"):
-        return True
-    user = os.geteuid()
-    if status.st_uid not in (user, _ROOT_USER):
-        raise CacheError(
-            f"the cache directory {folder} belongs to user {status.st_uid}, not to you ({user}); "
-            "executables in it could be anyone's code",
-            hint=f"Set SNAPRT_CACHE_DIR to a directory of your own, or run: chown -R {user} "
-            f"'{folder}'",
-        )
-    if status.st_mode & _OTHERS_MAY_WRITE:
-        raise CacheError(
-            f"others may write into the cache directory {folder} "
-            f"(mode {stat.S_IMODE(status.st_mode):04o}); executables in it could be anyone's code",
-            hint=f"Run: chmod go-w '{folder}'   or set SNAPRT_CACHE_DIR to a directory of your "
-            "own.",
-        )
+    if stat.S_ISDIR(status.st_mode):
+        _refuse_if_others_write(folder, (), status)
     return True
 
 
-def make_private_folders(root: Path, *inner: Path) -> None:
-    """Make ``root`` and the folders inside it, each for this user alone; those there stay.
+def _refuse_if_others_write(root: Path, below: Sequence[str], status: os.stat_result) -> None:
+    user = os.geteuid()
+    if status.st_uid in (user, _ROOT_USER) and not status.st_mode & _OTHERS_MAY_WRITE:
+        return
+    what = "directory" if stat.S_ISDIR(status.st_mode) else "file"
+    path = root.joinpath(*below)
+    if status.st_mode & _OTHERS_MAY_WRITE:
+        raise CacheError(
+            f"others may write to the cache {what} {path} "
+            f"(mode {stat.S_IMODE(status.st_mode):04o}); executables in it could be anyone's code",
+            hint=f"Run: chmod -R go-w '{root}'   or set SNAPRT_CACHE_DIR to a directory of your "
+            "own.",
+        )
+    raise CacheError(
+        f"the cache {what} {path} belongs to user {status.st_uid}, not to you ({user}); "
+        "executables in it could be anyone's code",
+        hint=f"Set SNAPRT_CACHE_DIR to a directory of your own, or run: chown -R {user} '{root}'",
+    )
 
-    Raises:
-        OSError: One cannot be made.
+
+class NotAFileError(OSError):
+    """Something that is no file of its own is in the place of one: a link, a FIFO, a socket."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A cache directory, or a folder below it, and what is done in it by name.
+
+    Each use opens the folders one in the other, from the root down, and follows no link below the
+    root. In a private cache each folder, and each file that is opened, must be safe to run from.
+
+    Attributes:
+        root: The cache directory; links may lead to it.
+        below: The names that lead from there to the folder.
+        access: The permissions of what is made.
     """
-    make_folders(PRIVATE, root, *inner)
 
+    root: Path
+    below: tuple[str, ...] = ()
+    access: Access = PRIVATE
 
-def make_folders(access: Access, root: Path, *inner: Path) -> None:
-    """Make ``root`` and the folders inside it, with these permissions; those there stay.
+    @property
+    def path(self) -> Path:
+        """Where it is, to speak of it."""
+        return self.root.joinpath(*self.below)
 
-    Raises:
-        OSError: One cannot be made.
-    """
-    root.parent.mkdir(parents=True, exist_ok=True)
-    for folder in (root, *inner):
+    def folder(self, *names: str) -> Folder:
+        """Return a folder inside this one."""
+        return Folder(self.root, (*self.below, *names), self.access)
+
+    @contextlib.contextmanager
+    def opened(self, *, make: bool = False) -> Iterator[int]:
+        """Give a descriptor of the folder.
+
+        Args:
+            make: Whether to make the folders that are not there.
+
+        Raises:
+            OSError: One is not there, is no folder, or cannot be made.
+            CacheError: The cache is private, and others may write into one.
+        """
+        descriptor = self._descend(make)
         try:
-            os.mkdir(folder, access.folder_mode & 0o777)
-        except FileExistsError:
-            if not folder.is_dir():
-                raise NotADirectoryError(
-                    errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)
-                ) from None
-        else:
-            if not access.is_private:  # The umask may have taken from them what others need.
-                os.chmod(folder, access.folder_mode)
-            sync_folder(folder.parent)
-
-
-def open_or_make(path: Path, flags: int, access: Access) -> int:
-    """Open a file, made with these permissions where it is not there; return its descriptor.
-
-    Raises:
-        OSError: It cannot be opened or made.
-    """
-    flags |= os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-    descriptor = os.open(path, flags, access.file_mode)
-    if not access.is_private:
-        # The umask may have taken from them what others need; who did not make it may not.
-        with contextlib.suppress(OSError):
-            os.fchmod(descriptor, access.file_mode)
-    return descriptor
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the folder's list of names survive a power cut, where its file system can."""
-    # Not every file system lets a folder be opened or synced; the rename is whole all the same.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
+            yield descriptor
         finally:
             os.close(descriptor)
+
+    def _descend(self, make: bool) -> int:
+        # Each hit comes this way: no context managers, and paths only for errors.
+        if make:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+        names: tuple[str | Path, ...] = (self.root, *self.below)
+        outer: int | None = None
+        depth = 0
+        try:
+            for depth, name in enumerate(names):
+                flags = _FOLDER_FLAGS if outer is None else _FOLDER_FLAGS | os.O_NOFOLLOW
+                made = False
+                try:
+                    descriptor = os.open(name, flags, dir_fd=outer)
+                except FileNotFoundError:
+                    if not make:
+                        raise
+                    made = self._make_folder(name, outer)
+                    descriptor = os.open(name, flags, dir_fd=outer)
+                if outer is not None:
+                    os.close(outer)
+                outer = descriptor
+                if made and not self.access.is_private:
+                    # The umask may have taken from them what others need.
+                    os.fchmod(descriptor, self.access.folder_mode)
+                if self.access.is_private:
+                    _refuse_if_others_write(self.root, self.below[:depth], os.fstat(descriptor))
+        except BaseException as error:
+            if outer is not None:
+                os.close(outer)
+            if isinstance(error, OSError):
+                raise _named(error, self.root.joinpath(*self.below[:depth])) from error
+            raise
+        assert outer is not None
+        return outer
+
+    def _make_folder(self, name: str | Path, outer: int | None) -> bool:
+        try:
+            os.mkdir(name, self.access.folder_mode & 0o777, dir_fd=outer)
+        except FileExistsError:  # Another process was first.
+            return False
+        # A power cut is not to take the new name away, where the file system can help it. Not every
+        # one lets a folder be synced.
+        with contextlib.suppress(OSError):
+            if outer is not None:
+                os.fsync(outer)
+        return True
+
+    def open(self, name: str, flags: int, *, make: bool = False) -> int:
+        """Open a file; return its descriptor.
+
+        Args:
+            name: Its name in this folder.
+            flags: As for ``os.open``. A file that they make has the permissions of ``access``.
+            make: Whether to make the folders that are not there.
+
+        Raises:
+            NotAFileError: It is no regular file; or it is to be written, and has a second name.
+            OSError: It cannot be opened or made.
+            CacheError: The cache is private, and others may write to it.
+        """
+        folder = self._descend(make)
+        descriptor = -1
+        try:
+            descriptor = self._open_in(folder, name, flags)
+            status = os.fstat(descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            # With a second name it may be a user's own file, which somebody linked to.
+            if not stat.S_ISREG(status.st_mode) or (flags & _WRITING and status.st_nlink > 1):
+                raise _not_a_file()
+            if self.access.is_private:
+                _refuse_if_others_write(self.root, (*self.below, name), status)
+            if flags & os.O_TRUNC:
+                os.ftruncate(descriptor, 0)
+        except BaseException as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if isinstance(error, OSError):
+                raise _named(error, self.path / name) from error
+            raise
+        finally:
+            os.close(folder)
+        return descriptor
+
+    def _open_in(self, folder: int, name: str, flags: int) -> int:
+        if flags & os.O_CREAT:
+            with contextlib.suppress(FileExistsError):
+                return self._make_file(name, flags, folder)
+            if flags & os.O_EXCL:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        flags = flags & ~(os.O_CREAT | os.O_TRUNC) | _FILE_FLAGS
+        try:
+            return os.open(name, flags, dir_fd=folder)
+        except OSError as error:
+            # A link; a FIFO or a socket to be written to; a socket or a device.
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP):
+                raise _not_a_file() from error
+            raise
+
+    def _make_file(self, name: str, flags: int, folder: int) -> int:
+        flags = flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(name, flags, self.access.file_mode, dir_fd=folder)
+        if not self.access.is_private:  # The umask may have taken from them what others need.
+            os.fchmod(descriptor, self.access.file_mode)
+        return descriptor
+
+    def replace(self, name: str, *contents: bytes) -> None:
+        """Put a file in the place of what may be there, whole or not at all.
+
+        Raises:
+            OSError: It cannot be written; nothing is left behind.
+            CacheError: The cache is private, and others may write to it.
+        """
+        temporary = f".{name}.{secrets.token_hex(8)}.tmp"
+        with self.opened(make=True) as folder, _naming(self.path / name):
+            try:
+                with open(self._make_file(temporary, os.O_WRONLY, folder), "wb") as file:
+                    file.writelines(contents)
+                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=folder)
+                raise
+
+    def move(self, name: str, other: Folder, new_name: str) -> None:
+        """Move what has a name here, whatever it is, into a folder that is made if need be.
+
+        Raises:
+            OSError: It cannot be moved.
+            CacheError: The cache is private, and others may write to it.
+        """
+        with self.opened() as source, other.opened(make=True) as target, _naming(self.path / name):
+            os.replace(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or what stands in its place and is no folder; none is as good.
+
+        Raises:
+            OSError: It cannot be removed.
+            CacheError: The cache is private, and others may write to it.
+        """
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self.opened() as folder,
+            _naming(self.path / name),
+        ):
+            os.unlink(name, dir_fd=folder)
+
+    def status(self, name: str) -> os.stat_result | None:
+        """Return the status of what has a name here, a link's own where it is one; None if none."""
+        with contextlib.suppress(OSError), self.opened() as folder:
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return None
+
+    def names(self, pattern: re.Pattern[str]) -> list[str]:
+        """Return the names here that a pattern matches; none where it cannot be read.
+
+        Raises:
+            CacheError: The cache is private, and others may write to it.
+        """
+        with contextlib.suppress(OSError), self.opened() as folder:
+            return [name for name in os.listdir(folder) if pattern.fullmatch(name)]
+        return []
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take a file's lock without waiting; say whether that went well.
+
+    Raises:
+        OSError: The file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _not_a_file() -> NotAFileError:
+    return NotAFileError(errno.EINVAL, "it is no regular file of its own")
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """Return the same error with the whole path of what was opened by its last name."""
+    return type(error)(error.errno, error.strerror, str(path))
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the whole path in errors about what was opened by its last name."""
+    try:
+        yield
+    except OSError as error:
+        raise _named(error, path) from error

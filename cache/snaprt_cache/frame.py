@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 
 import blake3
 import zstandard
@@ -30,6 +30,11 @@ ZSTD_LEVEL: Final = 3
 #: What a header may ask us to allocate at most; a real one is far below.
 MAX_DESCRIPTION_BYTES: Final = 1 << 20
 MAX_PAYLOAD_BYTES: Final = 1 << 36
+#: How often larger than what is stored a payload may be, where it is large: executables compress to
+#: a tenth, and what is nearly all zeros is made to fill the memory of whoever reads it.
+MAX_RATIO: Final = 1000
+_ANY_RATIO_BYTES: Final = 256 << 20
+_PIECE_BYTES: Final = 1 << 20
 
 # magic, version, description length, stored length, payload length, key digest, stored digest
 _FIXED: Final = struct.Struct("<8sIIQQ32s32s")
@@ -112,6 +117,11 @@ def encode_blob(
             hint="Put long key parts in as digests.",
         )
     stored = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(payload)
+    if _is_bomb(len(stored), len(payload)):
+        raise CacheError(
+            f"the entry {key.digest[:12]} is not stored: its {len(payload):,} bytes compress to "
+            f"{len(stored):,}, and nobody would read that, for it could be made to fill memory",
+        )
     stored_digest = blake3.blake3(stored).digest()
     fixed = _FIXED.pack(
         MAGIC,
@@ -165,6 +175,8 @@ def read_header(file: Readable, file_bytes: int, signing: Signing = _UNSIGNED) -
         raise BlobDamaged(f"it has format version {version}, not {[*_SIGNATURE_BYTES]}")
     if description_bytes > MAX_DESCRIPTION_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
         raise BlobDamaged("its header gives a length that no blob has")
+    if _is_bomb(stored_bytes, payload_bytes):
+        raise BlobDamaged(f"its {stored_bytes:,} bytes claim to hold {payload_bytes:,}")
     header_bytes = _PREFIX_BYTES + signature_bytes + description_bytes
     if file_bytes != header_bytes + stored_bytes:
         raise BlobDamaged(f"it has {file_bytes} bytes, which is not what its header says")
@@ -190,6 +202,10 @@ def read_header(file: Readable, file_bytes: int, signing: Signing = _UNSIGNED) -
     )
 
 
+def _is_bomb(stored_bytes: int, payload_bytes: int) -> bool:
+    return payload_bytes > max(_ANY_RATIO_BYTES, MAX_RATIO * stored_bytes)
+
+
 def _check_signature(signing: Signing, content: bytes, signature: bytes) -> None:
     if not signature:
         raise BlobRefused("it is not signed")
@@ -213,6 +229,41 @@ def read_payload(file: Readable, header: BlobHeader) -> bytes:
         return zstandard.ZstdDecompressor().decompress(stored)
     except (zstandard.ZstdError, MemoryError) as error:
         raise BlobDamaged(f"its payload cannot be decompressed: {error}") from error
+
+
+def check_payload(file: BinaryIO, header: BlobHeader) -> None:
+    """Verify the payload as ``read_payload`` does, a piece at a time, in little memory.
+
+    Args:
+        file: Stands where ``read_header`` left it; it can seek.
+        header: What was read there.
+
+    Raises:
+        BlobDamaged: The payload is not the one that the header describes.
+        OSError: The file cannot be read.
+    """
+    start = file.tell()
+    digest = blake3.blake3()
+    missing = header.stored_bytes
+    while missing:
+        piece = _read_exactly(file, min(missing, _PIECE_BYTES))
+        digest.update(piece)
+        missing -= len(piece)
+    if digest.digest() != header.stored_digest:
+        raise BlobDamaged("its payload does not match the payload's digest")
+    file.seek(start)
+    length = 0
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(file, closefd=False) as unpacked:
+            while piece := unpacked.read(_PIECE_BYTES):
+                length += len(piece)
+                if length > header.payload_bytes:
+                    break
+    except zstandard.ZstdError as error:
+        raise BlobDamaged(f"its payload cannot be decompressed: {error}") from error
+    if length != header.payload_bytes:
+        raise BlobDamaged("its payload has another length than its header says")
+    file.seek(start + header.stored_bytes)
 
 
 def _parse_description(description: bytes) -> tuple[Key, dict[str, str | int | float], float]:

@@ -18,7 +18,7 @@ from typing import Final
 from snaprt_cache.flight import Flight
 from snaprt_cache.key import Key
 from snaprt_cache.misses import record_miss
-from snaprt_cache.store import Cache
+from snaprt_cache.store import Cache, Obstacle
 
 READ_BYTES: Final = "PersistentCacheReadBytes"
 WRITTEN_BYTES: Final = "PersistentCacheWrittenBytes"
@@ -59,6 +59,7 @@ class JaxCache:
         flight_of: Callable[[], Flight],
         metadata_of: Callable[[Key], Mapping[str, str | int | float]],
         on_event: Callable[[str, float], None],
+        obstacle: Obstacle | None = None,
     ) -> None:
         """Touch no disk yet.
 
@@ -68,12 +69,14 @@ class JaxCache:
             flight_of: Returns the locks by which one process compiles for all.
             metadata_of: Returns what to say about an entry beside its name, kind and compile time.
             on_event: Called with the bytes of each hit and each put.
+            obstacle: Returns why this process cannot use an entry, as for `Cache.get`.
         """
         self._cache = cache
         self._key_of = key_of
         self._flight_of = flight_of
         self._metadata_of = metadata_of
         self._on_event = on_event
+        self._obstacle = obstacle
         self._thread = _OfThread()
 
     @property
@@ -85,13 +88,13 @@ class JaxCache:
         """Return the entry that JAX put under this string, verified; None where there is none."""
         self._leave_unless(key)
         cache_key = self._key_of(key)
-        entry = self._cache.get(cache_key, name=_program(key))
+        entry = self._cache.get(cache_key, name=_program(key), obstacle=self._obstacle)
         if entry is None and self._thread.compiling is None:
             stored = functools.partial(self._cache.offers, cache_key.digest)
             flight = self._flight_of()
             role, lock = flight.join(cache_key.digest, stored)
             if not role.leader and stored():
-                entry = self._cache.get(cache_key)
+                entry = self._cache.get(cache_key, obstacle=self._obstacle)
             if entry is None:
                 record_miss(self._cache, cache_key, _program(key))
                 self._thread.compiling = _Compiling(

@@ -10,13 +10,12 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from snaprt_cache.folder import Access, open_or_make
+from snaprt_cache.errors import CacheError
+from snaprt_cache.folder import Folder
 from snaprt_cache.key import Key, KeyPart
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ class Miss:
         process: The number of its process.
         time: Unix time in seconds.
         mode: The mode in which the cache was asked; empty where it is not known.
+        obstacle: Why the entry that was there could not be used; empty where there was none.
     """
 
     key: Key
@@ -51,6 +51,7 @@ class Miss:
     process: int
     time: float
     mode: str
+    obstacle: str = ""
 
 
 def record_miss(cache: Cache, key: Key, name: str) -> None:
@@ -63,7 +64,6 @@ def record_miss(cache: Cache, key: Key, name: str) -> None:
     """
     if not cache.mode.writes:
         return
-    folder = cache.folder
     line = json.dumps(
         {
             "version": _VERSION,
@@ -72,6 +72,7 @@ def record_miss(cache: Cache, key: Key, name: str) -> None:
             "name": name,
             "script": script_name(),
             "mode": cache.mode.name,
+            "obstacle": cache.obstacles.get(key.digest, ""),
             "parts": [[part.name, part.value] for part in key.parts],
         },
         separators=(",", ":"),
@@ -79,16 +80,16 @@ def record_miss(cache: Cache, key: Key, name: str) -> None:
     content = f"{line}\n".encode("ascii")
     if len(content) > _LARGEST_LINE_BYTES:
         return
-    with contextlib.suppress(OSError):
-        # The folder is the store's to make: it refuses one that others may write to.
-        descriptor = open_or_make(folder / FILE_NAME, os.O_WRONLY | os.O_APPEND, cache.access)
+    with contextlib.suppress(OSError, CacheError):
+        descriptor = cache.inside.open(FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(descriptor, content)
             size = os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
         if size > _LARGEST_BYTES:
-            _keep_the_last(folder, cache.access)
+            # One that is appended at this very moment may be lost.
+            cache.inside.replace(FILE_NAME, *_lines(cache.inside)[-KEPT_MISSES:])
 
 
 def script_name() -> str:
@@ -96,24 +97,28 @@ def script_name() -> str:
     return os.path.basename(sys.argv[0]) if sys.argv else ""
 
 
-def misses(folder: Path) -> list[Miss]:
+def misses(cache: Cache) -> list[Miss]:
     """Return the last misses of a cache, oldest first; lines that cannot be read are left out."""
-    read = (_parse(line) for line in _lines(folder)[-KEPT_MISSES:])
+    read = (_parse(line) for line in _lines(cache.inside)[-KEPT_MISSES:])
     return [miss for miss in read if miss is not None]
 
 
-def forget_misses(folder: Path) -> None:
+def forget_misses(cache: Cache) -> None:
     """Remove the file."""
     with contextlib.suppress(OSError):
-        os.unlink(folder / FILE_NAME)
+        cache.inside.remove(FILE_NAME)
 
 
-def _lines(folder: Path) -> list[bytes]:
+def _lines(folder: Folder) -> list[bytes]:
+    """Return the lines at the end of the file, as many as there should be."""
     try:
-        content = (folder / FILE_NAME).read_bytes()
-    except OSError:
+        descriptor = folder.open(FILE_NAME, os.O_RDONLY)
+    except (OSError, CacheError):
         return []
-    return content.splitlines(keepends=True)
+    with open(descriptor, "rb") as file:
+        start = max(0, os.fstat(file.fileno()).st_size - 2 * _LARGEST_BYTES)
+        file.seek(start)
+        return file.read(2 * _LARGEST_BYTES).splitlines(keepends=True)[start > 0 :]
 
 
 def _parse(line: bytes) -> Miss | None:
@@ -129,19 +134,7 @@ def _parse(line: bytes) -> Miss | None:
             process=int(content["process"]),
             time=float(content["time"]),
             mode=str(content.get("mode", "")),
+            obstacle=str(content.get("obstacle", "")),
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-
-
-def _keep_the_last(folder: Path, access: Access) -> None:
-    """Write the file anew with the last misses; one appended at this very moment may be lost."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{FILE_NAME}.", dir=folder)
-    try:
-        with open(descriptor, "wb") as file:
-            file.writelines(_lines(folder)[-KEPT_MISSES:])
-        os.chmod(temporary, access.file_mode)
-        os.replace(temporary, folder / FILE_NAME)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)

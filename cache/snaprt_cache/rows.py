@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from snaprt_cache.frame import BlobHeader
 
 @dataclass(frozen=True)
 class EntryRow:
-    """One row of the table ``entries``.
+    """One row of the table ``entries``, and whether the entry is pinned.
 
     Attributes:
         key: The key's digest, 64 hexadecimal digits.
@@ -34,8 +34,8 @@ class EntryRow:
         last_used: Unix time in seconds; 0 if it was never hit.
         hits: How often it was hit.
         saved_seconds: What its hits saved together.
-        pinned: Whether it is never evicted.
-        worth: What keeping it is worth; of the others, the one with the least is evicted first.
+        worth: What keeping it is worth; the one with the least is evicted first.
+        pinned: Whether it is never evicted, which no column says but a file.
     """
 
     key: str
@@ -52,8 +52,8 @@ class EntryRow:
     last_used: float = 0.0
     hits: int = 0
     saved_seconds: float = 0.0
-    pinned: bool = False
     worth: float = 0.0
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,6 @@ class IndexedEntry:
 
     row: EntryRow
     parts: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sums over all entries: how many there are, and their bytes before compression and on disk."""
-
-    entries: int
-    payload_bytes: int
-    stored_bytes: int
-
-    def without(self, row: EntryRow) -> Sizes:
-        """Return the sums without one entry."""
-        return Sizes(
-            self.entries - 1,
-            self.payload_bytes - row.payload_bytes,
-            self.stored_bytes - row.stored_bytes,
-        )
 
 
 @dataclass(frozen=True)
@@ -91,21 +74,22 @@ class Usage:
 
 
 # A key names a file, so one that came out of a damaged or foreign index is never taken as it is.
-_KEY: Final = re.compile(r"[0-9a-f]{64}")
+KEY_NAME: Final = re.compile(r"[0-9a-f]{64}")
 USAGE_COLUMNS: Final = frozenset(field.name for field in dataclasses.fields(Usage))
 _COLUMN_TYPES: Final[Mapping[str, Callable[[Any], Any]]] = {
     field.name: str if field.name == "key" else type(field.default)
     for field in dataclasses.fields(EntryRow)
+    if field.name != "pinned"
 }
 
 
 def is_key(text: object) -> bool:
     """Return whether this is the digest of a key, 64 hexadecimal digits."""
-    return isinstance(text, str) and _KEY.fullmatch(text) is not None
+    return isinstance(text, str) and KEY_NAME.fullmatch(text) is not None
 
 
-def indexed_entry(header: BlobHeader, *, pinned: bool = False) -> IndexedEntry:
-    """Return what the index holds about a blob, and whether it is pinned."""
+def indexed_entry(header: BlobHeader) -> IndexedEntry:
+    """Return what the index holds about a blob."""
 
     def text(name: str) -> str:
         return _text(header.metadata.get(name, ""))
@@ -122,7 +106,6 @@ def indexed_entry(header: BlobHeader, *, pinned: bool = False) -> IndexedEntry:
         payload_bytes=header.payload_bytes,
         stored_bytes=header.header_bytes + header.stored_bytes,
         created=_number(header.created),
-        pinned=pinned,
     )
     parts = tuple((_text(part.name), _text(part.value)) for part in header.key.parts)
     return IndexedEntry(row, parts)
@@ -149,19 +132,6 @@ def entry_row(columns: Mapping[str, Any]) -> EntryRow:
     if not is_key(values["key"]):
         raise ValueError("a row has no key")
     return EntryRow(**values)
-
-
-def sizes_row(columns: Sequence[Any] | None) -> Sizes:
-    """Return sums from their columns.
-
-    Raises:
-        ValueError: A column holds what it should not.
-    """
-    try:
-        entries, payload_bytes, stored_bytes = map(int, columns or ())
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"the sums cannot be read: {error!r}") from error
-    return Sizes(entries, payload_bytes, stored_bytes)
 
 
 def _number(value: str | float) -> float:

@@ -10,26 +10,28 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from snaprt_cache import forks, frame, reports
-from snaprt_cache.blobs import Found, read_content
+from snaprt_cache.blobs import Found, check_content, pieces, read_content
 from snaprt_cache.contents import Contents
 from snaprt_cache.errors import CacheError
-from snaprt_cache.folder import default_path, make_folders, refuse_if_unsafe
+from snaprt_cache.folder import default_path, refuse_if_unsafe
 from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused
 from snaprt_cache.key import Key
 from snaprt_cache.modes import FAIL_ON_MISS, OFF, READ_WRITE, Mode, mode_called
 from snaprt_cache.reports import CacheStats, Entry, Finding, OnEvent
-from snaprt_cache.rows import IndexedEntry, compile_seconds
+from snaprt_cache.rows import IndexedEntry, compile_seconds, indexed_entry
 from snaprt_cache.signing import Signing
 from snaprt_cache.strict import missing
 from snaprt_cache.tier import Tier
 from snaprt_cache.trouble import LOGGER
 
 __all__ = ["Cache", "CacheStats", "Entry", "Finding", "default_path"]
+
+Obstacle = Callable[[Mapping[str, str | int | float]], str]
 
 #: What the files of a cache are held under together, in bytes, unless it is told otherwise.
 DEFAULT_MAX_BYTES: Final = 10 << 30
@@ -58,9 +60,10 @@ class Cache(Contents):
         self.mode: Final = mode
         self._tier = tier
         self._on_event = on_event
-        self._checked = False
         # Rows of blobs that are stored, until the index has them.
         self._unwritten: dict[str, IndexedEntry] = {}
+        #: Why entries could not be used when they were last got, by their digests.
+        self.obstacles: Final[dict[str, str]] = {}
         # What was made anew in a mode that does not use what was there before.
         self._refreshed: set[str] = set()
         if mode.writes:
@@ -114,20 +117,27 @@ class Cache(Contents):
             signing=Signing(signing_key, required=shared),
             tier=tier,
         )
-        with contextlib.suppress(OSError):  # get and put will meet it, and warn
-            cache._check_owner()
+        if not shared:  # There, signatures say who made an entry.
+            with contextlib.suppress(OSError):  # get and put will meet it, and warn
+                refuse_if_unsafe(cache.path)
+                refuse_if_unsafe(cache.folder)
         return cache
 
-    def get(self, key: Key, *, name: str = "", counted: bool = True) -> Entry | None:
+    def get(
+        self, key: Key, *, name: str = "", counted: bool = True, obstacle: Obstacle | None = None
+    ) -> Entry | None:
         """Return the entry of a key, verified; None where there is none that is whole.
 
-        A damaged entry is set aside and counted, and the next ``put`` replaces it.
+        A damaged entry is set aside and counted, and the next ``put`` replaces it. One that this
+        process cannot use is a miss, and stays.
 
         Args:
             key: The entry's key.
             name: The program, as the metadata of its entry would call it, to speak of it.
             counted: Whether it is a program. What only helps to find one is neither counted as a
                 hit or a miss nor missed in any mode.
+            obstacle: Returns why this process cannot use an entry with that metadata; empty where
+                it can.
 
         Raises:
             CacheError: There is none, the mode is ``fail-on-miss``, and it is counted.
@@ -139,24 +149,34 @@ class Cache(Contents):
         if self._may_read(key.digest):
             found = self._read(key.digest) or self._fetch(key.digest)
         entry: Entry | None = None
-        if found is not None:
+        reason = ""
+        if found is not None and obstacle is not None:
+            reason = self.obstacles[key.digest] = obstacle(found.header.metadata)
+        if found is not None and not reason:
             seconds = time.perf_counter() - start
             entry = Entry(found.payload, found.header.metadata, seconds)
             self._count_hit(found.header, seconds, counted)
         elif counted:
             self._count(reports.MISS)
         self._write_usage_if_due()
+        if reason:
+            LOGGER.info("the entry %s is not used: %s", key.digest[:12], reason)
         if entry is None and counted and not self.mode.misses:
+            if reason:
+                raise self._useless(key.digest, reason)
             raise missing(self.path, self._blobs.headers(set_aside=False), key, name)
         return entry
 
     def offers(self, digest: str) -> bool:
         """Say whether there is a file that ``get`` would read; whether it is whole, it finds out.
 
+        One that this process could not use when it was last got is none.
+
         Args:
             digest: The digest of the entry's key.
         """
-        return self._may_read(digest) and self.blob_path(digest).exists()
+        is_usable = self._may_read(digest) and not self.obstacles.get(digest)
+        return is_usable and self._blobs.exists(digest)
 
     def put(
         self,
@@ -183,10 +203,9 @@ class Cache(Contents):
         if not self.mode.writes:
             return False
         try:
-            self._check_owner()
             header, head, stored = frame.encode_blob(key, payload, metadata, self._signing)
             self._check_size(header)
-            self._blobs.write(key.digest, head, stored)
+            self._blobs.write(key.digest, lambda: (head, stored))
         except CacheError as error:
             self._refused(error)
             return False
@@ -222,17 +241,20 @@ class Cache(Contents):
             self._blobs.set_aside(key.digest)
         self._count_corrupt(key.digest, reason)
         if self.mode is FAIL_ON_MISS:
-            raise CacheError(
-                f"the entry {key.digest[:12]} of the cache in {self.path} is of no use: {reason}",
-                hint="Fill the cache again on a machine that may write to it.",
-            )
+            raise self._useless(key.digest, reason)
 
-    def adopt(self, digest: str, content: bytes) -> bool:
+    def _useless(self, digest: str, reason: str) -> CacheError:
+        return CacheError(
+            f"the entry {digest[:12]} of the cache in {self.path} is of no use: {reason}",
+            hint="Fill the cache again on a machine that may write to it.",
+        )
+
+    def adopt(self, digest: str, content: BinaryIO) -> bool:
         """Store a blob file that another cache made, as it is, in place of what may be there.
 
         Args:
             digest: The digest of the entry's key.
-            content: The whole file.
+            content: Holds the whole file and nothing else; it can seek.
 
         Returns:
             Whether it was stored. If not, the user was told why and what to do.
@@ -241,7 +263,8 @@ class Cache(Contents):
             CacheError: It is damaged, or not signed though the directory is shared.
         """
         try:
-            found = read_content(digest, content, self._signing)
+            content.seek(0)
+            header = check_content(digest, content, self._signing)
         except (BlobDamaged, BlobRefused) as error:
             raise CacheError(
                 f"the entry {digest[:12]} cannot be taken into the cache in {self.path}: {error}",
@@ -249,7 +272,12 @@ class Cache(Contents):
                 if isinstance(error, BlobRefused)
                 else "Have it made anew.",
             ) from error
-        return self._keep(found.header, content)
+
+        def all_of_it() -> Iterator[bytes]:
+            content.seek(0)
+            return pieces(content)
+
+        return self._keep(header, all_of_it)
 
     # Reading.
 
@@ -258,7 +286,6 @@ class Cache(Contents):
 
     def _read(self, digest: str) -> Found | None:
         try:
-            self._check_owner()
             return self._blobs.read(digest, set_aside=self.mode.writes)
         except BlobDamaged as damage:
             self._count_corrupt(digest, str(damage))
@@ -289,13 +316,12 @@ class Cache(Contents):
             return None
         self._count(reports.REMOTE_HIT)
         if self.mode.writes:
-            self._keep(found.header, content)
+            self._keep(found.header, lambda: (content,))
         return found
 
-    def _keep(self, header: BlobHeader, content: bytes) -> bool:
+    def _keep(self, header: BlobHeader, content: Callable[[], Iterable[bytes]]) -> bool:
         """Store a blob that came from elsewhere and was verified; return whether it was."""
         try:
-            self._check_owner()
             self._check_size(header)
             self._blobs.write(header.key.digest, content)
         except CacheError as error:
@@ -345,34 +371,21 @@ class Cache(Contents):
 
     def _note(self, header: BlobHeader) -> None:
         """Tell the index of a new blob, and make room if there is too much now."""
-        self._unwritten[header.key.digest] = self._indexed(header)
+        self._unwritten[header.key.digest] = indexed_entry(header)
         self._with_index(self._write_rows, self._write_usage)
 
     def _write_rows(self) -> None:
         rows = dict(self._unwritten)
-        sizes = self._index.put(rows.values())
+        stored_bytes = self._index.put(rows.values())
         for digest in rows:
             self._unwritten.pop(digest, None)
-        if self.max_bytes is not None and sizes.stored_bytes > self.max_bytes:
+        if self.max_bytes is not None and stored_bytes > self.max_bytes:
             # What this process has just used is noted first.
             self._write_usage()
             if gone := self._make_room(self.max_bytes, keep=frozenset(rows)):
                 self._count(reports.EVICTED, len(gone))
 
     # Trouble.
-
-    def _check_owner(self) -> None:
-        """Refuse a directory that others can write to; it is looked at until it is there."""
-        if self._checked:
-            return
-        if self._signing.required:
-            # Signatures say who made an entry. What else is made here is to be for all users.
-            if self.mode.writes:
-                make_folders(self.access, self.path, self.folder)
-            self._checked = True
-        else:
-            there = refuse_if_unsafe(self.path)
-            self._checked = refuse_if_unsafe(self.folder) and there
 
     def _check_size(self, header: BlobHeader) -> None:
         size = header.header_bytes + header.stored_bytes

@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from snaprt_cache.index import Index
-from snaprt_cache.index_file import IndexUnavailable
+from snaprt_cache.index import Index, IndexUnavailable
 from snaprt_cache.rows import Usage
 
 # Written at every put and at the end of the process, and in between when one of these is reached.

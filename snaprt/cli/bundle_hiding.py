@@ -15,13 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-HIDDEN: Final = "(hidden)"
+from snaprt.variables import HIDDEN, steers
 
-_HARMLESS: Final = (
-    *("JAX_", "XLA_", "PT_XLA_", "SNAPRT_", "TF_CPP_", "TF_XLA_", "TF_CUDNN_", "NEURON_"),
-    *("LIBTPU_", "TPU_", "PJRT_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "KMP_"),
-    *("OPENBLAS_", "MALLOC_", "PYTHON", "LC_", "GET_TENSORS_", "SYNC_TENSORS_"),
-)
+_HARMLESS: Final = (*("JAX_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "MALLOC_", "PYTHON", "LC_"),)
 """Beginnings of the names of variables whose values are shown."""
 
 _HARMLESS_NAMES: Final = (
@@ -43,7 +39,7 @@ _SHAPES: Final = (
     (r"\bAKIA[0-9A-Z]{16}\b", HIDDEN),
     (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*", HIDDEN),
     (r"(\bBearer )[A-Za-z0-9._~+/-]{8,}=*", rf"\1{HIDDEN}"),
-    (r"(://)[^/\s:@]+:[^/\s@]+@", rf"\1{HIDDEN}@"),
+    (r"(://)[^/\s@'\"]+@", rf"\1{HIDDEN}@"),
     (
         r"(?i)((?:api[_-]?key|passw(?:or)?d|secret|(?:access|auth)[_-]token)[\"']?\s*[=:]\s*[\"']?)"
         r"[^\s\"',;]{6,}",
@@ -132,7 +128,7 @@ def is_harmless(name: str) -> bool:
     """Say whether the value of an environment variable may be shown."""
     if _SECRET_NAME.search(name) or _PLACE_NAME.search(name):
         return False
-    return name in _HARMLESS_NAMES or name.startswith(_HARMLESS)
+    return steers(name) or name in _HARMLESS_NAMES or name.startswith(_HARMLESS)
 
 
 def _is_secret_option(word: str) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Final
 
 import click
+
+from snaprt.cli.lazy_group import LazyGroup
 
 #: Where each command lives, "module:attribute", and its line in ``snaprt cache --help``.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -28,26 +29,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-class _LazyGroup(click.Group):
-    """A group whose commands are imported from ``COMMANDS`` when they are needed."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, attribute = COMMANDS[cmd_name][0].split(":")
-        found = getattr(importlib.import_module(module), attribute)
-        assert isinstance(found, click.Command)
-        return found
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
-
-
-@click.group("cache", cls=_LazyGroup)
+@click.group("cache", cls=LazyGroup, table=COMMANDS)
 def command() -> None:
     """Look into the compile cache, and keep it in order.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 from rich.filesize import decimal
-from snaprt_cache import Cache, CacheError, EntryRow
+from snaprt_cache import CacheError, EntryRow
 from snaprt_cache.bundle import bundled_blobs, read_bundle, write_bundle
 from snaprt_cache.signing import read_key_file
 
@@ -58,7 +57,7 @@ def export(
             f"no entry in {cache.path} is to be exported",
             hint="`snaprt cache ls` lists the entries.",
         )
-    bundle = write_bundle(file, [row.key for row in rows], _blob_reader(cache), _signing_key())
+    bundle = write_bundle(file, [row.key for row in rows], cache.open_blob, _signing_key())
     size = sum(blob.bytes for blob in bundle.blobs)
     if as_json:
         content = {
@@ -128,20 +127,6 @@ def import_(file: Path, folder: Path | None, as_json: bool) -> None:
 def _is_wanted(row: EntryRow, names: tuple[str, ...], keys: tuple[str, ...]) -> bool:
     named = not names or any(fnmatch.fnmatchcase(row.name, f"*{name}*") for name in names)
     return named and (not keys or row.key.startswith(tuple(key.lower() for key in keys)))
-
-
-def _blob_reader(cache: Cache) -> Callable[[str], bytes]:
-    def read(digest: str) -> bytes:
-        path = cache.blob_path(digest)
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            raise CacheError(
-                f"the entry {digest[:12]} cannot be read: {error.strerror or error} ({path})",
-                hint="If another process has just removed it, export again.",
-            ) from error
-
-    return read
 
 
 def _signing_key() -> bytes | None:

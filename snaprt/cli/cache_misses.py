@@ -13,7 +13,6 @@ from typing import Final
 
 from snaprt_cache import Cache, EntryRow, Key, modes
 from snaprt_cache.explain import MODULE, OTHER_MODULE, PartDifference, explain, nearest, reason
-from snaprt_cache.history import keys_of_entries
 from snaprt_cache.misses import Miss, misses
 
 from snaprt.execute.operations import Profile, likeness, profile, summary_text
@@ -64,9 +63,9 @@ class Neighbours:
     def __init__(self, cache: Cache) -> None:
         rows = {row.key: row for row in cache.entries()}
         self.rows: Final[Mapping[str, EntryRow]] = rows
-        self._keys: Final = keys_of_entries(cache, rows)
+        self._keys: Final = cache.keys(rows)
         self._damaged: Final = _set_aside(cache)
-        self.misses: Final[Sequence[Miss]] = misses(cache.folder)
+        self.misses: Final[Sequence[Miss]] = misses(cache)
         self._by_module: Final[dict[str, list[EntryRow]]] = {}
         self._by_name: Final[dict[str, list[EntryRow]]] = {}
         for row in rows.values():
@@ -94,6 +93,8 @@ class Neighbours:
         before = [
             one.time for one in self.misses if one.key.digest == digest and one.time < miss.time
         ]
+        if miss.obstacle:
+            return Explained(miss.key, miss.name, miss.obstacle, None, ())
         if miss.mode == modes.REFRESH.name:
             return Explained(miss.key, miss.name, REFRESHED, None, ())
         if before:

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import click
 from snaprt_cache import CacheStats, EntryRow
-from snaprt_cache.history import events_by_day
 
 from snaprt.cli import output
 from snaprt.cli.cache_misses import Neighbours
@@ -57,7 +56,7 @@ def stats(folder: Path | None, days: int, as_json: bool) -> None:
     reasons = Counter(neighbours.explain_miss(miss).reason for miss in neighbours.misses)
     missed = Counter(miss.name for miss in neighbours.misses)
     programs = _programs(neighbours.rows.values(), missed)
-    history = _days(events_by_day(cache), days)
+    history = _days(cache.events_by_day(), days)
     if as_json:
         content = {
             **dataclasses.asdict(numbers),

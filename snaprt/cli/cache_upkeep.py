@@ -8,7 +8,7 @@ from typing import Final
 import click
 from snaprt_cache.misses import forget_misses
 
-from snaprt.cli import output
+from snaprt.cli import output, progress
 from snaprt.cli.cache_words import (
     SCHEMA_VERSION,
     SHORT_KEY,
@@ -43,7 +43,11 @@ def verify(context: click.Context, folder: Path | None, heal: bool, as_json: boo
       snaprt cache verify --heal
     """
     cache = open_cache(folder)
-    findings = list(cache.verify(heal=heal))
+    findings = []
+    with progress.showing("checking entries") as line:
+        for finding in cache.verify(heal=heal):
+            findings.append(finding)
+            line.done(len(findings))
     wrong = [finding for finding in findings if finding.problem]
     if as_json:
         content = {"path": cache.path, "checked": len(findings), "problems": wrong}
@@ -192,7 +196,7 @@ def clear(folder: Path | None, yes: bool, as_json: bool) -> None:
             f"Remove {counted(count, 'entry', 'entries')} from {cache.path}?", abort=True, err=True
         )
     removed = cache.clear()
-    forget_misses(cache.folder)
+    forget_misses(cache)
     if as_json:
         content = {"path": cache.path, "removed": removed}
         output.emit_json("snaprt.cache.clear", SCHEMA_VERSION, content)

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from snaprt.cli import cache_warming, output
+from snaprt.cli import cache_warming, output, progress
 from snaprt.cli import run as run_command
 from snaprt.cli.cache_warming import Job, Progress, Result
 from snaprt.cli.cache_words import SCHEMA_VERSION, counted, dir_option
@@ -149,7 +149,8 @@ def warm(
     os.environ["SNAPRT_CACHE_MODE"] = "read-write"
     if processes is None:
         processes = 1 if target == "gpu" else os.cpu_count() or 1
-    results = cache_warming.warm(jobs, target, processes, _report)
+    with progress.showing(f"compiling {counted(len(jobs), 'program')} for {target}"):
+        results = cache_warming.warm(jobs, target, processes, _report)
     failed = [result for result in results if result.error]
     there = sum(result.was_there for result in results)
     if as_json:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from snaprt import settings
 from snaprt.cli import output
+from snaprt.cli.lazy_group import did_you_mean
 
 SCHEMA = "snaprt.environment"
 VERSION = 1
@@ -38,7 +39,10 @@ def command(context: click.Context, topic: str | None, as_json: bool) -> None:
     assert isinstance(group.command, click.Group)
     subject = group.command.get_command(group, topic)
     if subject is None:
-        raise click.UsageError(f"there is no command or topic {topic!r}", group)
+        known = ["environment", *group.command.list_commands(group)]
+        raise click.UsageError(
+            f"there is no command or topic {topic!r}.{did_you_mean(topic, known)}", group
+        )
     with click.Context(subject, info_name=topic, parent=group) as about:
         click.echo(subject.get_help(about))
 

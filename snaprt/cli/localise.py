@@ -18,7 +18,7 @@ from snaprt_replay.localise.pipeline import Find, Request, localise
 from snaprt_replay.localise.wording import error_text, place_text
 from snaprt_replay.variants import Variant
 
-from snaprt.cli import output, report_files, tables, two_sides
+from snaprt.cli import output, progress, report_files, tables, two_sides
 
 _PATH: Final = click.Path(path_type=Path)
 _STATE_SUFFIX: Final = ".localise"
@@ -90,9 +90,10 @@ def command(
     other = load(against) if against is not None else None
     state = state or file.with_name(file.name + _STATE_SUFFIX)
     request = Request(suspect, reference, find, budget, timeout, state)
-    found = localise(
-        case, request, other, tell=lambda line: output.log.print(tables.printable(line))
-    )
+    with progress.showing("localizing"):
+        found = localise(
+            case, request, other, tell=lambda line: output.log.print(tables.printable(line))
+        )
     if html is not None:
         report_files.write_reports([gather.of_localisation(case, found, Path())], html)
     if as_json:

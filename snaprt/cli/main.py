@@ -7,8 +7,9 @@ imported by those alone that need it.
 from __future__ import annotations
 
 import copy
+import errno
 import functools
-import importlib
+import logging
 import os
 import sys
 import traceback
@@ -21,6 +22,7 @@ from snaprt_cache.errors import CacheError
 
 import snaprt
 from snaprt.cli import output
+from snaprt.cli.lazy_group import LazyGroup
 from snaprt.errors import SnaprtError
 
 
@@ -83,8 +85,8 @@ class _ReaderGoneError(Exception):
     """Who read our output has closed it, as ``snaprt ... | head`` does."""
 
 
-class _LazyGroup(click.Group):
-    """A group whose commands are imported from ``COMMANDS`` when they are needed."""
+class _Commands(LazyGroup):
+    """The commands in ``COMMANDS``."""
 
     def invoke(self, ctx: click.Context) -> Any:
         # Here, because click and rich answer a closed pipe with status 1: a mismatch, for us.
@@ -99,21 +101,9 @@ class _LazyGroup(click.Group):
             raise _ReaderGoneError from error
         return result
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        module, attribute = entry.where.split(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return _with_flags_settled(command) if entry.uses_xla else command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+        command = super().get_command(ctx, cmd_name)
+        return _with_flags_settled(command) if command and COMMANDS[cmd_name].uses_xla else command
 
 
 def _with_flags_settled(command: click.Command) -> click.Command:
@@ -139,7 +129,11 @@ def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> N
         context.exit()
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    table={name: (entry.where, entry.summary) for name, entry in COMMANDS.items()},
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -195,13 +189,45 @@ def _explain(error: Exception) -> None:
     elif isinstance(error, click.ClickException):
         output.error(_sentence(error.format_message()))
     elif isinstance(error, SnaprtError | CacheError):
-        output.error(error.message, error.hint)
+        output.error(error.message, error.hint or _NO_HINT)
+    elif isinstance(error, OSError | MemoryError):
+        # The system refused. Where our code should have seen it coming, the log has the traceback.
+        logging.getLogger("snaprt.cli").debug("the command failed", exc_info=error)
+        output.error(*_refusal(error))
     else:
         traceback.print_exception(error)
         output.error(
             f"snaprt failed in a way it should not have ({type(error).__name__})",
             "This is a bug in snaprt, not in what you did: please report it with the lines above.",
         )
+
+
+_NO_HINT: Final = "`snaprt help COMMAND` says what a command takes, and what it does with it."
+_SPACE: Final = "Free space there, or name another directory."
+_ACCESS: Final = "Make it readable and writable for you, or name another file."
+_HINTS: Final[Mapping[int, str]] = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or name another directory.",
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
+    errno.EROFS: _ACCESS,
+    errno.EMFILE: "Raise the limit on open files (ulimit -n).",
+    errno.ENAMETOOLONG: "Name a file with a shorter name.",
+    errno.ENOTDIR: "Name a path whose directories are directories.",
+    errno.EISDIR: "Name a file, not a directory.",
+    errno.ELOOP: "Name a path without links that lead to themselves.",
+    errno.ENOENT: "Is the name spelled right, and its directory there?",
+}
+
+
+def _refusal(error: OSError | MemoryError) -> tuple[str, str]:
+    """Return what to say, and what to do, where the system refused what was asked of it."""
+    if isinstance(error, MemoryError):
+        return "out of memory", "Close other programs, or take a smaller file or fewer at a time."
+    where = f": {error.filename}" if error.filename is not None else ""
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{reason}{where}", _HINTS.get(error.errno or 0, _NO_HINT)
 
 
 def _sentence(message: str) -> str:

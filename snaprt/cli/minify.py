@@ -17,7 +17,7 @@ from snaprt_replay.minify.judge import Patience
 from snaprt_replay.minify.pipeline import Minified, Request, minify
 from snaprt_replay.variants import Variant
 
-from snaprt.cli import output, tables, two_sides
+from snaprt.cli import output, progress, tables, two_sides
 from snaprt.errors import UsageError
 
 SCHEMA: Final = "snaprt.minify"
@@ -145,13 +145,14 @@ def command(
         patience=Patience(repeat, needed, budget, jobs),
         timeout=timeout,
     )
-    found = minify(
-        case,
-        request,
-        folder or file.with_name(file.name + _SUFFIX),
-        load(against) if against is not None else None,
-        tell=lambda line: output.log.print(tables.printable(line)),
-    )
+    with progress.showing("minifying"):
+        found = minify(
+            case,
+            request,
+            folder or file.with_name(file.name + _SUFFIX),
+            load(against) if against is not None else None,
+            tell=lambda line: output.log.print(tables.printable(line)),
+        )
     if as_json:
         output.emit_json(SCHEMA, SCHEMA_VERSION, _to_json(file, found))
     else:

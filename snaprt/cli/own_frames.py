@@ -12,6 +12,8 @@ from pathlib import Path
 
 import click
 
+from snaprt import after_import
+
 
 def hider() -> Callable[[], None]:
     """Return what hides those frames, to be called when JAX is there.
@@ -19,7 +21,8 @@ def hider() -> Callable[[], None]:
     To be called itself while ``__main__`` is still the command line's.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
-    hidden = [Path(__file__).parent, Path(click.__file__).parent, Path("<frozen runpy>")]
+    hidden = [Path(__file__).parent, Path(after_import.__file__), Path(click.__file__).parent]
+    hidden += [Path("<frozen runpy>")]
     hidden += [Path(script)] if script else []
 
     def hide() -> None:

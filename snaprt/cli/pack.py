@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from snaprt.cli import output
+from snaprt.cli import output, progress
 from snaprt.cli.tables import bytes_text
 from snaprt.snapshot import redact
 from snaprt.snapshot.pack import Packed, pack, unpack
@@ -53,14 +53,20 @@ def pack_command(
       snaprt pack dump -o all.pack
       snaprt pack step.inputs.snap -o bug.pack --redact values --redact names --redact paths
     """
-    packed = pack(files, out, kinds, replace)
+    with progress.showing("packing"):
+        packed = pack(files, out, kinds, replace)
     _report(packed, "packed", as_json)
 
 
 @click.command("unpack")
 @click.argument("file", type=_PATH)
 @click.option(
-    "-d", "--directory", type=_PATH, default=Path(), metavar="DIR", help="Where to.  [default: .]"
+    "-d",
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    metavar="DIR",
+    help="Where to.  [default: .]",
 )
 @output.json_option
 def unpack_command(file: Path, directory: Path, as_json: bool) -> None:
@@ -72,7 +78,9 @@ def unpack_command(file: Path, directory: Path, as_json: bool) -> None:
     Example:
       snaprt unpack step.pack -d dump
     """
-    _report(unpack(file, directory), "unpacked", as_json)
+    with progress.showing("unpacking"):
+        unpacked = unpack(file, directory)
+    _report(unpacked, "unpacked", as_json)
 
 
 def _report(packed: Packed, word: str, as_json: bool) -> None:

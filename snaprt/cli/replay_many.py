@@ -18,7 +18,7 @@ from snaprt_replay.many import ReplayRequest
 from snaprt_replay.report import model, shown
 from snaprt_replay.report.model import Report
 
-from snaprt.cli import output, report_files
+from snaprt.cli import output, progress, report_files
 from snaprt.errors import UsageError
 
 
@@ -121,18 +121,20 @@ def replay_many(
 
 def _in_order(files: Sequence[Path], request: ReplayRequest, batch: Batch) -> list[Report]:
     done: dict[int, Report] = {}
-    for number, report in _replayed(files, request, batch):
-        done[number] = report
-        if len(files) > 1:
-            headline = report.headline
-            name = shown.name(report.path, 400)
-            output.log.print(
-                Text.assemble(
-                    f"[{len(done)}/{len(files)}] ",
-                    (headline.word, report_files.STYLES[headline.status]),
-                    f" {name}",
+    with progress.showing("replaying") as line:
+        for number, report in _replayed(files, request, batch):
+            done[number] = report
+            line.done(len(done), len(files))
+            if len(files) > 1:
+                headline = report.headline
+                name = shown.name(report.path, 400)
+                output.log.print(
+                    Text.assemble(
+                        f"[{len(done)}/{len(files)}] ",
+                        (headline.word, report_files.STYLES[headline.status]),
+                        f" {name}",
+                    )
                 )
-            )
     return [done[number] for number in range(len(files))]
 
 

@@ -25,8 +25,8 @@ from typing import Any, Final
 import click
 
 import snaprt
-from snaprt import autoload, settings
-from snaprt.cli import after_import, output, own_frames
+from snaprt import after_import, autoload, settings
+from snaprt.cli import output, own_frames
 from snaprt.cli.run_environment import check_environment
 from snaprt.cli.run_explained import RunExplained
 from snaprt.errors import SnaprtError, UsageError

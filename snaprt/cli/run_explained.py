@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from snaprt.cli import after_import, output
+from snaprt import after_import
+from snaprt.cli import output
 from snaprt.errors import UsageError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,12 +12,14 @@ import click
 
 from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, FittedTable
-from snaprt.errors import SnaprtError, UsageError
-from snaprt.snapshot import layout, places, prune
-from snaprt.snapshot.read import SnapshotFile, open_snapshot
+from snaprt.errors import SnaprtError, SnapshotError, UsageError
+from snaprt.snapshot import glance, layout, places, prune
+from snaprt.snapshot.read import open_snapshot
 
 SCHEMA: Final = "snaprt.ls"
 SCHEMA_VERSION: Final = 1
+
+_FEW_BYTES: Final = 256 << 20  # of stored arrays, which are read in a second
 
 _COLUMNS: Final = (
     Column("graph"),
@@ -86,6 +88,7 @@ def _range(text: str) -> tuple[int, int]:
 @click.option("--execution", metavar="N[:M]", help="Only these executions of each executable.")
 @click.option("--device", type=click.IntRange(min=0), help="Only this device of each executable.")
 @click.option("--failed", is_flag=True, help="Only what failed.")
+@click.option("--check", is_flag=True, help="Read all modules and arrays: is one damaged?")
 @output.json_option
 @click.pass_context
 def command(
@@ -96,13 +99,16 @@ def command(
     execution: str | None,
     device: int | None,
     failed: bool,
+    check: bool,
     as_json: bool,
 ) -> None:
     """List what was recorded in DIR, which may be a packed file too.
 
     One line stands for an execution on one device. `snaprt inspect FILE` says more of one file.
 
-    The status is 1 if a file in DIR is damaged.
+    The status is 1 if a file in DIR is damaged: if its manifest is, or an array that is stored for
+    several files is missing or cut short, or, where those take 256 MiB at most, has other values.
+    With --check, if anything is.
 
     \b
     Example:
@@ -120,7 +126,8 @@ def command(
         tests.append(lambda row: row.device_index == device)
     if failed:
         tests.append(lambda row: bool(row.error))
-    files, damaged = _open_all(place)
+    files, damaged = _read_all(place)
+    damaged += _damaged_arrays(place, files, check)
     rows = [row for row in _rows(files) if all(test(row) for test in tests)]
     store = prune.stored_arrays(place) if place.is_dir() else []
     store_bytes = sum(path.stat().st_size for path in store)
@@ -145,7 +152,7 @@ def _within(name: str, first: int, last: int) -> Callable[[Row], bool]:
     return lambda row: first <= getattr(row, name) <= last
 
 
-def _open_all(place: Path) -> tuple[list[SnapshotFile], list[str]]:
+def _read_all(place: Path) -> tuple[list[glance.Glance], list[str]]:
     if not place.is_dir() and not places.is_pack_file(place):
         raise UsageError(
             f"{place} is neither a directory nor a packed file",
@@ -157,14 +164,39 @@ def _open_all(place: Path) -> tuple[list[SnapshotFile], list[str]]:
         damaged.append(f"{place} is damaged: it holds no snapshot that can be read")
     for path in paths:
         try:
-            files.append(open_snapshot(path))
+            files.append(glance.at(path))
         except SnaprtError as error:
             damaged.append(error.message)
     return files, damaged
 
 
-def _rows(files: Iterable[SnapshotFile]) -> list[Row]:
-    pairs: dict[str, dict[str, SnapshotFile]] = {}
+def _damaged_arrays(place: Path, files: Sequence[glance.Glance], check: bool) -> Iterator[str]:
+    """Yield what is wrong with stored arrays, and with all else in the files if asked for."""
+    sizes = {member: size for file in files for member, size in file.stored}
+    reads = check or sum(sizes.values()) <= _FEW_BYTES
+    seen: set[str] = set()
+    for file in files:
+        fresh = [(member, size) for member, size in file.stored if member not in seen]
+        seen |= {member for member, _ in fresh}
+        try:
+            for member, size in fresh:
+                if places.size(place / member) != size:
+                    raise SnapshotError(f"{place / member}, which {file.path} needs, is damaged")
+            if check or (reads and fresh):
+                snapshot = open_snapshot(file.path)
+                for member, _ in fresh:
+                    snapshot.check_stored(member)
+                if check:
+                    snapshot.check()
+        except SnaprtError as error:
+            yield error.message
+        except OSError as error:
+            reason = error.strerror or error
+            yield f"{place / member}, which {file.path} needs, cannot be read: {reason}"
+
+
+def _rows(files: Iterable[glance.Glance]) -> list[Row]:
+    pairs: dict[str, dict[str, glance.Glance]] = {}
     for file in files:
         stem = file.path.name.removesuffix(layout.SUFFIXES[file.role])
         pairs.setdefault(stem, {})[file.role] = file
@@ -172,39 +204,32 @@ def _rows(files: Iterable[SnapshotFile]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.step, row.graph, row.execution, row.device_index))
 
 
-def _row(pair: Mapping[str, SnapshotFile]) -> Row:
-    manifests = {role: file.manifest for role, file in pair.items()}
-    executions = [manifest.execution for manifest in manifests.values()]
-    first = executions[0]
-    stored = {
-        record.member: record.stored_bytes
-        for manifest in manifests.values()
-        for record in manifest.arrays
-        if record.in_store
-    }
+def _row(pair: Mapping[str, glance.Glance]) -> Row:
+    first = next(iter(pair.values()))
+    stored = {member: size for file in pair.values() for member, size in file.stored}
     return Row(
         files={role: file.path for role, file in pair.items()},
-        graph=first.name,
+        graph=first.graph,
         graph_id=first.graph_id,
         step=first.step,
-        execution=first.execution_count,
+        execution=first.execution,
         process=first.process,
-        device=f"{first.device.platform} {first.device.id}",
+        device=first.device,
         device_index=first.device_index,
-        inputs=_types(manifests.get("inputs")),
-        outputs=_types(manifests.get("outputs")),
-        file_bytes=sum(places.size(file.path) for file in pair.values()),
+        inputs=_types(pair.get("inputs")),
+        outputs=_types(pair.get("outputs")),
+        file_bytes=sum(file.file_bytes for file in pair.values()),
         stored_bytes=sum(stored.values()),
-        reason=next((one.reason for one in executions if one.reason), ""),
-        error=next((one.error for one in executions if one.error), ""),
+        reason=next((one.reason for one in pair.values() if one.reason), ""),
+        error=next((one.error for one in pair.values() if one.error), ""),
         redacted=first.redacted,
     )
 
 
-def _types(manifest: layout.Manifest | None) -> tuple[str, ...] | None:
-    if manifest is None:
+def _types(file: glance.Glance | None) -> tuple[str, ...] | None:
+    if file is None:
         return None
-    return tuple(tables.type_text(record.dtype, record.shape) for record in manifest.arrays)
+    return tuple(tables.type_text(dtype, shape) for dtype, shape in file.types)
 
 
 def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:

@@ -21,6 +21,7 @@ from snaprt.execute.collected import CollectedProgram, restored
 from snaprt.execute.compile import entry_metadata
 from snaprt.execute.key import module_digest, module_key, program_key, topology_key
 from snaprt.execute.lower import placed
+from snaprt.execute.native_calls import refuse_objects_of_another_process
 from snaprt.execute.notes import Note, devices_of_placement, read_note, write_note
 from snaprt.execute.once import compile_once
 from snaprt.execute.summary import summarise
@@ -82,8 +83,12 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
             )
         lowered = jaxapi.with_module(stand_in, _checked_module(program, module))
         stablehlo = jaxapi.stablehlo_without_locations(lowered)
+        calls = jaxapi.custom_calls(lowered.compiler_ir("stablehlo"), stablehlo)
+        refuse_objects_of_another_process(calls)
         used = jaxapi.devices_of_lowered(lowered)
-        key = module_key(stablehlo, used, kind="compiled", folder=cache.folder)
+        key = module_key(
+            stablehlo, used, kind="compiled", signature=program.signature, folder=cache.folder
+        )
 
         def compile_and_put() -> tuple[float, bool]:
             started = time.perf_counter()
@@ -94,7 +99,7 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
             except Exception as error:
                 raise CompileError(f"the program cannot be compiled: {error}") from error
             seconds = time.perf_counter() - started
-            told = entry_metadata(program.name, "compiled", seconds, used[0])
+            told = entry_metadata(program.name, "compiled", seconds, used[0], calls)
             told["summary"] = summarise(lowered.compiler_ir("stablehlo"))
             return seconds, cache.put(key, payload, told)
 
@@ -172,6 +177,8 @@ def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> 
         parsed = jaxapi.parse_module(module)
     except ValueError as error:
         raise CompileError(f"the module cannot be read: {error}") from error
+    calls = jaxapi.custom_calls(parsed)
+    refuse_objects_of_another_process(calls)
     used = devices[: jaxapi.partitions_of(parsed)]
     stablehlo = jaxapi.bytecode_without_locations(parsed)
     key = topology_key(stablehlo, used, topology=topology, folder=cache.folder)
@@ -183,7 +190,7 @@ def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> 
         except Exception as error:
             raise CompileError(f"the module cannot be compiled for {topology}: {error}") from error
         seconds = time.perf_counter() - started
-        told = entry_metadata(name, "topology", seconds, used[0])
+        told = entry_metadata(name, "topology", seconds, used[0], calls)
         told["summary"] = summarise(parsed)
         return seconds, cache.put(key, payload, told)
 

@@ -7,7 +7,6 @@ run whose values decide which operations come next may collect others than it wi
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -27,6 +26,7 @@ from snaprt.execute.collected import (
 from snaprt.execute.collection import collection
 from snaprt.execute.key import compiler_settings, environment_flags, module_digest
 from snaprt.execute.lower import digest_of_lowering
+from snaprt.execute.native_calls import bound_to_process
 from snaprt.lazy.digest import Unstable
 from snaprt.lazy.graph import Program
 
@@ -34,14 +34,6 @@ _log = logging.getLogger("snaprt.cache")
 
 #: The name of the module that a recorded graph becomes.
 GRAPH_NAME: Final = "lazy_graph"
-
-# An executable that calls back into Python holds addresses of this process.
-_CALLBACK = re.compile(rb"xla_\w*python\w*callback")
-
-
-def calls_back(stablehlo: bytes) -> bool:
-    """Say whether a module calls Python, and so means something in this process alone."""
-    return _CALLBACK.search(stablehlo) is not None
 
 
 def collect_program(
@@ -52,6 +44,7 @@ def collect_program(
     To be called where the program would be compiled, see `snaprt.execute.lower.placed`.
     """
     stablehlo = jaxapi.stablehlo_without_locations(lowered)
+    calls = jaxapi.custom_calls(lowered.compiler_ir("stablehlo"), stablehlo)
     digest = module_digest(stablehlo)
     shapes = jaxapi.shapes_of(program.arguments(promoted))
     results = jaxapi.results_of_lowered(lowered)
@@ -62,8 +55,8 @@ def collect_program(
         collection.programs += 1
         collection.over_devices += len(jaxapi.devices_of_lowered(lowered)) > 1
         try:
-            if calls_back(stablehlo):
-                raise NotWritable("a call of Python")
+            if needed := bound_to_process(lowered, calls):
+                raise NotWritable(needed)
             if jaxapi.signature_of_lowered(zeros) != jaxapi.signature_of_lowered(lowered):
                 raise NotWritable("a signature that its arguments and results do not tell")
             described_program = _described(program, promoted, lowered, digest, shapes, results)

@@ -23,9 +23,10 @@ from snaprt_cache.store import Cache
 from snaprt import jaxapi, metrics, settings
 from snaprt.errors import CompileError, UsageError
 from snaprt.execute import prefetch, times
-from snaprt.execute.collect import GRAPH_NAME, calls_back, collect_program
+from snaprt.execute.collect import GRAPH_NAME, collect_program
 from snaprt.execute.key import module_digest, module_key
 from snaprt.execute.lower import lowering, placed
+from snaprt.execute.native_calls import bound_to_process, obstacle, told_of_calls
 from snaprt.execute.notes import (
     Note,
     devices_by_id,
@@ -166,7 +167,8 @@ def compile_program(
     except Exception as error:
         raise CompileError(
             f"the graph of {size} operations that was cut here could not be compiled: {error}",
-            hint="the traceback above shows the error of JAX or XLA; its arrays stay pending",
+            hint="the traceback above shows the error of JAX or XLA; arrays that do not depend on "
+            "what was refused stay pending",
         ) from error
     spent = times.prepared(
         times.LAZY,
@@ -311,7 +313,9 @@ def _load_noted(
         metrics.counter_add("LoweringSkipped")
         return _Found(ready.loaded, ready.note.graph_id, ready.devices, True, lower)
     note = read_note(cache, key)
-    entry = None if note is None else cache.get(note.executable, counted=False)
+    entry = None
+    if note is not None:
+        entry = cache.get(note.executable, counted=False, obstacle=obstacle)
     if note is None or entry is None:
         return None
 
@@ -337,16 +341,20 @@ def _load_or_compile(
     overrides: Mapping[str, Any],
 ) -> tuple[jax.stages.Compiled, bool, Key | None]:
     """Return the executable, whether it came from the cache, and its key if it is there now."""
-    if cache is None or calls_back(stablehlo):
+    calls = jaxapi.custom_calls(lowered.compiler_ir("stablehlo"), stablehlo)
+    if cache is None or bound_to_process(lowered, calls):
         if cache is not None:
             metrics.counter_add("PersistentCacheUncacheable")
         return _compile(lowered, overrides), False, None
     with times.stage(times.KEY):
-        key = module_key(stablehlo, devices, kind="compiled", folder=cache.folder)
+        signature = jaxapi.call_of_lowered(lowered)
+        key = module_key(
+            stablehlo, devices, kind="compiled", signature=signature, folder=cache.folder
+        )
     name = f"{script_name()}: {GRAPH_NAME}"
 
     def load() -> jax.stages.Compiled | None:
-        entry = cache.get(key, name=name)
+        entry = cache.get(key, name=name, obstacle=obstacle)
         if entry is None:
             return None
         return load_entry(
@@ -364,7 +372,7 @@ def _load_or_compile(
             metrics.counter_add("PersistentCacheUncacheable")
             _log.info("an executable cannot be stored: %s", error)
             return compiled, False
-        told = entry_metadata(name, "compiled", seconds, devices[0])
+        told = entry_metadata(name, "compiled", seconds, devices[0], calls)
         told["summary"] = summarise(lowered.compiler_ir("stablehlo"))
         return compiled, cache.put(key, payload, told)
 
@@ -390,10 +398,11 @@ def _compile(lowered: jax.stages.Lowered, overrides: Mapping[str, Any]) -> jax.s
 
 
 def entry_metadata(
-    name: str, kind: str, seconds: float, device: jaxapi.Device
+    name: str, kind: str, seconds: float, device: jaxapi.Device, calls: jaxapi.CustomCalls
 ) -> dict[str, str | int | float]:
-    """Return what the cache's index tells about an entry."""
+    """Return what is told about an entry, in the cache's index and to who loads it."""
     return {
+        **told_of_calls(calls, device.platform),
         "name": name,
         "kind": kind,
         "compile_seconds": seconds,

@@ -20,8 +20,9 @@ from snaprt_cache.store import Cache
 from snaprt import jaxapi, settings
 from snaprt.execute import prefetch, times
 from snaprt.execute.key import jit_key
+from snaprt.execute.native_calls import obstacle, told_of_calls
 from snaprt.execute.once import flight
-from snaprt.execute.store import count_event
+from snaprt.execute.store import count_event, is_bypassed
 from snaprt.execute.summary import summarise
 
 # JAX asks for a program and then puts it: the keys of a few programs on their way are enough.
@@ -90,6 +91,7 @@ class _UnderJax:
             flight_of=lambda: flight(cache),
             metadata_of=self._metadata,
             on_event=count_event,
+            obstacle=obstacle,
         )
 
     def get(self, key: str) -> bytes | None:
@@ -135,13 +137,22 @@ class _UnderJax:
         asked.compilation = None
         self._form.compiled(error)
 
-    def name_of(self, compilation: jaxapi.Compilation) -> str:
-        """Return the string for a compilation, and remember the key it stands for."""
+    def name_of(self, compilation: jaxapi.Compilation) -> str | None:
+        """Return the string for a compilation, and remember the key it stands for.
+
+        What names objects of this process, such as callbacks, has none, nor has anything while
+        passes of the program's own are in the compiler.
+        """
         self._asked.stopwatch = times.Stopwatch()
+        calls = jaxapi.custom_calls(compilation.written, compilation.module)
+        if calls.bound_to or is_bypassed():
+            count_event("PersistentCacheUncacheable", 1)
+            return None
         with self._asked.stopwatch.stage(times.KEY):
             key = jit_key(compilation, kind=KIND, folder=self.cache.folder)
         name = f"{compilation.name}-{key.digest}"
         self._asked.key, self._asked.compilation = key, compilation
+        self._asked.calls = calls
         with self._lock:
             self._keys[name] = key
             self._keys.move_to_end(name)
@@ -161,12 +172,15 @@ class _UnderJax:
         if compilation is None or self._asked.key != key:
             return told
         ids = ",".join(str(device.id) for device in compilation.devices)
-        return {**told, "summary": summarise(compilation.written), "device_ids": ids}
+        calls = told_of_calls(self._asked.calls, compilation.devices[0].platform)
+        summary = summarise(compilation.written)
+        return {**told, **calls, "summary": summary, "device_ids": ids}
 
 
 class _Asked(threading.local):
     key: Key | None = None
     compilation: jaxapi.Compilation | None = None
+    calls = jaxapi.CustomCalls()
 
     def __init__(self) -> None:
         self.stopwatch = times.Stopwatch()

@@ -45,6 +45,7 @@ def module_key(
     *,
     kind: str,
     options: Mapping[str, Any] | None = None,
+    signature: str = "",
     folder: Path,
 ) -> Key:
     """Return the key of a module compiled for ``devices``.
@@ -54,9 +55,14 @@ def module_key(
         devices: Where it will run, in the order of its partitions.
         kind: The form in which the executable is stored.
         options: Compile options by name, beside XLA's defaults and ``XLA_FLAGS``.
+        signature: What is stored with the executable of how it is called, such as the types of PRNG
+            keys, which are all integers to the module; see `snaprt.jaxapi.call_of_lowered`.
         folder: The cache's folder, where digests of large files are remembered.
     """
-    return _key(KeyPart("module", module_digest(stablehlo)), devices, kind, options or {}, folder)
+    what = [KeyPart("module", module_digest(stablehlo))]
+    if signature:
+        what.append(KeyPart("signature", blake3(signature.encode()).hexdigest()))
+    return _key(what, devices, kind, options or {}, folder)
 
 
 def program_key(digest: str, devices: Sequence[jaxapi.Device], folder: Path) -> Key:
@@ -67,11 +73,11 @@ def program_key(digest: str, devices: Sequence[jaxapi.Device], folder: Path) -> 
         devices: Where it will run.
         folder: The cache's folder.
     """
-    return _key(KeyPart("program", digest), devices, "note", {}, folder)
+    return _key([KeyPart("program", digest)], devices, "note", {}, folder)
 
 
 def _key(
-    what: KeyPart,
+    what: Sequence[KeyPart],
     devices: Sequence[jaxapi.Device],
     kind: str,
     options: Mapping[str, Any],
@@ -79,10 +85,11 @@ def _key(
 ) -> Key:
     return Key(
         (
-            what,
+            *what,
             KeyPart("kind", kind),
             KeyPart("options", repr(sorted(options.items()))),
             KeyPart("flags", _flags(folder)),
+            KeyPart("parsed flags", _parsed_flags(devices)),
             KeyPart("settings", _settings()),
             KeyPart("topology", _topology(devices)),
             *_environment(devices[0], folder),
@@ -128,6 +135,7 @@ def topology_key(
             KeyPart("module", module_digest(stablehlo)),
             KeyPart("kind", "topology"),
             KeyPart("flags", _flags(folder)),
+            KeyPart("parsed flags", _parsed_flags(devices)),
             KeyPart("settings", _settings()),
             KeyPart("topology", f"{topology} devices={ids}"),
             *_environment(devices[0], folder),
@@ -160,6 +168,14 @@ def start_key(program: str, folder: Path) -> Key:
 def module_digest(stablehlo: bytes) -> str:
     """Return the digest of a module, by which a graph is known: 64 hexadecimal digits."""
     return blake3(stablehlo).hexdigest()
+
+
+def _parsed_flags(devices: Sequence[jaxapi.Device]) -> str:
+    """Return a digest of XLA's options as they are in effect, wherever they came from.
+
+    XLA reads ``XLA_FLAGS`` once, which may have changed since.
+    """
+    return blake3(jaxapi.options_in_effect(devices)).hexdigest()
 
 
 def _flags(folder: Path) -> str:

@@ -18,7 +18,11 @@ from snaprt.lazy.graph import Placement, Program
 @contextmanager
 def placed(placement: Placement) -> Iterator[None]:
     """Lower and run what is inside as the code that recorded it would have run it."""
-    with jaxapi.evaluating(), jaxapi.x64(placement.x64):
+    with (
+        jaxapi.evaluating_compiled(),
+        jaxapi.x64(placement.x64),
+        jaxapi.under_mesh(placement.mesh),
+    ):
         if placement.default_device is None:
             yield
         else:
@@ -41,6 +45,7 @@ def lowering(
         function = watched(function)
     shapes = jaxapi.shapes_of(program.arguments(promoted))
     placement, donated = program.placement, program.donated
+    shardings = [*program.shardings(), *([None] if is_watched else ())]
     asked = narrowings()
     stacks = jaxapi.whole_stacks if settings.get("XLA_HLO_DEBUG") else nullcontext
 
@@ -51,7 +56,7 @@ def lowering(
             times.stage(times.LOWER),
             metrics.timed("LowerTime"),
         ):
-            lowered = jaxapi.lower(function, shapes, donated)
+            lowered = jaxapi.lower(function, shapes, donated, shardings)
             return narrowed(lowered, asked) if asked else lowered
 
     return lower

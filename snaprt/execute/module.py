@@ -19,6 +19,7 @@ from snaprt import jaxapi, metrics
 from snaprt.errors import CompileError, ExecutionError
 from snaprt.execute.compile import entry_metadata
 from snaprt.execute.key import module_key
+from snaprt.execute.native_calls import obstacle, refuse_objects_of_another_process
 from snaprt.execute.once import compile_once, load_entry
 from snaprt.execute.proof import Proof, proof_of
 from snaprt.execute.store import persistent_cache
@@ -63,7 +64,10 @@ class LoadedModule:
     def result_indices(self) -> list[list[Index]]:
         """For each result and device, which part of the whole the device holds."""
         return [
-            [_normal(sharding.devices_indices_map(shape)[one], shape) for one in self.devices]
+            [
+                _normal(jaxapi.places_of_sharding(sharding, shape)[one], shape)
+                for one in self.devices
+            ]
             for sharding, (shape, _) in zip(self._shardings[1], self.results, strict=True)
         ]
 
@@ -116,7 +120,7 @@ class LoadedModule:
         """Put the parts of a parameter where its sharding has them."""
         shape, sharding = self.parameters[number][0], self._shardings[0][number]
         if isinstance(value, np.ndarray):
-            places = sharding.devices_indices_map(shape)
+            places = jaxapi.places_of_sharding(sharding, shape)
             value = [value[places[device]] for device in self.devices]
         parts = [jax.device_put(one, at) for one, at in zip(value, self.devices, strict=True)]
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
@@ -168,13 +172,17 @@ def compile_partitioned(
     started = time.perf_counter()
     try:
         module = jaxapi.parse_module(stablehlo)
+        calls = jaxapi.custom_calls(module)
+        refuse_objects_of_another_process(calls)
         parameters, results = jaxapi.module_signature(module)
         options = jaxapi.compile_options(devices, compiler_options)
         told = dict(compiler_options or {})
         if partitioning is not None:
             jaxapi.partition(options, partitioning)
             told["partitioning"] = str(partitioning)
-        executable, from_cache = _load_or_compile(module, devices, name, told, options)
+        executable, from_cache = _load_or_compile(module, calls, devices, name, told, options)
+    except CompileError:
+        raise
     except Exception as error:
         where = ", ".join(map(str, devices))
         raise CompileError(f"the module cannot be compiled for {where}: {error}") from error
@@ -190,6 +198,7 @@ def compile_partitioned(
 
 def _load_or_compile(
     module: Any,
+    calls: jaxapi.CustomCalls,
     devices: Sequence[jaxapi.Device],
     name: str,
     named_options: Mapping[str, Any],
@@ -206,7 +215,7 @@ def _load_or_compile(
     key = module_key(stablehlo, devices, kind="module", options=named_options, folder=cache.folder)
 
     def load() -> Any:
-        entry = cache.get(key)
+        entry = cache.get(key, obstacle=obstacle)
         if entry is None:
             return None
         return load_entry(cache, key, entry, lambda content: jaxapi.load_module(content, devices))
@@ -218,7 +227,8 @@ def _load_or_compile(
         executable = compile_here()
         seconds = time.perf_counter() - started
         payload = jaxapi.serialize_module(executable)
-        told = {**entry_metadata(name, "module", seconds, devices[0]), "summary": summary}
+        told = entry_metadata(name, "module", seconds, devices[0], calls)
+        told["summary"] = summary
         return executable, cache.put(key, payload, told)
 
     executable = load()

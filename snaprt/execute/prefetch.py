@@ -27,6 +27,7 @@ from snaprt_cache.store import Cache, Entry
 
 from snaprt import jaxapi, metrics, settings
 from snaprt.execute.key import start_key
+from snaprt.execute.native_calls import obstacle
 from snaprt.execute.notes import KIND as NOTE_KIND
 from snaprt.execute.notes import Note, devices_by_id, read_note
 from snaprt.execute.store import persistent_cache
@@ -162,7 +163,7 @@ def _load_noted(cache: Cache, header: BlobHeader, deadline: float) -> Prefetched
     if note is None or entry is None:
         return None
     devices = _devices(note.device_ids, entry, deadline)
-    if devices is None:
+    if devices is None or obstacle(entry.metadata):
         return None
     compiled = jaxapi.load_compiled(entry.payload, note.arguments, note.results, devices)
     return Prefetched(compiled, devices, note, entry)
@@ -174,7 +175,7 @@ def _load_jit(cache: Cache, header: BlobHeader, deadline: float) -> Prefetched |
         return None
     ids = [int(number) for number in str(entry.metadata.get("device_ids", "")).split(",") if number]
     devices = _devices(ids, entry, deadline) if ids else None
-    if devices is None:
+    if devices is None or obstacle(entry.metadata):
         return None
     return Prefetched(jaxapi.load_jit_executable(entry.payload, devices), devices, None, entry)
 

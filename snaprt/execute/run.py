@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import jax
 
-from snaprt import metrics
+from snaprt import jaxapi, metrics
 from snaprt.execute.compile import Executable
 
 
@@ -58,6 +58,11 @@ def _call(executable: Executable, inputs: Sequence[jax.Array]) -> Sequence[jax.A
     started = time.perf_counter_ns()
     try:
         return executable.call(*inputs)
+    except ValueError:  # before anything ran: JAX compares layouts, and programs have the default
+        laid_out = jaxapi.with_default_layouts(inputs)
+        if laid_out is None:
+            raise
+        return executable.call(*laid_out)
     finally:
         elapsed = time.perf_counter_ns() - started
         metrics.metric_add("ExecuteTime", elapsed)

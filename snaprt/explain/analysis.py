@@ -16,6 +16,7 @@ from snaprt.explain.appended import AppendedFile
 from snaprt.explain.breaks import describe_break
 from snaprt.explain.origin import is_wanted
 from snaprt.explain.watching import Compilation, Cut, Run, Watcher
+from snaprt.lazy import pacing
 
 #: The variables that `analysis` looks at.
 VARIABLES: Final = (
@@ -27,7 +28,7 @@ _OF_EXECUTIONS: Final = 2
 _WIDTH: Final = 80
 _CAUSES: Final = {
     "mark_step": "user mark_step",
-    "graph_size": "the graph has reached SNAPRT_MAX_GRAPH_SIZE",
+    **{cause: f"automatic step: {describe_break(cause).what}" for cause in pacing.CAUSES},
 }
 _SIZES: Final = (
     ("Graph input size", "argument_size"),

@@ -45,6 +45,10 @@ _DYNAMIC: Final = (
 )
 _ONE_PLACE: Final = "put the arrays on one device or sharding first, with jax.device_put"
 _AFTER: Final = "ask after mark_step"
+_MARK: Final = (
+    "call snaprt.mark_step() at the end of each round of the outermost loop; what it does is then "
+    "one program"
+)
 _JIT: Final = "put it inside of a function with jax.jit, which is recorded as one operation"
 
 #: By the cause, as it is counted under ``host::CAUSE`` or ``cut::CAUSE``.
@@ -52,8 +56,19 @@ BREAKS: Final[Mapping[str, Break]] = {
     "mark_step": Break("mark_step", ""),
     "end": Break("the end of the function, or of the program", ""),
     "graph_size": Break(
-        "a graph of SNAPRT_MAX_GRAPH_SIZE operations",
-        "call mark_step at the end of each step, or allow larger graphs",
+        "no mark_step: SNAPRT_AUTO_STEP_SIZE or SNAPRT_MAX_GRAPH_SIZE operations were pending",
+        _MARK,
+    ),
+    "graph_bytes": Break("no mark_step: SNAPRT_AUTO_STEP_BYTES bytes were pending", _MARK),
+    "graph_work": Break("no mark_step: work for a fraction of a second was pending", _MARK),
+    "own_program": Break(
+        "no mark_step: a large call of a jax.jit, a loop, or what draws random numbers is a program "
+        "of its own",
+        _MARK,
+    ),
+    "repeats": Break(
+        "no mark_step: what was recorded up to this line repeats",
+        "call snaprt.mark_step() before this line, in each round of the loop",
     ),
     "array": Break("`np.asarray(x)`", _HOST),
     "bool": Break("`if x:`, or `bool(x)`", _BRANCH),
@@ -96,6 +111,12 @@ BREAKS: Final[Mapping[str, Break]] = {
     "sharding": Break("`x.sharding` of an array on several devices", _AFTER),
     "devices": Break("an operation on arrays of different devices", _ONE_PLACE),
     "ref": Break("reading or writing a `jax.new_ref`", _JIT),
+    "effect": Break(
+        "`checkify.check`, or another effect that must happen at once",
+        "functionalize it: checkify.checkify(f); and throw its error after mark_step",
+    ),
+    "scope_end": Break("the end of the scope, where effects were pending", ""),
+    "effects_barrier": Break("`jax.effects_barrier()`", "wait with mark_step(wait=True)"),
     "shard_map": Break("an eager `jax.shard_map`", _JIT),
     "compiler_options": Break(
         "a `jax.jit` with compiler_options", "set them for the process, in XLA_FLAGS"

@@ -18,12 +18,13 @@ from snaprt.explain.naming import name_of
 from snaprt.explain.outline import Outline, nearest, outline_of
 from snaprt.explain.reasons import Reason, reasons
 from snaprt.explain.watching import Compilation, Watcher
+from snaprt.lazy import pacing
 from snaprt.lazy.modes import current_modes
 
 _log = logging.getLogger("snaprt.explain")
 
 #: The causes of cuts that run all that is pending; all others read a value.
-_AT_STEPS: Final = frozenset({"graph_size", "mark_step"})
+_AT_STEPS: Final = pacing.CAUSES | {"mark_step"}
 
 #: How many of a place's programs a new one may be compared with.
 _MOST_OUTLINES: Final = 8

@@ -9,8 +9,8 @@ When a new JAX breaks snaprt, the change belongs here and nowhere else:
 - A name that is gone raises, and the traceback ends in the file to change. Let it work with the
   versions before, too, and say of which versions what it does is true.
 - A function of JAX's that is replaced may no longer be asked, which fails without a word. That is
-  done in `teaching`, `interception`, `jit_entry`, `jit_watch`, `compilation_cache` and `errors`,
-  and `demanded_values` knows functions of JAX by their names.
+  done in `teaching`, `interception`, `jit_entry`, `jit_watch`, `compilation_cache`,
+  `compiler_passes` and `errors`, and `demanded_values` knows functions of JAX by their names.
 - Then run the tests with each version, and move the bounds of jax and jaxlib in pyproject.toml.
 """
 
@@ -22,13 +22,17 @@ from snaprt.jaxapi.abstract_values import (
     has_no_values,
     is_array_aval,
     is_extended_dtype,
+    is_in_default_memory,
     is_placed_aval,
     is_scalar_type,
+    own_key_type,
 )
 from snaprt.jaxapi.ahead_of_time import compile_for_topology, compile_unloaded, zeros_function
+from snaprt.jaxapi.array_kinds import ArrayOfTrace
 from snaprt.jaxapi.arrays import (
     CONCRETE_ARRAYS,
     ArrayImpl,
+    before_deleted,
     copy_array,
     describe_input,
     host_literal,
@@ -37,11 +41,14 @@ from snaprt.jaxapi.arrays import (
     shapes_of,
     to_device,
     typeof,
+    with_default_layouts,
 )
 from snaprt.jaxapi.compilation_cache import (
     Compilation,
     JitExecutable,
     load_jit_executable,
+    module_without_names,
+    options_in_effect,
     use_compilation_cache,
     without_compilation_cache,
 )
@@ -50,8 +57,23 @@ from snaprt.jaxapi.compiler_options import (
     compile_options_without_paths,
     dump_options_of_xla,
 )
+from snaprt.jaxapi.compiler_passes import registered_passes
+from snaprt.jaxapi.custom_calls import (
+    CustomCalls,
+    custom_calls,
+    functions_of_process,
+    make_available,
+)
 from snaprt.jaxapi.demanded_values import asked_as_opaque_state, demanded_by
 from snaprt.jaxapi.devices import Device, backends_are_initialized, own_cpu
+from snaprt.jaxapi.effects import (
+    before_waiting_for_effects,
+    can_be_ordered,
+    can_wait,
+    closes_over_references,
+    ordered,
+    teach_error_check,
+)
 from snaprt.jaxapi.errors import (
     BoundOperation,
     failed_operation,
@@ -97,13 +119,16 @@ from snaprt.jaxapi.functions import (
 from snaprt.jaxapi.hlo import hlo_text, hlo_to_stablehlo, module_to_hlo_proto, parse_hlo_text
 from snaprt.jaxapi.installation import JAXLIB_VERSION, is_source_of_jax, xla_binaries
 from snaprt.jaxapi.interception import NOT_KNOWN, intercept_indexing, intercept_jit, parse_call
+from snaprt.jaxapi.jit_ahead import CompiledAhead, called_with
 from snaprt.jaxapi.jit_calls import (
     FlatCall,
     flat_jit_call,
     flatten_jit_call,
+    is_of_arrays_alone,
     leaves_of_jit_call,
     lower_jit_call,
     run_flat_jit_call,
+    run_jit_call,
     with_result,
     without_donation,
 )
@@ -124,9 +149,11 @@ from snaprt.jaxapi.jit_watch import (
 )
 from snaprt.jaxapi.lowered import (
     bytecode,
+    call_of_lowered,
     compile_options_of_lowered,
     devices_of_lowered,
     hlo_proto,
+    holds_objects,
     identity_of_lowered,
     is_compiled,
     lower,
@@ -136,6 +163,7 @@ from snaprt.jaxapi.lowered import (
     stablehlo_without_locations,
     with_module,
 )
+from snaprt.jaxapi.meshes import concrete_mesh, trace_context, under_mesh
 from snaprt.jaxapi.module_changes import (
     after_operation,
     at_start_of_block,
@@ -149,6 +177,7 @@ from snaprt.jaxapi.module_changes import (
     set_function_type,
     set_symbol,
     with_element,
+    without_tokens,
 )
 from snaprt.jaxapi.module_names import mesh_axes, without_locations_or_names
 from snaprt.jaxapi.modules import (
@@ -167,47 +196,62 @@ from snaprt.jaxapi.operations import (
     JaxprLiteral,
     abstract_evaluate,
     bind_at,
+    equations_within,
     evaluate_call,
+    extent,
+    is_call_of_users_jit,
     lowering_module,
     names_within,
     operation_context,
     primitive_named,
 )
 from snaprt.jaxapi.reference_interpreter import interpret
-from snaprt.jaxapi.settings import configuration, default_device, trace_context, x64, x64_enabled
+from snaprt.jaxapi.settings import configuration, default_device, x64, x64_enabled
 from snaprt.jaxapi.shardings import (
+    NamedShardings,
     Partitioning,
+    changes_type,
     devices_of_sharding,
+    has_devices_for,
     hlo_sharding_text,
+    is_plain_sharding,
+    named_shardings,
     partition,
     partitioning_of_options,
     partitions_of,
-    sharding_of_call,
+    parts_of_array,
+    places_of_sharding,
+    sharding_of_type,
     shardings_of_module,
     single_device_sharding,
+    type_with_sharding,
 )
-from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_set_mesh
+from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_full, teach_set_mesh
 from snaprt.jaxapi.traces import (
     Trace,
-    Tracer,
     current_trace,
     current_trace_setting,
     evaluating,
+    evaluating_compiled,
     is_eager,
     is_staging,
     refuse_escaped_tracer,
     set_current_trace,
     set_thread_trace,
 )
+from snaprt.jaxapi.values import teach_values
 
 __all__ = [
     "CONCRETE_ARRAYS",
     "JAXLIB_VERSION",
     "NOT_KNOWN",
     "ArrayImpl",
+    "ArrayOfTrace",
     "BoundOperation",
     "ClosedJaxpr",
     "Compilation",
+    "CompiledAhead",
+    "CustomCalls",
     "Device",
     "FailedCall",
     "FlatCall",
@@ -216,32 +260,42 @@ __all__ = [
     "JaxprLiteral",
     "JitExecutable",
     "JitModule",
+    "NamedShardings",
     "Partitioning",
     "ShapedArray",
     "Trace",
-    "Tracer",
     "abstract_evaluate",
     "after_operation",
     "asked_as_opaque_state",
     "at_start_of_block",
     "backends_are_initialized",
+    "before_deleted",
+    "before_waiting_for_effects",
     "bind_at",
     "bytecode",
     "bytecode_without_locations",
     "call_abstractly",
+    "call_of_lowered",
+    "called_with",
+    "can_be_ordered",
+    "can_wait",
+    "changes_type",
     "changing_module",
+    "closes_over_references",
     "compile_for_topology",
     "compile_module",
     "compile_options",
     "compile_options_of_lowered",
     "compile_options_without_paths",
     "compile_unloaded",
+    "concrete_mesh",
     "configuration",
     "convert_operand",
     "convert_result",
     "copy_array",
     "current_trace",
     "current_trace_setting",
+    "custom_calls",
     "default_device",
     "demanded_by",
     "describe_input",
@@ -251,11 +305,14 @@ __all__ = [
     "dtype_of_name",
     "dump_options_of_xla",
     "element_of_type",
+    "equations_within",
     "evaluate_call",
     "evaluating",
+    "evaluating_compiled",
     "executable_fingerprint",
     "executable_memory",
     "executable_report",
+    "extent",
     "failed_calls",
     "failed_operation",
     "flat_jit_call",
@@ -263,6 +320,8 @@ __all__ = [
     "forbidden_value",
     "frames_of_operation",
     "function_type",
+    "functions_of_process",
+    "has_devices_for",
     "has_no_values",
     "hide_frames_below",
     "hide_traceback_below",
@@ -270,6 +329,7 @@ __all__ = [
     "hlo_sharding_text",
     "hlo_text",
     "hlo_to_stablehlo",
+    "holds_objects",
     "host_literal",
     "identity_of_lowered",
     "integer_of_constant",
@@ -277,10 +337,14 @@ __all__ = [
     "intercept_jit",
     "interpret",
     "is_array_aval",
+    "is_call_of_users_jit",
     "is_compiled",
     "is_eager",
     "is_extended_dtype",
+    "is_in_default_memory",
+    "is_of_arrays_alone",
     "is_placed_aval",
+    "is_plain_sharding",
     "is_scalar_type",
     "is_source_of_jax",
     "is_staging",
@@ -300,21 +364,29 @@ __all__ = [
     "lower",
     "lower_jit_call",
     "lowering_module",
+    "make_available",
     "mesh_axes",
     "module_signature",
     "module_to_hlo_proto",
+    "named_shardings",
+    "module_without_names",
     "names_within",
     "operation_context",
     "operations_within",
     "optimised_hlo",
+    "options_in_effect",
+    "ordered",
     "own_cpu",
+    "own_key_type",
     "parse_call",
     "parse_hlo_text",
     "parse_module",
     "partition",
     "partitioning_of_options",
     "partitions_of",
+    "parts_of_array",
     "place_of_operation",
+    "places_of_sharding",
     "portable_artifact",
     "portable_stablehlo",
     "primitive_named",
@@ -323,9 +395,11 @@ __all__ = [
     "raised_inside",
     "random_function_names",
     "refuse_escaped_tracer",
+    "registered_passes",
     "restore_watch",
     "results_of_lowered",
     "run_flat_jit_call",
+    "run_jit_call",
     "run_module",
     "serialize_compiled",
     "serialize_module",
@@ -337,7 +411,7 @@ __all__ = [
     "set_thread_trace",
     "set_watch",
     "shapes_of",
-    "sharding_of_call",
+    "sharding_of_type",
     "shardings_of_module",
     "signature_of_lowered",
     "single_device_sharding",
@@ -348,10 +422,15 @@ __all__ = [
     "stablehlo_without_locations",
     "teach_compiled",
     "teach_device_get",
+    "teach_error_check",
+    "teach_full",
     "teach_set_mesh",
+    "teach_values",
     "to_device",
     "trace_context",
+    "type_with_sharding",
     "typeof",
+    "under_mesh",
     "use_compilation_cache",
     "use_jit_watcher",
     "user_frames",
@@ -360,12 +439,14 @@ __all__ = [
     "watch",
     "watch_errors",
     "whole_stacks",
+    "with_default_layouts",
     "with_element",
     "with_module",
     "with_result",
     "without_compilation_cache",
     "without_donation",
     "without_locations_or_names",
+    "without_tokens",
     "x64",
     "x64_enabled",
     "xla_binaries",

@@ -29,9 +29,38 @@ def is_placed_aval(aval: Any) -> bool:
     return bool(varies) or (mesh is not None and not mesh.empty)
 
 
+def is_in_default_memory(aval: Any) -> bool:
+    """Say whether an array is not in the memory of the host, beside its device's."""
+    return bool(aval.memory_space == jax.memory.Space.Device)
+
+
 def is_extended_dtype(value: Any) -> bool:
     """Say whether ``value`` is a dtype of JAX's own, as that of PRNG keys."""
     return isinstance(value, _prng.KeyTy)
+
+
+def key_type_text(dtype: Any) -> str:
+    """Return what tells a type of PRNG keys from others, those of the user's own included.
+
+    Two implementations may have one tag, which is all that JAX prints.
+    """
+    return str([(name, _part_text(part)) for name, part in dtype._impl._asdict().items()])
+
+
+def _part_text(part: Any) -> str:
+    return f"{part.__module__}.{part.__qualname__}" if callable(part) else repr(part)
+
+
+def own_key_type(value: Any) -> str | None:
+    """Return the name of a type of PRNG keys, or of what implements one, of JAX's; else None.
+
+    It stands for the functions that the implementation is a tuple of; a user's might stand for
+    others.
+    """
+    implementation = getattr(value, "_impl", value)
+    functions = [part for part in implementation if callable(part)]
+    is_own = all(function.__module__.partition(".")[0] == "jax" for function in functions)
+    return implementation.name if is_own else None
 
 
 def is_scalar_type(value: Any) -> bool:

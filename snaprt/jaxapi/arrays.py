@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src import layout as _layout
+from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import xla_client as _xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.random import prng as _prng
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
@@ -63,11 +65,66 @@ def to_device(value: Any) -> jax.Array:
         return array
 
 
+def before_deleted(ask: Callable[[Any], None]) -> None:
+    """Call ``ask`` with each array that is deleted, before that (JAX 0.10.2 and 0.12.0)."""
+    if ask in _asked_before_deleted:
+        return
+    _asked_before_deleted.append(ask)
+    if len(_asked_before_deleted) > 1:
+        return
+    for kind in CONCRETE_ARRAYS:
+        _ask_before(kind)
+
+
+def _ask_before(kind: Any) -> None:
+    delete_array = kind.delete
+
+    def delete(array: Any) -> None:
+        for one in _asked_before_deleted:
+            one(array)
+        delete_array(array)
+
+    delete.__doc__ = delete_array.__doc__
+    kind.delete = delete
+
+
+_asked_before_deleted: list[Callable[[Any], None]] = []
+
+
 def copy_array(array: jax.Array) -> jax.Array:
     """Return a copy in memory of its own, where ``array`` lies; compiles nothing."""
     with evaluating():
         where = array.sharding if array.committed else None
         return jax.device_put(array, where, may_alias=False)
+
+
+def with_default_layouts(arrays: Sequence[jax.Array]) -> list[jax.Array] | None:
+    """Return the arrays, those laid out otherwise than the compiler lays out arguments as copies.
+
+    Returns:
+        None where no array is laid out otherwise.
+    """
+    others = [place for place, array in enumerate(arrays) if _is_laid_out_otherwise(array)]
+    if not others:
+        return None
+    found = list(arrays)
+    with evaluating():
+        for place in others:
+            found[place] = jax.device_put(found[place], _default_format(found[place]))
+    return found
+
+
+def _is_laid_out_otherwise(array: Any) -> bool:
+    if type(array) is not ArrayImpl:
+        return False
+    return not _pxla.is_default_layout(array.format.layout, array.sharding, array.aval)
+
+
+def _default_format(array: Any) -> Any:
+    device = next(iter(array.sharding.device_set))
+    shape = array.sharding.shard_shape(array.shape)
+    layout = device.client.get_default_layout(array.dtype, shape, device)
+    return _layout.Format(_layout.Layout.from_pjrt_layout(layout), array.sharding)
 
 
 def put_on(device: Device, value: np.ndarray) -> jax.Array:

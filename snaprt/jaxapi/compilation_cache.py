@@ -18,7 +18,9 @@ from jax._src import compilation_cache as _compilation_cache
 from jax._src import config as _config
 from jaxlib.mlir import ir
 
+from snaprt.jaxapi.compiler_options import compile_options
 from snaprt.jaxapi.devices import Device, device_list
+from snaprt.jaxapi.modules import bytecode_without_locations
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 def use_compilation_cache(
     cache: Any,
-    key_of: Callable[[Compilation], str],
+    key_of: Callable[[Compilation], str | None],
     loaded: Callable[[str, Sequence[Device]], JitExecutable | None],
     compiled: Callable[[BaseException | None], None],
 ) -> None:
@@ -80,7 +82,8 @@ def use_compilation_cache(
 
     Args:
         cache: Has ``get`` and ``put`` as JAX's ``CacheInterface``.
-        key_of: Returns the string by which JAX asks the cache for a compilation.
+        key_of: Returns the string by which JAX asks the cache for a compilation; None if it is not
+            to ask.
         loaded: Returns what is behind a string where it has been loaded for these devices already.
         compiled: Called after every compilation or load, in its thread, with the error it ended
             with.
@@ -158,16 +161,36 @@ def _hashed(feed: Callable[..., Any], *arguments: Any) -> bytes:
 def _module_of_compilation(module: Any, *ignored: Any) -> bytes:
     if _config.compilation_cache_include_metadata_in_key.value:
         return _hashed(_cache_key._hash_computation, module, *ignored)
+    return _hashed(_cache_key._hash_computation, _without_names(module), *ignored)
+
+
+def module_without_names(module: Any) -> bytes:
+    """Return a module as bytecode, with its functions named by their order, without locations."""
+    return bytecode_without_locations(_without_names(module))
+
+
+def _without_names(module: Any) -> Any:
     with module.context, ir.Location.unknown():
         anonymous = module.operation.clone()
         anonymous.attributes["sym_name"] = ir.StringAttr.get("module")
-        functions = (o for o in anonymous.regions[0].blocks[0].operations if _is_private(o))
-        for number, function in enumerate(list(functions)):
-            name = f"snaprt.{number}"
-            old = function.attributes["sym_name"].value
-            ir.SymbolTable.replace_all_symbol_uses(old, name, anonymous.operation)
-            ir.SymbolTable.set_symbol_name(function, name)
-    return _hashed(_cache_key._hash_computation, anonymous, *ignored)
+        operations = list(anonymous.regions[0].blocks[0].operations)
+        named = [one for one in operations if "sym_name" in one.attributes]
+        private = [one for one in named if _is_private(one)]
+        prefix = "snaprt"
+        while any(_name(one).startswith(f"{prefix}.") for one in named if not _is_private(one)):
+            prefix += "_"
+        # A function of the user's may have one of these names: first all get names that none has.
+        longest = max([len(_name(one)) for one in named], default=0)
+        for form in ("_" * longest + ".{}", prefix + ".{}"):
+            for number, function in enumerate(private):
+                old, new = _name(function), form.format(number)
+                ir.SymbolTable.replace_all_symbol_uses(old, new, anonymous.operation)
+                ir.SymbolTable.set_symbol_name(function, new)
+        return anonymous
+
+
+def _name(function: Any) -> str:
+    return str(function.attributes["sym_name"].value)
 
 
 def _is_private(operation: Any) -> bool:
@@ -177,7 +200,7 @@ def _is_private(operation: Any) -> bool:
         and "sym_visibility" in attributes
         and attributes["sym_visibility"].value == "private"
         # XLA knows some of its own functions by their names.
-        and not attributes["sym_name"].value.startswith("xla.")
+        and not _name(operation).startswith("xla.")
     )
 
 
@@ -191,6 +214,11 @@ _OPTIONS_WITHOUT_EFFECT: Mapping[str, str | bool | int] = {
     "xla_gpu_kernel_cache_file": "",
     "xla_gpu_per_fusion_autotune_cache_dir": "",
 }
+
+
+def options_in_effect(devices: Sequence[Device]) -> bytes:
+    """Return XLA's options for programs over ``devices``, without where to dump or to cache."""
+    return _options_of_compilation(compile_options(devices), devices[0].client)
 
 
 def _options_of_compilation(options: Any, client: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from jax._src import config as _config
 from jax._src import core as _core
 
 
@@ -36,6 +37,9 @@ _DEMANDS = {
     "is_constant_dim": "shape",
 }
 
+# Under `jax.disable_jit` they take a branch in Python, where the value is there to choose it.
+_BRANCHES = frozenset({"_cond", "_switch_internal", "cond", "switch"})
+
 
 def demanded_by() -> str | None:
     """Return what needs the value that the caller was asked for, or ``None`` for a mere probe.
@@ -47,6 +51,8 @@ def demanded_by() -> str | None:
     frame = sys._getframe(2)
     while frame.f_code.co_name in _ASKS_ON and frame.f_back is not None:
         frame = frame.f_back
+    if frame.f_code.co_name in _BRANCHES and _config.disable_jit.value:
+        return "bool"
     cause = _DEMANDS.get(frame.f_code.co_name)
     if cause == "" and frame.f_back is not None:
         frame = frame.f_back

@@ -10,6 +10,7 @@ import jax
 from jax._src import layout as _layout
 from jax.experimental import serialize_executable
 
+from snaprt.jaxapi.custom_calls import custom_calls, make_available
 from snaprt.jaxapi.devices import Device, device_list
 
 # JAX 0.12 pickles the sentinel `AutoLayout` as a new object, which equals nothing: the abstract
@@ -37,7 +38,8 @@ def serialize_compiled(compiled: jax.stages.Compiled) -> bytes:
 
 
 def compile_module(module: Any, devices: Sequence[Device], options: Any) -> Any:
-    """Compile an MLIR module for ``devices`` and load it."""
+    """Compile an MLIR module for ``devices`` and load it, with the functions that it calls."""
+    make_available(custom_calls(module).targets, devices[0].platform)
     return devices[0].client.compile_and_load(module, device_list(devices), options)
 
 

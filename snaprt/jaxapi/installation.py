@@ -17,8 +17,10 @@ def xla_binaries() -> list[Path]:
 
 
 def is_source_of_jax(source: str) -> bool:
-    """Say whether ``NAME at FILE:LINE`` names a file of JAX itself."""
-    return source.partition(" at ")[2].startswith(_JAX_FOLDER)
+    """Say whether ``NAME at FILE:LINE`` names a function of JAX itself; `jax.pmap` hides others."""
+    place = source.partition(" at ")[2]
+    return place.startswith(_JAX_FOLDER) and not place.startswith(_PMAP)
 
 
 _JAX_FOLDER = str(Path(jax.__file__).parent / "_")[:-1]  # with the separator
+_PMAP = str(Path(_JAX_FOLDER) / "_src" / "pmap.py")  # of jax 0.10.2 and 0.12.0

@@ -12,9 +12,10 @@ from jax._src import array as _array
 from jax._src import core as _core
 from jax._src import pjit as _pjit
 from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 
-from snaprt.jaxapi.jit_entry import infer_jit, parse_jit_call, run_jit_primitive
+from snaprt.jaxapi.jit_entry import infer_jit, parse_jit_call, run_jit, run_jit_primitive
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,43 @@ def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
         args=tuple(map(_core.full_lower, flat)),
         names=_numbered("arg", names, len(flat)),
         results=_results_of(traced.params["jaxpr"]),
-        params=traced.params,
+        params=_params_of_arrays(traced.params),
         unflatten=traced.out_tree.unflatten,
         captured=len(traced.consts),
     )
+
+
+def is_of_arrays_alone(call: FlatCall) -> bool:
+    """Say whether JAX lowers a call as it is; else it makes another of it, of arrays, and binds it.
+
+    JAX 0.10 does so for each function that takes its operations apart only when it is lowered.
+    """
+    return not _is_high(call.params["jaxpr"])
+
+
+def _is_high(jaxpr: Any) -> bool:
+    return jaxpr.jaxpr.is_high
+
+
+def _params_of_arrays(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters with the program that JAX 0.12 lowers in the place of the traced one.
+
+    It does so where nothing but arrays goes in and out, of `searchsorted` and `custom_root` say.
+    """
+    jaxpr = params["jaxpr"]
+    take_apart = getattr(_partial_eval, "lower_jaxpr2", None)
+    if (
+        take_apart is None
+        or not _is_high(jaxpr)
+        or any(aval.is_high for aval in (*jaxpr.in_avals, *jaxpr.out_avals))
+    ):
+        return params
+    return {**params, "jaxpr": take_apart(jaxpr)}
+
+
+def run_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+    """Make a call of a jitted function as JAX does for C++."""
+    return run_jit(*infer_jit(fun, info, args, kwargs), fun, args, kwargs)[0]
 
 
 def leaves_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
@@ -68,6 +102,20 @@ def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
     jaxpr = params["jaxpr"]
     names = _numbered("arg", jaxpr.debug_info.arg_names, len(args))
     return FlatCall(args, names, _results_of(jaxpr), params)
+
+
+def named_call(
+    args: tuple[Any, ...],
+    names: Any,
+    count: int,
+    results: Any,
+    result_count: int,
+    params: dict[str, Any],
+) -> FlatCall:
+    """Return a call, with numbers in the place of the names that JAX does not know."""
+    return FlatCall(
+        args, _numbered("arg", names, count), _numbered("out", results, result_count), params
+    )
 
 
 def _results_of(jaxpr: Any) -> tuple[str, ...]:
@@ -88,23 +136,27 @@ def without_donation(call: FlatCall) -> FlatCall:
 
 
 def with_result(
-    call: FlatCall, add: Callable[[Callable[..., Any]], Callable[..., Any]], name: str
+    call: FlatCall, result_of: Callable[[Sequence[Any]], jax.Array], name: str
 ) -> FlatCall:
     """Return the call of a program that has one more result.
 
+    The operations that the program has stay as they are: those of the result come after them.
+
     Args:
         call: Arrays alone go in and out of it.
-        add: Makes of a flat function one that has it: the same for every call.
+        result_of: Computes it, to be traced, from the others: the same for every call.
         name: Its name.
     """
     params = call.params
     jaxpr = params["jaxpr"]
     if jaxpr not in _extended:
         avals = [
-            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-            for aval in jaxpr.in_avals
+            jax.ShapeDtypeStruct(
+                aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=aval.sharding
+            )
+            for aval in jaxpr.out_avals
         ]
-        _extended[jaxpr] = jax.make_jaxpr(add(_core.jaxpr_as_fun(jaxpr)))(*avals)
+        _extended[jaxpr] = _followed_by(jaxpr, jax.make_jaxpr(result_of)(avals))
     params = {
         **params,
         "jaxpr": _extended[jaxpr],
@@ -115,6 +167,29 @@ def with_result(
 
 
 _extended: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _followed_by(first: Any, then: Any) -> Any:
+    """Return a program that has the results of ``first``, and then what ``then`` makes of them."""
+    body, end = first.jaxpr, then.jaxpr
+    given = dict(zip(end.invars, body.outvars, strict=True))
+    given |= {
+        variable: _core.Literal(value, variable.aval)
+        for variable, value in zip(end.constvars, then.consts, strict=True)
+    }
+
+    def renamed(atoms: Sequence[Any]) -> list[Any]:
+        return [
+            atom if isinstance(atom, _core.Literal) else given.get(atom, atom) for atom in atoms
+        ]
+
+    added = [operation.replace(invars=renamed(operation.invars)) for operation in end.eqns]
+    return first.replace(
+        jaxpr=body.replace(
+            eqns=[*body.eqns, *added], outvars=[*body.outvars, *renamed(end.outvars)]
+        ),
+        consts=first.consts,
+    )
 
 
 def run_flat_jit_call(call: FlatCall) -> list[Any]:

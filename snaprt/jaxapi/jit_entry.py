@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -55,6 +56,8 @@ def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
     if is_asked_already:
         return
 
+    # By the names of those whose place they take, what has them in its globals is pickled.
+    @functools.wraps(infer_jit)
     def infer(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
         if sys._getframe(1).f_code is _ASKED_BY_CPP:  # and not to lower it, say
             for ask in _asked_before_jit.values():
@@ -63,6 +66,7 @@ def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
                     return make, _MADE_ELSEWHERE
         return infer_jit(fun, info, args, kwargs)
 
+    @functools.wraps(run_jit)
     def run(inferred: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
         if flat is _MADE_ELSEWHERE:
             return inferred()

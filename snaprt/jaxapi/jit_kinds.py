@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 from jax._src import array as _array
-from jax._src import config as _config
-from jax._src import mesh as _mesh
 
 from snaprt.jaxapi.jit_calls import FlatCall
 from snaprt.jaxapi.jit_entry import parse_jit_call
+from snaprt.jaxapi.meshes import trace_context
 
 
 def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -23,7 +22,7 @@ def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """
     signature, leaves = parse_jit_call(info, args, kwargs)
     parts, alive = _kinds_of(leaves)
-    return (signature, parts, _jit_context()), alive
+    return (signature, parts, trace_context()), alive
 
 
 def kind_of_flat_call(call: FlatCall) -> tuple[Any, Any]:
@@ -35,7 +34,7 @@ def kind_of_flat_call(call: FlatCall) -> tuple[Any, Any]:
     params = call.params
     chosen = (params["in_shardings"], params["out_shardings"], params["donated_invars"])
     parts, alive = _kinds_of(call.args)
-    return (parts, chosen, _jit_context()), alive
+    return (parts, chosen, trace_context()), alive
 
 
 def _kinds_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
@@ -49,7 +48,3 @@ def _kinds_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
         else:
             parts += (type(leaf), getattr(leaf, "dtype", None), np.shape(leaf))
     return tuple(parts), alive
-
-
-def _jit_context() -> tuple[Any, ...]:
-    return _config.trace_context(), _config.default_device.value, _mesh.get_concrete_mesh()

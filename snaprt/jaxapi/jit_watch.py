@@ -8,12 +8,14 @@ asks JAX's Python, which asks us. Nothing else of JAX looks at it. Checked with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from jax._src import core as _core
 from jax._src import pjit as _pjit
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 
+from snaprt.jaxapi.jit_ahead import CompiledAhead, watch_compiled
 from snaprt.jaxapi.jit_entry import NO_FAST_PATH, MakeCall, ask_before_jit, run_jit_primitive
 
 _watch: Any = _jaxlib.config.Config(
@@ -35,6 +37,11 @@ class JitWatcher(Protocol):
         """Run what `grad`, `vmap` and the like have made of a jitted function."""
         ...
 
+    def call_compiled(
+        self, name: str, ahead: CompiledAhead | None, args: Any, run: Callable[[], Any]
+    ) -> Any:
+        """Call what was compiled ahead of time; see `snaprt.jaxapi.jit_ahead`."""
+
 
 def use_jit_watcher(watcher: JitWatcher) -> None:
     """Let ``watcher`` make the calls of jitted functions wherever `set_watch` says so."""
@@ -55,6 +62,7 @@ def use_jit_watcher(watcher: JitWatcher) -> None:
         return watcher.bind(args, params)
 
     ask_before_jit(use_jit_watcher, ask)
+    watch_compiled(lambda: _watch.value is not None, watcher.call_compiled)
     jit_primitive: Any = _pjit.jit_p
     jit_primitive.def_impl(run_primitive)
 

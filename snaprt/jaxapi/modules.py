@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from jax._src.interpreters import mlir as _mlir
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
-from jaxlib import lapack as _lapack
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
@@ -22,7 +21,6 @@ def parse_module(module: bytes | str) -> Any:
     Raises:
         ValueError: If it is none of them.
     """
-    _prepare_custom_calls(module)
     context = _mlir.make_ir_context()
     if isinstance(module, bytes) and module.startswith(b"ML\xefR"):
         try:
@@ -34,17 +32,6 @@ def parse_module(module: bytes | str) -> Any:
             return ir.Module.parse(module)
     except ir.MLIRError as error:
         raise ValueError(str(error).strip()) from None
-
-
-def _prepare_custom_calls(module: bytes | str) -> None:
-    """Give LAPACK's custom calls their functions, which JAX does when it lowers such a call itself.
-
-    A module from a file that calls LAPACK ends the process with a segmentation fault without this.
-    It costs 0.2 s, because it imports scipy. Source: jaxlib/lapack.py, 0.10 to 0.12.
-    """
-    text = module if isinstance(module, bytes) else module.encode()
-    if b"lapack_" in text:
-        _lapack._lapack.initialize()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def module_signature(module: Any) -> tuple[list[Any], list[Any]]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 from jax._src import config as _config
-
-#: Returns all settings of JAX that may change what a call records, as a tuple (dtypes and their
-#: promotion, precision, mesh, default device, compute type, ...).
-trace_context: Callable[[], tuple[Any, ...]] = _config.trace_context
 
 
 def x64_enabled() -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend import core as jex_core
@@ -18,6 +20,20 @@ set_current_trace = jex_core.set_current_trace
 def evaluating() -> AbstractContextManager[Any]:
     """Return a context in which operations run at once, as they do in plain eager JAX."""
     return set_current_trace(_core.eval_trace)
+
+
+def evaluating_compiled() -> AbstractContextManager[Any]:
+    """Return a context as `evaluating` does, in which programs are compiled and called.
+
+    That holds under `jax.disable_jit` too: what was recorded there is single operations already.
+    """
+    return _with_jit() if _config.disable_jit.value else evaluating()
+
+
+@contextmanager
+def _with_jit() -> Iterator[None]:
+    with _config.disable_jit(False), evaluating():
+        yield
 
 
 def current_trace() -> Any:

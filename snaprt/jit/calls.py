@@ -21,8 +21,8 @@ import jax
 
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
-from snaprt.execute.watch import FLAG_NAME, watched
-from snaprt.jit.executable import MAX_KINDS, JitExecutable, executable_of
+from snaprt.execute.watch import FLAG_NAME, flag_of
+from snaprt.jit.executable import MAX_KINDS, JitExecutable, executable_ahead, executable_of
 from snaprt.snapshot import flags, repro
 from snaprt.snapshot.plan import current_plan
 from snaprt.snapshot.record import Recorder, process_recorder
@@ -35,6 +35,7 @@ for _part in ("jit", "snapshot", "jaxapi"):
 #: How many functions are remembered; a program with more pays for a closer look at each call.
 MAX_FUNCTIONS = 512
 
+_NOT_ARRAYS = "its inputs or results are not arrays alone"
 _log = logging.getLogger("snaprt.jit")
 
 
@@ -190,9 +191,15 @@ class _Watcher:
             if known is None:
                 flags.take_over()  # the script may have set XLA_FLAGS since
                 flat = jaxapi.flatten_jit_call(fun, info, args, kwargs)
-                executable = _executable_or_none(flat)
-                if executable is None:
-                    return function.again(*args, **kwargs)
+                if not jaxapi.is_of_arrays_alone(flat):
+                    jaxapi.restore_watch(before)  # for `bind`, which is asked to run it
+                    return jaxapi.run_jit_call(fun, info, args, kwargs)
+                try:
+                    executable = _recordable(flat)
+                except _NotRecordableError as error:
+                    results = function.again(*args, **kwargs)  # or what is wrong, in JAX's words
+                    self._recorder.missed(flat.params["name"], str(error))
+                    return results
                 call = _Call(executable, flat)
             else:
                 executable, like = known
@@ -216,14 +223,42 @@ class _Watcher:
         try:
             with jaxapi.evaluating():
                 flat = jaxapi.flat_jit_call(args, params)
-                executable = _executable_or_none(flat)
-                if executable is None:
-                    return jaxapi.run_flat_jit_call(flat)
+                try:
+                    executable = _recordable(flat)
+                except _NotRecordableError as error:
+                    results = jaxapi.run_flat_jit_call(flat)
+                    self._recorder.missed(params["name"], str(error))
+                    return results
                 call = _Call(executable, flat)
                 changed = self._changed(call)
                 if changed is not None:
                     return self._run_changed(changed)
                 return self._run(call, jaxapi.run_flat_jit_call, (flat,), {})
+        finally:
+            jaxapi.restore_watch(before)
+
+    def call_compiled(
+        self,
+        name: str,
+        ahead: jaxapi.CompiledAhead | None,
+        args: Any,
+        run: Callable[[], Any],
+    ) -> Any:
+        """Call for the user what was compiled ahead of time."""
+        before = jaxapi.set_watch(None)
+        try:
+            if ahead is None:
+                results = run()
+                self._recorder.missed(
+                    name, "it was compiled before recording began, or loaded; jax.jit is seen"
+                )
+                return results
+            executable = executable_ahead(ahead)
+            if not executable.module.is_recordable:
+                results = run()
+                self._recorder.missed(name, _NOT_ARRAYS)
+                return results
+            return self._run(_Call(executable, jaxapi.called_with(ahead, args)), run, (), {})
         finally:
             jaxapi.restore_watch(before)
 
@@ -247,15 +282,23 @@ class _Watcher:
             may_withhold = bool(module.donated) and plan.withholds_donation
             if (may_watch or may_withhold) and not self._recorder.ignores(call.executable):
                 is_watched, withholds = may_watch, may_withhold or withholds
-        if not is_watched and not withholds:
-            return None
-        flat = call.flat()
-        if is_watched:
-            flat = jaxapi.with_result(flat, watched, FLAG_NAME)
-        if withholds:
-            flat = jaxapi.without_donation(flat)
-        executable = _executable_or_none(flat)
-        return None if executable is None else _Call(executable, flat)
+        for adds_flag in (True, False) if is_watched else (False,):
+            if not adds_flag and not withholds:
+                break
+            flat = call.flat()
+            try:
+                if adds_flag:
+                    flat = jaxapi.with_result(flat, flag_of, FLAG_NAME)
+                if withholds:
+                    flat = jaxapi.without_donation(flat)
+                executable = _recordable(flat)
+                if adds_flag and not executable.is_compiled:
+                    executable.lowered.compile()  # JAX finds it; the user is not to see it fail
+                return _Call(executable, flat)
+            except Exception as error:
+                if adds_flag:
+                    self._recorder.has_no_flag(call.executable, error)
+        return None
 
     def _run_changed(self, call: _Call) -> list[Any]:
         """Run a program in the place of the user's; return the results that are the user's."""
@@ -298,13 +341,23 @@ class _Watcher:
             )
 
 
-def _executable_or_none(call: jaxapi.FlatCall) -> JitExecutable | None:
-    """Return what a call runs, or None where JAX is to run it unseen."""
+class _NotRecordableError(Exception):
+    """JAX is to run a call unseen."""
+
+
+def _recordable(call: jaxapi.FlatCall) -> JitExecutable:
+    """Return what a call runs.
+
+    Raises:
+        _NotRecordableError: It cannot be lowered, or not arrays alone go in and out.
+    """
     try:
         executable = executable_of(call)
-    except Exception:  # JAX raises it once more, in the words it has for the user's call
-        return None
-    return executable if executable.module.is_recordable else None
+    except Exception as error:
+        raise _NotRecordableError(f"{type(error).__name__}: {error}") from error
+    if not executable.module.is_recordable:
+        raise _NotRecordableError(_NOT_ARRAYS)
+    return executable
 
 
 @functools.lru_cache(maxsize=4096)

@@ -100,6 +100,19 @@ class _Known:
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
+def executable_ahead(ahead: jaxapi.CompiledAhead) -> JitExecutable:
+    """Return the executable of a program that was compiled ahead of time: always the same."""
+    if ahead.known is None:
+        ahead.known = _described(ahead.lowered, ahead.like)
+    return ahead.known
+
+
+def _described(lowered: jax.stages.Lowered, call: jaxapi.FlatCall) -> JitExecutable:
+    module = jaxapi.describe_jit_module(lowered, call)
+    digest = module_digest(jaxapi.stablehlo_without_locations(lowered))
+    return JitExecutable(new_number(), digest[:16], lowered, module)
+
+
 def executable_of(call: jaxapi.FlatCall) -> JitExecutable:
     """Return the executable that JAX runs for a call: the same object for the same program.
 
@@ -114,10 +127,7 @@ def executable_of(call: jaxapi.FlatCall) -> JitExecutable:
     identity = jaxapi.identity_of_lowered(lowered)
     found = known.lowered.get(identity)
     if found is None:
-        module = jaxapi.describe_jit_module(lowered, call)
-        digest = module_digest(jaxapi.stablehlo_without_locations(lowered))
-        found = JitExecutable(new_number(), digest[:16], lowered, module)
-        known.lowered[identity] = found
+        found = known.lowered[identity] = _described(lowered, call)
     if len(known.kinds) >= MAX_KINDS:
         known.kinds.clear()
     known.kinds[kind] = found, alive

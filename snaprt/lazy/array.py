@@ -7,7 +7,7 @@ handed to it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from snaprt.lazy.paths import Result
 from snaprt.lazy.recording import DataHandle, Recording
 
 
-class LazyArray(jaxapi.Tracer):
+class LazyArray(jaxapi.ArrayOfTrace):
     """An array whose value is computed when a step is marked, or when it is read.
 
     Shape, dtype and weak type are known at once, and asking for them costs nothing. Whatever needs
@@ -116,9 +116,9 @@ class LazyArray(jaxapi.Tracer):
 
     @property
     def sharding(self) -> jax.sharding.Sharding:
-        """Where the value lies. On one device that is known without computing it."""
+        """Where the value lies. On one device that is mostly known without computing it."""
         result = self._result
-        known = None if result is None else result.point.placement.known_sharding()
+        known = None if result is None else result.known_sharding()
         return self.compute("sharding").sharding if known is None else known
 
     @property
@@ -130,6 +130,15 @@ class LazyArray(jaxapi.Tracer):
             if result is None
             else result.point.placement.committed
         )
+
+    @property
+    def _committed(self) -> bool:
+        return self.committed
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether the type gives way to that of another operand; known without computing it."""
+        return self.aval.weak_type
 
     @property
     def device(self) -> Any:
@@ -147,27 +156,35 @@ class LazyArray(jaxapi.Tracer):
         """Whether every device has all of the value."""
         return self.sharding.is_fully_replicated
 
-    @property
-    def __numpy_dtype__(self) -> np.dtype[Any]:
-        return self.dtype  # numpy.dtype(array) asks for it
-
     def devices(self) -> set[jaxapi.Device]:
-        """Return the devices the value lies on."""
-        return self.sharding.device_set
+        """Return the devices the value lies on; known without computing it."""
+        result = self._result
+        devices = () if result is None else result.point.placement.devices
+        return set(devices) or self.sharding.device_set
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.ndim and self.committed and len(self.devices()) > 1:
+            value = self.materialise("iter")
+            with jaxapi.evaluating():
+                return iter(list(value))  # as eager JAX: from the host
+        return super().__iter__()
 
     def platform(self) -> str:
         """Return the kind of the devices that the value lies on, such as ``"cpu"``."""
         return next(iter(self.devices())).platform
 
-    def __copy__(self) -> LazyArray:
-        return self
+    def __bytes__(self) -> bytes:
+        return self.tobytes()
 
-    def __deepcopy__(self, memo: Any) -> LazyArray:
-        return self
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the value: whoever loads it needs no snaprt."""
+        return self.materialise("pickle").__reduce_ex__(protocol)
 
 
-def read_to_host(array: LazyArray) -> np.ndarray:
-    """Return the value as a numpy array, as `jax.device_get` does."""
+def read_to_host(array: LazyArray) -> np.ndarray | jax.Array:
+    """Return what `jax.device_get` does: a numpy array, but random keys as they are."""
+    if jaxapi.is_extended_dtype(array.dtype):
+        return array.materialise("device_get")
     return np.asarray(array)
 
 

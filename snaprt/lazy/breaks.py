@@ -11,6 +11,7 @@ from snaprt import metrics
 READ_METHODS: dict[str, str] = {
     "__array__": "array",
     "__bool__": "bool",
+    "__buffer__": "array",  # Python 3.12
     "__complex__": "complex",
     "__dlpack__": "dlpack",
     "__dlpack_device__": "dlpack",
@@ -21,6 +22,7 @@ READ_METHODS: dict[str, str] = {
     "__int__": "int",
     "__oct__": "oct",
     "__reduce__": "pickle",
+    "__release_buffer__": "array",
     "__repr__": "repr",
     "__str__": "repr",
     "addressable_data": "addressable_data",

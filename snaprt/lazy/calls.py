@@ -46,6 +46,7 @@ class Attempt:
         self.before = before
         self.operands = operands
         self.interruptions = trace.interruptions
+        trace.cut_for_call = None
 
     def learn(self, results: Sequence[Any], build: Callable[[Any], Any] | None) -> None:
         """Remember what the call recorded, if that will be the same the next time.
@@ -57,11 +58,14 @@ class Attempt:
         trace, before = self.trace, self.before
         with trace.lock:
             target = self.recording.point
+            if trace.cut_for_call is before:
+                before.alone = {*(before.alone or ()), self.key}
             if (
                 trace.recording is not self.recording
                 or trace.interruptions != self.interruptions
                 or target.inputs != before.inputs
                 or target.effectful != before.effectful
+                or before.stop is not None
                 or target.depth // GRANULARITY != before.depth // GRANULARITY
             ):
                 return
@@ -96,6 +100,8 @@ def follow(trace: Any, function: Any, operands: Sequence[Any]) -> Any:
     context = _trace_context()
     if context != trace.context:
         trace.enter_context(context)
+    if trace.recording.point.stop is not None:
+        trace.cut_where_due()
     trace.following = True
     try:
         if trace.claimed:
@@ -124,7 +130,11 @@ def follow(trace: Any, function: Any, operands: Sequence[Any]) -> Any:
         before = recording.point
         shortcut = before.shortcuts.get(key)
         if shortcut is None:
-            return Attempt(trace, key, recording, before, operands)
+            if before.alone is None or key not in before.alone or not trace.runs_alone():
+                return Attempt(trace, key, recording, before, operands)
+            trace.following = False
+            trace.cut_before_call()
+            return follow(trace, function, operands)
         recording.point = shortcut.target
         recording.literals += shortcut.literals
         if shortcut.makes_many:

@@ -7,10 +7,12 @@ stays with the place. It knows paths, and nothing of compiling and running.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -18,13 +20,11 @@ import jax
 from snaprt import jaxapi
 from snaprt.lazy.graph import INPUT, LITERAL, Literal, Placement, Program, Structure
 from snaprt.lazy.paths import InputKind, Point, input_kind, literal_wires
-from snaprt.lazy.recording import Recording, needed
+from snaprt.lazy.recording import HELD_BY_THE_RECORDING, Recording, needed
 
 #: Inputs smaller than this are not donated: there is nothing to save.
 MIN_DONATED_BYTES = 1 << 14
 
-# The list of the recording's inputs, and the argument of getrefcount.
-_HELD_BY_THE_RECORDING = 2
 # Without the interpreter lock, counts of references are estimates.
 _COUNTS_ARE_EXACT = getattr(sys, "_is_gil_enabled", lambda: True)()
 
@@ -75,6 +75,11 @@ class Part:
             )
             self._primitives = tuple(Counter(f"xla::{name}" for name in names).items())
         return self._primitives
+
+    @cached_property
+    def has_effects(self) -> bool:
+        """Whether one of its operations has effects."""
+        return any(node.effects for node in self.nodes)
 
     def kinds_of(self, executable: int) -> list[InputKind | None]:
         """Return the kinds of the results of that executable, to be filled in as they are learnt.
@@ -129,7 +134,7 @@ class Part:
                 index
                 for index in self.donatable
                 if ((handle := handles[~sources[index]]) is None or not handle.exposed)
-                and sys.getrefcount(inputs[~sources[index]]) == _HELD_BY_THE_RECORDING
+                and sys.getrefcount(inputs[~sources[index]]) == HELD_BY_THE_RECORDING
             ]
         )
 
@@ -159,10 +164,12 @@ class Plan:
     Attributes:
         parts: The programs, in the order in which they run.
         complete: Whether nothing is left to do afterwards.
+        left: How many equations are.
     """
 
     parts: tuple[Part, ...]
     complete: bool
+    left: int = 0
 
     @cached_property
     def is_all(self) -> bool:
@@ -187,6 +194,7 @@ def plan(
     *,
     by_operation: bool = False,
     places: bool = False,
+    ends: Sequence[int] = (),
 ) -> Plan:
     """Return what to run so that the results of some numbers are there.
 
@@ -200,6 +208,7 @@ def plan(
         alive: All results that the user holds.
         by_operation: Whether each operation is a program of its own.
         places: Whether programs differ where their operations stand elsewhere in the source.
+        ends: The depths after which a program ends in any case.
     """
     path = recording.point.operations()
     nodes = needed(path, set(targets), effects=True)
@@ -213,34 +222,57 @@ def plan(
     kept = set(wanted)
     split = _split_by_operation if by_operation else _split_by_placement
     takers = {number: taker for taker, number in enumerate(alive)}
-    parts = [_part(part, wanted, takers, recording) for part in split(nodes, wanted) if part]
+    groups = _split_at(nodes, ends, wanted) if ends else [nodes]
+    split_groups = [one for group in groups for one in split(group, wanted)]
+    parts = [_part(part, at, wanted, takers, recording) for part, at in split_groups]
     for part in reversed(parts):
         used = {wire for wire in part.sources if wire >= 0}
         part.spent = tuple(used - kept)
         kept |= used
         if places:
             part.places = tuple([node.place for node in part.nodes])
-    return Plan(tuple(parts), complete=not later)
+    return Plan(tuple(parts), complete=not later, left=sum(point.extent()[0] for point in later))
 
 
-def _split_by_operation(nodes: Sequence[Point], wanted: set[int]) -> list[Sequence[Point]]:
+def _split_at(
+    nodes: Sequence[Point], ends: Sequence[int], wanted: set[int]
+) -> list[Sequence[Point]]:
+    """Return ``nodes`` in groups that end at these depths, and want what one hands to another."""
+    found = [list(group) for _, group in groupby(nodes, lambda node: bisect_left(ends, node.depth))]
+    for group in found:
+        own = {result.number for node in group for result in node.results}
+        used = {w for node in group for w in node.wires or () if type(w) is int and w >= 0}
+        wanted |= used - own
+    return found
+
+
+#: Operations that become one program, and where that runs, in an order in which they can run.
+_Split = list[tuple[Sequence[Point], Placement]]
+
+
+def _split_by_operation(nodes: Sequence[Point], wanted: set[int]) -> _Split:
     """Return each of ``nodes`` as a part of its own, and want what hands results from one on."""
     producers = {result.number: node for node in nodes for result in node.results}
     for node in nodes:
         wanted.update(_pending_wires(node, producers))
-    return [[node] for node in nodes]
+    return [([node], node.placement) for node in nodes]
 
 
-def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> list[Sequence[Point]]:
+def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> _Split:
     """Return ``nodes`` in parts of one placement each, in an order in which they can run.
 
-    Nearly always there is one part. Otherwise uncommitted work that only committed work uses
-    joins it, as under `jax.jit`; the rest is layered, so that a part uses earlier parts alone.
+    Nearly always there is one part. Otherwise committed work on the same devices becomes one, and
+    uncommitted work that only committed work uses joins it, as under `jax.jit`; the rest is
+    layered, so that a part uses earlier parts alone.
     """
-    if all(node.placement is nodes[0].placement for node in nodes):
-        return [nodes]
+    if not nodes:
+        return []
+    first = nodes[0].placement
+    if all(node.placement is first and not node.operation.named.ends_program for node in nodes):
+        return [(nodes, first)]
     producers = {result.number: node for node in nodes for result in node.results}
-    placement = {node: node.placement for node in nodes}
+    joined = _joined(nodes)
+    placement = {node: joined[node.placement] for node in nodes}
     users: dict[Point, set[Placement]] = {node: set() for node in nodes}
     for node in reversed(nodes):
         uses = users[node]
@@ -252,20 +284,44 @@ def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> list[Sequen
         for wire in _pending_wires(node, producers):
             users[producers[wire]].add(placement[node])
     levels: dict[Point, int] = {}
-    parts: dict[tuple[int, int], list[Point]] = {}
+    parts: dict[tuple[int, int], tuple[list[Point], Placement]] = {}
     for node in nodes:
         own = placement[node]
-        level = 0
-        for wire in _pending_wires(node, producers):
-            producer = producers[wire]
-            if placement[producer] is own:
-                level = max(level, levels[producer])
-            else:
-                level = max(level, levels[producer] + 1)
-                wanted.add(wire)
+        before = [(producers[wire], wire) for wire in _pending_wires(node, producers)]
+        level = max(
+            (
+                levels[one] + (placement[one] is not own or one.operation.named.ends_program)
+                for one, _ in before
+            ),
+            default=0,
+        )
         levels[node] = level
-        parts.setdefault((level, id(own)), []).append(node)
+        wanted.update(wire for one, wire in before if levels[one] != level)
+        parts.setdefault((level, id(own)), ([], own))[0].append(node)
     return [parts[key] for key in sorted(parts, key=lambda key: key[0])]
+
+
+def _joined(nodes: Sequence[Point]) -> dict[Placement, Placement]:
+    """Return for the placement of each node the one at which it can run just as well.
+
+    What was recorded under no mesh runs under that of the other work on its devices.
+    """
+    groups: dict[Any, dict[Any, Placement]] = {}
+    placements = dict.fromkeys(node.placement for node in nodes)
+    for one in placements:
+        groups.setdefault(_group(one), {}).setdefault(one.mesh, one)
+    for group in groups.values():
+        if len(group) == 2:
+            group.pop(None, None)
+    return {
+        one: group.get(one.mesh) or next(iter(group.values()))
+        for one in placements
+        for group in (groups[_group(one)],)
+    }
+
+
+def _group(placement: Placement) -> Any:
+    return (placement.devices, placement.x64) if placement.committed else placement
 
 
 def _pending_wires(node: Point, producers: Mapping[int, Point]) -> list[int]:
@@ -273,7 +329,11 @@ def _pending_wires(node: Point, producers: Mapping[int, Point]) -> list[int]:
 
 
 def _part(
-    nodes: Sequence[Point], wanted: set[int], takers: Mapping[int, int], recording: Recording
+    nodes: Sequence[Point],
+    placement: Placement,
+    wanted: set[int],
+    takers: Mapping[int, int],
+    recording: Recording,
 ) -> Part:
     where = {
         result.number: (position, result.index)
@@ -295,7 +355,6 @@ def _part(
                 wires.append((INPUT, sources.setdefault(wire, len(sources))))
         wiring.append(tuple(wires))
     numbers = tuple(sorted(wanted & where.keys()))
-    committed = [node.placement for node in nodes if node.placement.committed]
     return Part(
         nodes=tuple(nodes),
         wiring=tuple(wiring),
@@ -304,7 +363,7 @@ def _part(
         numbers=numbers,
         takers=tuple([takers.get(number, -1) for number in numbers]),
         outputs=tuple([where[number] for number in numbers]),
-        placement=committed[0] if committed else nodes[0].placement,
+        placement=placement,
         donatable=_donatable(nodes, tuple(sources), numbers, recording),
     )
 

@@ -22,7 +22,7 @@ from snaprt import jaxapi
 from snaprt.lazy.graph import Node, Program
 
 #: Goes up when a program is described in another way: digests of older versions then match nothing.
-VERSION = 2
+VERSION = 3
 
 #: Constants larger than this are not fetched from the device to be hashed.
 _MAX_CONSTANT_BYTES = 1 << 24
@@ -48,7 +48,6 @@ _TOLD_BY_TEXT = frozenset(
             "AutoLayoutSingleton",
             "Format",
             "JaxprEqnContext",
-            "KeyTy",
         ),
         *("Layout", "ManualAxisType", "PartitionSpec", "PyTreeDef"),
         *("UnconstrainedSingleton", "UnspecifiedValue"),
@@ -83,7 +82,7 @@ def program_digest(program: Program, promoted: frozenset[int]) -> str:
     devices = [device.id for device in placement.devices]
     default = placement.default_device
     default_id = default.id if hasattr(default, "id") else default
-    _encode((placement.committed, devices, default_id, placement.x64), content)
+    _encode((placement.committed, devices, default_id, placement.x64, placement.mesh), content)
     return blake3(bytes(content)).hexdigest()
 
 
@@ -126,13 +125,15 @@ def _encode(value: Any, out: bytearray) -> None:
         encoder(value, out)
         return None
     ours = kind.__module__.partition(".")[0] in ("jax", "jaxlib")
+    if jaxapi.is_extended_dtype(value):
+        return _encode_key_type(value, out)
     if ours and kind.__name__ in _TOLD_BY_TEXT:
         text = repr(value)
         if " at 0x" in text:
             raise Unstable(f"{kind.__module__}.{kind.__qualname__}")
         return _text(kind.__name__, text, out)
-    if ours and kind.__name__ == "PRNGImpl":  # a tuple of functions that its name stands for
-        return _text("PRNGImpl", value.name, out)
+    if ours and kind.__name__ == "PRNGImpl":
+        return _encode_key_type(value, out)
     for base, encoder in _ENCODERS_OF_BASES:
         if isinstance(value, base):
             return encoder(value, out)
@@ -156,6 +157,13 @@ def _items(kind: str, items: Iterable[Any], out: bytearray) -> None:
     for item in items:
         _encode(item, out)
     out += b"]"
+
+
+def _encode_key_type(value: Any, out: bytearray) -> None:
+    name = jaxapi.own_key_type(value)
+    if name is None:
+        raise Unstable("PRNG keys of the user's own")
+    _text(type(value).__name__, name, out)
 
 
 def _encode_array(value: Any, out: bytearray) -> None:

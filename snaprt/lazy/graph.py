@@ -62,18 +62,16 @@ class Placement:
         devices: The devices by id; empty for JAX's default.
         default_device: What `jax.default_device` said, for uncommitted nodes.
         x64: Whether 64-bit types were enabled.
+        mesh: The mesh to compute under, as `jax.set_mesh` sets it.
+        sharding: How results lie, where that is known before they are compiled.
     """
 
     committed: bool
     devices: tuple[Any, ...]
     default_device: Any
     x64: bool
-
-    def known_sharding(self) -> jax.sharding.Sharding | None:
-        """Return the sharding of the results, or ``None`` where only the compiler knows it."""
-        if not self.committed:
-            return jaxapi.single_device_sharding(self.default_device)
-        return jaxapi.single_device_sharding(self.devices[0]) if len(self.devices) == 1 else None
+    mesh: jax.sharding.Mesh | None = None
+    sharding: jax.sharding.Sharding | None = None
 
 
 class Node(Protocol):
@@ -135,6 +133,11 @@ class Program:
     donated: tuple[int, ...] = ()
     free: tuple[int, ...] = ()
 
+    def shardings(self) -> list[jax.sharding.Sharding | None]:
+        """Return the sharding of each output that its operation names, ``None`` of all others."""
+        named = [(self.nodes[position].operation.named, i) for position, i in self.outputs]
+        return [one.results[index] if one.results else None for one, index in named]
+
     def as_function(self, promoted: frozenset[int]) -> Callable[..., list[Any]]:
         """Return the function that computes the outputs from the inputs and promoted literals.
 
@@ -143,7 +146,7 @@ class Program:
                 values vary from step to step; the others are constants.
         """
         recipe = _Recipe(
-            nodes=tuple((n.source, n.context, n.primitive, n.params) for n in self.nodes),
+            nodes=self._in_order(),
             wiring=self.wiring,
             literals=tuple(literal.value for literal in self.literals),
             outputs=self.outputs,
@@ -155,6 +158,25 @@ class Program:
             return recipe.evaluate(arguments)
 
         return lazy_graph
+
+    def _in_order(self) -> tuple[tuple[Any, Any, Any, dict[str, Any]], ...]:
+        """Return the operations; callbacks run in the order of the program, as in eager JAX.
+
+        XLA orders none of its own accord. JAX can order them in programs of one device only, and
+        not those inside of jitted functions, which are in no order in eager JAX either.
+        """
+        nodes = self.nodes
+        callbacks = [node for node in nodes if jaxapi.can_be_ordered(node.primitive, node.params)]
+        several = len(callbacks) > 1 and len(self.placement.devices) < 2
+        ordered = set(map(id, callbacks)) if several else set()
+        return tuple(
+            [
+                (n.source, n.context, n.primitive, jaxapi.ordered(n.params))
+                if id(n) in ordered
+                else (n.source, n.context, n.primitive, n.params)
+                for n in nodes
+            ]
+        )
 
     def arguments(self, promoted: frozenset[int]) -> list[jax.Array]:
         """Return what the function is called with: the inputs, then the promoted literals."""

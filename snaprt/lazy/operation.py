@@ -21,22 +21,24 @@ class Operation:
     Attributes:
         signature: Stands for it within this process.
         stable_digest: Stands for it everywhere, or why nothing can; ``None`` until asked for.
-        devices: The devices that a sharding among its parameters names, or ``None``.
+        named: What its parameters say of where it runs.
     """
 
-    __slots__ = ("_results", "devices", "signature", "stable_digest")
+    __slots__ = ("_results", "named", "signature", "stable_digest")
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.signature = next(_numbers)
         self.stable_digest: bytes | Exception | None = None
-        sharding = jaxapi.sharding_of_call(params)
-        self.devices = None if sharding is None else jaxapi.devices_of_sharding(sharding)
-        self._results: dict[Any, tuple[tuple[Any, ...], Any]] = {}
+        self.named = jaxapi.named_shardings(params)
+        self._results: dict[Any, tuple[tuple[Any, ...], Any, tuple[int, float]]] = {}
 
     def evaluate(
         self, primitive: Any, avals: Sequence[Any], params: dict[str, Any], x64: bool
-    ) -> tuple[tuple[Any, ...], Any]:
-        """Return the abstract results and the effects for operands of these abstract values.
+    ) -> tuple[tuple[Any, ...], Any, tuple[int, float]]:
+        """Return what comes of operands of these abstract values.
+
+        Returns:
+            The abstract results, the effects, and how large it is: see `jaxapi.extent`.
 
         Raises:
             Exception: Whatever JAX raises for operands that do not fit.
@@ -46,8 +48,12 @@ class Operation:
         if found is None:
             with jaxapi.evaluating():
                 results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
-            results = tuple(results) if primitive.multiple_results else (results,)
-            found = self._results[key] = (results, effects)
+            results = tuple(results)
+            extent = jaxapi.extent(primitive, params, avals, results)
+            if self.named.ends_program:
+                pairs = zip(results, self.named.results, strict=True)
+                results = tuple([jaxapi.type_with_sharding(*pair) for pair in pairs])
+            found = self._results[key] = (results, effects, extent)
         return found
 
 

@@ -89,6 +89,19 @@ class Result:
         self.point = point
         self.index = index
 
+    def known_sharding(self) -> jax.sharding.Sharding | None:
+        """Return how it lies, or ``None`` where only the compiler knows."""
+        named = self.point.operation.named.results
+        if named and named[self.index] is not None:
+            return named[self.index]
+        if not jaxapi.is_in_default_memory(self.aval):
+            return None
+        placement = self.point.placement
+        return placement.sharding or jaxapi.sharding_of_type(self.aval, placement.devices)
+
+
+_symbols: dict[Any, int] = {}
+
 
 def step_key(
     operation: Operation, wires: tuple[Any, ...], context_number: int, place: Any
@@ -145,6 +158,13 @@ class Point:
         literals: How many literals do.
         count: How many results do.
         effectful: How many operations with effects do.
+        weight: How many equations do, those inside of jitted functions and loops counted.
+        work: How many floating point operations do, estimated.
+        nbytes: How many bytes the results of these operations have.
+        symbol: Stands for the operation with the shapes of its results.
+        stop: Why a recording that goes on from here is to be cut first; mostly ``None``.
+        alone: The calls, by the keys of `snaprt.lazy.calls`, that cut a recording and begin a new
+            one; mostly ``None``.
         latest: The point that a recording went on to last time.
         after: The points that recordings have gone on to.
         after_inputs: Those that they have gone on to by many inputs at once, and the bytes.
@@ -154,6 +174,7 @@ class Point:
 
     __slots__ = (
         *("before", "depth", "inputs", "literals", "count", "effectful"),
+        *("weight", "work", "nbytes", "symbol", "stop", "alone"),
         *("latest", "after", "after_inputs", "shortcuts", "plans"),
         *("operation", "primitive", "params", "parameters", "context", "context_number"),
         *("source", "place", "wires", "results", "placement", "effects"),
@@ -171,17 +192,25 @@ class Point:
     results: tuple[Result, ...]
     placement: Placement
     effects: Any
+    symbol: int
 
     def __init__(self, before: Point | None) -> None:
         self.before = before
         if before is None:
             self.depth = self.inputs = self.literals = self.count = self.effectful = 0
+            self.weight = self.nbytes = 0
+            self.work = 0.0
         else:
             self.depth = before.depth
             self.inputs = before.inputs
             self.literals = before.literals
             self.count = before.count
             self.effectful = before.effectful
+            self.weight = before.weight
+            self.work = before.work
+            self.nbytes = before.nbytes
+        self.stop: str | None = None
+        self.alone: set[Any] | None = None
         self.wires = None
         self.results = ()
         self.latest: Point | None = None
@@ -196,6 +225,7 @@ class Point:
         if point is None:
             point = self.after[kind] = Point(self)
             point.inputs += 1
+            point.stop = self.stop
         return point
 
     def with_inputs(self, kinds: tuple[InputKind, ...]) -> tuple[Point, int]:
@@ -219,6 +249,7 @@ class Point:
         avals: tuple[Any, ...],
         placement: Placement,
         effects: Any,
+        extent: tuple[int, float],
         source: Any,
         place: Any,
     ) -> Point:
@@ -243,7 +274,16 @@ class Point:
         point.literals += sum(type(wire) is not int for wire in wires)
         point.count += len(avals)
         point.effectful += bool(effects)
+        point.weight += extent[0]
+        point.work += extent[1]
+        point.nbytes += sum(aval.size * aval.dtype.itemsize for aval in avals)
+        point.symbol = _symbols.setdefault((operation, avals), len(_symbols))
         return point
+
+    def extent(self) -> tuple[int, float]:
+        """Return how large the operation is: see `jaxapi.extent`."""
+        assert self.before is not None
+        return self.weight - self.before.weight, self.work - self.before.work
 
     def operations(self) -> list[Point]:
         """Return the points of all operations from the root to this one."""

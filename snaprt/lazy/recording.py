@@ -6,6 +6,7 @@ work on, and which lazy arrays are still alive. It knows nothing of how operatio
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +26,11 @@ from snaprt.lazy.paths import (
 )
 
 #: Work that nothing needs any more is dropped when the inputs hold this many bytes more.
-PRUNE_BYTES = 1 << 30
+PRUNE_BYTES = 1 << 28
+
+
+# The list of the recording's inputs, and the argument of getrefcount.
+HELD_BY_THE_RECORDING = 2
 
 
 class DataHandle:
@@ -64,10 +69,12 @@ class Recording:
         arrays: Every lazy array that was handed out and may be alive.
         nbytes: What the inputs hold.
         prune_at: How much they may hold before dead work is looked for.
+        is_carried: Whether some of it was left pending at an earlier cut.
     """
 
     __slots__ = (
         *("arrays", "handles", "input_wires", "inputs", "literals", "nbytes", "point", "prune_at"),
+        "is_carried",
     )
 
     def __init__(self, root: Point) -> None:
@@ -79,6 +86,7 @@ class Recording:
         self.arrays: list[weakref.ref[Any]] = []
         self.nbytes = 0
         self.prune_at = PRUNE_BYTES
+        self.is_carried = False
 
     def input_wire(self, value: jax.Array, handle: DataHandle | None) -> int:
         """Return the wire of an input, which goes on to another point if it is new."""
@@ -107,6 +115,15 @@ class Recording:
         self.point, self.nbytes = self.point.with_inputs(kinds)
         self.inputs, self.handles, self.input_wires = values, handles, input_wires
         return wires
+
+    def bytes_held_alone(self) -> int:
+        """Return what the inputs hold that nothing else refers to, in bytes."""
+        inputs = self.inputs
+        return sum(
+            inputs[index].nbytes
+            for index in range(len(inputs))
+            if sys.getrefcount(inputs[index]) == HELD_BY_THE_RECORDING
+        )
 
     def live_arrays(self) -> list[Any]:
         """Return the lazy arrays that the user still holds and that have no value yet."""
@@ -196,6 +213,7 @@ def carry_over(
             tuple([result.aval for result in point.results]),
             point.placement,
             point.effects,
+            point.extent(),
             point.source,
             point.place,
         )
@@ -210,4 +228,5 @@ def carry_over(
             array._recording, array._result = new, moved[number]
             new.arrays.append(weakref.ref(array))
     new.prune_at = max(PRUNE_BYTES, 2 * new.nbytes)
+    new.is_carried = new.point.depth > 0
     return new

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ContextDecorator
 from types import TracebackType
 from typing import Any
 
 from snaprt import jaxapi
 from snaprt.lazy.modes import choose_eager, current_modes
-from snaprt.lazy.step import left_with, thread_trace
+from snaprt.lazy.step import left_with, run_effects, thread_trace
 from snaprt.lazy.trace import LazyTrace
+
+_log = logging.getLogger("snaprt.lazy")
 
 
 class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a scope and a decorator
     """Run eager JAX code lazily inside: ``with snaprt.lazy(): ...`` or ``@snaprt.lazy()``.
 
-    Operations are recorded and run together at `mark_step`, or when a value is read. What is
-    pending when the scope ends stays pending: its arrays compute themselves when they are used.
-    Scopes nest, and each thread has its own.
+    Operations are recorded and run together at `mark_step`, or when a value is read. When the scope
+    ends, pending effects (`jax.debug.print`, callbacks) run. What else is pending stays so: its
+    arrays compute themselves when they are used. Scopes nest, and each thread has its own.
 
     Args:
         fullgraph: Whether nothing but `mark_step` may cut a graph inside. What would (a read of a
@@ -45,8 +48,16 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
     ) -> None:
         outer, thread_trace().fullgraph = self._outer.pop()
         jaxapi.set_thread_trace(outer)
-        if error is not None:
-            left_with(error)
+        try:
+            if not isinstance(outer, LazyTrace):
+                run_effects("scope_end")
+        except Exception:
+            if error is None:
+                raise
+            _log.exception("effects that were pending when an error left the scope failed")
+        finally:
+            if error is not None:
+                left_with(error)
 
     def _recreate_cm(self) -> lazy:
         return lazy(fullgraph=self._fullgraph)
@@ -58,8 +69,12 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Run this thread eagerly again; what is pending computes itself when it is used."""
+    """Run this thread eagerly again.
+
+    Pending effects run; what else is pending computes itself when it is used.
+    """
     jaxapi.set_thread_trace(None)
+    run_effects("scope_end")
 
 
 def eager_mode(enable: bool | None = True) -> None:

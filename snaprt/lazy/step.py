@@ -6,12 +6,15 @@ runs what one value needs. Both go through `_run`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -20,15 +23,19 @@ from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.execute import collection, prefetch
 from snaprt.execute.compile import Executable, compile_program, uncompiled_program
 from snaprt.execute.loaded import Ready, executable_for
+from snaprt.execute.refused import refused
 from snaprt.execute.run import run
 from snaprt.execute.unfinished import unfinished_graph
 from snaprt.explain.breaks import graph_break
+from snaprt.explain.slow_compiles import told_when_slow
 from snaprt.explain.switches import watchers
 from snaprt.explain.watching import Watch, Watcher, begin_watch, cut_here
+from snaprt.lazy import pacing
 from snaprt.lazy.array import LazyArray, read_for_executable, read_to_host
 from snaprt.lazy.calls import follow_indexing, follow_jit
 from snaprt.lazy.closures import drop_failed_closures, run_step_closures
 from snaprt.lazy.cut import Part, plan
+from snaprt.lazy.exact_types import answer_for_exact_types
 from snaprt.lazy.failures import failed_run, uncompiled
 from snaprt.lazy.graph import Program
 from snaprt.lazy.modes import NONE, current_modes
@@ -52,20 +59,30 @@ MAX_POINTS = 200_000
 
 _of_thread = threading.local()
 
+# The traces that effects are pending in; a thread that ends may leave some.
+_effects: set[LazyTrace] = set()
+
 
 def thread_trace() -> LazyTrace:
     """Return this thread's lazy trace, made at its first use."""
     trace = getattr(_of_thread, "trace", None)
     if trace is None:
         flags.take_over()
+        _watch_waiting()
         jaxapi.teach_device_get(LazyArray, read_to_host)
+        jaxapi.teach_full(LazyArray)
         jaxapi.teach_set_mesh(LazyTrace)
         jaxapi.teach_compiled(LazyArray, read_for_executable)
+        jaxapi.teach_error_check(LazyTrace)
+        jaxapi.teach_values(LazyArray, LazyArray.materialise)
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)
         jaxapi.watch_errors(_left_jax)
-        trace = _of_thread.trace = LazyTrace(_read, _grown, _recording_failed, _at_once)
+        answer_for_exact_types()
+        trace = _of_thread.trace = LazyTrace(
+            _read, _grown, _recording_failed, _at_once, _cut, _effects.add
+        )
     return trace
 
 
@@ -85,7 +102,8 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
             modules, and change no program.
 
     Raises:
-        CompileError: If XLA refuses the program; its arrays stay pending and usable.
+        CompileError: If JAX or XLA refuses the program. The operations that are refused have failed:
+            arrays that depend on them raise the same error when read, all others stay pending.
         ExecutionError: If it fails while it runs; its arrays raise the same error when read.
         Exception: What a closure raised, after all have run.
     """
@@ -96,10 +114,10 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
         arrays = trace.recording.live_arrays()
         try:
             _run(trace, arrays, arrays, "mark_step", watching)
-        except ExecutionError:
+        except (CompileError, ExecutionError):
             drop_failed_closures()
             raise
-        trace.forget_paths(MAX_POINTS)
+        trace.forget_paths(-1 if trace.pacer.step_marked() else MAX_POINTS)
     step = end_step()
     collection.step_ended(step)
     for watcher in watching:
@@ -117,6 +135,50 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
 sync = mark_step
 
 
+def run_effects(cause: str) -> None:
+    """Run this thread's pending effects, and what they need; the rest stays pending.
+
+    Those that other threads left when they ended run first.
+
+    Args:
+        cause: Why now; see `snaprt.explain.breaks`.
+
+    Raises:
+        CompileError: If XLA refuses the program that has them.
+        ExecutionError: If an effect, such as a callback, fails; it is not run again.
+    """
+    own = getattr(_of_thread, "trace", None)
+    for trace in sorted(list(_effects), key=lambda one: one is own):
+        if trace is own or not trace.has_running_owner():
+            with trace.exclusive():
+                _run_effects(trace, cause)
+
+
+def _run_effects(trace: LazyTrace, cause: str) -> None:
+    if trace.recording.point.effectful:
+        _run(trace, [], trace.recording.live_arrays(), cause, watchers())
+
+
+@functools.cache
+def _watch_waiting() -> None:
+    """Run pending effects where JAX waits for effects, as it does when the process ends."""
+
+    def start() -> None:
+        trace = jaxapi.current_trace()
+        if isinstance(trace, LazyTrace) and trace.fullgraph and trace.recording.point.effectful:
+            raise graph_break("effects_barrier")
+        run_effects("effects_barrier")
+
+    jaxapi.before_waiting_for_effects(start)
+    atexit.register(_run_all_effects)
+
+
+def _run_all_effects() -> None:
+    for trace in list(_effects):
+        with trace.exclusive():
+            _run_effects(trace, "end")
+
+
 def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
     """Compute one value: run what it needs, and leave the rest pending."""
     with trace.exclusive():
@@ -124,6 +186,7 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
             if trace.fullgraph:
                 raise graph_break(cause)
             _run(trace, [array], trace.recording.live_arrays(), cause, watchers())
+            trace.forget_paths(MAX_POINTS)
         if array.has_failed():
             raise array._origin
 
@@ -132,6 +195,9 @@ def _at_once(trace: LazyTrace, name: str, cause: str, operands: Sequence[object]
     """Tell of an operation that runs at once, before it does."""
     if trace.fullgraph and (cause != "device_put" or any(map(_is_pending, operands))):
         raise graph_break(cause, name)
+    if cause != "device_put":  # it may have effects of its own, after those
+        with trace.lock:
+            _run_effects(trace, cause)
     for watcher in watchers():
         watcher.at_once(name, cause)
 
@@ -141,10 +207,7 @@ def _is_pending(operand: object) -> bool:
 
 
 def _grown(trace: LazyTrace) -> None:
-    """Look at a recording that has grown: drop what is dead, and cut what is too long.
-
-    In eager mode, that is every operation.
-    """
+    """Look at a recording that has grown: drop what is dead; in eager mode, run it."""
     if trace.modes.eager:
         with trace.lock, metrics.timed("EagerOpExecuteTime"):
             arrays = trace.recording.live_arrays()
@@ -155,12 +218,19 @@ def _grown(trace: LazyTrace) -> None:
     if depth & (depth - 1) == 0 and is_mostly_dead(trace.recording):
         trace.begin(carry_over(trace.recording, trace.root, set(), {}, {}))
     limit = settings.get("SNAPRT_MAX_GRAPH_SIZE")
-    if limit and trace.recording.point.depth >= limit:
-        if trace.fullgraph:
-            raise graph_break("graph_size")
-        metrics.counter_add("cut::graph_size")
+    if trace.fullgraph and limit and trace.recording.point.weight >= limit:
+        raise graph_break("graph_size")
+
+
+def _cut(trace: LazyTrace, cause: str) -> None:
+    """Run all that is pending, where nobody asked for it: an automatic step."""
+    with trace.lock:
+        metrics.counter_add(f"cut::{cause}")
+        begins = not trace.pacer.is_on
+        trace.pacer.is_on = True
         arrays = trace.recording.live_arrays()
-        _run(trace, arrays, arrays, "graph_size", watchers())
+        _run(trace, arrays, arrays, cause, watchers())
+        trace.forget_paths(-1 if begins else MAX_POINTS)
 
 
 def _run(
@@ -178,15 +248,26 @@ def _run(
     numbers = tuple([array._result.number for array in alive])  # type: ignore[union-attr]
     wanted = numbers if at_step else tuple([a._result.number for a in targets])  # type: ignore[union-attr]
     by_operation = modes is not NONE and modes.by_operation(at_step=at_step)
-    key = (at_step, wanted, numbers, modes)
+    is_automatic = cause in pacing.CAUSES
+    key = (at_step, is_automatic, wanted, numbers, modes)
     found = recording.point.plans.get(key)
+    path = None
     if found is None:
+        ends: Sequence[int] = ()
+        if is_automatic:
+            path = recording.point.operations()
+            ends = trace.pacer.ends_of(path)
         places = modes.places_in_modules
-        found = plan(recording, wanted, numbers, by_operation=by_operation, places=places)
+        found = plan(
+            recording, wanted, numbers, by_operation=by_operation, places=places, ends=ends
+        )
         recording.point.keep_plan(key, found)
+    if targets and not at_step and trace.pacer.runs_all(found.left, recording.is_carried):
+        return _run(trace, alive, alive, cause, watching)
+    trace.pacer.was_cut(cause, path, recording.point.weight)
     if not found.parts:
         trace.begin()
-        return
+        return None
     watch = begin_watch(watching, cause, steps_ended(), found)
     metrics.metric_add("LazyTracing", trace.recording_time)
     progress = _Progress(found.is_all, by_operation, names_operations=modes.notes_places)
@@ -200,7 +281,7 @@ def _run(
     withheld = found.may_donate and _withholds_donation()
     donate = progress.is_all and not withheld
     try:
-        with jaxapi.evaluating():
+        with jaxapi.evaluating_compiled():
             for part in found.parts:
                 program = part.program(recording, progress.values, donate)
                 _run_part(part, program, alive, progress, cause, withheld, watch)
@@ -210,6 +291,7 @@ def _run(
                     progress.done.update(part.nodes)
         complete = found.complete
     finally:
+        _effects.discard(trace)
         trace.begin(
             None
             if complete
@@ -241,6 +323,17 @@ class _Progress:
     failed: dict[int, BaseException] = field(default_factory=dict)
     recording_time: float = 0.0
 
+    def fail(self, nodes: Iterable[Any], error: BaseException) -> None:
+        """Take note that operations have failed; what needs their results fails with them."""
+        for node in nodes:
+            self.done.add(node)
+            self.failed.update({result.number: error for result in node.results})
+
+
+def _calls_back(point: Point) -> bool:
+    names = jaxapi.names_within(point.primitive, point.params)
+    return bool(point.effects) or any("callback" in name for name in names)
+
 
 def _run_part(
     part: Part,
@@ -254,8 +347,13 @@ def _run_part(
     """Compile and run one program of a cut, and hand out the results."""
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
     metrics.counters_add(part.primitives())
-    constants = not progress.by_operation
-    ready = _executable_for(program, withheld, cause, watch, constants=constants)
+    # XLA turns a loop that starts at a constant and holds an ordered callback into one without end.
+    constants = not (progress.by_operation or part.has_effects)
+    try:
+        ready = _executable_for(program, withheld, cause, watch, constants=constants)
+    except CompileError as error:
+        progress.fail(refused(program, error.__cause__ or error), error)
+        raise
     executable, arguments = ready.executable, ready.arguments
     if progress.recording_time:
         executable.times.recorded(progress.recording_time * len(program.nodes))
@@ -281,8 +379,10 @@ def _run_part(
             cause,
             by_operation=progress.by_operation,
         )
-        progress.done.update(part.nodes)
-        progress.failed.update({one.number: failure for node in part.nodes for one in node.results})
+        # A callback fails alone. What does not need its result runs again: callbacks apart,
+        # that cannot be seen.
+        callbacks = [] if executable.donated else [one for one in part.nodes if _calls_back(one)]
+        progress.fail(callbacks or part.nodes, failure)
         repro.after_failure("run", executable, arguments, error)
         raise failure from error
     if is_repro_asked_for:
@@ -312,7 +412,8 @@ def _executable_for(
         overrides = flags.compiler_overrides()
         started = time.perf_counter()
         try:
-            executable = compile_program(program, promoted, overrides, is_watched=is_watched)
+            with told_when_slow(len(program.nodes), cause):
+                executable = compile_program(program, promoted, overrides, is_watched=is_watched)
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
             named = program.nodes if current_modes().notes_places else ()

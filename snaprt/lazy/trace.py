@@ -20,6 +20,7 @@ from snaprt.lazy.array import LazyArray
 from snaprt.lazy.graph import Literal, Placement, literal
 from snaprt.lazy.modes import NONE, Modes
 from snaprt.lazy.operation import Operation, operation
+from snaprt.lazy.pacing import ALONE, BYTES, Pacer, is_asked_for, is_program_of_its_own, most_bytes
 from snaprt.lazy.paths import GRANULARITY, Point, step_key
 from snaprt.lazy.recording import Recording, carry_over
 
@@ -34,6 +35,8 @@ class LazyTrace(jaxapi.Trace):
             ``failed(trace, error, operation)``.
         at_once: Is told of an operation that no graph can hold, before it runs:
             ``at_once(trace, name, cause, operands)``.
+        cut: Runs all that is pending: ``cut(trace, cause)``.
+        effectful: Is told when an operation with effects has been recorded.
     """
 
     def __init__(
@@ -42,6 +45,8 @@ class LazyTrace(jaxapi.Trace):
         grown: Callable[[LazyTrace], None],
         failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
         at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
+        cut: Callable[[LazyTrace, str], None],
+        effectful: Callable[[LazyTrace], None],
     ) -> None:
         super().__init__()
         self.lock = threading.RLock()
@@ -49,6 +54,7 @@ class LazyTrace(jaxapi.Trace):
         self.following = False
         self.claimed = 0  # above 0, no known call is followed
         self._owner = threading.get_ident()
+        self._thread = weakref.ref(threading.current_thread())
         self.root = Point(None)
         self.recording = Recording(self.root)
         self.recording_time = 0
@@ -63,6 +69,10 @@ class LazyTrace(jaxapi.Trace):
         self._grown = grown
         self._failed = failed
         self._at_once = at_once
+        self._cut = cut
+        self.pacer = Pacer()
+        self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
+        self._effectful = effectful
 
     def __eq__(self, other: object) -> bool:
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
@@ -97,6 +107,11 @@ class LazyTrace(jaxapi.Trace):
             finally:
                 self.claimed -= 1
 
+    def has_running_owner(self) -> bool:
+        """Say whether the thread that this trace records for is still running."""
+        thread = self._thread()
+        return thread is not None and thread.is_alive()
+
     def adopt(self, modes: Modes) -> None:
         """Record as ``modes`` say from here on."""
         if modes is self.modes:
@@ -111,7 +126,7 @@ class LazyTrace(jaxapi.Trace):
 
     def forget_paths(self, most: int) -> None:
         """Begin the paths anew, between two recordings, if they have more than ``most`` points."""
-        if self._points > most and self.recording.point is self.root:
+        if self._points > most and self.recording.point.depth == 0:
             self._points = 0
             self.root = Point(None)
             self.begin()
@@ -122,8 +137,32 @@ class LazyTrace(jaxapi.Trace):
         self.context_number = self._contexts.setdefault(context, len(self._contexts))
         self._operation_context = jaxapi.operation_context()
 
+    def cut_where_due(self) -> None:
+        """Run what is pending if a recording that has come here is to be cut."""
+        cause = self.recording.point.stop
+        if cause is not None and not self.fullgraph:
+            self._cut(self, cause)
+
+    def cut_before_call(self) -> None:
+        """Run what is pending, for what comes is a program of its own."""
+        self._cut(self, ALONE)
+
+    def runs_alone(self) -> bool:
+        """Say whether calls that are programs of their own cut what is pending."""
+        return (
+            bool(self.recording.point.depth)
+            and self.pacer.is_on
+            and not self.fullgraph
+            and is_asked_for()
+        )
+
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
         """Record one operation and return its results as lazy arrays."""
+        if self.recording.point.stop is not None:
+            self.cut_where_due()
+        if is_program_of_its_own(primitive, params) and self.runs_alone():
+            self.cut_for_call = self.recording.point
+            self.cut_before_call()
         started = time.perf_counter_ns()
         try:
             results = self._record(primitive, args, params)
@@ -155,7 +194,10 @@ class LazyTrace(jaxapi.Trace):
             self.enter_context(context)
         with self.lock:
             if self.recording.nbytes > self.recording.prune_at:
-                self.begin(carry_over(self.recording, self.root, set(), {}, {}))
+                if self.runs_alone() and self.recording.bytes_held_alone() > most_bytes() // 8:
+                    self._cut(self, BYTES)
+                else:
+                    self.begin(carry_over(self.recording, self.root, set(), {}, {}))
             recording = self.recording
             wires: list[Any] = []
             literals: list[Literal] = []
@@ -176,6 +218,8 @@ class LazyTrace(jaxapi.Trace):
             if isinstance(point, str):
                 return point
             recording.point = point
+            if point.effects:
+                self._effectful(self)
             recording.literals += literals
             arrays = [LazyArray(self, recording, result) for result in point.results]
             recording.arrays += map(weakref.ref, arrays)
@@ -229,13 +273,16 @@ class LazyTrace(jaxapi.Trace):
         found = point.after.get(step_key(what, wires, number, place))
         if found is None:
             x64 = jaxapi.x64_enabled()
-            results, effects = _evaluate(what, primitive, operands, params)
+            results, effects, extent = _evaluate(what, primitive, operands, params)
             if not all(map(jaxapi.is_array_aval, results)):
                 return "ref"
+            if not jaxapi.can_wait(effects):
+                return "effect"
             if any(map(jaxapi.has_no_values, results)):
                 return "float0"
-            placement = _placement(operands, what.devices, x64)
-            if placement is None:
+            placement = _placement(operands, what.named, x64)
+            devices = 1 if placement is None else len(placement.devices) or 1
+            if placement is None or not all(jaxapi.has_devices_for(r, devices) for r in results):
                 return "devices"
             found = point.with_operation(
                 what,
@@ -247,10 +294,13 @@ class LazyTrace(jaxapi.Trace):
                 results,
                 placement,
                 effects,
+                extent,
                 jaxapi.source_info(),
                 place,
             )
             self._points += 1
+            if not self.fullgraph:
+                self.pacer.look(found)
         point.latest = found
         return found
 
@@ -259,7 +309,7 @@ class LazyTrace(jaxapi.Trace):
     ) -> list[LazyArray]:
         """Return the results of an operation of which an operand has failed: they have failed."""
         what = operation(primitive, params, self._operation_context)
-        avals, _ = _evaluate(what, primitive, operands, params)
+        avals, _, _ = _evaluate(what, primitive, operands, params)
         error = next(o._origin for o in operands if type(o) is LazyArray and o.has_failed())
         return [LazyArray.failed(self, aval, error) for aval in avals]
 
@@ -320,6 +370,18 @@ def _counted_transfer(send: Callable[[], list[jax.Array]]) -> list[jax.Array]:
     return arrays
 
 
+#: Operations that do another thing when they run than when they are compiled, and why.
+_AT_ONCE = {
+    "global_array_to_host_local_array": "processes",
+    "host_local_array_to_global_array": "processes",
+    "inspect_sharding": "sharding",
+    "layout_constraint": "layout",
+    "relayout": "layout",
+}
+
+_LAYOUTS = ("in_layouts", "out_layouts")
+
+
 def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> str | None:
     """Return the cause for which an operation cannot wait, or ``None``."""
     if primitive.name == "device_put" and (
@@ -329,50 +391,95 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
         return "device_put"
     if params.get("compiler_options_kvs"):  # XLA takes them for a whole program alone
         return "compiler_options"
-    return None
+    if jaxapi.closes_over_references(params):
+        return "ref"
+    if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
+        return "layout"  # likewise
+    return _AT_ONCE.get(primitive.name)
 
 
 def _evaluate(
     what: Operation, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
-) -> tuple[tuple[Any, ...], Any]:
+) -> tuple[tuple[Any, ...], Any, tuple[int, float]]:
     avals = [o.aval if type(o) in (LazyArray, Literal) else jaxapi.typeof(o) for o in operands]
     return what.evaluate(primitive, avals, params, jaxapi.x64_enabled())
 
 
 def _placement(
-    operands: Sequence[LazyArray | Literal | jax.Array], named: tuple[Any, ...] | None, x64: bool
+    operands: Sequence[LazyArray | Literal | jax.Array], named: jaxapi.NamedShardings, x64: bool
 ) -> Placement | None:
-    """Return where an operation runs, or ``None`` where its operands contradict each other.
+    """Return where an operation runs, or ``None`` where it is told two things at once.
 
     Args:
         operands: What it works on.
-        named: The devices that its own parameters name, if they do.
+        named: What its own parameters say.
         x64: Whether 64-bit types are enabled.
     """
-    pinned = named
-    for operand in operands:
-        devices: tuple[Any, ...] | None = None
+    mesh = named.mesh or jaxapi.concrete_mesh()
+    assignments = set(named.devices)
+    if mesh is not None:
+        assignments.add(tuple(mesh.devices.flat))
+    is_plain = not assignments and not named.commits
+    for index, operand in enumerate(operands):
         value: Any = operand
         if type(operand) is LazyArray:
             value = operand._value
             if value is None:
                 placement = operand._result.point.placement  # type: ignore[union-attr]
-                devices = placement.devices if placement.committed else None
-        if type(value) is not Literal and value is not None and value.committed:
-            devices = jaxapi.devices_of_sharding(value.sharding)
-        if devices is not None:
-            if pinned is not None and pinned != devices:
-                return None
-            pinned = devices
-    return _interned(pinned, jaxapi.default_device(), x64)
+                if placement.committed:
+                    assignments.add(placement.devices)
+                    is_plain = is_plain and placement.sharding is not None
+                value = None
+        if value is not None and type(value) is not Literal and value.committed:
+            assignments.add(jaxapi.devices_of_sharding(value.sharding))
+            is_plain = is_plain and jaxapi.is_plain_sharding(value.sharding)
+        asked = named.operands[index] if named.operands else None
+        if asked is not None and _contradicts(operand, asked):
+            return None
+    default = jaxapi.default_device()
+    if named.commits and not assignments:
+        assignments.add(jaxapi.devices_of_sharding(jaxapi.single_device_sharding(default)))
+    if len(assignments) > 1:
+        return None
+    return _interned(next(iter(assignments), None), default, x64, mesh, is_plain)
+
+
+def _contradicts(operand: LazyArray | Literal | jax.Array, asked: jax.sharding.Sharding) -> bool:
+    """Say whether JAX refuses an operand, which is known to lie otherwise than is asked for."""
+    if type(operand) is Literal:
+        return False
+    aval = jaxapi.typeof(operand)
+    if jaxapi.type_with_sharding(aval, asked) != aval:
+        return True
+    lies: jax.sharding.Sharding | None
+    if type(operand) is LazyArray and operand._value is None:
+        lies = operand._result.known_sharding()  # type: ignore[union-attr]
+    else:
+        lies = operand.sharding  # type: ignore[union-attr]
+    if lies is None:
+        return False
+    if lies.memory_kind != asked.memory_kind:
+        return True
+    return operand.committed and not lies.is_equivalent_to(asked, operand.ndim)  # type: ignore[union-attr]
 
 
 _placements: dict[Any, Placement] = {}
 
 
-def _interned(pinned: tuple[Any, ...] | None, default_device: Any, x64: bool) -> Placement:
-    key = (pinned, None if pinned is not None else default_device, x64)
+def _interned(
+    pinned: tuple[Any, ...] | None,
+    default_device: Any,
+    x64: bool,
+    mesh: jax.sharding.Mesh | None,
+    is_plain: bool,
+) -> Placement:
+    is_committed = pinned is not None
+    key = (pinned, None if is_committed else default_device, x64, mesh, is_plain)
     placement = _placements.get(key)
     if placement is None:
-        placement = _placements[key] = Placement(pinned is not None, pinned or (), key[1], x64)
+        device = pinned[0] if pinned else default_device
+        sharding = jaxapi.single_device_sharding(device) if is_plain else None
+        placement = _placements[key] = Placement(
+            is_committed, pinned or (), key[1], x64, mesh, sharding
+        )
     return placement

@@ -126,8 +126,8 @@ def array_content(
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         key_dtype, key_impl = str(array.dtype), str(jax.random.key_impl(array))
         array = jax.random.key_data(array)
-    parts = [shard for shard in array.addressable_shards if shard.device == device]
-    part = parts[0].data if parts else array
+    parts = [(part, place) for at, place, part in jaxapi.parts_of_array(array) if at == device]
+    part, place = parts[0] if parts else (array, ())
     number = -1
     if shardings is not None:
         described = describe_sharding(whole.sharding, len(shape))
@@ -143,7 +143,7 @@ def array_content(
         global_shape=shape,
         identity=(whole, device.id),
         sharding_number=number,
-        index=index_of(parts[0].index if parts else (), shape),
+        index=index_of(place, shape),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from snaprt import jaxapi
+from snaprt import jaxapi, variables
 from snaprt.snapshot import layout, surroundings
 from snaprt.snapshot.content import array_content, gather
 from snaprt.snapshot.held import HeldExecution, read_again
@@ -31,7 +30,7 @@ class Cause:
 
     reason: str
     error: str = ""
-    xla_flags: str = field(default_factory=lambda: os.environ.get("XLA_FLAGS", ""))
+    xla_flags: str = field(default_factory=surroundings.xla_flags)
     environment: Mapping[str, str] = field(default_factory=surroundings.environment)
     jax_config: Mapping[str, str] = field(default_factory=surroundings.jax_config)
 
@@ -40,7 +39,7 @@ def error_text(error: BaseException) -> str:
     """Return the error's kind and words, and below them its traceback."""
     words = "".join(traceback.format_exception_only(error)).strip()
     frames = "".join(traceback.format_exception(error))
-    return f"{words}\n\n{frames}"[:_LONGEST_ERROR]
+    return variables.without_credentials(f"{words}\n\n{frames}"[:_LONGEST_ERROR])
 
 
 def describe(
@@ -91,7 +90,14 @@ def contents(
     places = held.inputs if is_inputs else held.outputs
     names = execution.input_names if is_inputs else execution.output_names
     assert places is not None
-    gathered = gather(execution, held.executable.artifacts, names, places, device)
+    while True:
+        arrays_now = list(places)
+        try:
+            gathered = gather(execution, held.executable.artifacts, names, arrays_now, device)
+            break
+        except RuntimeError:  # one was deleted, and copied into its place before
+            if all(one is other for one, other in zip(arrays_now, places, strict=True)):
+                raise
 
     def again(array: layout.ArrayContent, place: int) -> layout.ArrayContent:
         def fetch(whole: Any) -> np.ndarray:

@@ -24,7 +24,7 @@ class WholeWrites(io.FileIO):
 
     def __init__(self, path: Path) -> None:
         self._pending: Future[None] | None = None
-        self._behind = ThreadPoolExecutor(1, "snaprt-snapshot-disk")
+        self._behind: ThreadPoolExecutor | None = None  # until there is a large piece
         self._process = os.getpid()
         super().__init__(path, "w")
 
@@ -34,6 +34,8 @@ class WholeWrites(io.FileIO):
         self._finish_pending()
         if len(view) >= _BEHIND:
             try:
+                if self._behind is None:
+                    self._behind = ThreadPoolExecutor(1, "snaprt-snapshot-disk")
                 self._pending = self._behind.submit(self._write_all, view)
                 return len(view)
             except RuntimeError:  # Python is shutting down and gives out no more threads
@@ -72,5 +74,5 @@ class WholeWrites(io.FileIO):
             self._finish_pending()
         finally:
             super().close()
-            if os.getpid() == self._process:
+            if self._behind is not None and os.getpid() == self._process:
                 self._behind.shutdown(wait=False)

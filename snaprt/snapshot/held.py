@@ -189,7 +189,7 @@ def _is_key(array: Any) -> bool:
 
 def _parts(array: Any) -> Iterable[np.ndarray]:
     if isinstance(array, jax.Array):
-        return [to_host(shard.data) for shard in array.addressable_shards]
+        return [to_host(part) for _, _, part in jaxapi.parts_of_array(array)]
     return [np.asarray(array)]
 
 
@@ -262,6 +262,11 @@ def about_to_donate(arrays: Sequence[Any], hold: Hold) -> None:
                     if id(array) not in copies:
                         copies[id(array)] = copy(array, hold)
                     places[place] = copies[id(array)]
+
+
+def about_to_delete(array: Any) -> None:
+    """Copy, where it is held, an array that the program deletes."""
+    about_to_donate([array], "device")
 
 
 def read_again(fetch: Callable[[Any], np.ndarray], places: list[Any], place: int) -> np.ndarray:

@@ -14,13 +14,14 @@ from snaprt.snapshot import layout
 
 
 def to_json(manifest: layout.Manifest) -> bytes:
-    """Serialise a manifest as UTF-8 JSON, one key a line."""
+    """Serialise a manifest as UTF-8 JSON."""
     body = {
         "format": layout.FORMAT_NAME,
         "version": [layout.major_version(manifest.arrays), layout.FORMAT_MINOR],
-        **dataclasses.asdict(manifest),
+        **vars(manifest),
     }
-    return json.dumps(body, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    # Without indentation, and with the parts of it as they are, Python encodes it in C.
+    return json.dumps(body, ensure_ascii=False, default=vars).encode("utf-8", "backslashreplace")
 
 
 def from_json(text: bytes) -> layout.Manifest:

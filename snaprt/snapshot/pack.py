@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import BinaryIO, Final
 from snaprt.errors import SnapshotError, UsageError
 from snaprt.snapshot import layout, places, store
 from snaprt.snapshot.executions import whole_executions
-from snaprt.snapshot.leftovers import temporary_name
+from snaprt.snapshot.leftovers import remove_leftovers, temporary_folder, temporary_name
 from snaprt.snapshot.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.redact import Kind, Redaction, redact
 from snaprt.snapshot.write import write_snapshot
@@ -71,6 +70,7 @@ def pack(
     temporary = out.with_name(temporary_name(out.name))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(out.parent)
         with temporary.open("xb") as file:
             packed = _write(file, whole_executions(files), out, kinds)
             file.flush()
@@ -101,10 +101,12 @@ def _write(file: BinaryIO, paths: Sequence[Path], out: Path, kinds: Sequence[Kin
                         f"two of the files are called {name}", hint="pack them one by one"
                     )
                 snapshots[name] = None
+                shared.check()
                 _add(archive, name, shared.path)
                 kept = {one.member for one in shared.manifest.arrays if one.in_store}
                 for member, stored in snapshot.stored_files().items():
                     if member in kept and member not in arrays:
+                        snapshot.check_stored(member)
                         arrays[member] = None
                         _add(archive, member, stored)
     return Packed(out, tuple(snapshots), len(arrays), file.tell(), tuple(notes))
@@ -118,8 +120,8 @@ def _shareable(
         yield snapshot, ()
         return
     contents, notes = redact(snapshot, redaction)
-    with tempfile.TemporaryDirectory(prefix=".snaprt-pack-", dir=beside) as folder:
-        path = Path(folder) / layout.file_name(contents.execution)
+    with temporary_folder(beside, "pack") as folder:
+        path = folder / layout.file_name(contents.execution)
         write_snapshot(path, contents)
         yield open_snapshot(path), notes
 
@@ -139,6 +141,8 @@ def unpack(pack: Path, folder: Path) -> Packed:
         UsageError: A snapshot is there already with another content.
     """
     snapshots, arrays, size = [], 0, 0
+    for place in (folder, folder / store.FOLDER):
+        remove_leftovers(place)
     for name, copy in _checked_members(pack).items():
         target = folder / name
         temporary = folder / temporary_name(target.name)

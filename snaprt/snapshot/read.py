@@ -210,6 +210,27 @@ class SnapshotFile:
                     found[record.member] = path
         return found
 
+    def check(self) -> None:
+        """Read all that is in the file itself: the module, and arrays that the store does not have.
+
+        Raises:
+            SnapshotError: Something is damaged.
+        """
+        _ = self.module
+        for record in self.manifest.arrays:
+            if not record.in_store and not record.seeded:
+                self.array(record.name)
+
+    def check_stored(self, member: str) -> None:
+        """Read the arrays that are kept in one file of the store.
+
+        Raises:
+            SnapshotError: One is damaged.
+        """
+        for record in self.manifest.arrays:
+            if record.in_store and record.member == member:
+                self.array(record.name)
+
     def _stored_path(self, record: layout.ArrayRecord) -> Path | None:
         """Return where the store keeps an array; None for one that lies in the file."""
         if not record.in_store:

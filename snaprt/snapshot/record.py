@@ -43,6 +43,7 @@ from snaprt.snapshot.filing import KEEP_LAST, Filing, run_mark
 from snaprt.snapshot.held import (
     Executable,
     HeldExecution,
+    about_to_delete,
     about_to_donate,
     hold_inputs,
     remember,
@@ -55,6 +56,7 @@ from snaprt.snapshot.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
 _MOST_NAMES = 8  # of programs that are told
+_MOST_SAID = 1000  # of lines that are said once
 _log = logging.getLogger("snaprt.snapshot")
 
 _UNJUDGED = Prospect((), EVER, EVER, is_left_to_the_end=False, limit=math.inf)
@@ -68,6 +70,7 @@ class _Seen:
     counter: itertools.count[int] = field(default_factory=itertools.count)
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
     output_bytes: int = 0  # as far as it is known
+    watched: int = 0  # executions of which it was found out whether a NaN appears
     prospect: tuple[Plan | None, Prospect] = (None, _UNJUDGED)  # of that plan
 
 
@@ -102,6 +105,7 @@ class Recorder:
         self._is_flushed_by_signal = False  # SIGTERM
         self._listens = False  # to SIGUSR1
         self._has_met = False  # a condition that does not wait for the end
+        self._said: set[str] = set()
 
     def wants_flag(self) -> bool:
         """Tell whether programs are to be compiled with `snaprt.execute.watch.watched`."""
@@ -130,6 +134,33 @@ class Recorder:
         except Exception as error:
             self.writer.complain(error)
             return True
+
+    def missed(self, name: str, reason: str) -> None:
+        """Learn that an execution ran unseen; say so once a program if it was to be recorded.
+
+        Args:
+            name: Of what ran.
+            reason: Why it could not be looked at.
+        """
+        plan = current_plan()
+        if plan is None:
+            return
+        moment = Moment(name, "", 0, 0, 0.0, 0)
+        if plan.keep_last or prospect(plan.conditions, moment).conditions:
+            metrics.counter_add("SnapshotMissed")
+            self._say_once(f"an execution of {name} is not recorded: {reason}")
+
+    def has_no_flag(self, executable: Executable, error: Exception) -> None:
+        """Learn that a program could not be compiled to say whether it has a NaN; say so once."""
+        self._say_once(
+            f"{executable.name}.{executable.graph_id} runs as it is, and its results are read to "
+            f"find NaN, which takes longer: the test cannot be compiled into it: {error}"
+        )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(text)
+            _log.warning("%s\nThis is said once.", text)
 
     def before(
         self, executable: Executable, inputs: Sequence[Any]
@@ -194,6 +225,9 @@ class Recorder:
                 compiled to say so: a bool scalar.
             has_compiled: Whether the program was compiled on the way, so that nobody knows how
                 long it ran.
+
+        Raises:
+            ExecutionError: A failure was recorded, and SNAPRT_RECORD_STOP asks to stop.
         """
         try:
             held = self._held(token)
@@ -204,12 +238,19 @@ class Recorder:
                 nbytes = self._filing.queue(held, "outputs", held.recorded_for, held.cause)
                 self._seen[held.executable.number].output_bytes = nbytes
             if held.watching:
+                if held.plan.wants_flag:
+                    self._seen[held.executable.number].watched += 1
                 self._watch.add(held)
             if held.plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
                 self._room_made = time.monotonic()
                 self.writer.call(lambda: self._ring.make_room(held.plan.keep_bytes))
+            if held.plan.stops and held.watching:
+                self._watch.settle()  # whoever is to stop at a failure waits for each execution
+                self.writer.flush()
         except Exception as error:
             self.writer.complain(error)
+        if self._outcomes.stop_with is not None:
+            self._stop()
 
     def failed(self, token: HeldExecution | _Begun, error: BaseException) -> None:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
@@ -284,12 +325,13 @@ class Recorder:
             self._process = jax.process_index()
         self._plan = plan
         if not self._is_flushed_by_signal:
-            self._is_flushed_by_signal = signals.before_terminated(self.writer.flush)
+            self._is_flushed_by_signal = signals.before_terminated(self.writer.end)
         if plan.waits_for_errors:
             listen_for_uncaught_errors(self)
         if plan.keep_last and not self._listens:
             self._listens = True
             signals.on_user_signal(lambda: self._outcomes.dump_ring(Cause(KEEP_LAST)))
+        jaxapi.before_deleted(about_to_delete)
         atexit.unregister(self._finish)
         atexit.register(self._finish)
 
@@ -415,6 +457,21 @@ class Recorder:
         self.writer.flush()
         self._ring.close()
         self._tell_if_none_met()
+        self._tell_what_was_watched()
+
+    def _tell_what_was_watched(self) -> None:
+        """Say what was watched for NaN, where none appeared."""
+        plan = self._plan
+        if plan is None or not plan.wants_flag or metrics.counter_value("SnapshotNaN"):
+            return
+        watched = [seen for seen in self._seen.values() if seen.watched]
+        missed = int(metrics.counter_value("SnapshotMissed") or 0)
+        _log.warning(
+            "no NaN and no infinity appeared; watched were %d executions, of programs: %s%s",
+            sum(seen.watched for seen in watched),
+            _few(sorted({seen.name for seen in watched})) or "none ran",
+            f"; {missed} could not be" if missed else "",
+        )
 
     def _tell_if_none_met(self) -> None:
         """Say that no condition has held in all this time, which a misspelt name would explain."""
@@ -428,7 +485,7 @@ class Recorder:
             _log.warning(
                 "nothing was recorded: no execution met %s; what ran was %s",
                 "; ".join(texts),
-                ", ".join(ran[:_MOST_NAMES]) + (", ..." if len(ran) > _MOST_NAMES else ""),
+                _few(ran),
             )
 
     def _stop(self) -> None:
@@ -440,6 +497,10 @@ class Recorder:
         )
         mark_recorded(error)  # it is no failure of its own
         raise error
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 @functools.cache

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import blake3
+import jax
 
-from snaprt import jaxapi
+from snaprt import jaxapi, variables
 from snaprt.errors import SnapshotError
 from snaprt.snapshot import layout, seeded
 from snaprt.snapshot.read import SnapshotFile
@@ -107,8 +108,15 @@ class _Names:
 def _redact_execution(
     execution: layout.Execution, names: _Names, kinds: frozenset[Kind]
 ) -> layout.Execution:
+    # An older version of us recorded more of the environment than is to be shared.
+    environment = {
+        name: variables.without_credentials(value)
+        for name, value in execution.environment.items()
+        if variables.steers(name, jax.config.values)
+    }
     changes: dict[str, Any] = {
-        "redacted": tuple(kind for kind in KINDS if kind in {*kinds, *execution.redacted})
+        "redacted": tuple(kind for kind in KINDS if kind in {*kinds, *execution.redacted}),
+        "environment": environment,
     }
     if "names" in kinds:
         changes |= {
@@ -124,7 +132,7 @@ def _redact_execution(
             "reason": TAKEN_OUT if execution.reason else "",
             "environment": {
                 name: TAKEN_OUT if name.startswith("SNAPRT_") or _PATH.search(value) else value
-                for name, value in execution.environment.items()
+                for name, value in environment.items()
             },
             "xla_flags": " ".join(map(_redact_flag, execution.xla_flags.split())),
         }

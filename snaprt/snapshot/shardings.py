@@ -31,7 +31,7 @@ def _of_mesh(sharding: Any) -> dict[str, Any]:
         "axis_names": tuple(map(str, mesh.axis_names)),
         "axis_sizes": tuple(mesh.axis_sizes),
         "axis_types": tuple(kind.name for kind in mesh.axis_types),
-        "spec": tuple(map(_axes, sharding.spec)),
+        "spec": tuple(map(_axes, sharding.spec.partitions)),
     }
 
 

@@ -5,6 +5,7 @@ Source: ``StackFrameIndexProto`` in openxla's ``xla/service/hlo.proto``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 _STACK_FRAME_INDEX = 17  # of HloModuleProto
@@ -14,6 +15,7 @@ _FILE_NAME_ID, _FUNCTION_NAME_ID, _LINE = 1, 2, 3  # of FileLocation; ids count 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
+@functools.lru_cache(maxsize=8)  # every execution of a program has the same
 def source_locations(hlo: bytes, limit: int = 500) -> tuple[str, ...]:
     """Return ``file:line (function)`` for each line that a module's operations came from.
 

@@ -9,20 +9,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import re
 import weakref
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
 
+import blake3
 import numpy as np
+import zstandard
 
 from snaprt import metrics, settings
 from snaprt.snapshot import encode, layout
 from snaprt.snapshot.disk import WholeWrites
 from snaprt.snapshot.dtypes import to_storage
 from snaprt.snapshot.leftovers import remove_leftovers, temporary_name
+from snaprt.snapshot.shuffle import unshuffle
+
+_log = logging.getLogger("snaprt.snapshot")
 
 SUFFIXES: Final = {"none": ".npy", "zstd": ".npy.zst", "zstd-shuffled": ".npy.shuffled.zst"}
 """What a stored array's name ends in, by its compression."""
@@ -44,6 +50,7 @@ class ArrayStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: dict[tuple[int, Hashable], tuple[weakref.ref[object], layout.ArrayRecord]] = {}
+        self._sound: set[str] = set()  # members that this process has written or read whole
         remove_leftovers(folder / FOLDER)
 
     def put(self, array: layout.ArrayContent) -> layout.ArrayRecord:
@@ -92,6 +99,11 @@ class ArrayStore:
         for compression in SUFFIXES:  # another version may have decided otherwise
             member = _member(address, compression)
             size = self._reuse(member)
+            if size is not None and not self._is_sound(member, address, stored, compression):
+                _log.warning("%s is damaged, and is written anew", self._folder / member)
+                metrics.counter_add("SnapshotArrayMended")
+                size = self._write(member, stored, compression, replace=True)
+                return describe(member=member, compression=compression, stored_bytes=size)
             if size is not None:
                 metrics.counter_add("SnapshotArrayReused")
                 return describe(member=member, compression=compression, stored_bytes=size)
@@ -110,7 +122,21 @@ class ArrayStore:
         except FileNotFoundError:
             return None
 
-    def _write(self, member: str, stored: np.ndarray, compression: str) -> int:
+    def _is_sound(self, member: str, address: str, stored: np.ndarray, compression: str) -> bool:
+        """Say whether a stored array has the bytes that its name says; look once a process."""
+        if member not in self._sound:
+            try:
+                with (self._folder / member).open("rb") as file:
+                    if _digest_in(file, stored, compression) != address:
+                        return False
+            except (OSError, ValueError, zstandard.ZstdError):
+                return False
+            self._sound.add(member)
+        return True
+
+    def _write(
+        self, member: str, stored: np.ndarray, compression: str, *, replace: bool = False
+    ) -> int:
         path = self._folder / member
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / FOLDER / temporary_name(path.name)
@@ -118,13 +144,49 @@ class ArrayStore:
             with WholeWrites(temporary) as file:
                 encode.put(file, stored, compression)
                 os.fsync(file.fileno())
-            move_unless_there(temporary, path)
+            if replace:
+                os.replace(temporary, path)
+            else:
+                move_unless_there(temporary, path)
+            self._sound.add(member)
         finally:
             temporary.unlink(missing_ok=True)
         _force_to_disk(path.parent)
         size = path.stat().st_size
         metrics.metric_add("SnapshotBytes", size)
         return size
+
+
+def _digest_in(file: BinaryIO, stored: np.ndarray, compression: str) -> str:
+    """Return the BLAKE3, in hex, of the ``.npy`` in a file that ought to be that of ``stored``.
+
+    Raises:
+        ValueError: It is longer or shorter than that.
+        zstandard.ZstdError: Nothing comes of the bytes.
+    """
+    length = len(encode.npy_header(stored))
+    source: Any = file
+    if compression != "none":
+        source = zstandard.ZstdDecompressor().stream_reader(file)
+    digest = blake3.blake3()
+    digest.update(_exactly(source, length))
+    left = stored.nbytes
+    while left:
+        piece = _exactly(source, min(left, encode.PIECE))
+        left -= len(piece)
+        if compression == "zstd-shuffled":
+            piece = unshuffle(memoryview(piece), stored.itemsize)
+        digest.update(piece)
+    if source.read(1):
+        raise ValueError("it is too long")
+    return digest.hexdigest()
+
+
+def _exactly(source: Any, length: int) -> bytes:
+    content = source.read(length)
+    if len(content) != length:
+        raise ValueError("it ends too early")
+    return content
 
 
 def _member(address: str, compression: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from snaprt import jaxapi
+from snaprt import jaxapi, variables
 from snaprt.snapshot.layout import DeviceRecord
 
 _PACKAGES = (
@@ -22,13 +22,6 @@ _PACKAGES = (
     *("jax-rocm7-plugin", "jax-rocm7-pjrt", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
     *("nvidia-cublas-cu12", "nvidia-cublas"),
 )
-
-_VARIABLES = (
-    *("JAX_", "XLA_", "TF_XLA_", "LIBTPU_", "TPU_", "PJRT_", "NEURON_", "SNAPRT_"),
-    *("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "NCCL_", "TF_CUDNN_", "TF_CPP_"),
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
-)
-"""Beginnings of the environment variables that steer JAX and XLA; no others are recorded."""
 
 _JAX_SETTINGS = (
     "jax_enable_x64",
@@ -58,8 +51,21 @@ def versions() -> Mapping[str, str]:
 
 
 def environment() -> Mapping[str, str]:
-    """Return the environment variables that steer JAX and XLA, as they are now."""
-    return {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
+    """Return the environment variables that steer JAX and XLA, as they are now.
+
+    Those alone that are known by name, and without what their values have of passwords.
+    """
+    options = jax.config.values
+    return {
+        name: variables.without_credentials(os.environ[name])
+        for name in os.environ
+        if variables.steers(name, options)
+    }
+
+
+def xla_flags() -> str:
+    """Return XLA_FLAGS as they are now."""
+    return variables.without_credentials(os.environ.get("XLA_FLAGS", ""))
 
 
 def jax_config() -> Mapping[str, str]:

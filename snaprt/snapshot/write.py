@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import io
 import os
 import shutil
 import time
@@ -26,6 +28,9 @@ from snaprt.snapshot.disk import WholeWrites
 from snaprt.snapshot.dtypes import to_storage
 from snaprt.snapshot.leftovers import temporary_name
 from snaprt.snapshot.store import ArrayStore
+
+SMALL_FILE = 1 << 20
+"""Bytes up to which a snapshot is written at once, and left to the system to put on disk."""
 
 _WORTH = 0.75  # of the module: it is compressed where it shrinks to this share
 _EFFORT = 3
@@ -55,12 +60,18 @@ def write_snapshot(
     path = Path(path)
     temporary = path.with_name(temporary_name(path.name))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as undo:
             undo.callback(temporary.unlink, missing_ok=True)
-            with WholeWrites(temporary) as file:
-                manifest = _write_container(file, contents, store)
-                os.fsync(file.fileno())
+            if _is_small(contents):
+                whole = io.BytesIO()
+                manifest = _write_container(whole, contents, store)
+                temporary.write_bytes(whole.getbuffer())
+            else:
+                with WholeWrites(temporary) as file:
+                    manifest = _write_container(file, contents, store)
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
             undo.pop_all()
     except OSError as error:
@@ -72,8 +83,7 @@ def _refused(path: Path, contents: layout.Contents, error: OSError) -> SnapshotE
     told = f"cannot write {path}: {error.strerror or error}"
     if error.errno not in _TOO_MUCH:
         return SnapshotError(told, hint=f"another folder? {_NAMES_A_FOLDER}")
-    needed = sum(one.nbytes for one in contents.arrays if isinstance(one, layout.ArrayContent))
-    needed += len(contents.module.stablehlo) + len(contents.module.hlo)
+    needed = _sizes(contents)
     try:
         free = f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
     except OSError:
@@ -84,8 +94,22 @@ def _refused(path: Path, contents: layout.Contents, error: OSError) -> SnapshotE
     )
 
 
+def _is_small(contents: layout.Contents) -> bool:
+    """Say whether a file is written at once, and not forced to disk.
+
+    Forcing takes milliseconds, and there may be thousands. Should the machine fail before the
+    system has written one, it is empty or cut short, which whoever reads it is told.
+    """
+    return _sizes(contents) <= SMALL_FILE
+
+
+def _sizes(contents: layout.Contents) -> int:
+    arrays = sum(one.nbytes for one in contents.arrays if isinstance(one, layout.ArrayContent))
+    return arrays + len(contents.module.stablehlo) + len(contents.module.hlo)
+
+
 def _write_container(
-    file: WholeWrites, contents: layout.Contents, store: ArrayStore | None
+    file: WholeWrites | io.BytesIO, contents: layout.Contents, store: ArrayStore | None
 ) -> layout.Manifest:
     when = contents.execution.time
     with _Container(file, when) as container:
@@ -125,10 +149,25 @@ def _place_array(
     return store.put(array)
 
 
+@functools.lru_cache(maxsize=32)  # every execution of a program has the same
+def _compressed(member: str, content: bytes) -> tuple[bytes, layout.MemberRecord]:
+    stored = zstandard.ZstdCompressor(_EFFORT).compress(content)
+    shorter = len(stored) <= len(content) * _WORTH
+    if not shorter:
+        stored = content
+    return stored, layout.MemberRecord(
+        member=f"{member}.zst" if shorter else member,
+        compression="zstd" if shorter else "none",
+        stored_bytes=len(stored),
+        raw_bytes=len(content),
+        digest=blake3.blake3(content).hexdigest(),
+    )
+
+
 class _Container:
     """A zip file that is being written, all members stored: what is compressed is so inside."""
 
-    def __init__(self, file: WholeWrites, when: float) -> None:
+    def __init__(self, file: WholeWrites | io.BytesIO, when: float) -> None:
         self._file = file
         self._time = time.gmtime(min(max(when, 315532800), 4354819198))[:6]  # what zip can say
         self.zip = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
@@ -160,20 +199,10 @@ class _Container:
 
     def add_compressed(self, member: str, content: bytes) -> layout.MemberRecord:
         """Add a member of the module, as one zstd frame where that is shorter."""
-        stored = zstandard.ZstdCompressor(_EFFORT).compress(content)
-        shorter = len(stored) <= len(content) * _WORTH
-        if shorter:
-            member += ".zst"
-        else:
-            stored = content
-        self.add_bytes(member, stored)
-        return layout.MemberRecord(
-            member=member,
-            compression="zstd" if shorter else "none",
-            stored_bytes=len(stored),
-            raw_bytes=len(content),
-            digest=blake3.blake3(content).hexdigest(),
-        )
+        small = len(content) <= SMALL_FILE
+        stored, record = (_compressed if small else _compressed.__wrapped__)(member, content)
+        self.add_bytes(record.member, stored)
+        return record
 
     def add_array(self, member: str, array: layout.ArrayContent) -> layout.ArrayRecord:
         """Add one array as ``.npy``, or as one zstd frame of that where a sample says it pays."""

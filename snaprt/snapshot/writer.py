@@ -26,6 +26,10 @@ from snaprt.snapshot.write import write_snapshot
 
 QUEUE_BYTES = 2 << 30
 """How many bytes of arrays may wait to be written; a larger single snapshot waits alone."""
+QUEUE_FILES = 16_384
+"""How many files may wait: small ones, whose arrays weigh less than what else is held of them."""
+SECONDS_TO_END = 5.0
+"""How long a process that is told to end goes on writing."""
 
 _log = logging.getLogger("snaprt.snapshot")
 
@@ -41,10 +45,12 @@ class SnapshotWriter:
 
     Args:
         queue_bytes: How many bytes may wait before ``submit`` does.
+        queue_files: How many files may.
     """
 
-    def __init__(self, queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(self, queue_bytes: int = QUEUE_BYTES, queue_files: int = QUEUE_FILES) -> None:
         self._queue_bytes = queue_bytes
+        self._queue_files = queue_files
         self._logged: set[object] = set()
         self._cleaned: set[Path] = set()
         self._start_afresh()
@@ -87,9 +93,9 @@ class SnapshotWriter:
         with self._changed:
             # The writer's own thread must not wait for itself.
             may_wait = threading.current_thread() is not self._thread
-            if may_wait and self._bytes and self._bytes + nbytes > self._queue_bytes:
+            if may_wait and self._is_full(nbytes):
                 started = time.perf_counter_ns()
-                while self._bytes and self._bytes + nbytes > self._queue_bytes:
+                while self._is_full(nbytes):
                     self._changed.wait()
                 metrics.metric_add("SnapshotQueueWait", time.perf_counter_ns() - started)
             if self._has_thread():
@@ -112,8 +118,39 @@ class SnapshotWriter:
         with self._changed:
             return self._changed.wait_for(lambda: not self._unfinished, timeout)
 
-    def complain(self, error: Exception) -> None:
-        """Count a snapshot that could not be made; log it if it is the first for its cause."""
+    def _is_full(self, nbytes: int) -> bool:
+        too_large = self._bytes and self._bytes + nbytes > self._queue_bytes
+        return bool(too_large) or len(self._jobs) >= self._queue_files
+
+    def end(self, seconds: float = SECONDS_TO_END) -> None:
+        """Write what is queued, but not for longer; drop the rest, count it, and say so.
+
+        For a process that is told to end, and killed if it does not.
+        """
+        if self.flush(seconds):
+            return
+        with self._changed:
+            dropped = list(self._jobs)
+            self._jobs.clear()
+            self._bytes -= sum(job.nbytes for job in dropped)
+            self._unfinished -= len(dropped)
+            self._changed.notify_all()
+        if dropped:
+            metrics.counter_add("SnapshotDropped", len(dropped))
+            _log.error(
+                "%d snapshots that waited to be written are dropped: the process is told to end, "
+                "and %g s were not enough. They are counted (SnapshotDropped).",
+                len(dropped),
+                seconds,
+            )
+
+    def complain(self, error: Exception, what: str = "") -> None:
+        """Count a snapshot that could not be made; log it if it is the first for its cause.
+
+        Args:
+            error: What was raised.
+            what: Which snapshot it is, where that is known.
+        """
         metrics.counter_add("SnapshotWriteError")
         system_error = error if isinstance(error, OSError) else error.__cause__
         cause = (type(error), getattr(system_error, "errno", None))
@@ -121,8 +158,9 @@ class SnapshotWriter:
             return
         self._logged.add(cause)
         _log.error(
-            "a snapshot is lost, the program goes on: %s\nThis is said once for each cause; "
+            "a snapshot is lost, the program goes on: %s%s\nThis is said once for each cause; "
             "the counter SnapshotWriteError counts all.",
+            f"{what}: " if what and what not in str(error) else "",
             error if str(error) else type(error).__name__,
             # An error of ours says what to do; of any other, only the traceback helps.
             exc_info=None if system_error or hasattr(error, "hint") else error,
@@ -181,6 +219,6 @@ class SnapshotWriter:
             metrics.metric_add("SnapshotBytes", path.stat().st_size)
             metrics.counter_add("SnapshotsWritten")
         except Exception as error:
-            self.complain(error)
+            self.complain(error, path.name)
             return False
         return True

@@ -42,7 +42,7 @@ def other(tmp_path: Path) -> Cache:
 
 def _write(cache: Cache, path: Path, key: bytes | None = None) -> Bundle:
     digests = [row.key for row in cache.entries()]
-    return write_bundle(path, digests, lambda digest: cache.blob_path(digest).read_bytes(), key)
+    return write_bundle(path, digests, cache.open_blob, key)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_what_was_bundled_is_read_back(cache: Cache, bundle: Bundle) -> None:
     assert read_bundle(bundle.path, None) == bundle
     assert {
         digest: cache.blob_path(digest).read_bytes() for digest in (_key(n).digest for n in NAMES)
-    } == dict(bundled_blobs(bundle))
+    } == {digest: content.read() for digest, content in bundled_blobs(bundle)}
 
 
 def test_a_signed_bundle_is_read_with_its_key_and_with_none(cache: Cache, tmp_path: Path) -> None:

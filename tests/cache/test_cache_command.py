@@ -195,7 +195,7 @@ def test_a_directory_that_others_may_write_to_is_an_error_with_a_hint(tmp_path: 
     assert done.returncode == 2
     assert done.stdout == ""
     assert "error: others may write" in done.stderr
-    assert "hint: Run: chmod go-w" in done.stderr
+    assert "hint: Run: chmod -R go-w" in done.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -175,16 +175,18 @@ def test_a_clock_that_goes_back_loses_nothing(
     assert stats.entries >= 8
 
 
-def test_a_sum_gone_wrong_evicts_nothing_that_has_room(tmp_path: Path) -> None:
+def test_a_size_gone_wrong_evicts_nothing_that_has_room_and_is_mended(tmp_path: Path) -> None:
     cache = Cache.open(tmp_path / "cache", max_bytes=1000 * KILOBYTE)
     for number in range(5):
         _put(cache, number)
     connection = sqlite3.connect(cache.index_path)
-    connection.execute("UPDATE sizes SET stored_bytes = 1 << 50")
+    connection.execute("UPDATE entries SET stored_bytes = 1 << 50 WHERE name = '3'")
     connection.commit()
     connection.close()
     _put(cache, "another")
-    assert cache.stats().entries == 6
+    stats = cache.stats()
+    assert stats.entries == 6
+    assert stats.stored_bytes < 1000 * KILOBYTE
 
 
 def test_a_foreign_index_removes_no_file_but_blobs(tmp_path: Path) -> None:

@@ -85,12 +85,12 @@ def test_misses_are_recorded_with_their_key_and_read_back_in_order(tmp_path: Pat
     cache.put(_key(module="a"), b"payload", {})
     for name in ("b", "c"):
         record_miss(cache, _key(module=name), name)
-    assert [(miss.name, miss.key) for miss in misses(cache.folder)] == [
+    assert [(miss.name, miss.key) for miss in misses(cache)] == [
         ("b", _key(module="b")),
         ("c", _key(module="c")),
     ]
-    forget_misses(cache.folder)
-    assert misses(cache.folder) == []
+    forget_misses(cache)
+    assert misses(cache) == []
 
 
 def test_the_record_of_misses_stays_small_and_keeps_the_last(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_record_of_misses_stays_small_and_keeps_the_last(tmp_path: Path) -> 
     long = "x" * 9000
     for number in range(400):
         record_miss(cache, _key(module=str(number), flags=long), "step")
-    kept = misses(cache.folder)
+    kept = misses(cache)
     assert len(kept) <= KEPT_MISSES
     assert kept[-1].key == _key(module="399", flags=long)
     assert (cache.folder / "misses.jsonl").stat().st_size < 2 << 20
@@ -114,11 +114,11 @@ def test_lines_that_are_damaged_or_foreign_are_left_out(tmp_path: Path) -> None:
     path.write_bytes(
         b'\xff\x00{"version": 2}\n[1]\n{"version": 1}\n' + path.read_bytes() + b'{"ver'
     )
-    assert [miss.name for miss in misses(cache.folder)] == ["b"]
+    assert [miss.name for miss in misses(cache)] == ["b"]
 
 
 def test_a_cache_that_may_not_be_written_gets_no_record(tmp_path: Path) -> None:
     Cache.open(tmp_path).put(_key(module="a"), b"payload", {})
     cache = Cache.open(tmp_path, mode="read-only")
     record_miss(cache, _key(module="b"), "b")
-    assert misses(cache.folder) == []
+    assert misses(cache) == []

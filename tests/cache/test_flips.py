@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import sqlite3
 from pathlib import Path
 
+import blake3
 import pytest
-from snaprt_cache import Cache, Key, KeyPart
+from snaprt_cache import Cache, Key, KeyPart, file_digest, file_digests
+from snaprt_cache.misses import misses, record_miss
 
 PAYLOAD = b"an executable " * 50 + random.Random(5).randbytes(1200)
 METADATA = {"name": "step", "kind": "compiled", "compile_seconds": 1.0}
@@ -119,3 +124,76 @@ def test_verify_brings_an_index_in_line_that_does_not_tell_what_is_there(tmp_pat
     (finding,) = [finding for finding in cache.verify(heal=True) if finding.problem]
     assert (finding.subject, finding.healed) == ("index", True)
     assert not any(finding.problem for finding in cache.verify())
+
+
+def _garbled(whole: bytes, chosen: random.Random) -> bytes:
+    """Return a file's content with a bit, some bytes or a page changed, or cut short."""
+    content = bytearray(whole)
+    place = chosen.randrange(len(content) + 1)
+    match chosen.randrange(6):
+        case 0:
+            return whole[:place]
+        case 1:
+            page = place // 4096 * 4096
+            content[page : page + 4096] = bytes(len(content[page : page + 4096]))
+        case 2:
+            count = min(chosen.randrange(2, 64), len(content) - place)
+            content[place : place + count] = chosen.randbytes(count)
+        case 3:
+            content[place:place] = chosen.randbytes(chosen.randrange(1, 64))
+        case _:
+            if content:
+                content[place % len(content)] ^= 1 << chosen.randrange(8)
+    return bytes(content)
+
+
+def _run(folder: Path, library: Path) -> int:
+    """Do what a program does, and check what it gets; return how many hits it had."""
+    file_digests._digests_of_this_process.clear()
+    assert file_digest(library, folder / "v1") == blake3.blake3(b"code").hexdigest()
+    cache = Cache.open(folder, max_bytes=1 << 20)
+    hits = 0
+    for number in range(6):
+        entry = cache.get(_key(number))
+        if entry is None:
+            record_miss(cache, _key(number), "step")
+            assert cache.put(_key(number), PAYLOAD, METADATA)
+        else:
+            assert entry.payload == PAYLOAD
+            hits += 1
+    misses(cache)
+    assert {row.key for row in cache.entries()} == {_key(number).digest for number in range(6)}
+    cache.close()
+    return hits
+
+
+@pytest.mark.parametrize("how_many", [60, pytest.param(5000, marks=pytest.mark.full)])
+def test_damage_anywhere_in_a_cache_folder_is_gone_after_the_next_run(
+    tmp_path: Path, how_many: int
+) -> None:
+    library = tmp_path / "libxla.so"
+    library.write_bytes(b"code")
+    os.utime(library, (1e9, 1e9))
+    whole = tmp_path / "whole"
+    assert _run(whole, library) == 0
+    Cache.open(whole).pin(_key(1).digest)
+    names = sorted(
+        path.relative_to(whole)
+        for path in whole.rglob("*")
+        if path.is_file() and path.stat().st_size
+    )
+    assert len(names) >= 9  # six blobs, the index, the digests, the misses
+    chosen = random.Random(how_many)
+    for _ in range(how_many):
+        folder = tmp_path / "damaged"
+        shutil.copytree(whole, folder)
+        # As often in the index as in all blobs together.
+        name = chosen.choice([*names, *[name for name in names if "index" in name.name] * 5])
+        (folder / name).write_bytes(_garbled((whole / name).read_bytes(), chosen))
+        assert _run(folder, library) >= 5
+        assert _run(folder, library) == 6
+        connection = sqlite3.connect(folder / "v1" / Cache.open(folder).index_path.name)
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        connection.close()
+        assert not [finding for finding in Cache.open(folder).verify() if finding.problem]
+        shutil.rmtree(folder)

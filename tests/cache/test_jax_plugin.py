@@ -244,4 +244,4 @@ def test_a_refused_directory_is_reported_and_the_program_goes_on(cold, tmp_path:
         folder, program(before=""), *words, SNAPRT_JAX_CACHE="1", SNAPRT_CACHE_DIR=str(unsafe)
     )
     assert found["result"] == first["result"]
-    assert "chmod go-w" in found["stderr"]
+    assert "chmod -R go-w" in found["stderr"]

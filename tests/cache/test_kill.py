@@ -66,9 +66,11 @@ def _assert_usable(path: Path) -> None:
     entry = cache.get(_key(9))
     assert entry is not None
     assert entry.payload == PAYLOAD
-    sizes = cache._index.sizes()
-    assert sizes.entries == len(there | {_key(9).digest})
-    assert sizes.stored_bytes == sum(row.stored_bytes for row in cache.entries())
+    stats = cache.stats()
+    assert stats.entries == len(there | {_key(9).digest})
+    assert stats.stored_bytes == sum(
+        path.stat().st_size for path in cache.folder.glob("blobs/*/*.blob")
+    )
     assert all(not finding.problem for finding in cache.verify())
     cache.gc(0)
     assert cache.entries() == []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.index_file import IndexFile
+from snaprt_cache import index as index_module
 
 # A payload that says which key it belongs to, so that a mix-up shows; its length varies.
 _COMMON = """
@@ -104,16 +104,16 @@ def test_processes_that_get_and_put_the_same_keys_never_see_a_wrong_or_torn_entr
 def test_an_index_that_another_process_makes_at_the_same_moment_is_not_taken_for_a_garbled_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_ready = IndexFile._is_ready
+    schema = index_module._schema
 
-    def overtaken(index: IndexFile, connection: sqlite3.Connection) -> bool:
-        ready = is_ready(index, connection)
-        if not ready and not connection.in_transaction:
-            monkeypatch.setattr(IndexFile, "_is_ready", is_ready)
+    def overtaken(connection: sqlite3.Connection) -> list:
+        found = schema(connection)
+        if not found and not connection.in_transaction:
+            monkeypatch.setattr(index_module, "_schema", schema)
             Cache.open(tmp_path / "cache").put(_key("other"), b"payload", {})
-        return ready
+        return found
 
-    monkeypatch.setattr(IndexFile, "_is_ready", overtaken)
+    monkeypatch.setattr(index_module, "_schema", overtaken)
     cache = Cache.open(tmp_path / "cache")
     assert cache.put(_key("own"), b"payload", {})
     assert cache.stats().set_aside == 0

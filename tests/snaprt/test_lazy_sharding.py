@@ -1,7 +1,10 @@
 """Arrays on several devices: values, shardings and commitment equal eager JAX's."""
 
+import functools
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = r"""
 import jax, jax.numpy as jnp, numpy as np, snaprt
@@ -68,9 +71,101 @@ print("equal")
 """
 
 
-def test_sharded_and_pinned_arrays_equal_eager(monkeypatch):
+#: What is recorded at one place of a program has its own meaning at another.
+MESHES = r"""
+import jax, jax.numpy as jnp, numpy as np, snaprt
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from snaprt import metrics
+
+auto = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+explicit = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
+swapped = Mesh(np.array(jax.devices()[::-1]), ("d",))
+free, split = jnp.arange(8.0), jax.device_put(jnp.arange(8.0), NamedSharding(auto, P("d")))
+
+def graphs():
+    names = ("UncachedCompile", "CachedCompile")
+    return sum(metrics.counter_value(name) or 0 for name in names)
+
+with snaprt.lazy():
+    # One operation, at one point of a path, under meshes that differ in their devices alone.
+    found = []
+    for mesh in (None, auto, None, swapped, auto):
+        with jax.set_mesh(mesh):
+            tripled = free * 3
+        snaprt.mark_step()
+        found.append([device.id for device in tripled.sharding._device_assignment])
+    assert found == [[0], [0, 1, 2, 3], [0], [3, 2, 1, 0], [0, 1, 2, 3]], found
+
+    # One module, of which JAX names the results otherwise.
+    for mesh in (auto, explicit, auto):
+        zeros = jnp.zeros(8, device=NamedSharding(mesh, P("d")))
+        snaprt.mark_step()
+        assert zeros.sharding.mesh == mesh, zeros.sharding
+
+    # What lies on the devices of the mesh is one program, recorded under it or not.
+    before = graphs()
+    doubled = split * 2
+    with jax.set_mesh(auto):
+        both = doubled + split
+    snaprt.mark_step()
+    assert graphs() - before == 1, graphs() - before
+
+# Where zeros are to lie is known, and does not cut the graph.
+with snaprt.lazy(fullgraph=True):
+    named = jax.jit(jnp.sin, out_shardings=split.sharding)(free)
+    state = [jnp.zeros_like(split), jnp.ones_like(named)]
+    assert [one.sharding for one in state] == [split.sharding] * 2
+    with jax.set_mesh(explicit):
+        typed = jnp.zeros((8, 2), out_sharding=P("d")) + 1
+        assert typed.sharding == NamedSharding(explicit, P("d", None)), typed.sharding
+    snaprt.mark_step()
+
+# An operation that JAX refuses is refused where it stands.
+with snaprt.lazy():
+    for wrong in (
+        lambda: jnp.arange(8, out_sharding=NamedSharding(explicit, P("d"))),
+        lambda: jax.jit(jnp.sin, in_shardings=NamedSharding(auto, P()))(split),
+    ):
+        try:
+            wrong()
+        except ValueError:
+            continue
+        raise AssertionError("eager JAX refuses it")
+    assert float(free.sum() + 1) == 29.0
+print("equal")
+"""
+
+
+def run_on_four_devices(program, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout == "equal\n", done.stderr
+
+
+@functools.cache
+def differences():
+    """Return what differs between eager and lazy arrays in each case of the table."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("lazy_sharding_cases.py"))],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_arrays_lie_where_eager_ones_do_before_and_after_they_are_computed():
+    assert {name: found for name, found in differences().items() if found} == {}
+    assert len(differences()) > 80
+
+
+def test_sharded_and_pinned_arrays_equal_eager(monkeypatch):
+    run_on_four_devices(PROGRAM, monkeypatch)
+
+
+def test_a_mesh_is_part_of_what_a_program_is(monkeypatch):
+    run_on_four_devices(MESHES, monkeypatch)

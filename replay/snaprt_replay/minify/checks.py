@@ -40,17 +40,18 @@ class Signature:
 
     Args:
         what: Its class, ``finite error`` or ``compile crash``.
-        error: The largest error, in multiples of the default tolerance; NaN where there is none.
+        error: The largest error, in multiples of the default tolerance; 0 where there is none. Not
+            NaN: equal failures must compare equal.
         message: What XLA said, without what changes from run to run.
     """
 
     what: str
-    error: float = math.nan
+    error: float = 0.0
     message: str = ""
 
     def __str__(self) -> str:
         told = [self.what]
-        if not math.isnan(self.error) and not math.isinf(self.error):
+        if 0 < self.error < math.inf:
             told.append(f"{self.error:.3g} times the tolerance")
         if self.message:
             told.append(self.message)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snaprt.cli.after_import import call_after_import
+from snaprt.after_import import call_after_import
 
 NAME = "a_module_to_wait_for"
 

@@ -1,0 +1,162 @@
+"""The custom calls of modules: which functions they need, and whose objects they name.
+
+It must not know who compiles a module or where executables are stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jax._src.lax import linalg as _linalg
+from jaxlib import cpu_sparse as _cpu_sparse
+from jaxlib import gpu_solver as _gpu_solver
+from jaxlib import xla_client as _xla_client
+from jaxlib.mlir import ir
+
+
+@dataclass(frozen=True)
+class CustomCalls:
+    """What the custom calls of a module need.
+
+    Attributes:
+        targets: The names of the functions that they call, sorted.
+        bound_to: What of the process that lowered the module they name, such as a Python
+            function; empty where the module means the same in every process.
+    """
+
+    targets: tuple[str, ...] = ()
+    bound_to: str = ""
+
+
+#: Targets whose configuration names Python objects by address or by number, and what those are.
+#: Sources: jax/_src/callback.py, custom_partitioning.py and debugging.py of 0.10.2 and 0.12.0.
+_OBJECTS: Final[Mapping[str, str]] = {
+    r"xla_\w*python\w*callback": "a Python callback",
+    r"CustomSPMDPartitioning": "the Python functions of custom_partitioning",
+    r"InspectSharding": "the Python function of inspect_array_sharding",
+}
+_OBJECT: Final = re.compile("|".join(f"({pattern})" for pattern in _OBJECTS))
+#: A number in a configuration that is large enough for an address.
+_NUMBER: Final = re.compile(r"(?<![\w.])(?:0x[0-9a-fA-F]{8,16}|-?\d{9,20})(?![\w.])")
+_HOST_TRANSFER: Final = "is_host_transfer"
+_CALLS: Final = re.compile(rb"custom_call|is_host_transfer")
+_CONFIGURATION: Final = ("backend_config", "mhlo.backend_config")
+
+
+def custom_calls(module: Any, bytecode: bytes | None = None) -> CustomCalls:
+    """Return what the custom calls of an MLIR module need.
+
+    Args:
+        module: The module.
+        bytecode: The module as bytecode, where there is one: it tells at once if there are none.
+    """
+    if bytecode is not None and not _CALLS.search(bytecode):
+        return CustomCalls()
+    targets: set[str] = set()
+    bound_to: list[str] = []
+
+    def look(operation: Any) -> Any:
+        if operation.name.endswith(".custom_call"):
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            targets.add(target)
+            bound_to.append(_objects_named_by(target, operation.attributes))
+        elif _HOST_TRANSFER in operation.attributes and _is_true(operation):
+            bound_to.append("a Python callback")  # as it is on a TPU
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    return CustomCalls(tuple(sorted(targets)), next(filter(None, bound_to), ""))
+
+
+def _objects_named_by(target: str, attributes: Any) -> str:
+    found = _OBJECT.fullmatch(target)
+    if found is not None:
+        return list(_OBJECTS.values())[found.lastindex - 1 if found.lastindex else 0]
+    for name in _CONFIGURATION:
+        if name in attributes:
+            numbers = [int(one, 0) for one in _NUMBER.findall(str(attributes[name]))]
+            if numbers and any(map(_is_address, numbers)):
+                return f"memory of the process, in the configuration of {target}"
+    return ""
+
+
+def _is_true(operation: Any) -> bool:
+    return bool(ir.BoolAttr(operation.attributes[_HOST_TRANSFER]).value)
+
+
+def _is_address(number: int) -> bool:
+    """Return whether a number is an address in this process; without procfs, if it could be."""
+    try:
+        with open("/proc/self/maps") as file:
+            areas = [line.partition(" ")[0].partition("-") for line in file]
+    except OSError:
+        return 1 << 32 <= number < 1 << 48
+    return any(int(start, 16) <= number < int(end, 16) for start, _, end in areas)
+
+
+def functions_of_process(targets: Iterable[str], platform: str) -> tuple[str, ...]:
+    """Return those of ``targets`` that are functions of this process, registered with XLA.
+
+    The others are XLA's own. A platform whose plugin keeps its list to itself has all of them.
+    """
+    registered = _registered(platform)
+    return tuple(one for one in sorted(targets) if not registered or one in registered)
+
+
+def make_available(targets: Iterable[str], platform: str) -> tuple[str, ...]:
+    """Have JAX register and initialise the functions that a program calls; return the missing ones.
+
+    JAX does so as it lowers such a call. An executable that is loaded where nothing was lowered
+    would call a null pointer, and end the process.
+    """
+    wanted = set(targets)
+    if not wanted:
+        return ()
+    with _lock:
+        for applies, initialise in _INITIALISERS:
+            if any(map(applies, wanted)):
+                initialise()
+    registered = _registered(platform)
+    return tuple(sorted(wanted - registered)) if registered else ()
+
+
+def _registered(platform: str) -> frozenset[str]:
+    """Return the names of the functions that are registered for a platform's custom calls."""
+    name = "CUDA" if platform in ("gpu", "cuda") else platform
+    return frozenset(_xla_client.custom_call_targets(name))
+
+
+def _initialise_lapack() -> None:
+    # The functions are scipy's. Imported first, so that no thread waits for another inside of the
+    # call, which holds a lock of its own.
+    importlib.import_module("scipy.linalg.cython_blas")
+    importlib.import_module("scipy.linalg.cython_lapack")
+    _linalg.initialize_lapack()
+
+
+def _registers(registrations: Callable[[], Mapping[str, Any]]) -> Callable[[str], bool]:
+    """Return what tells whether a target is one of those that a module of jaxlib registers."""
+    return lambda target: any(target == one[0] for row in registrations().values() for one in row)
+
+
+def _import(name: str) -> None:
+    with contextlib.suppress(ImportError):  # the target is then missing, or its plugin says so
+        importlib.import_module(name)
+
+
+_lock = threading.Lock()
+#: Functions that are not ready once JAX is imported and its plugins are loaded, and what makes them
+#: so. Sources: jax/_src/lax/linalg.py, jax/experimental/sparse and mosaic/gpu, jaxlib/lapack.py and
+#: gpu_solver.py of 0.10.2 and 0.12.0.
+_INITIALISERS: Final[tuple[tuple[Callable[[str], bool], Callable[[], None]], ...]] = (
+    (lambda target: target.startswith("lapack_"), _initialise_lapack),
+    (_registers(_gpu_solver.registrations), _gpu_solver.initialize_hybrid_kernels),
+    (_registers(_cpu_sparse.registrations), lambda: _import("jax.experimental.sparse")),
+    (lambda name: name.startswith("mosaic_gpu"), lambda: _import("jax.experimental.mosaic.gpu")),
+)

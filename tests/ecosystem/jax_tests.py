@@ -1,0 +1,338 @@
+"""Run JAX's own tests plainly, lazily, recorded and cached, and list where the outcomes differ.
+
+    python tests/ecosystem/jax_tests.py CHECKOUT [FILE ...] [--modes lazy,recorded] [--json OUT]
+
+CHECKOUT is a checkout of JAX at the tag of the installed version; its tests are not in this
+repository. Prints a row for each file (how many tests passed in each mode) and then each test that
+passes plainly and does not pass in a mode. Exits with 1 where `EXPECTED` does not give the reason.
+
+Every file runs in a process of its own. A test that ends its process, or hangs, counts as
+``crashed`` or ``timeout``, and a new process goes on after it. The same file is the pytest plugin
+that those processes load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OUTCOMES_FILE = "JAX_TESTS_OUTCOMES"  # JSON lines: one when a test starts, one when it has ended
+RUN_LAZILY = "JAX_TESTS_LAZY"
+EVERY = "JAX_TESTS_EVERY"
+SECONDS = "JAX_TESTS_SECONDS"
+NOT_COLLECTED = "(not collected)"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to run a file of tests.
+
+    Attributes:
+        environment: What it sets; ``{folder}`` is a folder that lasts for the file.
+        launcher: What stands between ``python`` and pytest's arguments.
+    """
+
+    environment: Mapping[str, str]
+    launcher: tuple[str, ...] = ("-m", "pytest")
+
+
+_CACHED = {"SNAPRT_JAX_CACHE": "1", "SNAPRT_CACHE_DIR": "{folder}/cache"}
+_RECORDED = ("-m", "snaprt", "run", "--record", "--dump", "{folder}/dump", "-m", "pytest")
+
+#: In the order in which they run: `warm` starts with the cache that `cold` has filled.
+MODES: Mapping[str, Mode] = {
+    "plain": Mode({}),
+    "lazy": Mode({RUN_LAZILY: "1"}),
+    "recorded": Mode({}, _RECORDED),
+    "cold": Mode(_CACHED),
+    "warm": Mode(_CACHED),
+}
+
+#: Mode, pattern of the test's name, and why it differs by design (docs/lazy-runtime.md).
+EXPECTED: tuple[tuple[str, str, str], ...] = ()
+
+
+def expected_reason(mode: str, test: str) -> str | None:
+    """Return why ``test`` differs in ``mode`` by design, or ``None``."""
+    for expected_mode, pattern, reason in EXPECTED:
+        if expected_mode == mode and re.search(pattern, test):
+            return reason
+    return None
+
+
+# --- the plugin, inside of the process that runs a file ------------------------------------------
+
+
+def _outcomes_file() -> Path | None:
+    name = os.environ.get(OUTCOMES_FILE)
+    return Path(name) if name else None
+
+
+def _note(line: Mapping[str, Any]) -> None:
+    path = _outcomes_file()
+    if path is not None:
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what an earlier process of this file has run, and what is not sampled."""
+    path = _outcomes_file()
+    if path is None:
+        return
+    done = _read_outcomes(path).keys()
+    every = int(os.environ[EVERY])
+    items[:] = [item for item in items[::every] if item.name not in done]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Make the devices before the first test, with which the compile cache takes JAX's place.
+
+    JAX's test class asserts that a test leaves the configuration as it was.
+    """
+    import jax
+
+    jax.devices()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Run the test method itself lazily, where that is asked for; never its set-up.
+
+    JAX's test class asserts around set-up and tear-down that no trace is open.
+    """
+    if os.environ.get(RUN_LAZILY) and isinstance(item, pytest.Function):
+        item.obj = _lazily(item.obj)
+    limit = int(os.environ.get(SECONDS, "0"))
+    previous = signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(limit)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _too_long(number: int, frame: Any) -> None:
+    raise TimeoutError("the test took too long")
+
+
+def _lazily(method: Any) -> Any:
+    import functools
+
+    import snaprt
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with snaprt.lazy():
+            return method(*args, **kwargs)
+
+    return run
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note why the file cannot be imported, as where its JAX is not the installed one."""
+    if report.failed:
+        detail = _last_line(report.longreprtext)
+        _note({"test": NOT_COLLECTED, "outcome": "failed", "detail": detail})
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Note which test runs, for it may end the process."""
+    _note({"test": _test_name(nodeid), "outcome": "crashed"})
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how a phase of the test ended, where that decides the test's outcome."""
+    if report.when == "call" or report.outcome != "passed":
+        detail = "" if report.outcome == "passed" else _last_line(report.longreprtext)
+        outcome = "timeout" if "TimeoutError: the test took" in detail else report.outcome
+        _note({"test": _test_name(report.nodeid), "outcome": outcome, "detail": detail})
+
+
+def _test_name(nodeid: str) -> str:
+    return nodeid.rpartition("::")[2]
+
+
+def _last_line(text: str) -> str:
+    errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E  ")]
+    return (errors[0] if errors else text.strip().rpartition("\n")[2])[:300]
+
+
+# --- the runner ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a test ended: a word of pytest, ``crashed`` or ``timeout``; the error, in a line."""
+
+    outcome: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A test that passes plainly, and what happened to it in another mode."""
+
+    file: str
+    test: str
+    mode: str
+    outcome: Outcome
+
+    @property
+    def reason(self) -> str | None:
+        """Why that is so by design, or ``None``."""
+        return expected_reason(self.mode, self.test)
+
+
+def _read_outcomes(path: Path) -> dict[str, Outcome]:
+    outcomes: dict[str, Outcome] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            # A failing tear-down comes after the call that passed.
+            outcomes[entry["test"]] = Outcome(entry["outcome"], entry.get("detail", ""))
+    return outcomes
+
+
+def run_file(
+    file: Path, mode: Mode, folder: Path, options: argparse.Namespace
+) -> dict[str, Outcome]:
+    """Run one file of tests in one mode and return the outcome of each of its tests."""
+    outcomes_file = folder / f"outcomes-{time.monotonic_ns()}.jsonl"
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={options.devices}",
+        "SNAPRT_CACHE_DIR": str(folder / "own-cache"),
+        "JAX_NUM_GENERATED_CASES": str(options.cases),
+        "PYTHONPATH": os.pathsep.join(
+            (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
+        ),
+        OUTCOMES_FILE: str(outcomes_file),
+        EVERY: str(options.every),
+        SECONDS: str(options.seconds),
+        **{name: value.format(folder=folder) for name, value in mode.environment.items()},
+    }
+    command = [
+        sys.executable,
+        *(word.format(folder=folder) for word in mode.launcher),
+        *("-p", "jax_tests", "-p", "no:cacheprovider", "-p", "no:xdist", "-q", "--tb=short"),
+        *("-c", os.devnull, "--rootdir", str(file.parent), str(file)),
+    ]
+    log = (folder / "log.txt").open("ab")
+    known = -1
+    while len(_read_outcomes(outcomes_file)) > known:  # a process that got no further ends it
+        known = len(_read_outcomes(outcomes_file))
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder
+        )
+        if _wait(process, outcomes_file, options.seconds + 60) in (0, 1, 2, 5):
+            break
+    return _read_outcomes(outcomes_file)
+
+
+def _wait(process: subprocess.Popen[bytes], outcomes_file: Path, limit: float) -> int:
+    """Wait for the process; end it when no test has started or ended for ``limit`` seconds."""
+    size, since = -1, time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(1)
+        now = outcomes_file.stat().st_size if outcomes_file.exists() else 0
+        if now != size:
+            size, since = now, time.monotonic()
+        elif time.monotonic() - since > limit:
+            process.kill()
+            process.wait()
+            _replace_last_outcome(outcomes_file, "timeout")
+            return -signal.SIGKILL
+
+
+def _replace_last_outcome(outcomes_file: Path, outcome: str) -> None:
+    outcomes = list(_read_outcomes(outcomes_file))
+    if outcomes:
+        with outcomes_file.open("a") as file:
+            file.write(json.dumps({"test": outcomes[-1], "outcome": outcome}) + "\n")
+
+
+def main() -> int:
+    """Run what the command line names, print the table and the differences."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "checkout", type=Path, help="a checkout of JAX at the installed version's tag"
+    )
+    parser.add_argument("files", nargs="*", help="names below tests/; by default all *_test.py")
+    parser.add_argument(
+        "--modes", default=",".join(MODES), help="comma-separated; plain always runs"
+    )
+    parser.add_argument("--devices", type=int, default=8, help="CPU devices")
+    parser.add_argument("--cases", type=int, default=3, help="JAX_NUM_GENERATED_CASES")
+    parser.add_argument("--every", type=int, default=1, help="run every Nth test of a file")
+    parser.add_argument("--seconds", type=int, default=120, help="limit for one test")
+    parser.add_argument("--json", type=Path, help="write every outcome to this file")
+    options = parser.parse_args()
+    modes = ["plain", *(mode for mode in options.modes.split(",") if mode != "plain")]
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown:
+        parser.error(f"unknown mode {unknown[0]!r}: choose from {', '.join(MODES)}")
+    tests = options.checkout / "tests"
+    files = [tests / name for name in options.files] or sorted(tests.glob("*_test.py"))
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        parser.error(f"not found: {missing[0]}")
+
+    print("file".ljust(40), *(mode.rjust(9) for mode in modes), flush=True)
+    differences: list[Difference] = []
+    everything: dict[str, dict[str, dict[str, list[str]]]] = {}
+    for file in files:
+        outcomes: dict[str, dict[str, Outcome]] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for mode in MODES:
+                if mode in modes:
+                    outcomes[mode] = run_file(file, MODES[mode], Path(folder), options)
+        passed = {
+            test for test, outcome in outcomes["plain"].items() if outcome.outcome == "passed"
+        }
+        counts = [sum(o.outcome == "passed" for o in outcomes[mode].values()) for mode in modes]
+        print(file.name.ljust(40), *(str(count).rjust(9) for count in counts), flush=True)
+        if NOT_COLLECTED in outcomes["plain"]:
+            print(f"  {NOT_COLLECTED}: {outcomes['plain'][NOT_COLLECTED].detail}", flush=True)
+        for mode in modes[1:]:
+            for test in sorted(passed):
+                outcome = outcomes[mode].get(test, Outcome("crashed", "it did not run"))
+                if outcome.outcome != "passed":
+                    differences.append(Difference(file.name, test, mode, outcome))
+        everything[file.name] = {
+            mode: {test: [o.outcome, o.detail] for test, o in of_mode.items()}
+            for mode, of_mode in outcomes.items()
+        }
+        if options.json is not None:
+            options.json.write_text(json.dumps(everything, indent=1))
+
+    for difference in differences:
+        print(
+            f"{difference.mode} {difference.file}::{difference.test} {difference.outcome.outcome}: "
+            f"{difference.reason or difference.outcome.detail}"
+        )
+    unexplained = [difference for difference in differences if difference.reason is None]
+    print(f"{len(differences)} differences, {len(unexplained)} of them unexplained")
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""To whoever holds it, a lazy array is what a JAX array is: its type, its copies, its conversions."""
+
+import copy
+import functools
+import pickle
+import queue
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import snaprt
+
+
+def keys_of(key):
+    return jax.random.key_data(key).tolist()
+
+
+# What is asked of an array and of an array of keys that were computed.
+QUESTIONS = {
+    "its class": lambda x, key: (x.__class__, key.__class__),
+    "whether it is an array": lambda x, key: (
+        isinstance(x, jax.Array),
+        issubclass(type(x), jax.Array),
+        isinstance(key, jax.Array),
+        isinstance(x, np.ndarray),
+    ),
+    "whether it is a tracer": lambda x, key: (
+        isinstance(x, jax.core.Tracer),
+        isinstance(key, jax.core.Tracer),
+    ),
+    "whether it is committed": lambda x, key: (x._committed, x.committed, key._committed),
+    "its weak type": lambda x, key: (x.weak_type, jnp.asarray(2.0).weak_type),
+    "a pickle of it": lambda x, key: pickle.loads(pickle.dumps(x)),
+    "a pickle of keys": lambda x, key: keys_of(pickle.loads(pickle.dumps(key))),
+    "jax.device_get": lambda x, key: (jax.device_get([x]), keys_of(jax.device_get(key))),
+    "what it was a copy of": lambda x, key: (
+        copy.copy(x) is x,
+        copy.deepcopy(x) is x,
+        copy.deepcopy({"x": x})["x"].tolist(),
+        keys_of(copy.deepcopy(key)),
+    ),
+    "its bytes": lambda x, key: (bytes(x), x.tobytes()),
+    "whether numpy may write to it": lambda x, key: (
+        np.asarray(x).flags.writeable,
+        np.array(x).flags.writeable,
+        np.asarray(x, copy=False).flags.writeable,
+        np.asarray(x, dtype=np.float64).dtype,
+    ),
+    "DLPack": lambda x, key: (np.from_dlpack(x), jnp.from_dlpack(x).tolist()),
+    "numpy, which takes no keys": lambda x, key: np.asarray(key),
+    "its shards": lambda x, key: (x.addressable_data(0), len(x.addressable_shards)),
+    "its rows": lambda x, key: (len(x), [row.sum() for row in x], len(list(key))),
+    "the length of a scalar": lambda x, key: len(x[0, 0]),
+    "an assignment": lambda x, key: x.__setitem__(0, 1),
+    "whether it is in a set": lambda x, key: {x},
+    "attributes of other arrays": lambda x, key: [
+        hasattr(x, name)
+        for name in ("keys", "update", "__cuda_array_interface__", "__jax_array__", "aval", "numpy")
+    ],
+    "its priority": lambda x, key: x.__array_priority__,
+    "attributes of its value": lambda x, key: (len(x._arrays), x._sharding),
+    "attributes of keys": lambda x, key: (
+        key._impl.name,
+        key._base_array.tolist(),
+        key.itemsize,
+        str(key.dtype),
+        repr(key),
+    ),
+    "a weak reference": lambda x, key: (weakref.ref(x)() is x, weakref.ref(key)() is key),
+    "its implementation": lambda x, key: (
+        str(jax.random.key_impl(key)),
+        jax.random.wrap_key_data(jax.random.key_data(key)) == key,
+    ),
+    "its namespace": lambda x, key: x.__array_namespace__(),
+    "an update": lambda x, key: (x.at[0].set(3), keys_of(key.at[0].set(key[1]))),
+    "metadata that holds it": lambda x, key: (x,) == (x,),
+    "metadata that holds another": lambda x, key: (x,) == (x + 0,),
+}
+
+
+def answer(question):
+    x = jnp.arange(4.0).reshape(2, 2) * 2 + 1
+    try:
+        return repr(question(x, jax.random.split(jax.random.key(1), 2)))
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_lazy_array_answers_as_an_eager_one(question):
+    expected = answer(question)
+    with snaprt.lazy():
+        assert answer(question) == expected
+
+
+def test_what_asks_for_the_type_alone_cuts_nothing():
+    with snaprt.lazy():
+        x = jnp.ones(3) * 2
+        assert isinstance(x, jax.Array)
+        assert not isinstance(x, (np.ndarray, jax.core.Tracer))
+        assert not hasattr(x, "keys")
+        assert not hasattr(x, "__cuda_array_interface__")
+        assert not (x._committed or x.weak_type)
+        copy.deepcopy(x)
+    assert not [name for name in snaprt.metrics.counter_names() if name.startswith("host::")]
+
+
+def test_a_function_that_dispatches_on_types_takes_a_lazy_array_for_an_array():
+    kind = functools.singledispatch(lambda value: "other")
+    kind.register(jax.Array, lambda value: "array")
+    with snaprt.lazy():
+        assert kind(jnp.ones(2) * 2) == "array"
+
+
+def test_a_traced_array_is_still_a_tracer():
+    seen = []
+    with snaprt.lazy():
+        jax.jit(lambda x: seen.append(isinstance(x, jax.core.Tracer)) or x)(jnp.ones(2) * 2)
+    assert seen == [True]
+
+
+def test_a_pickle_is_read_where_there_is_no_snaprt():
+    with snaprt.lazy():
+        assert b"snaprt" not in pickle.dumps([jnp.ones(2) * 2, jax.random.split(jax.random.key(0))])
+
+
+def test_a_jitted_function_is_pickled_in_and_after_a_scope_as_before_it():
+    cloudpickle = pytest.importorskip("cloudpickle")
+
+    @jax.jit
+    def doubled(x):
+        return x * 2
+
+    with snaprt.lazy():
+        pickles = [cloudpickle.dumps(doubled)]
+    pickles.append(cloudpickle.dumps(doubled))
+    for one in pickles:
+        assert b"snaprt" not in one
+        assert cloudpickle.loads(one)(3) == 6
+
+
+def test_a_copy_outlives_what_it_was_copied_from():
+    with snaprt.lazy():
+        x = jnp.arange(3.0) * 2
+        kept = [copy.copy(x), copy.deepcopy(x), x.copy()]
+        snaprt.mark_step()
+    jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+    assert [one.tolist() for one in kept] == 3 * [[0.0, 2.0, 4.0]]
+
+
+@pytest.mark.parametrize("device", [None, jax.devices()[0]], ids=["nowhere", "a device"])
+def test_device_put_takes_lazy_arrays_outside_of_the_scope_and_in_other_threads(device):
+    with snaprt.lazy():
+        tree = {"x": jnp.arange(3.0) * 2, "key": jax.random.split(jax.random.key(0), 3)}
+        other = jnp.arange(3.0) * 3
+    put = jax.device_put(tree, device)
+    assert put["x"].tolist() == [0.0, 2.0, 4.0]
+    assert keys_of(put["key"]) == keys_of(jax.random.split(jax.random.key(0), 3))
+    prefetched = queue.Queue()
+    thread = threading.Thread(target=lambda: prefetched.put(jax.device_put(other, device)))
+    thread.start()
+    thread.join()
+    assert prefetched.get().tolist() == [0.0, 3.0, 6.0]
+
+
+def test_equinox_loads_leaves_in_place_of_lazy_ones(tmp_path):
+    equinox = pytest.importorskip("equinox")
+    with snaprt.lazy():
+        tree = {"weights": jnp.arange(3.0) * 2}
+        equinox.tree_serialise_leaves(tmp_path / "tree.eqx", tree)
+        loaded = equinox.tree_deserialise_leaves(tmp_path / "tree.eqx", tree)
+    assert loaded["weights"].tolist() == [0.0, 2.0, 4.0]
+
+
+def test_orbax_saves_and_restores_lazy_arrays_inside_and_outside_of_the_scope(tmp_path):
+    orbax = pytest.importorskip("orbax.checkpoint")
+    with snaprt.lazy(), orbax.StandardCheckpointer() as checkpointer:
+        tree = {"weights": jnp.arange(3.0) * 2, "steps": jnp.int32(3) + 1}
+        checkpointer.save(tmp_path / "inside", tree)
+        checkpointer.wait_until_finished()
+        inside = checkpointer.restore(tmp_path / "inside", tree)
+        tree["weights"] += 1
+    with orbax.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "outside", tree)
+        checkpointer.wait_until_finished()
+        outside = checkpointer.restore(tmp_path / "outside")
+    assert inside["weights"].tolist() == [0.0, 2.0, 4.0]
+    assert outside["weights"].tolist() == [1.0, 3.0, 5.0]
+    assert inside["steps"] == outside["steps"] == 4

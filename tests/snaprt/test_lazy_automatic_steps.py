@@ -1,0 +1,392 @@
+"""A program that marks no steps is cut by itself: at the same places each round, and in time."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from counting import counting
+
+import snaprt
+from snaprt.explain.cuts import Collector
+from snaprt.explain.watching import Watcher, attach, detach
+from snaprt.lazy.step import thread_trace
+
+pytestmark = pytest.mark.usefixtures("no_persistent_cache")
+
+
+@jax.jit
+def jitted_step(weights, x):
+    """Train two layers for one step; more than a few operations."""
+
+    def loss_of(weights):
+        hidden = jnp.tanh(x @ weights["a"])
+        return jnp.mean((jnp.tanh(hidden @ weights["b"]) - x) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_of)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), loss
+
+
+def new_weights(width=64):
+    key = np.random.default_rng(0)
+    return {
+        name: jnp.asarray(key.normal(size=(width, width)).astype(np.float32) / 8) for name in "ab"
+    }
+
+
+def in_new_thread(function):
+    """Return what ``function`` returns in a thread that has marked no step yet, run lazily."""
+    found = []
+
+    def work():
+        try:
+            with snaprt.lazy():
+                found.append(function())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def cuts(cause):
+    return snaprt.metrics.counter_value(f"cut::{cause}") or 0
+
+
+def test_jitted_steps_that_nobody_reads_run_one_by_one_as_one_program():
+    x = jnp.ones((32, 64))
+
+    def train(rounds):
+        weights, losses = new_weights(), []
+        for _ in range(rounds):
+            weights, loss = jitted_step(weights, x)
+            losses.append(loss)
+            assert thread_trace().recording.point.depth <= 1
+        return losses
+
+    with counting() as counts:
+        losses = in_new_thread(lambda: train(50))
+        values = [float(loss) for loss in losses]
+    assert counts.graphs == 50
+    assert counts.compiled <= 2
+    np.testing.assert_allclose(values, [float(loss) for loss in train_eagerly(x, 50)], rtol=1e-4)
+
+
+def train_eagerly(x, rounds):
+    weights, losses = new_weights(), []
+    for _ in range(rounds):
+        weights, loss = jitted_step(weights, x)
+        losses.append(loss)
+    return losses
+
+
+def test_the_memory_of_steps_that_nobody_reads_is_given_back():
+    x = jnp.ones((32, 64))
+
+    class Donations(Watcher):
+        donated = ()
+
+        def ready(self, run):
+            Donations.donated = run.executable.donated
+
+    def train(rounds):
+        weights = new_weights()
+        for _ in range(rounds):
+            weights, _ = jitted_step(weights, x)
+        gc.collect()
+        return sum(array.shape == (64, 64) for array in jax.live_arrays())
+
+    watcher = Donations()
+    attach(watcher)
+    try:
+        few, many = (in_new_thread(lambda n=rounds: train(n)) for rounds in (5, 40))
+    finally:
+        detach(watcher)
+    assert many <= few
+    assert len(Donations.donated) == 2  # both weights, in place
+
+
+def test_a_long_chain_of_small_operations_is_cut_at_its_period_and_compiles_a_few_programs():
+    def loop():
+        x, deepest = jnp.ones(4), 0
+        for _ in range(6000):
+            x = x * 0.5 + 1.0
+            deepest = max(deepest, thread_trace().recording.point.depth)
+        return float(x[0]), deepest
+
+    with counting() as counts:
+        value, deepest = in_new_thread(loop)
+    assert value == 2.0
+    assert deepest <= 1000
+    assert counts.compiled <= 6
+    assert cuts("repeats") > 20
+
+
+def eager_training(rounds, layers=3):
+    weights = [(jnp.full((16, 16), 0.1), jnp.zeros(16)) for _ in range(layers)]
+    momentum = jax.tree.map(jnp.zeros_like, weights)
+    losses = []
+    for number in range(rounds):
+        x = jnp.full((8, 16), 0.01 * (number % 7))
+
+        def loss_of(weights, x=x):
+            y = x
+            for w, b in weights:
+                y = jax.nn.relu(y @ w + b)
+            return jnp.mean((y - 1) ** 2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(weights)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
+        weights = jax.tree.map(lambda w, m: w - 0.1 * m, weights, momentum)
+        losses.append(loss)
+    return losses
+
+
+def test_a_training_loop_written_without_jit_is_cut_where_its_rounds_end():
+    with counting() as counts:
+        first = in_new_thread(lambda: [float(x) for x in eager_training(40)])
+    assert counts.compiled <= 5
+    assert cuts("repeats") > 10
+    with counting() as counts:
+        again = in_new_thread(lambda: [float(x) for x in eager_training(40)])
+    assert counts.compiled == 0
+    assert first == again
+    np.testing.assert_allclose(first, [float(x) for x in eager_training(40)], rtol=1e-4)
+
+
+def test_rounds_longer_than_the_bound_are_cut_at_the_same_places_in_each(monkeypatch):
+    monkeypatch.setenv("SNAPRT_AUTO_STEP_SIZE", "100")
+    with counting() as counts:
+        in_new_thread(lambda: [float(x) for x in eager_training(12, layers=6)])
+    programs = counts.compiled
+    with counting() as counts:
+        in_new_thread(lambda: [float(x) for x in eager_training(60, layers=6)])
+    assert programs <= 25
+    assert counts.compiled <= 3  # forty-eight rounds more, and no new program but for the end
+
+
+def test_an_average_of_weights_beside_a_jitted_step_piles_up_no_work():
+    x = jnp.ones((32, 64))
+
+    def train(rounds, read):
+        weights = average = new_weights()
+        losses, most = [], 0
+        for _ in range(rounds):
+            weights, loss = jitted_step(weights, x)
+            losses.append(float(loss) if read else loss)
+            average = jax.tree.map(lambda a, w: 0.9 * a + 0.1 * w, average, weights)
+            most = max(most, thread_trace().recording.point.depth)
+        return most
+
+    for read in (False, True):
+        with counting() as counts:
+            most = in_new_thread(lambda read=read: train(30, read))
+        assert most <= 15
+        assert counts.compiled <= 6
+
+
+def test_a_read_runs_what_is_left_where_that_is_much_and_leaves_what_is_little():
+    def loop():
+        x = jnp.ones(4)
+        little = x * 3
+        assert float((x * 2)[0]) == 2.0
+        left = little._value is None
+        much = x
+        for _ in range(50):
+            much = jnp.sin(much)
+        assert float((x * 5)[0]) == 5.0
+        return left, much._value is not None
+
+    assert in_new_thread(loop) == (True, True)
+
+
+def test_a_program_that_marks_steps_has_one_program_a_step_whatever_it_calls():
+    x = jnp.ones((32, 64))
+
+    def train():
+        weights = new_weights()
+        for number in range(5):
+            with counting() as counts:
+                weights, first = jitted_step(weights, x)
+                weights, second = jitted_step(weights, x)
+                total = first + second + jax.random.normal(jax.random.key(number), ())
+                snaprt.mark_step()
+            if number:
+                assert counts.graphs == 1
+        assert counts.compiled == 0
+        return float(total)
+
+    before = cuts("own_program")
+    in_new_thread(train)
+    assert cuts("own_program") - before <= 5  # of the first step
+
+
+def test_steps_are_automatic_again_where_a_program_stops_marking_them():
+    x = jnp.ones((32, 64))
+
+    def train():
+        weights = new_weights()
+        for _ in range(3):
+            weights, _ = jitted_step(weights, x)
+            snaprt.mark_step()
+        most = 0
+        for _ in range(1500):
+            weights, _ = jitted_step(weights, x)
+            most = max(most, thread_trace().recording.point.depth)
+        return most, thread_trace().recording.point.depth
+
+    with counting() as counts:
+        most, last = in_new_thread(train)
+    assert most < 1000
+    assert last <= 1
+    assert counts.compiled <= 5
+
+
+def test_what_draws_random_numbers_is_compiled_once_whatever_stands_around_it():
+    def draw():
+        key, total = jax.random.key(0), jnp.zeros(())
+        for number in range(12):
+            key, own = jax.random.split(key)
+            noise = jax.random.normal(own, (5, 3))
+            for _ in range(number):
+                total = total + 1.0
+            total = total + noise.mean()
+        return float(total)
+
+    with counting() as counts:
+        draws = in_new_thread(draw)
+    assert np.isfinite(draws)
+    names = [
+        name
+        for name in snaprt.metrics.counter_names()
+        if name.startswith("xla::") and "random" in name
+    ]
+    assert names
+    assert counts.compiled <= 20  # twelve of them are the sums of other lengths
+
+
+def test_bytes_that_pile_up_are_bounded(monkeypatch):
+    monkeypatch.setenv("SNAPRT_AUTO_STEP_BYTES", "1M")
+    before = cuts("graph_bytes") + cuts("repeats")
+
+    def loop():
+        total = jnp.zeros((100, 100))
+        for number in range(200):
+            total = total + jnp.full((100, 100), float(number))
+            assert thread_trace().recording.point.nbytes <= 3 << 20
+        return float(total[0, 0])
+
+    assert in_new_thread(loop) == sum(range(200))
+    assert cuts("graph_bytes") + cuts("repeats") > before
+
+
+def test_nothing_is_cut_where_no_automatic_steps_are_asked_for(monkeypatch):
+    monkeypatch.setenv("SNAPRT_AUTO_STEP_SIZE", "0")
+
+    def loop():
+        x = jnp.ones(4)
+        for _ in range(1500):
+            x = x + 1.0
+        return thread_trace().recording.point.depth
+
+    assert in_new_thread(loop) >= 1500
+
+
+def test_a_scope_that_allows_no_cut_is_not_cut():
+    x = jnp.ones((32, 64))
+
+    def work():
+        with snaprt.lazy(fullgraph=True), counting() as counts:
+            weights, _ = jitted_step(new_weights(), x)
+            weights, loss = jitted_step(weights, x)
+            assert counts.graphs is None or thread_trace().recording.point.depth >= 2
+            snaprt.mark_step()
+        return float(loss)
+
+    assert np.isfinite(in_new_thread(work))
+
+
+def test_an_automatic_cut_is_told_with_its_reason_and_the_line_to_mark_a_step_at():
+    x = jnp.ones((32, 64))
+    events = []
+    collector = Collector(events.append)
+    attach(collector)
+
+    def loop():
+        weights = new_weights()
+        for _ in range(3):
+            weights, _ = jitted_step(weights, x)
+        y = x
+        for _ in range(2000):
+            y = y * 0.5
+        return float(y[0, 0])
+
+    try:
+        in_new_thread(loop)
+    finally:
+        detach(collector)
+    by_cause = {event.cause: event for event in events}
+    assert "mark_step()" in by_cause["own_program"].advice
+    assert "mark_step() before this line" in by_cause["repeats"].advice
+    assert by_cause["repeats"].place.function.endswith("loop")
+
+
+def test_a_compilation_that_takes_long_is_told_while_it_runs(monkeypatch, caplog):
+    monkeypatch.setenv("SNAPRT_SLOW_COMPILE", "0.001")
+    with snaprt.lazy():
+        y = jnp.linalg.svd(jnp.full((7, 5), 0.3))[1]
+        snaprt.mark_step()
+    assert np.isfinite(np.asarray(y)).all()
+    assert "has been compiling for" in caplog.text
+    assert "test_lazy_automatic_steps.py" in caplog.text
+
+
+UNREAD = """
+import jax, jax.numpy as jnp
+@jax.jit
+def step(p):
+    for _ in range(10):
+        p = jnp.sin(p) * 0.5
+    return p
+p, seen = jnp.ones((4, 4)), []
+for number in range(100):
+    p = step(p)
+    seen.append(p.sum() * 2)
+x = p
+for _ in range(1500):
+    x = x * 0.9 + 1
+print(float(x[0, 0]), sum(float(s) for s in seen))
+"""
+
+
+def test_the_second_start_of_a_program_without_steps_compiles_nothing(tmp_path):
+    script = tmp_path / "unread.py"
+    script.write_text(UNREAD)
+    environment = {**os.environ, "SNAPRT_CACHE": "on", "SNAPRT_CACHE_DIR": str(tmp_path / "cache")}
+    found = []
+    for name in ("first.json", "second.json"):
+        metrics = tmp_path / name
+        command = [sys.executable, "-m", "snaprt", "run", "--lazy", "--metrics", str(metrics)]
+        done = subprocess.run(
+            [*command, "--", str(script)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=120,
+            check=True,
+        )
+        found.append((done.stdout, json.loads(metrics.read_text())["counters"]))
+    (first, cold), (second, warm) = found
+    assert first == second
+    assert cold["UncachedCompile"] <= 12
+    assert warm.get("UncachedCompile", 0) == 0
