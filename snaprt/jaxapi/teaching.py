@@ -26,6 +26,7 @@ def teach_device_get(kind: type, read: Callable[[Any], Any]) -> None:
         return
     original = _api._device_get
 
+    @functools.wraps(original)
     def device_get_leaf(x: Any) -> Any:
         return read(x) if isinstance(x, kind) else original(x)
 
@@ -46,6 +47,7 @@ def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
     def value(leaf: Any) -> Any:
         return read(leaf) if isinstance(leaf, kind) else leaf
 
+    @functools.wraps(original)
     def call(params: Any, /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(value, (args, kwargs))
         return original(params, *args, **kwargs)
@@ -69,6 +71,7 @@ def teach_set_mesh(kind: type) -> None:
     original = _core.trace_state_clean
     asked_by = {_shardings.set_mesh.__init__.__code__, _shardings.get_mesh.__code__}
 
+    @functools.wraps(original)
     def trace_state_clean() -> bool:
         return original() or (
             type(current_trace_setting.value) is kind and sys._getframe(1).f_code in asked_by

@@ -63,6 +63,7 @@ class LazyTrace(jaxapi.Trace):
         self.context_number = -1
         self._points = 0
         self.fullgraph = False  # whether a cut is an error
+        self.unseen_error: tuple[Any, Any] = (None, None)  # and of which array's buffer it was
         self.interruptions = 0  # goes up when what is recorded is not all that happens
         self._contexts: dict[Any, int] = {}
         self._operation_context: Any = None
