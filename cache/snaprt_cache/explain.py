@@ -17,6 +17,8 @@ _Candidate = TypeVar("_Candidate")
 
 #: The part that says what the program computes; all others say with what it was compiled.
 MODULE: Final = "module"
+# What differs by itself where another part does, which says more.
+_FOLLOWS: Final[Mapping[str, str]] = {"signature": MODULE, "parsed flags": "flags"}
 # The form in which the executable is stored.
 _FORM: Final = "kind"
 # What a digest is cut to where a person reads it.
@@ -52,12 +54,13 @@ def explain(before: Key, after: Key) -> list[PartDifference]:
 
 def _explain(old: Mapping[str, str], new: Mapping[str, str]) -> list[PartDifference]:
     names = [*new, *(name for name in old if name not in new)]
+    differing = [name for name in names if old.get(name) != new.get(name)]
     return [
         PartDifference(
             name, old.get(name), new.get(name), _words(name, old.get(name), new.get(name))
         )
-        for name in names
-        if old.get(name) != new.get(name)
+        for name in differing
+        if _FOLLOWS.get(name) not in differing
     ]
 
 

@@ -77,12 +77,12 @@ def load_hlo_snapshot(path: Path) -> LoadedHlo:
         SnapshotError: The file is damaged or foreign, or its module cannot be replayed.
     """
     snapshot = parse(HloSnapshot, _read(path), path)
-    inputs = _arrays(snapshot.arguments, path)
+    inputs, unread = _arguments(snapshot.arguments, path)
     outputs, notes = _recorded_results(snapshot, path)
-    module, source = _module_of_snapshot(path, snapshot, inputs)
+    module, source = _module_of_snapshot(path, snapshot, inputs or ())
     platform = snapshot.execution_platform
     environment = {**({"platform": platform} if platform else {}), **_environment(path)}
-    return _load(path, module, inputs, outputs, environment, (*source, *notes))
+    return _load(path, module, inputs, outputs, environment, (*source, *unread, *notes))
 
 
 def load_unoptimized_snapshot(path: Path) -> LoadedHlo:
@@ -101,14 +101,15 @@ def load_unoptimized_snapshot(path: Path) -> LoadedHlo:
             hint="XLA's snapshots can be replayed from programs of one device; record with snaprt.",
         )
     arguments = snapshot.partitions[0].arguments if snapshot.partitions else []
-    inputs = _arrays(arguments, path)
+    inputs, unread = _arguments(arguments, path)
     outputs: tuple[np.ndarray, ...] | None = None
     notes = ["XLA records no results with an unoptimised module"]
     for other in _beside(path, ".snapshot.*.pb"):
-        results = _results_of_same_execution(other, snapshot.hlo_module.name, inputs)
+        results = _results_of_same_execution(other, snapshot.hlo_module.name, inputs or ())
         if results is not None:
             outputs, notes = results, [f"the results are those of {other.name}"]
             break
+    notes += unread
     return _load(path, snapshot.hlo_module, inputs, outputs, _environment(path), notes)
 
 
@@ -175,17 +176,34 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _arrays(literals: Iterable[XlaMessage], path: Path) -> tuple[np.ndarray, ...]:
-    with _naming(path):
-        return tuple(
-            literal_to_array(leaf) for literal in literals for leaf in literal_leaves(literal)
-        )
+def _arrays(
+    literals: Iterable[XlaMessage], path: Path, what: str = "argument"
+) -> tuple[np.ndarray, ...]:
+    found = []
+    leaves = (leaf for literal in literals for leaf in literal_leaves(literal))
+    for number, leaf in enumerate(leaves):
+        with _naming(path, f"{what} {number}"):
+            found.append(literal_to_array(leaf))
+    return tuple(found)
+
+
+def _arguments(
+    literals: Sequence[XlaMessage], path: Path
+) -> tuple[tuple[np.ndarray, ...] | None, Sequence[str]]:
+    unread = [str(n) for n, one in enumerate(literals) if not one.shape.element_type]
+    if not unread:
+        return _arrays(literals, path), ()
+    return None, [
+        f"XLA wrote no value for argument {', '.join(unread)}, which it could not read back: give "
+        "the inputs with --inputs, or random ones with --random"
+    ]
 
 
 def _recorded_results(
     snapshot: XlaMessage, path: Path
 ) -> tuple[tuple[np.ndarray, ...] | None, Sequence[str]]:
-    outputs = _arrays([snapshot.result], path) if snapshot.HasField("result") else ()
+    is_there = snapshot.HasField("result") and snapshot.result.shape.element_type
+    outputs = _arrays([snapshot.result], path, "result") if is_there else ()
     with _naming(path):
         root = root_instruction(entry_computation(snapshot.hlo.hlo_module))
     expected = [leaf for leaf in leaf_shapes(root.shape) if leaf.element_type != TOKEN]
@@ -295,14 +313,15 @@ _FLAG = re.compile(r'(\w+): *"?(.*?)"?$')
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Put the file's name before the message of an error that does not have it."""
+def _naming(path: Path, value: str = "") -> Iterator[None]:
+    """Put the names of the file and of a value before an error's message that lacks them."""
     try:
         yield
     except SnapshotError as error:
         if error.message.startswith(str(path)):
             raise
-        raise SnapshotError(f"{path}: {error.message}", hint=error.hint) from error
+        where = f"{path}: {value}" if value else str(path)
+        raise SnapshotError(f"{where}: {error.message}", hint=error.hint) from error
 
 
 def _load(
@@ -316,17 +335,25 @@ def _load(
     try:
         with _naming(path):
             changes = restore(module)
-            stablehlo = jaxapi.hlo_to_stablehlo(serialise(module))
-            signature = tuple(
-                (tuple(one.shape.dimensions), dtype_of(one.shape))
-                for one in parameters(entry_computation(module))
-            )
+            taken = parameters(entry_computation(module))
+            are_tokens = [one.shape.element_type == TOKEN for one in taken]
+            stablehlo = without_tokens(jaxapi.hlo_to_stablehlo(serialise(module)))
+            signature = []
+            for one, is_token in zip(taken, are_tokens, strict=True):
+                with _naming(path, f"parameter {one.parameter_number}, {one.name}"):
+                    if not is_token:
+                        signature.append((tuple(one.shape.dimensions), dtype_of(one.shape)))
     except ValueError as error:
         raise SnapshotError(
             f"{path}: its module cannot be said in StableHLO: {error}",
             hint="Record the program with snaprt instead, or dump its unoptimised module with "
             "--xla_dump_hlo_unoptimized_snapshots.",
         ) from error
+    if inputs is not None and len(inputs) == len(are_tokens):
+        # XLA writes a token as an array without elements.
+        inputs = tuple(
+            value for value, is_token in zip(inputs, are_tokens, strict=True) if not is_token
+        )
     _check_inputs(path, inputs, signature)
     made = [f"for replay, {'; '.join(changes)}"] if changes else []
     return LoadedHlo(
@@ -334,10 +361,20 @@ def _load(
         name=module.name,
         inputs=inputs,
         outputs=outputs,
-        parameters=signature,
+        parameters=tuple(signature),
         environment=MappingProxyType(dict(environment)),
         notes=(*notes, *made),
     )
+
+
+def without_tokens(stablehlo: bytes) -> bytes:
+    """Return a module whose ``main`` neither takes nor returns tokens, which no array can be.
+
+    Raises:
+        ValueError: It cannot be parsed.
+    """
+    parsed = jaxapi.parse_module(stablehlo)
+    return jaxapi.portable_artifact(parsed) if jaxapi.without_tokens(parsed) else stablehlo
 
 
 def _check_inputs(

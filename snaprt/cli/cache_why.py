@@ -42,6 +42,13 @@ _KINDS: Final = {
 }
 
 
+#: Parts of a key that say which JAX wrote a module.
+_JAX: Final = ("jax", "jaxlib")
+#: Attributes of an argument that gives its memory away.
+_DONATION: Final = ("tf.aliasing_output", "jax.buffer_donor")
+_MOST_ATTRIBUTES: Final = 8
+
+
 @click.command("why")
 @click.argument("keys", nargs=-1, metavar="[A] [B]")
 @click.option("--last", is_flag=True, help="Explain the last miss.")
@@ -207,10 +214,10 @@ def _print_differences(
         for line in difference.words:
             _say(line, indent=4)
         if difference.part == MODULE:
-            _print_program(program)
+            _print_program(program, other_jax=any(d.part in _JAX for d in differences))
 
 
-def _print_program(program: ProgramDifference | None) -> None:
+def _print_program(program: ProgramDifference | None, *, other_jax: bool) -> None:
     if program is None:
         _say("One of them has no list of its operations, so it is not known where.", indent=4)
         return
@@ -220,12 +227,23 @@ def _print_program(program: ProgramDifference | None) -> None:
         _say("The list of operations is cut: its end was not compared.", indent=4)
     for name, before, after in program.arguments:
         _say(f"argument {name}: {before or 'none'} -> {after or 'none'}", indent=4)
+    if any(where.endswith(_DONATION) for where, *_ in program.attributes):
+        _say("They donate otherwise: other arguments give their memory to results.", indent=4)
+    for where, before, after in program.attributes[:_MOST_ATTRIBUTES]:
+        _say(f"{where}: {before or 'none'} -> {after or 'none'}", indent=4)
+    if (more := len(program.attributes) - _MOST_ATTRIBUTES) > 0:
+        _say(f"and {counted(more, 'attribute')} more", indent=4)
     shown = list(program.operations)
     shown += [constant for constant in program.constants if constant not in shown]
     for place in shown:
         _print_place(place)
-    if program.kind == "nothing":
-        _say("The module differs in its form: another version of JAX wrote it.", indent=4)
+    if program.kind == "nothing" and not program.attributes:
+        _say(
+            "The module differs in its form: another version of JAX wrote it."
+            if other_jax
+            else "They differ in what these lists leave out, as that of a large constant's values.",
+            indent=4,
+        )
 
 
 def _print_place(place: OperationDifference) -> None:

@@ -22,7 +22,7 @@ from snaprt.execute import prefetch, times
 from snaprt.execute.key import jit_key
 from snaprt.execute.native_calls import obstacle, told_of_calls
 from snaprt.execute.once import flight
-from snaprt.execute.store import count_event
+from snaprt.execute.store import count_event, is_bypassed
 from snaprt.execute.summary import summarise
 
 # JAX asks for a program and then puts it: the keys of a few programs on their way are enough.
@@ -140,11 +140,12 @@ class _UnderJax:
     def name_of(self, compilation: jaxapi.Compilation) -> str | None:
         """Return the string for a compilation, and remember the key it stands for.
 
-        What names objects of this process, such as callbacks, has none.
+        What names objects of this process, such as callbacks, has none, nor has anything while
+        passes of the program's own are in the compiler.
         """
         self._asked.stopwatch = times.Stopwatch()
         calls = jaxapi.custom_calls(compilation.written, compilation.module)
-        if calls.bound_to:
+        if calls.bound_to or is_bypassed():
             count_event("PersistentCacheUncacheable", 1)
             return None
         with self._asked.stopwatch.stage(times.KEY):

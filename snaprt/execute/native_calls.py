@@ -1,5 +1,4 @@
-"""The native functions that executables call: an entry of the cache tells them, and they are there
-before it is loaded.
+"""The native functions that executables call: told by their entries, there before they are loaded.
 
 An executable that calls a function which nobody has initialised ends the process. It knows entries
 by what is said about them, not how they are stored.

@@ -12,7 +12,7 @@ import difflib
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -33,6 +33,15 @@ _CONSTANT: Final = re.compile(r"dense(?:_resource)?<[^>]*>")
 _ELIDED: Final = "dense_resource<__elided__>"
 _SHAPE: Final = re.compile(r"(?:tensor|vector)<[^<>]*>|\[[0-9:, x-]*\]|array<[^>]*>")
 _ARGUMENT: Final = re.compile(r"%(arg\d+): ((?:tensor<[^<>]*>|[^ ,)]+))")
+_SYMBOL: Final = re.compile(r"@([\w.]+|\"[^\"]*\")")
+_QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
+# What stands in braces, in angle brackets or in quotes may hold any sign.
+_NESTED: Final = rf"<(?:[^<>]|<[^<>]*>)*>|\[[^\]]*\]|\{{(?:[^{{}}\"]|{_QUOTED})*\}}|{_QUOTED}"
+_PIECE: Final = re.compile(
+    rf"%(?P<argument>arg\d+):|(?P<arrow>-> )|(?P<attributes>\{{(?:[^{{}}\"]|{_NESTED})*\}})"
+    rf"|(?P<comma>,)|{_NESTED}"
+)
+_ATTRIBUTE: Final = re.compile(rf"(?:[^,{{}}\[\]<>\"]|{_NESTED})+")
 _FILE: Final = re.compile(r'^"((?:[^"\\]|\\.)*)":(\d+):')
 _CALL: Final = re.compile(r"^callsite\((#loc\d*) at (#loc\d*)\)")
 _NAMED: Final = re.compile(r'^"((?:[^"\\]|\\.)*)"\((#loc\d*)\)')
@@ -62,11 +71,14 @@ class Program:
     Attributes:
         arguments: The name and the type of each argument of ``main``.
         operations: Its operations, those inside of loops and functions too, as printed.
+        attributes: What is said of the module, of its functions, and of their arguments and
+            results, such as the result that takes an argument's memory.
         is_cut: Whether its last operations are missing.
     """
 
     arguments: tuple[tuple[str, str], ...]
     operations: tuple[Operation, ...]
+    attributes: tuple[tuple[str, str], ...]
     is_cut: bool
 
 
@@ -97,6 +109,7 @@ class ProgramDifference:
         kind: ``shapes``, ``constants``, ``wiring`` (which results an operation takes), ``code``,
             or ``nothing`` that a summary shows.
         arguments: Name, type before and type after of each argument of ``main`` that differs.
+        attributes: Where, before and after of each attribute that differs.
         count: How many operations differ.
         operations: The first of them.
         constants: Those of them that are constants.
@@ -105,6 +118,7 @@ class ProgramDifference:
 
     kind: str
     arguments: tuple[tuple[str, str, str], ...]
+    attributes: tuple[tuple[str, str, str], ...]
     count: int
     operations: tuple[OperationDifference, ...]
     constants: tuple[OperationDifference, ...]
@@ -135,8 +149,11 @@ def read_program(text: str) -> Program:
     unused: dict[str, int] = {}
     arguments: tuple[tuple[str, str], ...] = ()
     operations: list[Operation] = []
+    attributes: dict[str, str] = {}
     for line in lines:
         stripped = line.strip()
+        if stripped.startswith(("module", "func.func")):
+            attributes.update(_attributes(_LOCATION.sub("", stripped)))
         if stripped.startswith("func.func"):
             made_by, unused = {}, {}
             if "@main(" in stripped:
@@ -160,7 +177,29 @@ def read_program(text: str) -> Program:
         if label == "%constant":
             unused[results[0]] = len(operations)
         operations.append(Operation(text_of, numbered, sources[reference]))
-    return Program(arguments, tuple(operations), any(line == "// cut" for line in lines))
+    is_cut = any(line == "// cut" for line in lines)
+    return Program(arguments, tuple(operations), tuple(attributes.items()), is_cut)
+
+
+def _attributes(header: str) -> Iterator[tuple[str, str]]:
+    """Yield where each attribute stands in the first line of a module or function, and what it is.
+
+    An argument is called by its name, a result by its number.
+    """
+    function = found[1] if (found := _SYMBOL.search(header)) else ""
+    place, results = function, 0
+    for found in _PIECE.finditer(header):
+        if found["argument"]:
+            place = f"{function} %{found['argument']}"
+        elif found["arrow"]:
+            place, results = f"{function} result 0", 0
+        elif found["comma"] and " result " in place:
+            results += 1
+            place = f"{function} result {results}"
+        elif found["attributes"]:
+            for one in _ATTRIBUTE.finditer(found["attributes"][1:-1]):
+                name, _, value = one[0].strip().partition(" = ")
+                yield f"{place} {name}", value or "set"
 
 
 def _definitions(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -237,13 +276,15 @@ def compare(before: Program, after: Program, *, most: int = 5) -> ProgramDiffere
     if not places and before.operations != after.operations:
         places = list(_wiring(before.operations, after.operations))
         kind = "wiring" if places else "nothing"
-    arguments = _arguments(before, after)
+    arguments = _changes(dict(before.arguments), dict(after.arguments))
+    attributes = _changes(dict(before.attributes), dict(after.attributes))
     if arguments and kind in ("nothing", "wiring"):
         kind = "shapes"
     constants = [place for place in places if _is_constant(place)]
     return ProgramDifference(
         kind=kind,
         arguments=arguments,
+        attributes=attributes,
         count=len(places),
         operations=tuple(places[:most]),
         constants=tuple(constants[:most]),
@@ -317,8 +358,7 @@ def _is_constant(place: OperationDifference) -> bool:
     )
 
 
-def _arguments(before: Program, after: Program) -> tuple[tuple[str, str, str], ...]:
-    old, new = dict(before.arguments), dict(after.arguments)
+def _changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
     names = [*new, *(name for name in old if name not in new)]
     return tuple(
         (name, old.get(name, ""), new.get(name, ""))

@@ -21,6 +21,7 @@ from snaprt import metrics, settings
 _log = logging.getLogger("snaprt.cache")
 _lock = threading.Lock()
 _open: dict[_Settings, Cache | None] = {}
+_told_of: set[tuple[str, ...]] = set()
 
 #: Events of the cache that carry an amount rather than a count.
 _AMOUNTS = frozenset(
@@ -49,13 +50,13 @@ class _Settings:
 def persistent_cache() -> Cache | None:
     """Return the cache that the settings name, or ``None`` where there is none to use.
 
-    ``SNAPRT_CACHE=0`` means none. A folder that cannot be used is reported once, and the program
-    goes on without a cache.
+    ``SNAPRT_CACHE=0`` means none, as do passes of the program's own in the compiler. A folder that
+    cannot be used is reported once, and the program goes on without a cache.
 
     Raises:
         CacheError: It cannot be used, and ``SNAPRT_CACHE_MODE=fail-on-miss`` lets nothing compile.
     """
-    if not settings.get("SNAPRT_CACHE"):
+    if not settings.get("SNAPRT_CACHE") or is_bypassed():
         return None
     wanted = _settings()
     if wanted.mode == modes.OFF.name:
@@ -70,6 +71,21 @@ def persistent_cache() -> Cache | None:
                 _log.warning("compiling without a persistent cache: %s", error)
                 _open[wanted] = None
         return _open[wanted]
+
+
+def is_bypassed() -> bool:
+    """Say, once, whether programs are compiled with passes that no key tells of."""
+    from snaprt import jaxapi  # here alone: who looks after a cache needs no JAX
+
+    passes = jaxapi.registered_passes()
+    if passes and passes not in _told_of:
+        _told_of.add(passes)
+        _log.warning(
+            "the compile cache is not used: this process has registered passes with the compiler "
+            "(%s), which its keys do not tell of",
+            ", ".join(passes),
+        )
+    return bool(passes)
 
 
 def open_cache(folder: Path | None = None) -> Cache:

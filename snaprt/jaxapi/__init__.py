@@ -9,8 +9,8 @@ When a new JAX breaks snaprt, the change belongs here and nowhere else:
 - A name that is gone raises, and the traceback ends in the file to change. Let it work with the
   versions before, too, and say of which versions what it does is true.
 - A function of JAX's that is replaced may no longer be asked, which fails without a word. That is
-  done in `teaching`, `interception`, `jit_entry`, `jit_watch`, `compilation_cache` and `errors`,
-  and `demanded_values` knows functions of JAX by their names.
+  done in `teaching`, `interception`, `jit_entry`, `jit_watch`, `compilation_cache`,
+  `compiler_passes` and `errors`, and `demanded_values` knows functions of JAX by their names.
 - Then run the tests with each version, and move the bounds of jax and jaxlib in pyproject.toml.
 """
 
@@ -25,6 +25,7 @@ from snaprt.jaxapi.abstract_values import (
     is_in_default_memory,
     is_placed_aval,
     is_scalar_type,
+    own_key_type,
 )
 from snaprt.jaxapi.ahead_of_time import compile_for_topology, compile_unloaded, zeros_function
 from snaprt.jaxapi.array_kinds import ArrayOfTrace
@@ -46,6 +47,7 @@ from snaprt.jaxapi.compilation_cache import (
     Compilation,
     JitExecutable,
     load_jit_executable,
+    module_without_names,
     options_in_effect,
     use_compilation_cache,
     without_compilation_cache,
@@ -55,6 +57,7 @@ from snaprt.jaxapi.compiler_options import (
     compile_options_without_paths,
     dump_options_of_xla,
 )
+from snaprt.jaxapi.compiler_passes import registered_passes
 from snaprt.jaxapi.custom_calls import (
     CustomCalls,
     custom_calls,
@@ -174,6 +177,7 @@ from snaprt.jaxapi.module_changes import (
     set_function_type,
     set_symbol,
     with_element,
+    without_tokens,
 )
 from snaprt.jaxapi.module_names import mesh_axes, without_locations_or_names
 from snaprt.jaxapi.modules import (
@@ -206,7 +210,6 @@ from snaprt.jaxapi.settings import configuration, default_device, x64, x64_enabl
 from snaprt.jaxapi.shardings import (
     NamedShardings,
     Partitioning,
-    changes_type,
     devices_of_sharding,
     has_devices_for,
     hlo_sharding_text,
@@ -275,7 +278,6 @@ __all__ = [
     "called_with",
     "can_be_ordered",
     "can_wait",
-    "changes_type",
     "changing_module",
     "closes_over_references",
     "compile_for_topology",
@@ -365,6 +367,9 @@ __all__ = [
     "module_signature",
     "module_to_hlo_proto",
     "named_shardings",
+    "module_without_names",
+    "module_without_names",
+    "named_shardings",
     "names_within",
     "operation_context",
     "operations_within",
@@ -372,6 +377,7 @@ __all__ = [
     "options_in_effect",
     "ordered",
     "own_cpu",
+    "own_key_type",
     "parse_call",
     "parse_hlo_text",
     "parse_module",
@@ -389,6 +395,7 @@ __all__ = [
     "raised_inside",
     "random_function_names",
     "refuse_escaped_tracer",
+    "registered_passes",
     "restore_watch",
     "results_of_lowered",
     "run_flat_jit_call",
@@ -439,6 +446,7 @@ __all__ = [
     "without_compilation_cache",
     "without_donation",
     "without_locations_or_names",
+    "without_tokens",
     "x64",
     "x64_enabled",
     "xla_binaries",

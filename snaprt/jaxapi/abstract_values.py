@@ -44,12 +44,23 @@ def key_type_text(dtype: Any) -> str:
 
     Two implementations may have one tag, which is all that JAX prints.
     """
-    parts = dtype._impl._asdict()
-    return str([(name, _function_text(part)) for name, part in parts.items()])
+    return str([(name, _part_text(part)) for name, part in dtype._impl._asdict().items()])
 
 
-def _function_text(part: Any) -> str:
+def _part_text(part: Any) -> str:
     return f"{part.__module__}.{part.__qualname__}" if callable(part) else repr(part)
+
+
+def own_key_type(value: Any) -> str | None:
+    """Return the name of a type of PRNG keys, or of what implements one, of JAX's; else None.
+
+    It stands for the functions that the implementation is a tuple of; a user's might stand for
+    others.
+    """
+    implementation = getattr(value, "_impl", value)
+    functions = [part for part in implementation if callable(part)]
+    is_own = all(function.__module__.partition(".")[0] == "jax" for function in functions)
+    return implementation.name if is_own else None
 
 
 def is_scalar_type(value: Any) -> bool:

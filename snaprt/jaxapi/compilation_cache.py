@@ -20,6 +20,7 @@ from jaxlib.mlir import ir
 
 from snaprt.jaxapi.compiler_options import compile_options
 from snaprt.jaxapi.devices import Device, device_list
+from snaprt.jaxapi.modules import bytecode_without_locations
 
 
 @dataclass(frozen=True)
@@ -160,24 +161,36 @@ def _hashed(feed: Callable[..., Any], *arguments: Any) -> bytes:
 def _module_of_compilation(module: Any, *ignored: Any) -> bytes:
     if _config.compilation_cache_include_metadata_in_key.value:
         return _hashed(_cache_key._hash_computation, module, *ignored)
+    return _hashed(_cache_key._hash_computation, _without_names(module), *ignored)
+
+
+def module_without_names(module: Any) -> bytes:
+    """Return a module as bytecode, with its functions named by their order, without locations."""
+    return bytecode_without_locations(_without_names(module))
+
+
+def _without_names(module: Any) -> Any:
     with module.context, ir.Location.unknown():
         anonymous = module.operation.clone()
         anonymous.attributes["sym_name"] = ir.StringAttr.get("module")
         operations = list(anonymous.regions[0].blocks[0].operations)
-        named = [o for o in operations if "sym_name" in o.attributes]
-        private = [o for o in named if _is_private(o)]
-        kept = {o.attributes["sym_name"].value for o in named if not _is_private(o)}
+        named = [one for one in operations if "sym_name" in one.attributes]
+        private = [one for one in named if _is_private(one)]
         prefix = "snaprt"
-        while any(name.startswith(f"{prefix}.") for name in kept):
+        while any(_name(one).startswith(f"{prefix}.") for one in named if not _is_private(one)):
             prefix += "_"
         # A function of the user's may have one of these names: first all get names that none has.
-        longest = max([len(o.attributes["sym_name"].value) for o in named], default=0)
+        longest = max([len(_name(one)) for one in named], default=0)
         for form in ("_" * longest + ".{}", prefix + ".{}"):
             for number, function in enumerate(private):
-                old, new = function.attributes["sym_name"].value, form.format(number)
+                old, new = _name(function), form.format(number)
                 ir.SymbolTable.replace_all_symbol_uses(old, new, anonymous.operation)
                 ir.SymbolTable.set_symbol_name(function, new)
-    return _hashed(_cache_key._hash_computation, anonymous, *ignored)
+        return anonymous
+
+
+def _name(function: Any) -> str:
+    return str(function.attributes["sym_name"].value)
 
 
 def _is_private(operation: Any) -> bool:
@@ -187,7 +200,7 @@ def _is_private(operation: Any) -> bool:
         and "sym_visibility" in attributes
         and attributes["sym_visibility"].value == "private"
         # XLA knows some of its own functions by their names.
-        and not attributes["sym_name"].value.startswith("xla.")
+        and not _name(operation).startswith("xla.")
     )
 
 

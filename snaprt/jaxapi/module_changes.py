@@ -93,3 +93,48 @@ def set_symbol(operation: Any, attribute: str, name: str) -> None:
     """Name an MLIR function, or the one that an operation calls."""
     kind = ir.StringAttr if attribute == "sym_name" else ir.FlatSymbolRefAttr
     operation.attributes[attribute] = kind.get(name, operation.context)
+
+
+def without_tokens(module: Any) -> bool:
+    """Make the tokens that ``main`` takes inside of it, and return none; say if there were any.
+
+    A token only orders effects. No array can stand for it.
+    """
+    main = next(one for one in module.body.operations if _is_main(one))
+    block = main.regions[0].blocks[0]
+    taken = [number for number, one in enumerate(block.arguments) if _is_token(one)]
+    last = list(block.operations)[-1]
+    returned = [number for number, one in enumerate(last.operands) if _is_token(one)]
+    if not taken and not returned:
+        return False
+    with changing_module(module):
+        if taken:
+            with ir.InsertionPoint.at_block_begin(block):
+                token = stablehlo.after_all([])
+            for number in reversed(taken):
+                block.arguments[number].replace_all_uses_with(token)
+                block.erase_argument(number)
+        if returned:
+            kept = [one for one in last.operands if not _is_token(one)]
+            with ir.InsertionPoint(last):
+                ir.Operation.create("func.return", operands=kept)
+            last.operation.erase()
+            last = list(block.operations)[-1]
+        kind = ir.FunctionType.get(
+            [one.type for one in block.arguments], [one.type for one in last.operands]
+        )
+        main.attributes["function_type"] = ir.TypeAttr.get(kind)
+        for name, gone in (("arg_attrs", taken), ("res_attrs", returned)):
+            if name in main.attributes:
+                told = enumerate(ir.ArrayAttr(main.attributes[name]))
+                main.attributes[name] = ir.ArrayAttr.get([a for n, a in told if n not in gone])
+    return True
+
+
+def _is_main(operation: Any) -> bool:
+    attributes = operation.attributes
+    return "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == "main"
+
+
+def _is_token(value: Any) -> bool:
+    return str(value.type) == "!stablehlo.token"

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi, metrics
-from snaprt.errors import ExecutionError
+from snaprt.errors import CompileError, ExecutionError
 from snaprt.lazy.breaks import (
     HANDING_NOTHING_OUT,
     HOST_TRANSFERS,
@@ -131,12 +131,6 @@ class LazyArray(jaxapi.ArrayOfTrace):
             else result.point.placement.committed
         )
 
-    _committed = committed
-
-    @property
-    def _committed(self) -> bool:
-        return self.committed
-
     @property
     def weak_type(self) -> bool:
         """Whether the type gives way to that of another operand; known without computing it."""
@@ -158,16 +152,11 @@ class LazyArray(jaxapi.ArrayOfTrace):
         """Whether every device has all of the value."""
         return self.sharding.is_fully_replicated
 
-    @property
-    def __numpy_dtype__(self) -> np.dtype[Any]:
-        return self.dtype  # numpy.dtype(array) asks for it
-
     def devices(self) -> set[jaxapi.Device]:
         """Return the devices the value lies on; known without computing it."""
         result = self._result
-        placement = None if result is None else result.point.placement
-        known = placement is not None and placement.committed
-        return set(placement.devices) if known else self.sharding.device_set
+        devices = () if result is None else result.point.placement.devices
+        return set(devices) or self.sharding.device_set
 
     def __iter__(self) -> Iterator[Any]:
         if self.ndim and self.committed and len(self.devices()) > 1:
@@ -198,6 +187,28 @@ def read_to_host(array: LazyArray) -> np.ndarray | jax.Array:
 def read_for_executable(array: LazyArray) -> jax.Array:
     """Return the value, for an executable that JAX's ahead-of-time API compiled."""
     return array.materialise("compiled")
+
+
+def _buffer(self: LazyArray, flags: int) -> Any:
+    """Compute the value and return its buffer.
+
+    NumPy asks for that first, and goes on to ``__array__`` whatever it raises. The error of an
+    effect, which is raised once, would be lost.
+    """
+    try:
+        return _buffer_of_value(self, flags)
+    except (CompileError, ExecutionError) as error:
+        self._trace.unseen_error = (self, error)
+        raise
+
+
+def _array(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
+    """Compute the value and return it as a numpy array."""
+    array, error = self._trace.unseen_error
+    self._trace.unseen_error = (None, None)
+    if array is self:
+        raise error
+    return _array_of_value(self, *args, **kwargs)
 
 
 def _reading_method(name: str, cause: str) -> Callable[..., Any]:
@@ -238,5 +249,9 @@ def _reading_property(name: str, cause: str) -> property:
 
 for _name, _cause in READ_METHODS.items():
     setattr(LazyArray, _name, _reading_method(_name, _cause))
+_buffer_of_value = LazyArray.__dict__["__buffer__"]
+_array_of_value = LazyArray.__dict__["__array__"]
+for _name, _method in {"__buffer__": _buffer, "__array__": _array}.items():
+    setattr(LazyArray, _name, _method)
 for _name, _cause in READ_PROPERTIES.items():
     setattr(LazyArray, _name, _reading_property(_name, _cause))

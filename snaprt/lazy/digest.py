@@ -48,7 +48,6 @@ _TOLD_BY_TEXT = frozenset(
             "AutoLayoutSingleton",
             "Format",
             "JaxprEqnContext",
-            "KeyTy",
         ),
         *("Layout", "ManualAxisType", "PartitionSpec", "PyTreeDef"),
         *("UnconstrainedSingleton", "UnspecifiedValue"),
@@ -126,13 +125,15 @@ def _encode(value: Any, out: bytearray) -> None:
         encoder(value, out)
         return None
     ours = kind.__module__.partition(".")[0] in ("jax", "jaxlib")
+    if jaxapi.is_extended_dtype(value):
+        return _encode_key_type(value, out)
     if ours and kind.__name__ in _TOLD_BY_TEXT:
         text = repr(value)
         if " at 0x" in text:
             raise Unstable(f"{kind.__module__}.{kind.__qualname__}")
         return _text(kind.__name__, text, out)
-    if ours and kind.__name__ == "PRNGImpl":  # a tuple of functions that its name stands for
-        return _text("PRNGImpl", value.name, out)
+    if ours and kind.__name__ == "PRNGImpl":
+        return _encode_key_type(value, out)
     for base, encoder in _ENCODERS_OF_BASES:
         if isinstance(value, base):
             return encoder(value, out)
@@ -156,6 +157,13 @@ def _items(kind: str, items: Iterable[Any], out: bytearray) -> None:
     for item in items:
         _encode(item, out)
     out += b"]"
+
+
+def _encode_key_type(value: Any, out: bytearray) -> None:
+    name = jaxapi.own_key_type(value)
+    if name is None:
+        raise Unstable("PRNG keys of the user's own")
+    _text(type(value).__name__, name, out)
 
 
 def _encode_array(value: Any, out: bytearray) -> None:

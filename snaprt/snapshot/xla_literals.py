@@ -82,6 +82,16 @@ ELEMENT_TYPES: Mapping[int, ElementType] = MappingProxyType({row.number: row for
 _BY_DTYPE = {row.dtype: row for row in _ROWS if row.dtype is not None}
 
 
+_NEWER_XLA = "The file is damaged, or a newer XLA wrote it."
+#: Numbers of the enumeration that are no elements of arrays: what they are, and what to do.
+_NO_ARRAYS = {
+    0: ("0, says that there is none", "The file is damaged; dump it again, or record with snaprt."),
+    TUPLE: ("a tuple", "The file is damaged: XLA takes tuples apart."),
+    OPAQUE: ("opaque", "Nobody but the device can read such a value; replay a part without it."),
+    TOKEN: ("a token", "A token orders effects and has no value; dump the module without it."),
+}
+
+
 def element_type_of(shape: XlaMessage) -> ElementType:
     """Return the element type of an array's ShapeProto.
 
@@ -90,11 +100,11 @@ def element_type_of(shape: XlaMessage) -> ElementType:
     """
     row = ELEMENT_TYPES.get(shape.element_type)
     if row is None or row.dtype is None:
-        raise SnapshotError(
-            f"A value of XLA element type {row.name if row else shape.element_type} has no numpy "
-            "equivalent.",
-            hint="A newer ml_dtypes may have it: pip install -U ml_dtypes." if row else "",
-        )
+        number = shape.element_type
+        what, hint = _NO_ARRAYS.get(number, (f"number {number}", _NEWER_XLA))
+        if row is not None:
+            what, hint = row.name, "A newer ml_dtypes may have it: pip install -U ml_dtypes."
+        raise SnapshotError(f"its XLA element type, {what}, has no NumPy equivalent.", hint=hint)
     return row
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import zstandard
 from click.testing import CliRunner, Result
 from snaprt_cache import Cache, CacheError, Key, KeyPart
 from snaprt_cache.misses import misses, record_miss
@@ -177,3 +179,25 @@ def test_an_entry_without_a_summary_is_explained_by_its_key_alone(tmp_path: Path
     cache.close()
     found = _json(tmp_path, _key("a").digest, _key("b").digest)
     assert (found["program"], [one["part"] for one in found["differences"]]) == (None, ["module"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "jaxes", "said"),
+    [
+        ("", " {tf.aliasing_output = 0 : i32}", ("0.12", "0.12"), "They donate otherwise"),
+        ("", "", ("0.12", "0.12"), "They differ in what these lists leave out"),
+        ("", "", ("0.10", "0.12"), "another version of JAX wrote it"),
+    ],
+)
+def test_modules_with_the_same_operations_differ_for_a_reason_that_is_true(
+    before: str, after: str, jaxes: tuple[str, str], said: str, tmp_path: Path
+) -> None:
+    cache = Cache.open(tmp_path)
+    keys = []
+    for attributes, jax, module in zip((before, after), jaxes, "ab", strict=True):
+        text = f"func.func public @main(%arg0: tensor<f32>{attributes}) -> tensor<f32> {{\n}}\n"
+        summary = base64.b64encode(zstandard.compress(text.encode())).decode()
+        keys.append(Key((KeyPart("module", module), KeyPart("jax", jax))))
+        cache.put(keys[-1], b"payload", {"name": "step", "summary": summary})
+    result = _invoke(tmp_path, *[key.digest for key in keys])
+    assert said in result.output

@@ -8,11 +8,13 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import sqlite_utils
 from snaprt_cache import Cache, CacheError, Key, KeyPart, default_path
+from snaprt_cache.misses import misses, record_miss
 
 METADATA = {
     "name": "train_step",
@@ -272,3 +274,27 @@ def test_the_index_is_an_ordinary_sqlite_database(cache: Cache) -> None:
     connection = sqlite3.connect(cache.index_path)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
+
+
+def test_an_entry_that_this_process_cannot_use_is_a_miss_and_stays(cache: Cache) -> None:
+    cache.put(_key("a"), b"payload", METADATA)
+
+    def obstacle(metadata: Mapping[str, str | int | float]) -> str:
+        return f"{metadata['name']} needs what is not here"
+
+    events: list[str] = []
+    other = Cache.open(cache.path, on_event=lambda event, _: events.append(event))
+    assert other.get(_key("a"), obstacle=obstacle) is None
+    assert events == ["PersistentCacheMiss"]
+    assert not other.offers(_key("a").digest)  # nobody need wait for it
+    record_miss(other, _key("a"), "train_step")
+    assert misses(other.folder)[-1].obstacle == "train_step needs what is not here"
+    assert other.get(_key("a"), obstacle=lambda _: "") is not None
+    assert other.offers(_key("a").digest)
+
+
+def test_an_entry_that_cannot_be_used_is_an_error_where_nothing_may_miss(cache: Cache) -> None:
+    cache.put(_key("a"), b"payload", METADATA)
+    strict = Cache.open(cache.path, mode="fail-on-miss")
+    with pytest.raises(CacheError, match="is of no use: it is not for us"):
+        strict.get(_key("a"), obstacle=lambda _: "it is not for us")

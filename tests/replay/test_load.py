@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from snaprt_replay import isolate, sniff
+from snaprt_replay import isolate, player, sniff
 from snaprt_replay.case import Signature
 from snaprt_replay.inputs import random_inputs, read_inputs
 from snaprt_replay.load import load
@@ -214,3 +214,19 @@ def test_a_bytecode_that_hangs_its_reader_is_an_error(
     monkeypatch.setattr(isolate, "_PARSE_SECONDS", 0.01)
     with pytest.raises(SnapshotError, match=r"could not be read in 0\.01 seconds"):
         load(modules[sniff.MLIR_BYTECODE])
+
+
+def test_tokens_are_made_where_they_are_needed_and_not_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "ordered.mlir"
+    path.write_text(
+        "func.func @main(%token: !stablehlo.token, %x: tensor<2xf32>)"
+        " -> (!stablehlo.token, tensor<2xf32>) {\n"
+        "  %after = stablehlo.after_all %token : !stablehlo.token\n"
+        "  %sum = stablehlo.add %x, %x : tensor<2xf32>\n"
+        "  return %after, %sum : !stablehlo.token, tensor<2xf32>\n}"
+    )
+    case = load(path, random_seed=3)
+    assert case.parameters == (Signature((2,), np.dtype("float32")),)
+    result = player.play(case)
+    assert case.inputs is not None
+    np.testing.assert_array_equal(result.outputs[0].value, 2 * case.inputs[0].value)

@@ -133,3 +133,25 @@ def test_a_module_from_a_gpu_takes_the_unoptimised_one_beside_it(
     loaded = load_hlo_snapshot(path)
     assert beside.name in loaded.notes[0]
     assert b"__cublas" not in loaded.stablehlo
+
+
+@pytest.mark.parametrize(("number", "said"), [(14, "opaque, has no NumPy"), (99, "number 99")])
+def test_a_value_of_a_type_that_no_array_has_is_named_with_its_place(
+    number: int, said: str, tmp_path: Path, snapshot: xla.XlaMessage
+) -> None:
+    snapshot.arguments[0].shape.element_type = number
+    with pytest.raises(SnapshotError, match=f"argument 0: its XLA element type, {said}") as caught:
+        load_hlo_snapshot(written(tmp_path, xla.serialise(snapshot)))
+    assert caught.value.hint
+
+
+def test_values_that_xla_could_not_read_back_are_missing_and_no_damage(
+    tmp_path: Path, snapshot: xla.XlaMessage
+) -> None:
+    snapshot.arguments[0].Clear()
+    snapshot.arguments[0].shape.SetInParent()
+    snapshot.result.Clear()
+    snapshot.result.shape.SetInParent()
+    loaded = load_hlo_snapshot(written(tmp_path, xla.serialise(snapshot)))
+    assert (loaded.inputs, loaded.outputs) == (None, None)
+    assert any("no value for argument 0" in note for note in loaded.notes)

@@ -1,4 +1,4 @@
-"""To whoever holds it, a lazy array is what a JAX array is: its type, its copies, its conversions."""
+"""To whoever holds it, a lazy array is what a JAX array is: its type, copies and conversions."""
 
 import copy
 import functools
@@ -104,7 +104,8 @@ def test_what_asks_for_the_type_alone_cuts_nothing():
         assert not isinstance(x, (np.ndarray, jax.core.Tracer))
         assert not hasattr(x, "keys")
         assert not hasattr(x, "__cuda_array_interface__")
-        assert not (x._committed or x.weak_type)
+        assert not x._committed
+        assert not x.weak_type
         copy.deepcopy(x)
     assert not [name for name in snaprt.metrics.counter_names() if name.startswith("host::")]
 
@@ -126,6 +127,21 @@ def test_a_traced_array_is_still_a_tracer():
 def test_a_pickle_is_read_where_there_is_no_snaprt():
     with snaprt.lazy():
         assert b"snaprt" not in pickle.dumps([jnp.ones(2) * 2, jax.random.split(jax.random.key(0))])
+
+
+def test_a_jitted_function_is_pickled_in_and_after_a_scope_as_before_it():
+    cloudpickle = pytest.importorskip("cloudpickle")
+
+    @jax.jit
+    def doubled(x):
+        return x * 2
+
+    with snaprt.lazy():
+        pickles = [cloudpickle.dumps(doubled)]
+    pickles.append(cloudpickle.dumps(doubled))
+    for one in pickles:
+        assert b"snaprt" not in one
+        assert cloudpickle.loads(one)(3) == 6
 
 
 def test_a_copy_outlives_what_it_was_copied_from():

@@ -161,3 +161,16 @@ def test_text_that_is_no_program_is_an_empty_one() -> None:
     loop = "#loc1 = loc(callsite(#loc1 at #loc1))\n  %0 = stablehlo.add %1 : f32 loc(#loc1)\n"
     assert read_program("\n)(\n#loc\n").operations == ()
     assert len(read_program(loop).operations) == 1
+
+
+def test_programs_that_differ_in_donation_alone_differ_in_an_attribute_of_the_argument() -> None:
+    lowered = [
+        jax.jit(lambda x, y: (x + y, x * y), donate_argnums=donated).lower(X, X)
+        for donated in ((), (1,))
+    ]
+    programs = [
+        read_program(summary_text(summarise(one.compiler_ir("stablehlo")))) for one in lowered
+    ]
+    found = compare(*programs)
+    assert (found.kind, found.arguments) == ("nothing", ())
+    assert found.attributes == (("main %arg1 tf.aliasing_output", "", "0 : i32"),)

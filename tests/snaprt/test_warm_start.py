@@ -4,6 +4,13 @@ import json
 import subprocess
 import sys
 
+import jax
+import numpy as np
+import pytest
+
+import snaprt
+from snaprt import jaxapi
+
 PROGRAM = r"""
 import json, jax, jax.numpy as jnp, snaprt
 from snaprt import metrics
@@ -108,3 +115,74 @@ def test_a_warm_process_loads_each_program_once_and_compiles_none(tmp_path, monk
     assert cold == [0, 2, 2, 4]
     assert warm == [2, 0, 0, 6]
     assert cold_loss == warm_loss
+
+
+# XLA reads XLA_FLAGS once: what is in the environment later is not in effect.
+FLAGS_TAKEN_AWAY = r"""
+import hashlib, json, os, sys, jax
+
+jax.devices()
+os.environ.pop("XLA_FLAGS", None)
+import jax.numpy as jnp, numpy as np, snaprt
+from snaprt import metrics
+
+x = np.linspace(-3, 3, 1001, dtype=np.float32)
+with snaprt.lazy():
+    y = np.asarray(jnp.tanh(jnp.asarray(x) * 1.7) / jnp.exp(x))
+hits = metrics.counter_value("PersistentCacheHit") or 0
+print(json.dumps([hashlib.sha256(y.tobytes()).hexdigest(), hits]))
+"""
+
+
+def test_flags_that_xla_parsed_tell_programs_apart_after_they_left_the_environment(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
+    script = tmp_path / "script.py"
+    script.write_text(FLAGS_TAKEN_AWAY)
+    runs = []
+    honored = ("nans", "infs", "functions", "division")
+    fast = " ".join(f"--xla_cpu_fast_math_honor_{what}=false" for what in honored)
+    for flags in (f"--xla_cpu_enable_fast_math=true {fast}", "", ""):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        command = [sys.executable, str(script)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        runs.append(json.loads(done.stdout))
+    (fast_values, _), (values, hits), (values_again, hits_again) = runs
+    assert fast_values != values == values_again
+    assert (hits, hits_again) == (0, 1)
+
+
+def test_key_types_that_share_a_module_do_not_share_an_executable(tmp_path, monkeypatch):
+    monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
+    for implementation in ("rbg", "unsafe_rbg", "rbg"):
+        key = jax.random.key(0, impl=implementation)
+        eager = np.asarray(jax.random.uniform(key, (3,)))
+        with snaprt.lazy():
+            drawn = jax.random.uniform(key, (3,))
+            assert np.array_equal(np.asarray(drawn), eager)
+
+
+def calls_of_two(first: str, second: str, operations: tuple[str, str]) -> bytes:
+    def function(name: str, operation: str) -> str:
+        return (
+            f'func.func private @"{name}"(%x: tensor<f32>) -> tensor<f32> {{\n'
+            f"%y = stablehlo.{operation} %x : tensor<f32>\nreturn %y : tensor<f32>\n}}\n"
+        )
+
+    module = jaxapi.parse_module(
+        "module @m {\nfunc.func public @main(%x: tensor<f32>) -> tensor<f32> {\n"
+        f'%y = call @"{first}"(%x) : (tensor<f32>) -> tensor<f32>\n'
+        f'%z = call @"{second}"(%y) : (tensor<f32>) -> tensor<f32>\n'
+        "return %z : tensor<f32>\n}\n"
+        f"{function(first, operations[0])}{function(second, operations[1])}}}"
+    )
+    return jaxapi.module_without_names(module)
+
+
+@pytest.mark.parametrize("names", [("f", "snaprt.0"), ("snaprt.1", "snaprt.0"), ("__0", "__1")])
+def test_a_function_with_a_name_of_ours_is_told_from_the_one_that_gets_it(names):
+    plain = calls_of_two("f", "g", ("sine", "cosine"))
+    assert calls_of_two(*names, ("sine", "cosine")) == plain
+    assert calls_of_two(*names, ("cosine", "sine")) != plain
+    assert calls_of_two(*names, ("cosine", "cosine")) != plain
