@@ -181,8 +181,8 @@ class Index:
             _forget_the_future(connection, now)
             there = sizes()
             connection.executemany(
-                "UPDATE entries SET stored_bytes = ?2 WHERE key = ?1 AND stored_bytes != ?2",
-                there.items(),
+                "UPDATE entries SET stored_bytes = ? WHERE key = ? AND stored_bytes != ?",
+                [(size, key, size) for key, size in there.items()],
             )
             gone: list[EntryRow] = []
             left = sum(there.values())
