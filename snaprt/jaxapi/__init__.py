@@ -366,8 +366,6 @@ __all__ = [
     "mesh_axes",
     "module_signature",
     "module_to_hlo_proto",
-    "named_shardings",
-    "module_without_names",
     "module_without_names",
     "named_shardings",
     "names_within",
