@@ -329,6 +329,10 @@ def _save(target: Path, *, as_text: bool) -> None:
         ) from error
 
 
+#: A file of metrics has some kilobytes; a larger one is something else.
+_LARGEST_BYTES: Final = 64 << 20
+
+
 def load(path: str | Path) -> Metrics:
     """Read the metrics that ``save`` wrote as JSON.
 
@@ -336,13 +340,15 @@ def load(path: str | Path) -> Metrics:
         UsageError: The file cannot be read, or is no file of metrics.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            text = file.read(_LARGEST_BYTES + 1)
+        content = json.loads(text) if len(text) <= _LARGEST_BYTES else None
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror or error}",
             hint="Name the file that SNAPRT_METRICS_FILE or `snaprt run --metrics` named.",
         ) from error
-    except ValueError:
+    except (ValueError, RecursionError):
         # Neither JSON nor, perhaps, text: from_json says what it should have been.
         content = None
     try:

@@ -244,8 +244,7 @@ def _add_equal(errors: FloatErrors, wide: np.ndarray) -> None:
         numbers = wide[np.isfinite(wide)].astype(np.float64)
         finite = numbers.size
         square = _dot(numbers, numbers)
-        equal_nans = SpecialCounts(nan_both=int(np.isnan(wide).sum()))
-        errors.specials = add_specials(errors.specials, equal_nans)
+        _count_both(errors, wide)
     errors.finite_expected += finite
     errors.buckets[0] += finite
     errors.expected_all_squared += square
@@ -312,8 +311,14 @@ def _count_equal(errors: FloatErrors, values: np.ndarray) -> None:
     finite = int(np.count_nonzero(np.isfinite(wide)))
     errors.buckets[0] += finite
     if finite < values.size:
-        equal_nans = SpecialCounts(nan_both=int(np.count_nonzero(np.isnan(wide))))
-        errors.specials = add_specials(errors.specials, equal_nans)
+        _count_both(errors, wide)
+
+
+def _count_both(errors: FloatErrors, wide: np.ndarray) -> None:
+    """Count NaN and Inf that are the same on both sides."""
+    nans, infinities = (int(np.count_nonzero(test(wide))) for test in (np.isnan, np.isinf))
+    found = SpecialCounts(nan_both=nans, inf_both=infinities)
+    errors.specials = add_specials(errors.specials, found)
 
 
 def _count_specials(
@@ -338,7 +343,9 @@ def _count_specials(
     )
     masks = (*confusions, both_nan, both_nan & other_bits)
     counts = [int(np.count_nonzero(mask)) for mask in masks]
-    errors.specials = add_specials(errors.specials, SpecialCounts(*counts))
+    both_inf = int(np.count_nonzero(left_inf & right_inf & (left == right)))
+    found = SpecialCounts(*counts, inf_both=both_inf)
+    errors.specials = add_specials(errors.specials, found)
     _note_beyond(errors, np.logical_or.reduce(confusions), positions, start)
     return np.isfinite(left) & np.isfinite(right)
 

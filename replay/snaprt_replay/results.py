@@ -39,12 +39,15 @@ class Place:
     actual: str
 
 
+_MOST_NAMES = 3  # of outputs in one sentence
+
+
 @dataclasses.dataclass(frozen=True)
 class SpecialCounts:
     """Elements where a NaN, an infinity or a negative zero is part of the difference.
 
-    Complex numbers count as two elements. The first five make an output a mismatch, the last three
-    do not.
+    Complex numbers count as two elements. The first five make an output a mismatch, the others do
+    not.
     """
 
     nan_only_expected: int = 0
@@ -55,6 +58,17 @@ class SpecialCounts:
     nan_both: int = 0
     nan_payload: int = 0
     zero_sign: int = 0
+    inf_both: int = 0
+
+    @property
+    def on_both_sides(self) -> int:
+        """Return how many elements are NaN, or the same infinity, on both sides."""
+        return self.nan_both + self.inf_both
+
+    @property
+    def not_finite(self) -> int:
+        """Return how many elements are NaN or infinite on one side or both."""
+        return self.confused + self.on_both_sides
 
     @property
     def confused(self) -> int:
@@ -150,6 +164,18 @@ class Comparison:
     @property
     def summary(self) -> str:
         """Return one sentence for a person."""
+        told = [one for one in self.outputs if one.specials.on_both_sides]
+        if not told:
+            return self._verdict_in_words()
+        found = sum(one.specials.on_both_sides for one in told)
+        elements = sum(one.elements for one in told)
+        return (
+            f"{self._verdict_in_words()}; but {found} of {elements} elements of "
+            f"{', '.join(one.name for one in told[:_MOST_NAMES])}"
+            f"{', ...' if len(told) > _MOST_NAMES else ''} are NaN or infinite on both sides"
+        )
+
+    def _verdict_in_words(self) -> str:
         count = len(self.outputs)
         noun = "output" if count == 1 else "outputs"
         if self.verdict == IDENTICAL:

@@ -25,6 +25,7 @@ from snaprt.cli.bundle_file import BundleFile, prepared
 from snaprt.cli.bundle_hiding import Hiding, hiding
 from snaprt.cli.bundle_run import Ended, run
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.snapshot.leftovers import temporary_name
 
 SCHEMA: Final = "snaprt.bundle"
 VERSION: Final = 1
@@ -121,7 +122,7 @@ def command(
     outfile = outfile.absolute()
     hides = Hiding() if show_secrets else hiding(os.environ)
     with BundleFile(outfile) as bundle:
-        folder = _working_folder(outfile, outdir)
+        folder = _working_folder(outfile, outdir, tidy=tidy)
         started = datetime.datetime.now(datetime.UTC)
         try:
             environment = _environment(folder, hlo=hlo, vmodule=vmodule, snapshots=snapshots)
@@ -155,9 +156,11 @@ def command(
     context.exit(ended.status)
 
 
-def _working_folder(outfile: Path, outdir: Path | None) -> Path:
+def _working_folder(outfile: Path, outdir: Path | None, *, tidy: bool) -> Path:
     try:
-        if outdir is None:
+        if outdir is None and tidy:  # the next bundle removes it where we are killed
+            outdir = outfile.with_name(temporary_name(f"{outfile.name}-work"))
+        elif outdir is None:
             stem = outfile.name.partition(".")[0]
             return Path(tempfile.mkdtemp(prefix=f"{stem}-", dir=outfile.parent))
         outdir.mkdir(mode=0o700)

@@ -17,7 +17,7 @@ from typing import IO, BinaryIO, Final
 
 from snaprt.cli.bundle_hiding import Hiding
 from snaprt.errors import UsageError
-from snaprt.snapshot.leftovers import temporary_name
+from snaprt.snapshot.leftovers import remove_leftovers, temporary_name
 
 # What is larger is prepared on disk.
 _MOST_IN_MEMORY: Final = 64 << 20
@@ -42,6 +42,7 @@ class BundleFile:
         try:
             if path.is_dir():
                 raise IsADirectoryError(0, "it is a directory")
+            remove_leftovers(path.parent)
             self._file: BinaryIO = self._temporary.open("xb")
         except OSError as error:
             raise UsageError(

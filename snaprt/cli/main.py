@@ -7,7 +7,9 @@ imported by those alone that need it.
 from __future__ import annotations
 
 import copy
+import errno
 import functools
+import logging
 import os
 import sys
 import traceback
@@ -187,13 +189,45 @@ def _explain(error: Exception) -> None:
     elif isinstance(error, click.ClickException):
         output.error(_sentence(error.format_message()))
     elif isinstance(error, SnaprtError | CacheError):
-        output.error(error.message, error.hint)
+        output.error(error.message, error.hint or _NO_HINT)
+    elif isinstance(error, OSError | MemoryError):
+        # The system refused. Where our code should have seen it coming, the log has the traceback.
+        logging.getLogger("snaprt.cli").debug("the command failed", exc_info=error)
+        output.error(*_refusal(error))
     else:
         traceback.print_exception(error)
         output.error(
             f"snaprt failed in a way it should not have ({type(error).__name__})",
             "This is a bug in snaprt, not in what you did: please report it with the lines above.",
         )
+
+
+_NO_HINT: Final = "`snaprt help COMMAND` says what a command takes, and what it does with it."
+_SPACE: Final = "Free space there, or name another directory."
+_ACCESS: Final = "Make it readable and writable for you, or name another file."
+_HINTS: Final[Mapping[int, str]] = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or name another directory.",
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
+    errno.EROFS: _ACCESS,
+    errno.EMFILE: "Raise the limit on open files (ulimit -n).",
+    errno.ENAMETOOLONG: "Name a file with a shorter name.",
+    errno.ENOTDIR: "Name a path whose directories are directories.",
+    errno.EISDIR: "Name a file, not a directory.",
+    errno.ELOOP: "Name a path without links that lead to themselves.",
+    errno.ENOENT: "Is the name spelled right, and its directory there?",
+}
+
+
+def _refusal(error: OSError | MemoryError) -> tuple[str, str]:
+    """Return what to say, and what to do, where the system refused what was asked of it."""
+    if isinstance(error, MemoryError):
+        return "out of memory", "Close other programs, or take a smaller file or fewer at a time."
+    where = f": {error.filename}" if error.filename is not None else ""
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{reason}{where}", _HINTS.get(error.errno or 0, _NO_HINT)
 
 
 def _sentence(message: str) -> str:

@@ -61,7 +61,12 @@ def pack_command(
 @click.command("unpack")
 @click.argument("file", type=_PATH)
 @click.option(
-    "-d", "--directory", type=_PATH, default=Path(), metavar="DIR", help="Where to.  [default: .]"
+    "-d",
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    metavar="DIR",
+    help="Where to.  [default: .]",
 )
 @output.json_option
 def unpack_command(file: Path, directory: Path, as_json: bool) -> None:

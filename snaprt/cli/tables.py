@@ -101,9 +101,14 @@ def _comparison_row(output: OutputComparison) -> list[str | Text]:
         number_text(output.max_abs_error),
         place_text(output.worst_abs),
         number_text(output.max_rel_error),
-        str(output.specials.confused),
+        _not_finite_text(output),
         _NOTHING if output.cosine is None else f"{output.cosine:.9g}",
     ]
+
+
+def _not_finite_text(output: OutputComparison) -> str | Text:
+    found = output.specials.not_finite
+    return Text(str(found), style="bold yellow") if found else "0"
 
 
 def _share_text(output: OutputComparison) -> str:

@@ -68,8 +68,9 @@ class ArrayOfTrace(jax.Array):
         if _asked_by_jax() and hasattr(self.aval, name):
             return _Tracer.__getattr__(self, name)
         kind = self._kind_of_value()
-        is_there = hasattr(kind, name) or name in kind.__annotations__
-        if is_there and not (name == "__cuda_array_interface__" and self.platform() == "cpu"):
+        if name == "__cuda_array_interface__" and self.platform() == "cpu":
+            raise AttributeError(f"{name} is only defined for NVidia GPU buffers.")
+        if hasattr(kind, name) or name in kind.__annotations__:
             return getattr(self.full_lower(), name)
         raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 

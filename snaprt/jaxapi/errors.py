@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import traceback
@@ -41,6 +42,7 @@ def watch_errors(seen: Callable[[BaseException], None]) -> None:
             return
         original = _traceback_util.filter_traceback
 
+        @functools.wraps(original)
         def filter_traceback(tb: Any) -> Any:
             error = sys.exc_info()[1]
             if error is not None and error.__traceback__ is tb:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -71,6 +72,7 @@ def intercept_indexing(
     if take is None or getattr(take, "intercepted", False):
         return
 
+    @functools.wraps(take)
     def rewriting_take(array: Any, index: Any, *args: Any, **kwargs: Any) -> Any:
         trace = current_trace_setting.value
         if type(trace) is kind and type(array) is ArrayImpl and not (args or kwargs):

@@ -30,7 +30,7 @@ def lower(
         donated: The arguments whose memory the results may take.
         shardings: How each result is to lie, ``None`` where the compiler chooses; or nothing.
     """
-    named = {"out_shardings": list(shardings)} if any(shardings) else {}
+    named: dict[str, Any] = {"out_shardings": list(shardings)} if any(shardings) else {}
     jitted = jax.jit(function, keep_unused=True, donate_argnums=tuple(donated), **named)
     with warnings.catch_warnings():
         # Where a donation is of no use, that is nothing that the user could change.
@@ -136,7 +136,8 @@ def call_of_lowered(lowered: jax.stages.Lowered) -> str:
 
     Checked with jax 0.10.2 and 0.12.0: by the shardings inside it names those of the results.
     """
-    inside = lowered._lowering.compile_args.get("intermediate_shardings")  # type: ignore[attr-defined]
+    lowering: Any = lowered._lowering
+    inside = lowering.compile_args.get("intermediate_shardings")
     signature = signature_of_lowered(lowered)
     return f"{signature} {inside!r}" if inside else signature
 

@@ -129,7 +129,7 @@ def is_plain_sharding(sharding: jax.sharding.Sharding) -> bool:
     """Say whether arrays lie so on one device that JAX was not told a mesh or a memory for."""
     if not isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return False
-    (device,) = sharding.device_set
+    device: Any = next(iter(sharding.device_set))
     return sharding.memory_kind in (None, device.default_memory().kind)
 
 

@@ -26,6 +26,7 @@ def teach_device_get(kind: type, read: Callable[[Any], Any]) -> None:
         return
     original = _api._device_get
 
+    @functools.wraps(original)
     def device_get_leaf(x: Any) -> Any:
         return read(x) if isinstance(x, kind) else original(x)
 
@@ -46,6 +47,7 @@ def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
     def value(leaf: Any) -> Any:
         return read(leaf) if isinstance(leaf, kind) else leaf
 
+    @functools.wraps(original)
     def call(params: Any, /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(value, (args, kwargs))
         return original(params, *args, **kwargs)
@@ -69,6 +71,7 @@ def teach_set_mesh(kind: type) -> None:
     original = _core.trace_state_clean
     asked_by = {_shardings.set_mesh.__init__.__code__, _shardings.get_mesh.__code__}
 
+    @functools.wraps(original)
     def trace_state_clean() -> bool:
         return original() or (
             type(current_trace_setting.value) is kind and sys._getframe(1).f_code in asked_by
@@ -81,7 +84,7 @@ def teach_set_mesh(kind: type) -> None:
 _full_patched = False
 
 
-def teach_full(kind: type) -> None:
+def teach_full(kind: Any) -> None:
     """Let what fills arrays (`jnp.zeros`, `jnp.ones_like`, ...) follow shardings lazily too.
 
     JAX 0.10.2 and 0.12.0 heed a sharding only where the value to fill with is an array of their
@@ -97,12 +100,12 @@ def teach_full(kind: type) -> None:
         if sharding is None or not sharding._is_concrete:
             return original(shape, fill_value, dtype, sharding=sharding)
         with under_mesh(None):  # the sharding alone says where
-            value = original((), fill_value, dtype)
+            value: Any = original((), fill_value, dtype)
             if type(value) is not kind:
                 return original(shape, fill_value, dtype, sharding=sharding)
-            if value.committed:  # type: ignore[attr-defined]
+            if value.committed:
                 with evaluating():
-                    return original(shape, value.full_lower(), dtype, sharding=sharding)  # type: ignore[attr-defined]
+                    return original(shape, value.full_lower(), dtype, sharding=sharding)
             return _broadcast_over(sharding)(value, _core.canonicalize_shape(shape))
 
     _replace_in_lax("full", full)
@@ -112,7 +115,7 @@ def teach_full(kind: type) -> None:
     _full_patched = True
 
 
-def _of_described(like: Callable[..., Any], kind: type) -> Callable[..., Any]:
+def _of_described(like: Callable[..., Any], kind: Any) -> Callable[..., Any]:
     """Return ``like`` for an array that may be of ``kind``, whose description is then used."""
 
     @functools.wraps(like)

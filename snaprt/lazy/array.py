@@ -131,8 +131,6 @@ class LazyArray(jaxapi.ArrayOfTrace):
             else result.point.placement.committed
         )
 
-    _committed = committed
-
     @property
     def _committed(self) -> bool:
         return self.committed
@@ -158,16 +156,11 @@ class LazyArray(jaxapi.ArrayOfTrace):
         """Whether every device has all of the value."""
         return self.sharding.is_fully_replicated
 
-    @property
-    def __numpy_dtype__(self) -> np.dtype[Any]:
-        return self.dtype  # numpy.dtype(array) asks for it
-
     def devices(self) -> set[jaxapi.Device]:
         """Return the devices the value lies on; known without computing it."""
         result = self._result
-        placement = None if result is None else result.point.placement
-        known = placement is not None and placement.committed
-        return set(placement.devices) if known else self.sharding.device_set
+        devices = () if result is None else result.point.placement.devices
+        return set(devices) or self.sharding.device_set
 
     def __iter__(self) -> Iterator[Any]:
         if self.ndim and self.committed and len(self.devices()) > 1:

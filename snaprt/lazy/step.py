@@ -267,7 +267,7 @@ def _run(
     trace.pacer.was_cut(cause, path, recording.point.weight)
     if not found.parts:
         trace.begin()
-        return
+        return None
     watch = begin_watch(watching, cause, steps_ended(), found)
     metrics.metric_add("LazyTracing", trace.recording_time)
     progress = _Progress(found.is_all, by_operation, names_operations=modes.notes_places)

@@ -11,7 +11,9 @@ import functools
 import os
 import platform
 import re
+import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import blake3
@@ -22,19 +24,41 @@ def temporary_name(name: str) -> str:
     return f".{name}.{threading.get_ident():x}.{_process_mark()}-{os.getpid()}.tmp"
 
 
+@contextlib.contextmanager
+def temporary_folder(beside: Path, name: str) -> Iterator[Path]:
+    """Make a folder that is removed in the end, or by the next one where this process is killed."""
+    folder = beside / temporary_name(name)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def ring_name(run: str) -> str:
+    """Return the name of the folder in which a process's flight recorder keeps what is too much."""
+    return f"ring-{run}.{_process_mark()}-{os.getpid()}"
+
+
 def remove_leftovers(folder: Path) -> int:
-    """Remove the temporary files of processes on this machine that ended without cleaning up.
+    """Remove temporary files and folders of processes on this machine that ended too early for it.
 
     Returns:
         How many were removed. A folder that cannot be read has none.
     """
     removed = 0
-    ours = re.compile(rf"\..*\.{_process_mark()}-(\d+)\.tmp")
+    ours = re.compile(rf"(?:\..*|ring-\w+)\.{_process_mark()}-(\d+)(?:\.tmp)?")
+    entries: list[os.DirEntry[str]] = []
     with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            found = ours.fullmatch(entry.name)
-            if found and not _is_alive(int(found[1])):
-                os.unlink(entry.path)
+        entries = list(os.scandir(folder))
+    for entry in entries:
+        found = ours.fullmatch(entry.name)
+        if found and not _is_alive(int(found[1])):
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
                 removed += 1
     return removed
 

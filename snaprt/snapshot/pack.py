@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import BinaryIO, Final
 from snaprt.errors import SnapshotError, UsageError
 from snaprt.snapshot import layout, places, store
 from snaprt.snapshot.executions import whole_executions
-from snaprt.snapshot.leftovers import temporary_name
+from snaprt.snapshot.leftovers import remove_leftovers, temporary_folder, temporary_name
 from snaprt.snapshot.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.redact import Kind, Redaction, redact
 from snaprt.snapshot.write import write_snapshot
@@ -71,6 +70,7 @@ def pack(
     temporary = out.with_name(temporary_name(out.name))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(out.parent)
         with temporary.open("xb") as file:
             packed = _write(file, whole_executions(files), out, kinds)
             file.flush()
@@ -120,8 +120,8 @@ def _shareable(
         yield snapshot, ()
         return
     contents, notes = redact(snapshot, redaction)
-    with tempfile.TemporaryDirectory(prefix=".snaprt-pack-", dir=beside) as folder:
-        path = Path(folder) / layout.file_name(contents.execution)
+    with temporary_folder(beside, "pack") as folder:
+        path = folder / layout.file_name(contents.execution)
         write_snapshot(path, contents)
         yield open_snapshot(path), notes
 
@@ -141,6 +141,8 @@ def unpack(pack: Path, folder: Path) -> Packed:
         UsageError: A snapshot is there already with another content.
     """
     snapshots, arrays, size = [], 0, 0
+    for place in (folder, folder / store.FOLDER):
+        remove_leftovers(place)
     for name, copy in _checked_members(pack).items():
         target = folder / name
         temporary = folder / temporary_name(target.name)

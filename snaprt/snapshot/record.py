@@ -70,6 +70,7 @@ class _Seen:
     counter: itertools.count[int] = field(default_factory=itertools.count)
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
     output_bytes: int = 0  # as far as it is known
+    watched: int = 0  # executions of which it was found out whether a NaN appears
     prospect: tuple[Plan | None, Prospect] = (None, _UNJUDGED)  # of that plan
 
 
@@ -224,6 +225,9 @@ class Recorder:
                 compiled to say so: a bool scalar.
             has_compiled: Whether the program was compiled on the way, so that nobody knows how
                 long it ran.
+
+        Raises:
+            ExecutionError: A failure was recorded, and SNAPRT_RECORD_STOP asks to stop.
         """
         try:
             held = self._held(token)
@@ -234,12 +238,19 @@ class Recorder:
                 nbytes = self._filing.queue(held, "outputs", held.recorded_for, held.cause)
                 self._seen[held.executable.number].output_bytes = nbytes
             if held.watching:
+                if held.plan.wants_flag:
+                    self._seen[held.executable.number].watched += 1
                 self._watch.add(held)
             if held.plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
                 self._room_made = time.monotonic()
                 self.writer.call(lambda: self._ring.make_room(held.plan.keep_bytes))
+            if held.plan.stops and held.watching:
+                self._watch.settle()  # whoever is to stop at a failure waits for each execution
+                self.writer.flush()
         except Exception as error:
             self.writer.complain(error)
+        if self._outcomes.stop_with is not None:
+            self._stop()
 
     def failed(self, token: HeldExecution | _Begun, error: BaseException) -> None:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
@@ -446,6 +457,21 @@ class Recorder:
         self.writer.flush()
         self._ring.close()
         self._tell_if_none_met()
+        self._tell_what_was_watched()
+
+    def _tell_what_was_watched(self) -> None:
+        """Say what was watched for NaN, where none appeared."""
+        plan = self._plan
+        if plan is None or not plan.wants_flag or metrics.counter_value("SnapshotNaN"):
+            return
+        watched = [seen for seen in self._seen.values() if seen.watched]
+        missed = int(metrics.counter_value("SnapshotMissed") or 0)
+        _log.warning(
+            "no NaN and no infinity appeared; watched were %d executions, of programs: %s%s",
+            sum(seen.watched for seen in watched),
+            _few(sorted({seen.name for seen in watched})) or "none ran",
+            f"; {missed} could not be" if missed else "",
+        )
 
     def _tell_if_none_met(self) -> None:
         """Say that no condition has held in all this time, which a misspelt name would explain."""
@@ -459,7 +485,7 @@ class Recorder:
             _log.warning(
                 "nothing was recorded: no execution met %s; what ran was %s",
                 "; ".join(texts),
-                ", ".join(ran[:_MOST_NAMES]) + (", ..." if len(ran) > _MOST_NAMES else ""),
+                _few(ran),
             )
 
     def _stop(self) -> None:
@@ -471,6 +497,10 @@ class Recorder:
         )
         mark_recorded(error)  # it is no failure of its own
         raise error
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 @functools.cache

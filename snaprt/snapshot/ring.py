@@ -17,6 +17,7 @@ from typing import Any
 
 from snaprt import metrics
 from snaprt.snapshot.held import HeldExecution
+from snaprt.snapshot.leftovers import remove_leftovers, ring_name
 
 Spill = Callable[[HeldExecution, Path], list[Path]]
 """``spill(execution, folder)`` writes it there, and returns the files once they are whole."""
@@ -56,7 +57,9 @@ class Ring:
                 if len(in_memory) < 2 or sum(_sizes(in_memory).values()) <= budget:
                     return
                 oldest = in_memory[0]
-                folder = oldest.plan.folder / f"ring-{self._mark()}"
+                folder = oldest.plan.folder / ring_name(self._mark())
+                if folder not in self._folders:
+                    remove_leftovers(folder.parent)
                 self._folders.add(folder)
             files = self._spill(oldest, folder)
             with self._lock:

@@ -128,6 +128,21 @@ def test_a_pickle_is_read_where_there_is_no_snaprt():
         assert b"snaprt" not in pickle.dumps([jnp.ones(2) * 2, jax.random.split(jax.random.key(0))])
 
 
+def test_a_jitted_function_is_pickled_in_and_after_a_scope_as_before_it():
+    cloudpickle = pytest.importorskip("cloudpickle")
+
+    @jax.jit
+    def doubled(x):
+        return x * 2
+
+    with snaprt.lazy():
+        pickles = [cloudpickle.dumps(doubled)]
+    pickles.append(cloudpickle.dumps(doubled))
+    for one in pickles:
+        assert b"snaprt" not in one
+        assert cloudpickle.loads(one)(3) == 6
+
+
 def test_a_copy_outlives_what_it_was_copied_from():
     with snaprt.lazy():
         x = jnp.arange(3.0) * 2

@@ -112,7 +112,8 @@ with snaprt.lazy():
 
 # Where zeros are to lie is known, and does not cut the graph.
 with snaprt.lazy(fullgraph=True):
-    state = [jnp.zeros_like(split), jnp.ones_like(jax.jit(jnp.sin, out_shardings=split.sharding)(free))]
+    named = jax.jit(jnp.sin, out_shardings=split.sharding)(free)
+    state = [jnp.zeros_like(split), jnp.ones_like(named)]
     assert [one.sharding for one in state] == [split.sharding] * 2
     with jax.set_mesh(explicit):
         typed = jnp.zeros((8, 2), out_sharding=P("d")) + 1

@@ -332,14 +332,24 @@ def draw(text: Text, kind: str, seed: int) -> Iterator[Plant]:
 def _names(text: Text, index: int) -> frozenset[str]:
     """Return the locations by which an operation is known: of a constant those of its readers.
 
-    XLA's HLO keeps no location of a constant, nor of a broadcast of one.
+    XLA's HLO keeps no location of a constant, and folds what is made of constants into one.
     """
     names = set(text.owners[index])
     line = text.lines[index]
-    if "stablehlo.constant" in line or "stablehlo.broadcast_in_dim" in line:
+    if "stablehlo.broadcast_in_dim" in line or _is_constant(text, index):
         for place in _users(text, index):
             names |= _names(text, place)
     return frozenset(names)
+
+
+def _is_constant(text: Text, index: int) -> bool:
+    line = text.lines[index]
+    if "stablehlo.constant" in line:
+        return True
+    made = [_RESULT.match(one) for one in text.lines[:index]]
+    names = {found[1]: place for place, found in enumerate(made) if found is not None}
+    read = _NAME.findall(line.partition(" = ")[2])
+    return bool(read) and all(one in names and _is_constant(text, names[one]) for one in read)
 
 
 def _users(text: Text, index: int) -> list[int]:

@@ -20,7 +20,7 @@ from snaprt.snapshot.xla_literals import literal_to_array
 from snaprt_replay.localise.findings import InstructionPlace
 from snaprt_replay.localise.matching import STEPPED, Comparison, compare, content_of
 from snaprt_replay.localise.program import NO_WORK, Line, shape_text
-from snaprt_replay.localise.substitute import Pair, pair_of
+from snaprt_replay.localise.substitute import RESULT, Pair, pair_of
 
 _GROUPING = frozenset({"tuple", "get-tuple-element"})
 _LONGEST = 60  # characters of an attribute that is shown
@@ -126,6 +126,12 @@ def _differing(compared: Comparison, joined: _Joined) -> Iterator[_Node]:
             is_extra = partner is None and not _known_there(compared, each)
             if is_extra or (partner is not None and _reshaped(ours, theirs, each, partner)):
                 joined.join(own, node(0, each))
+    if not compared.has_same_value(ours.root.id, theirs.root.id) and (
+        compared.partners.get(ours.root.id) != theirs.root.id
+    ):
+        yield node(0, RESULT)
+        joined.join(node(0, RESULT), node(0, ours.root.id))
+        joined.join(node(0, RESULT), node(1, theirs.root.id))
     for one in theirs.order:
         if one.id in back or _known_here(compared, one.id):
             continue
@@ -153,8 +159,12 @@ def _edit(members: Sequence[_Member]) -> Edit:
     pairs = frozenset(
         pair_of(compared, node.instruction)
         for node, compared, _ in members
-        if node.instruction in compared.partners
+        if node.instruction == RESULT or node.instruction in compared.partners
     )
+    members = [one for one in members if one[0].instruction != RESULT] or [
+        (node._replace(instruction=compared.lines[0].root.id), compared, frame)
+        for node, compared, frame in members
+    ]
     named, origins = [], set()
     for member in _to_name(members):
         origin = member[1].lines[0].program.origins.get(member[0].instruction)
@@ -175,7 +185,7 @@ def _to_name(members: Sequence[_Member]) -> Sequence[_Member]:
     extra = [one for one in members if _partner(one) is None]
     reading = [one for one in members if _partner(one) is not None and not _is_changed(one)]
     working = [one for one in extra if _instruction(one).opcode not in NO_WORK]
-    if len(working) == 1 and all(_is_passed_by(one, working[0]) for one in reading):
+    if len(working) == 1 and reading and all(_is_passed_by(one, working[0]) for one in reading):
         reading = working
     found = own or reading or extra
     return [one for one in found if _instruction(one).opcode not in _GROUPING] or found
@@ -213,7 +223,9 @@ def _place(member: _Member) -> InstructionPlace:
     place = line.place(line.by_id[node.instruction], frame)
     read = node.instruction
     while read in line.free:
-        reader = next((one for one in line.order if read in one.operand_ids), None)
+        readers = [one for one in line.order if read in one.operand_ids]
+        changed = (one for one in readers if not _known_there(compared, one.id))
+        reader = next(changed, readers[0] if readers else None)
         if reader is None:
             break
         read, at = reader.id, line.place(reader)
@@ -290,6 +302,9 @@ def _reads(compared: Comparison, one: XlaMessage, other: XlaMessage) -> Iterator
         return
     for mine, their in zip(one.operand_ids, other.operand_ids, strict=True):
         if compared.has_same_value(mine, their) or compared.partners.get(mine) == their:
+            continue
+        if ours.by_id[mine].opcode == theirs.by_id[their].opcode == "constant":
+            yield _literals(ours.by_id[mine].literal, theirs.by_id[their].literal)
             continue
         like = compared.partners_back.get(their)
         if like is None:

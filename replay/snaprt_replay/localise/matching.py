@@ -197,7 +197,7 @@ class _Pairing:
         takes = zip(*(parameters(line.computation) for line in lines), strict=False)
         self.partners = {one.id: other.id for one, other in takes}
         self.taken = set(self.partners.values())
-        self.known = set(self.ours.values.values()), set(self.theirs.values.values())
+        self.counts = [Counter(one.values.values()) for one in digests]
         self.votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
         if self.ours.result != self.theirs.result:
             self.votes[lines[0].root.id][lines[1].root.id] += 1
@@ -231,26 +231,34 @@ class _Pairing:
         """Return whether two may be one instruction, edited."""
         if any(self._is_extra(one, other, each) for each in one.operand_ids):
             return False
-        same_shape = shape_text(one.shape) == shape_text(other.shape)
-        same_opcode = one.opcode == other.opcode
-        if not self._both_new(one, other):
-            # Not what another operand is read for, but a constant may be there elsewhere too.
-            both_free = one.id in self.ours.line.free and other.id in self.theirs.line.free
-            return same_opcode and same_shape and both_free
-        return same_opcode or same_shape
-
-    def _both_new(self, one: XlaMessage, other: XlaMessage) -> bool:
+        # What is computed in the other program too is another operand there, unless it was computed
+        # more often here: then it is one of these that was edited.
+        if not (self._is_more(one.id, 0) and self._is_more(other.id, 1)):
+            return False
+        if one.opcode == other.opcode:
+            return True
+        # In any order: XLA's converter puts the constant of a sum last.
         return (
-            self.ours.values[one.id] not in self.known[1]
-            and self.theirs.values[other.id] not in self.known[0]
+            shape_text(one.shape) == shape_text(other.shape)
+            and len(one.operand_ids) == len(other.operand_ids)
+            and any(
+                self.ours.values[mine] == self.theirs.values[their]
+                or self.ours.own[mine] == self.theirs.own[their]
+                for mine, their in itertools.product(one.operand_ids, other.operand_ids)
+            )
         )
+
+    def _is_more(self, instruction: int, side: int) -> bool:
+        """Return whether one program computes a value more often than the other does."""
+        value = (self.ours, self.theirs)[side].values[instruction]
+        return self.counts[side][value] > self.counts[not side][value]
 
     def _is_extra(self, one: XlaMessage, other: XlaMessage, operand: int) -> bool:
         """Return whether the suspect has an instruction more: what it reads is the other."""
         return (
             self.ours.own[operand] == self.theirs.own[other.id] != self.ours.own[one.id]
             and len(one.operand_ids) != len(other.operand_ids)
-            and self.theirs.values[other.id] not in self.known[0]
+            and not self.counts[0][self.theirs.values[other.id]]
         )
 
     def _extra_operand(self, other: XlaMessage, one: int) -> int | None:
@@ -259,7 +267,7 @@ class _Pairing:
             if (
                 self.theirs.own[each] == self.ours.own[one] != self.theirs.own[other.id]
                 and len(self.ours.line.by_id[one].operand_ids) != len(other.operand_ids)
-                and self.theirs.values[each] not in self.known[0]
+                and not self.counts[0][self.theirs.values[each]]
             ):
                 return each
         return None

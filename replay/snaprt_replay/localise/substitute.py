@@ -14,13 +14,16 @@ from snaprt_replay.extract import attributes_of
 from snaprt_replay.localise.matching import Comparison
 from snaprt_replay.localise.program import Program
 
+RESULT = -1
+"""In place of an instruction: what of a computation its result is."""
+
 
 class Pair(NamedTuple):
     """An instruction of the suspect, and its partner in the reference.
 
     Args:
         computations: The ids of the computations that they are in.
-        instruction: The suspect's id.
+        instruction: The suspect's id, or `RESULT`.
     """
 
     computations: tuple[int, int]
@@ -168,7 +171,18 @@ def _found(compared: Comparison, key: _Key) -> XlaMessage:
 
 
 def _root(compared: Comparison, taken: frozenset[Pair]) -> _Key:
-    return _mixed(compared, taken, compared.lines[0].root.id)
+    ours, theirs = compared.lines
+    if pair_of(compared, RESULT) in taken:
+        return _theirs(compared, taken, theirs.root.id)
+    return _mixed(compared, taken, ours.root.id)
+
+
+def _theirs(compared: Comparison, taken: frozenset[Pair], other: int) -> _Key:
+    """Return what stands for an instruction of the reference."""
+    if other in compared.partners_back:
+        return _mixed(compared, taken, compared.partners_back[other])
+    like = compared.by_value.get(compared.digests[1].values[other])
+    return _Key("reference", other) if like is None else _Key("kept", like)
 
 
 def _mixed(compared: Comparison, taken: frozenset[Pair], one: int) -> _Key:
@@ -201,12 +215,8 @@ def _operands(compared: Comparison, taken: frozenset[Pair], key: _Key) -> list[_
             found.append(_Key("kept", one))
         elif not is_theirs:
             found.append(_mixed(compared, taken, each))
-        elif each in compared.partners_back:
-            found.append(_mixed(compared, taken, compared.partners_back[each]))
-        elif compared.digests[1].values[each] in compared.by_value:
-            found.append(_Key("kept", compared.by_value[compared.digests[1].values[each]]))
         else:
-            found.append(_Key("reference", each))
+            found.append(_theirs(compared, taken, each))
     return found
 
 

@@ -62,11 +62,11 @@ def step(parameters, momentum, text):
 random = np.random.default_rng(0)
 parameters = new_parameters(jax.random.key(0))
 momentum = jax.tree.map(jnp.zeros_like, parameters)
-for number in range(40):
+for number in range(20):
     starts = random.integers(0, len(tokens) - LENGTH - 1, BATCH)
     text = np.stack([tokens[start : start + LENGTH + 1] for start in starts])
     parameters, momentum, loss = step(parameters, momentum, text)
-    if number % 10 == 9:
+    if number % 5 == 4:
         print(number, f"{loss:.3f}")
 
 sample = jax.jit(logits_of)

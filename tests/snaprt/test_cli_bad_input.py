@@ -1,0 +1,153 @@
+"""Files that are cut, garbled, empty, huge or no files: words and status 2, no traceback."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from snaprt.cli import main as cli
+from snaprt.cli import output
+
+SNAPSHOTS = Path(__file__).parents[1] / "support" / "snapshots"
+GOOD = SNAPSHOTS / "format-1.0.inputs.snap"
+TEN_GIGABYTES = 10 << 30
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Make one file, or something that is none, of each kind."""
+    folder = tmp_path_factory.mktemp("bad")
+    content = GOOD.read_bytes()
+    chosen = random.Random(7)
+    garbled = bytearray(content)
+    for _ in range(20):
+        garbled[chosen.randrange(len(garbled))] ^= 1 << chosen.randrange(8)
+    contents = {
+        "empty.snap": b"",
+        "zeros.snap": bytes(5000),
+        "cut.inputs.snap": content[: len(content) // 2],
+        "garbled.inputs.snap": bytes(garbled),
+        "text.json": b"hello\n",
+        "latin.json": "é".encode("latin-1") * 50,
+        "list.json": b"[1, 2, 3]",
+        "wrong.json": b'{"schema": 1.5, "version": [], "format": {}}',
+        "deep.json": b"[" * 100_000,
+        "module.hlo.txt": b"HloModule m\n garbage",
+        "arrays.npz": b"PK\3\4garbage",
+    }
+    for name, given in contents.items():
+        (folder / name).write_bytes(given)
+    for name in ("huge.snap", "huge.json"):
+        (folder / name).touch()
+        os.truncate(folder / name, TEN_GIGABYTES)
+    (folder / "folder.snap").mkdir()
+    (folder / "itself").symlink_to("itself")
+    return [*folder.iterdir(), folder / "not there", Path("/" + "a" * 300), Path("\udcff.snap")]
+
+
+# `FILE` stands for the bad file, `OUT` for a name where something can be written.
+COMMANDS = [
+    "inspect FILE",
+    "diff FILE GOOD",
+    "export FILE --to python -o OUT",
+    "pack FILE -o OUT",
+    "unpack FILE -d OUT",
+    "metrics FILE",
+    "report FILE",
+    "cache import FILE --dir OUT",
+    "cache export FILE --dir OUT",
+    "cache ls --dir FILE",
+    "cache verify --dir FILE",
+    "cache why FILE FILE --dir OUT",
+    "export GOOD --to python -o FILE/x",
+    "pack GOOD -o FILE/x",
+    "unpack GOOD -d FILE/x",
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_bad_file_is_an_error_with_a_hint_and_no_traceback(
+    bad: list[Path],
+    tmp_path: Path,
+    words: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for file in bad:
+        out = tmp_path / "out"
+        names = {"FILE": str(file), "OUT": str(out), "GOOD": str(GOOD)}
+        names["FILE/x"] = str(file / "x") if os.path.isfile(file) else str(file)
+        status = cli.main([names.get(word, word) for word in words.split()])
+        shown = capfd.readouterr().err
+        assert status in (output.EXIT_OK, output.EXIT_MISMATCH, output.EXIT_FAILURE)
+        assert "Traceback" not in shown, f"{file}: {shown}"
+        assert "bug in snaprt" not in shown
+        if status == output.EXIT_FAILURE and "report" not in words:
+            assert "error: " in shown, file
+            assert "\nhint: " in shown, f"{file}: {shown}"
+        for left in (out, file / "x"):
+            if file.parent != SNAPSHOTS and os.path.exists(left):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert used < 1 << 20  # KiB: nothing is read whole because it is there
+
+
+_FULL = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from snaprt.cli.main import main
+import snaprt.snapshot.pack
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_disk_without_room_is_an_error_with_a_hint_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL, "pack", str(GOOD), "-o", str(tmp_path / "out.pack")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == output.EXIT_FAILURE, done.stderr
+    assert "error: " in done.stderr
+    assert "\nhint: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def _no_space() -> None:
+    raise OSError(28, "No space left on device", "/full/file")
+
+
+def _no_memory() -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("fail", "words"),
+    [
+        (_no_space, "error: No space left on device: /full/file\n\nhint: Free space there"),
+        (_no_memory, "error: out of memory\n\nhint: "),
+    ],
+)
+def test_what_the_system_refuses_is_said_in_its_words_and_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fail: Callable[[], None],
+    words: str,
+) -> None:
+    monkeypatch.setattr("snaprt.metrics.load", lambda file: fail())
+    assert cli.main(["metrics", "m.json"]) == output.EXIT_FAILURE
+    assert capsys.readouterr().err.startswith(words)
