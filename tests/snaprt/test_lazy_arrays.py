@@ -126,7 +126,9 @@ def test_a_traced_array_is_still_a_tracer():
 
 def test_a_pickle_is_read_where_there_is_no_snaprt():
     with snaprt.lazy():
-        assert b"snaprt." not in pickle.dumps([jnp.ones(2) * 2, jax.random.split(jax.random.key(0))])
+        assert b"snaprt." not in pickle.dumps(
+            [jnp.ones(2) * 2, jax.random.split(jax.random.key(0))]
+        )
 
 
 def test_a_jitted_function_is_pickled_in_and_after_a_scope_as_before_it():
