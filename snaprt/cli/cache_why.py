@@ -227,11 +227,10 @@ def _print_program(program: ProgramDifference | None, *, other_jax: bool) -> Non
         _say("The list of operations is cut: its end was not compared.", indent=4)
     for name, before, after in program.arguments:
         _say(f"argument {name}: {before or 'none'} -> {after or 'none'}", indent=4)
-    gives_memory = [place for place, *_ in program.attributes if place.endswith(_DONATION)]
-    if gives_memory:
-        _say("They donate otherwise: which arguments give their memory to results.", indent=4)
-    for place, before, after in program.attributes[:_MOST_ATTRIBUTES]:
-        _say(f"{place}: {before or 'none'} -> {after or 'none'}", indent=4)
+    if any(where.endswith(_DONATION) for where, *_ in program.attributes):
+        _say("They donate otherwise: other arguments give their memory to results.", indent=4)
+    for where, before, after in program.attributes[:_MOST_ATTRIBUTES]:
+        _say(f"{where}: {before or 'none'} -> {after or 'none'}", indent=4)
     if (more := len(program.attributes) - _MOST_ATTRIBUTES) > 0:
         _say(f"and {counted(more, 'attribute')} more", indent=4)
     shown = list(program.operations)

@@ -21,7 +21,7 @@ from snaprt.execute.collected import CollectedProgram, restored
 from snaprt.execute.compile import entry_metadata
 from snaprt.execute.key import module_digest, module_key, program_key, topology_key
 from snaprt.execute.lower import placed
-from snaprt.execute.native_calls import refuse_objects_of_another_process
+from snaprt.execute.native_calls import obstacle, refuse_objects_of_another_process
 from snaprt.execute.notes import Note, devices_of_placement, read_note, write_note
 from snaprt.execute.once import compile_once
 from snaprt.execute.summary import summarise
@@ -119,7 +119,7 @@ def _once(cache: Cache, key: Any, compile_and_put: Any) -> tuple[float, bool, bo
     """Compile unless the cache has a sound entry, or another process is about to store one."""
 
     def sound() -> float | None:
-        return None if cache.get(key, counted=False) is None else 0.0
+        return None if cache.get(key, counted=False, obstacle=obstacle) is None else 0.0
 
     if sound() is not None:
         return 0.0, True, True

@@ -41,9 +41,8 @@ _OBJECTS: Final[Mapping[str, str]] = {
     r"CustomSPMDPartitioning": "the Python functions of custom_partitioning",
     r"InspectSharding": "the Python function of inspect_array_sharding",
 }
-_OBJECT: Final = re.compile("|".join(f"({pattern})" for pattern in _OBJECTS))
 #: A number in a configuration that is large enough for an address.
-_NUMBER: Final = re.compile(r"(?<![\w.])(?:0x[0-9a-fA-F]{8,16}|-?\d{9,20})(?![\w.])")
+_NUMBER: Final = re.compile(r"(?<![\w.])(?:0x[0-9a-fA-F]{8,16}|\d{9,20})(?![\w.])")
 _HOST_TRANSFER: Final = "is_host_transfer"
 _CALLS: Final = re.compile(rb"custom_call|is_host_transfer")
 _CONFIGURATION: Final = ("backend_config", "mhlo.backend_config")
@@ -75,13 +74,15 @@ def custom_calls(module: Any, bytecode: bytes | None = None) -> CustomCalls:
 
 
 def _objects_named_by(target: str, attributes: Any) -> str:
-    found = _OBJECT.fullmatch(target)
-    if found is not None:
-        return list(_OBJECTS.values())[found.lastindex - 1 if found.lastindex else 0]
+    for pattern, what in _OBJECTS.items():
+        if re.fullmatch(pattern, target):
+            return what
     for name in _CONFIGURATION:
         if name in attributes:
-            numbers = [int(one, 0) for one in _NUMBER.findall(str(attributes[name]))]
-            if numbers and any(map(_is_address, numbers)):
+            text = str(attributes[name]).replace(r"\22", '"')  # as MLIR prints a quote in a string
+            if any(
+                _is_address(int(one, 16 if "x" in one else 10)) for one in _NUMBER.findall(text)
+            ):
                 return f"memory of the process, in the configuration of {target}"
     return ""
 

@@ -101,7 +101,8 @@ def holds_objects(lowered: jax.stages.Lowered) -> bool:
 
     Checked with jax 0.10.2 and 0.12.0: what a module names by address JAX keeps alive beside it.
     """
-    arguments = lowered._lowering.compile_args  # type: ignore[attr-defined]
+    lowering: Any = lowered._lowering
+    arguments = lowering.compile_args
     return bool(arguments["keepalive"] or arguments["host_callbacks"])
 
 
