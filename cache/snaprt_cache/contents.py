@@ -283,10 +283,10 @@ class Contents:
 
     def _reconcile(self) -> None:
         """Give the index a row for each blob, and no other: a process may die between the two."""
-        known = self._index.keys()
-        there = set(self._blobs.digests())
-        self._put_rows(there - known)
-        if gone := known - there:
+        known = self._index.sizes()
+        there = self._blobs.sizes()
+        self._put_rows(digest for digest, size in there.items() if known.get(digest) != size)
+        if gone := known.keys() - there.keys():
             self._index.remove(gone)
 
     def _blob_rows(self) -> Iterator[IndexedEntry]:
@@ -375,7 +375,7 @@ class Contents:
             # A damaged index has been made anew by then: it holds nothing that blobs do not.
             if damage := self._index.check():
                 return Finding("index", "", self.index_path, damage, True)
-            right = sound <= self._index.keys() <= there
+            right = sound <= self._index.sizes().keys() <= there
             if heal:
                 self._reconcile()
         except IndexUnavailable as error:

@@ -181,8 +181,8 @@ class Index:
             _forget_the_future(connection, now)
             there = sizes()
             connection.executemany(
-                "UPDATE entries SET stored_bytes = ?2 WHERE key = ?1 AND stored_bytes != ?2",
-                there.items(),
+                "UPDATE entries SET stored_bytes = ? WHERE key = ? AND stored_bytes != ?",
+                [(size, key, size) for key, size in there.items()],
             )
             gone: list[EntryRow] = []
             left = sum(there.values())
@@ -207,9 +207,10 @@ class Index:
         query = "WHERE key GLOB ? ORDER BY created DESC"
         return self.run(lambda connection: list(_rows(connection, query, f"{prefix}*")))
 
-    def keys(self) -> set[str]:
-        """Return the keys that have a row."""
-        return self.run(lambda c: {str(key) for (key,) in c.execute("SELECT key FROM entries")})
+    def sizes(self) -> dict[str, int]:
+        """Return the size of the blob's file that each row gives, by key."""
+        query = "SELECT key, stored_bytes FROM entries"
+        return self.run(lambda c: {str(key): int(size) for key, size in c.execute(query)})
 
     def key_parts(self) -> list[tuple[str, str, str]]:
         """Return the digest of the key, the name and the value of each part, in their order."""

@@ -75,7 +75,8 @@ def command(
     side B that of OTHER. The program is cut into regions; each is run on both sides from the same
     values, and the search goes on inside the first that goes wrong, down to one instruction, in
     loops and branches too. Where the sides agree on a NaN or an infinity, it is the first operation
-    that makes one of finite values.
+    that makes one of finite values. Where the programs of FILE and OTHER differ, only what differs
+    is named: the fewest operations with which, as OTHER has them, the difference is gone.
 
     The status is 0 if the sides agree, 1 if something was found or the budget is spent.
 
@@ -119,6 +120,9 @@ def _show(found: Localisation) -> None:
     if found.observer_effect is not None:
         untapped, tapped = map(error_text, found.observer_effect)
         console.print(f"the outputs' error: {untapped} without taps, {tapped} with the first taps")
+    if found.substituted is not None:
+        before, after = map(error_text, found.substituted)
+        console.print(f"the outputs' error: {before}, {after} with these as in the reference")
     for effect in found.passes:
         outcome = effect.failed or error_text(effect.error)
         console.print(f"{tables.printable(effect.variant)}: {tables.printable(outcome)}")

@@ -47,7 +47,6 @@ from snaprt.jaxapi.compilation_cache import (
     Compilation,
     JitExecutable,
     load_jit_executable,
-    module_without_names,
     options_in_effect,
     use_compilation_cache,
     without_compilation_cache,

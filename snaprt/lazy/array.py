@@ -131,6 +131,8 @@ class LazyArray(jaxapi.ArrayOfTrace):
             else result.point.placement.committed
         )
 
+    _committed = committed
+
     @property
     def weak_type(self) -> bool:
         """Whether the type gives way to that of another operand; known without computing it."""

@@ -22,7 +22,6 @@ READ_METHODS: dict[str, str] = {
     "__int__": "int",
     "__oct__": "oct",
     "__reduce__": "pickle",
-    "__release_buffer__": "array",
     "__repr__": "repr",
     "__str__": "repr",
     "addressable_data": "addressable_data",

@@ -10,6 +10,7 @@ import pytest
 
 import snaprt
 from snaprt import jaxapi
+from snaprt.jaxapi.compilation_cache import module_without_names
 
 PROGRAM = r"""
 import json, jax, jax.numpy as jnp, snaprt
@@ -177,7 +178,7 @@ def calls_of_two(first: str, second: str, operations: tuple[str, str]) -> bytes:
         "return %z : tensor<f32>\n}\n"
         f"{function(first, operations[0])}{function(second, operations[1])}}}"
     )
-    return jaxapi.module_without_names(module)
+    return module_without_names(module)
 
 
 @pytest.mark.parametrize("names", [("f", "snaprt.0"), ("snaprt.1", "snaprt.0"), ("__0", "__1")])
