@@ -317,7 +317,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         allowed="a number of operations; 0 for no limit",
         default=100_000,
         default_text="100000",
-        help="Run what is pending once this many operations are, those in jitted functions counted.",
+        help="Run what is pending once so many operations are, those in jitted functions counted.",
     ),
     Setting(
         "SNAPRT_METRICS_FILE",

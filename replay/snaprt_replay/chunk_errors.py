@@ -344,8 +344,8 @@ def _count_specials(
     masks = (*confusions, both_nan, both_nan & other_bits)
     counts = [int(np.count_nonzero(mask)) for mask in masks]
     both_inf = int(np.count_nonzero(left_inf & right_inf & (left == right)))
-    found = SpecialCounts(*counts, inf_both=both_inf)
-    errors.specials = add_specials(errors.specials, found)
+    errors.specials = add_specials(errors.specials, SpecialCounts(*counts))
+    errors.specials = add_specials(errors.specials, SpecialCounts(inf_both=both_inf))
     _note_beyond(errors, np.logical_or.reduce(confusions), positions, start)
     return np.isfinite(left) & np.isfinite(right)
 

@@ -155,6 +155,10 @@ def _explained(
 def amplification(yardstick: Yardstick, outputs: Sequence[np.ndarray]) -> float | None:
     """Return the median of what rounding explains, in ULP, for the output with the largest.
 
+    The ULP is that of the output's own type at the element, or at the output's root mean square
+    where the element is smaller: near zero a ULP of the element means nothing. All of the output's
+    size is the most that is said. None if no output has a size.
+
     Args:
         yardstick: The reference.
         outputs: Of one side, for their types and shapes.
@@ -169,8 +173,10 @@ def amplification(yardstick: Yardstick, outputs: Sequence[np.ndarray]) -> float 
             with np.errstate(all="ignore"):
                 explained, _, _ = _explained(center, samples, own)
                 size = np.where(np.isfinite(center), np.abs(center), 0.0)
-                ulp = np.maximum(size * floatbits.epsilon(own), floatbits.smallest_normal(own))
-            found.append(float(np.median(explained / ulp)))
+                size = np.maximum(size, np.sqrt(np.mean(np.square(size))))
+                moved = float(np.median(explained / (size * floatbits.epsilon(own))))
+            if np.isfinite(moved):
+                found.append(min(moved, 1.0 / floatbits.epsilon(own)))
     return max(found) if found else None
 
 

@@ -192,7 +192,7 @@ def _damaged_arrays(place: Path, files: Sequence[glance.Glance], check: bool) ->
             yield error.message
         except OSError as error:
             reason = error.strerror or error
-            yield f"{place / member}, which {file.path} needs, cannot be read: {reason}"
+            yield f"an array that {file.path} needs cannot be read: {error.filename}: {reason}"
 
 
 def _rows(files: Iterable[glance.Glance]) -> list[Row]:

@@ -62,8 +62,8 @@ BREAKS: Final[Mapping[str, Break]] = {
     "graph_bytes": Break("no mark_step: SNAPRT_AUTO_STEP_BYTES bytes were pending", _MARK),
     "graph_work": Break("no mark_step: work for a fraction of a second was pending", _MARK),
     "own_program": Break(
-        "no mark_step: a large call of a jax.jit, a loop, or what draws random numbers is a program "
-        "of its own",
+        "no mark_step: a large call of a jax.jit, a loop, or what draws random numbers is its own "
+        "program",
         _MARK,
     ),
     "repeats": Break(

@@ -1,11 +1,11 @@
-"""Tells of a program that takes long to compile while it compiles; must not know how that is done."""
+"""Tells of a program that takes long to compile, while it does; must not know how that is done."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from snaprt import jaxapi, settings
 from snaprt.explain.breaks import count_text, place_text, users_place
@@ -38,7 +38,8 @@ def told_when_slow(operations: int, cause: str) -> Iterator[None]:
 
     timer = threading.Timer(seconds, tell)
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):  # from 3.12 on, none starts while the program ends
+        timer.start()
     try:
         yield
     finally:

@@ -29,7 +29,8 @@ class Cut:
     """One cut of a thread's recording, which runs what is pending or a part of it.
 
     Attributes:
-        cause: ``mark_step``, one of `snaprt.lazy.pacing`, or what read a value: see `snaprt.lazy.breaks`.
+        cause: ``mark_step``, one of `snaprt.lazy.pacing.CAUSES`, or what read a value: see
+            `snaprt.lazy.breaks`.
         step: How many steps the thread had marked before.
         operations: How many operations it is to run.
         stack: The user's frames, innermost last.

@@ -209,7 +209,6 @@ from snaprt.jaxapi.settings import configuration, default_device, x64, x64_enabl
 from snaprt.jaxapi.shardings import (
     NamedShardings,
     Partitioning,
-    changes_type,
     devices_of_sharding,
     has_devices_for,
     hlo_sharding_text,
@@ -278,7 +277,6 @@ __all__ = [
     "called_with",
     "can_be_ordered",
     "can_wait",
-    "changes_type",
     "changing_module",
     "closes_over_references",
     "compile_for_topology",

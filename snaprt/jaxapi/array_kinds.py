@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from operator import attrgetter
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import jax
@@ -32,10 +32,8 @@ class _TracerToJax(_Tracer):
     __slots__ = ()
 
 
-def _asked_by_jax() -> bool:
-    """Say whether a function of JAX's called the function that asks."""
-    name = _frame(2).f_globals.get("__name__", "")
-    return name.startswith("jax.") or name == "jax"
+def _is_of_jax(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "")[:4] == "jax."
 
 
 def _shard(arrays: Any, shardings: Any, layouts: Any, semantics: Any) -> Any:
@@ -43,7 +41,7 @@ def _shard(arrays: Any, shardings: Any, layouts: Any, semantics: Any) -> Any:
     return _pxla.shard_args(shardings, layouts, semantics, [a.full_lower() for a in arrays])
 
 
-class ArrayOfTrace(jax.Array):
+class _ArrayOfTrace(jax.Array):
     """A `jax.Array` that JAX takes for a tracer; it does all that tracers do.
 
     Attributes:
@@ -61,11 +59,13 @@ class ArrayOfTrace(jax.Array):
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """What `isinstance` goes by where the type itself does not answer."""
-        return _TracerToJax if _asked_by_jax() else self._kind_of_value()
+        if _frame(1).f_globals.get("__name__", "")[:4] == "jax.":  # `_is_of_jax`, written out
+            return _TracerToJax
+        return self._kind_of_value()
 
     def __getattr__(self, name: str) -> Any:
         """Find for JAX what its tracers have, and for everybody what the value has."""
-        if _asked_by_jax() and hasattr(self.aval, name):
+        if _is_of_jax(_frame(1)) and hasattr(self.aval, name):
             return _Tracer.__getattr__(self, name)
         kind = self._kind_of_value()
         if name == "__cuda_array_interface__" and self.platform() == "cpu":
@@ -79,6 +79,9 @@ class ArrayOfTrace(jax.Array):
         is_key = jax.dtypes.issubdtype(self.aval.dtype, jax.dtypes.prng_key)
         return PRNGKeyArray if is_key else ArrayImpl
 
+
+# Any: a subclass answers where the base class is typed to raise.
+ArrayOfTrace: Any = _ArrayOfTrace
 
 _NOT_OF_TRACERS = {"__class__", "__getattr__", "__init__", "__jax_array__"}
 for _name, _attribute in vars(_Tracer).items():

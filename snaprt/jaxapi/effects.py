@@ -57,7 +57,7 @@ _asked_before_waiting: list[Callable[[], None]] = []
 
 
 def before_waiting_for_effects(start: Callable[[], None]) -> None:
-    """Call ``start`` before a thread waits for effects: `jax.effects_barrier`, or the program's end.
+    """Call ``start`` before a thread waits for effects, as in `jax.effects_barrier` or at its end.
 
     Checked with jax 0.10.2 and 0.12.0: both ask a set of tokens for that.
     """

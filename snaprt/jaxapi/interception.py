@@ -23,7 +23,8 @@ from snaprt.jaxapi.traces import current_trace_setting
 NOT_KNOWN = object()
 
 _FollowJit = Callable[
-    [Any, Callable[..., Any], Any, Any, Any], tuple[Any, Callable[[Any], None] | None]
+    [Any, Callable[..., Any], Any, Any, Any],
+    tuple[Any, Callable[[Any], None] | None, tuple[Any, Any]],
 ]
 
 
@@ -33,22 +34,23 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
     Args:
         kind: The type of the trace.
         follow: Takes the trace, the function, what JAX knows of the jit, and the arguments. Returns
-            what the call returns, or ``NOT_KNOWN`` and what to tell what JAX then returned.
+            what the call returns, or ``NOT_KNOWN`` and what to tell what JAX then returned, with
+            the arguments to call it with.
     """
 
     def ask(fun: Any, info: Any, args: Any, kwargs: Any) -> MakeCall | None:
         trace = current_trace_setting.value
         if type(trace) is not kind:
             return None
-        returned, learn = follow(trace, fun, info, args, kwargs)
+        returned, learn, sent = follow(trace, fun, info, args, kwargs)
         if returned is not NOT_KNOWN:
             return lambda: (returned, *NO_FAST_PATH)
         if learn is None:
             return None
 
         def make() -> tuple[Any, ...]:
-            inferred, flat = infer_jit(fun, info, args, kwargs)
-            done = run_jit(inferred, flat, fun, args, kwargs)
+            inferred, flat = infer_jit(fun, info, *sent)
+            done = run_jit(inferred, flat, fun, *sent)
             learn(done[0])
             return done
 

@@ -86,8 +86,8 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
 
 def _ahead(lowered: Any, compiled: Any, options: Any) -> CompiledAhead | None:
     lowering = copy.copy(lowered._lowering)
-    arguments = getattr(lowering, "compile_args", None)
-    described = None if arguments is None else arguments.get("all_args_info")
+    arguments: dict[str, Any] = getattr(lowering, "compile_args", {})
+    described = arguments.get("all_args_info")
     if described is None:
         return None
     lowering._executable = compiled._executable

@@ -13,6 +13,8 @@ from jax._src import pjit as _pjit
 from jax._src import tree_util as _tree_util
 from jax._src.lib import jax_jit as _jax_jit
 
+from snaprt.jaxapi.traces import staging_for_constants
+
 #: Infers the types of a call of a jitted function: JAX's own, before anybody asks.
 infer_jit: Any = _pjit._infer_params
 
@@ -64,7 +66,9 @@ def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
                 make = ask(fun, info, args, kwargs)
                 if make is not None:
                     return make, _MADE_ELSEWHERE
-        return infer_jit(fun, info, args, kwargs)
+            return infer_jit(fun, info, args, kwargs)
+        with staging_for_constants("ahead_of_time"):
+            return infer_jit(fun, info, args, kwargs)
 
     @functools.wraps(run_jit)
     def run(inferred: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -34,6 +35,24 @@ def evaluating_compiled() -> AbstractContextManager[Any]:
 def _with_jit() -> Iterator[None]:
     with _config.disable_jit(False), evaluating():
         yield
+
+
+class _Staging(threading.local):
+    for_constants = ""  # what traces
+
+
+#: What this thread traces whose closures may hold no tracers: see `snaprt.jaxapi.values`.
+staging = _Staging()
+
+
+@contextmanager
+def staging_for_constants(name: str) -> Iterator[None]:
+    """Have what is traced inside close over values; ``name`` is what traces."""
+    outer, staging.for_constants = staging.for_constants, name
+    try:
+        yield
+    finally:
+        staging.for_constants = outer
 
 
 def current_trace() -> Any:

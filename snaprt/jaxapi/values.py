@@ -6,16 +6,19 @@ It must not know what those arrays are. Checked with jax 0.10.2 and 0.12.0.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax._src import array as _array
+from jax._src import config as _config
 from jax._src import pjit as _pjit
 from jax._src import shard_map as _shard_map
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
+
+from snaprt.jaxapi.traces import staging as _staging
+from snaprt.jaxapi.traces import staging_for_constants
 
 #: Functions whose arguments are arrays that exist, and modules that have them under that name.
 _OF_VALUES: Any = (
@@ -29,13 +32,6 @@ _OF_CONSTANTS = ("_trace_composite_to_jaxpr", "_reduction_jaxpr", "_variadic_red
 Read = Callable[[Any, str], Any]
 
 _is_taught = False
-
-
-class _Tracing(threading.local):
-    for_constants: str = ""
-
-
-_tracing = _Tracing()
 
 
 def teach_values(kind: type, read: Read) -> None:
@@ -57,7 +53,7 @@ def teach_values(kind: type, read: Read) -> None:
     callback = "make_array_from_callback"
     _replace(callback, (_array, jax), _of_callback(_array.make_array_from_callback, value))
     for name in _OF_CONSTANTS:
-        _replace(name, (_lax,), _of_constants(getattr(_lax, name), name))
+        _replace(name, (_lax,), staging_for_constants(name.strip("_"))(getattr(_lax, name)))
     _teach_traces(value)
     _is_taught = True
 
@@ -87,31 +83,26 @@ def _of_callback(function: Callable[..., Any], value: Read) -> Callable[..., Any
     return with_values
 
 
-def _of_constants(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def with_constants(*args: Any, **kwargs: Any) -> Any:
-        outer, _tracing.for_constants = _tracing.for_constants, name.strip("_")
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _tracing.for_constants = outer
-
-    return with_constants
-
-
 def _teach_traces(value: Read) -> None:
-    """Let eager `shard_map`, and what is traced for constants, close over the arrays."""
+    """Let eager `shard_map`, and what is traced for constants or folds them, take the arrays."""
     staging: Any = _partial_eval.DynamicJaxprTrace
     mapping: Any = _shard_map.ShardMapTrace
     new_const, to_pair = staging.new_const, mapping.to_val_mat_pair
+    process_primitive = staging.process_primitive
 
     def new_constant(trace: Any, constant: Any, *args: Any, **kwargs: Any) -> Any:
-        if _tracing.for_constants:
-            constant = value(constant, _tracing.for_constants)
+        if _staging.for_constants:
+            constant = value(constant, _staging.for_constants)
         return new_const(trace, constant, *args, **kwargs)
+
+    def process(trace: Any, primitive: Any, operands: Any, params: Any, /) -> Any:
+        if _config.eager_constant_folding.value:  # inside of `jax.ensure_compile_time_eval`
+            operands = [value(operand, "ensure_compile_time_eval") for operand in operands]
+        return process_primitive(trace, primitive, operands, params)
 
     def to_val_mat_pair(trace: Any, operand: Any) -> Any:
         return to_pair(trace, value(operand, "shard_map"))
 
     staging.new_const = staging.pure = staging.lift = new_constant
+    staging.process_primitive = process
     mapping.to_val_mat_pair = to_val_mat_pair

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi, metrics
-from snaprt.errors import ExecutionError
+from snaprt.errors import CompileError, ExecutionError
 from snaprt.lazy.breaks import (
     HANDING_NOTHING_OUT,
     HOST_TRANSFERS,
@@ -132,10 +132,6 @@ class LazyArray(jaxapi.ArrayOfTrace):
         )
 
     @property
-    def _committed(self) -> bool:
-        return self.committed
-
-    @property
     def weak_type(self) -> bool:
         """Whether the type gives way to that of another operand; known without computing it."""
         return self.aval.weak_type
@@ -193,6 +189,28 @@ def read_for_executable(array: LazyArray) -> jax.Array:
     return array.materialise("compiled")
 
 
+def _buffer(self: LazyArray, flags: int) -> Any:
+    """Compute the value and return its buffer.
+
+    NumPy asks for that first, and goes on to ``__array__`` whatever it raises. The error of an
+    effect, which is raised once, would be lost.
+    """
+    try:
+        return _buffer_of_value(self, flags)
+    except (CompileError, ExecutionError) as error:
+        self._trace.unseen_error = (self, error)
+        raise
+
+
+def _array(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
+    """Compute the value and return it as a numpy array."""
+    array, error = self._trace.unseen_error
+    self._trace.unseen_error = (None, None)
+    if array is self:
+        raise error
+    return _array_of_value(self, *args, **kwargs)
+
+
 def _reading_method(name: str, cause: str) -> Callable[..., Any]:
     def read(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
         value = (self.compute if name in HANDING_NOTHING_OUT else self.materialise)(cause)
@@ -231,5 +249,9 @@ def _reading_property(name: str, cause: str) -> property:
 
 for _name, _cause in READ_METHODS.items():
     setattr(LazyArray, _name, _reading_method(_name, _cause))
+_buffer_of_value = LazyArray.__dict__["__buffer__"]
+_array_of_value = LazyArray.__dict__["__array__"]
+for _name, _method in {"__buffer__": _buffer, "__array__": _array}.items():
+    setattr(LazyArray, _name, _method)
 for _name, _cause in READ_PROPERTIES.items():
     setattr(LazyArray, _name, _reading_property(_name, _cause))

@@ -21,9 +21,11 @@ from snaprt import jaxapi
 from snaprt.lazy.array import LazyArray
 from snaprt.lazy.paths import GRANULARITY, Point, Result, Shortcut
 from snaprt.lazy.recording import Recording
+from snaprt.lazy.transfers import send
 
 _SCALARS = frozenset({bool, int, float})
 _MANY = 4
+_NUMBERS = "biufc"  # kinds of numpy dtypes
 
 _current = jaxapi.current_trace_setting
 _trace_context = jaxapi.trace_context
@@ -35,16 +37,23 @@ _ref = weakref.ref
 class Attempt:
     """A call that is not known yet, between its beginning and its end."""
 
-    __slots__ = ("before", "interruptions", "key", "operands", "recording", "trace")
+    __slots__ = ("before", "interruptions", "key", "operands", "recording", "sent", "trace")
 
     def __init__(
-        self, trace: Any, key: Any, recording: Recording, before: Point, operands: Sequence[Any]
+        self,
+        trace: Any,
+        key: Any,
+        recording: Recording,
+        before: Point,
+        operands: Sequence[Any],
+        sent: dict[int, Any] | None = None,
     ) -> None:
         self.trace = trace
         self.key = key
         self.recording = recording
         self.before = before
         self.operands = operands
+        self.sent = sent  # operands that are numpy arrays, on the device, by ``id``
         self.interruptions = trace.interruptions
         trace.cut_for_call = None
 
@@ -89,13 +98,16 @@ class Attempt:
         return None
 
 
-def follow(trace: Any, function: Any, operands: Sequence[Any]) -> Any:
+def follow(
+    trace: Any, function: Any, operands: Sequence[Any], sent: dict[int, Any] | None = None
+) -> Any:
     """Return what a known call returns; an `Attempt` for one not known, ``None`` if it cannot be.
 
     Args:
         trace: The lazy trace of this thread.
         function: Stands for the function and its static arguments.
         operands: Its other arguments.
+        sent: Those of them that are numpy arrays and were copied to the device already, by ``id``.
     """
     context = _trace_context()
     if context != trace.context:
@@ -124,6 +136,11 @@ def follow(trace: Any, function: Any, operands: Sequence[Any]) -> Any:
                 wires.append(recording.input_wire(operand, None))
             elif kind in _SCALARS:
                 wires.append(_scalar_wire(kind, operand))
+            elif kind is np.ndarray and operand.ndim and operand.dtype.kind in _NUMBERS:
+                sent = {} if sent is None else sent
+                if id(operand) not in sent:
+                    sent[id(operand)] = send(operand)
+                wires.append(recording.input_wire(sent[id(operand)], None))
             else:
                 return None
         key = (function, trace.context_number, *(met or wires))
@@ -131,10 +148,10 @@ def follow(trace: Any, function: Any, operands: Sequence[Any]) -> Any:
         shortcut = before.shortcuts.get(key)
         if shortcut is None:
             if before.alone is None or key not in before.alone or not trace.runs_alone():
-                return Attempt(trace, key, recording, before, operands)
+                return Attempt(trace, key, recording, before, operands, sent)
             trace.following = False
             trace.cut_before_call()
-            return follow(trace, function, operands)
+            return follow(trace, function, operands, sent)
         recording.point = shortcut.target
         recording.literals += shortcut.literals
         if shortcut.makes_many:
@@ -293,29 +310,33 @@ def _static_key(value: Any) -> Any:
 
 def follow_jit(
     trace: Any, function: Callable[..., Any], info: Any, args: Any, kwargs: Any
-) -> tuple[Any, Callable[[Any], None] | None]:
+) -> tuple[Any, Callable[[Any], None] | None, tuple[Any, Any]]:
     """Follow a call of a jitted function, as `jaxapi.intercept_jit` asks.
 
     Returns:
         What the call returns, or `jaxapi.NOT_KNOWN`; and what is to be told what JAX's own way
-        returned.
+        returned, with the arguments to call it with.
     """
+    arguments = (args, kwargs)
     found = jaxapi.parse_call(function, info, args, kwargs)
     if found is None:
-        return jaxapi.NOT_KNOWN, None
+        return jaxapi.NOT_KNOWN, None, arguments
     key, operands = found
     result = follow(trace, key, operands)
     if result is None:
-        return jaxapi.NOT_KNOWN, None
+        return jaxapi.NOT_KNOWN, None, arguments
     if type(result) is not Attempt:
-        return result, None
+        return result, None, arguments
 
     def learn(returned: Any) -> None:
         structure: Any
         leaves, structure = jax.tree.flatten(returned)
         result.learn(leaves, structure.unflatten)
 
-    return jaxapi.NOT_KNOWN, learn
+    if result.sent:
+        sent = result.sent
+        arguments = jax.tree.map(lambda leaf: sent.get(id(leaf), leaf), arguments)
+    return jaxapi.NOT_KNOWN, learn, arguments
 
 
 # Not `**`, of which JAX looks at the exponent's value.

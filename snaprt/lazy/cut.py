@@ -238,7 +238,8 @@ def _split_at(
     nodes: Sequence[Point], ends: Sequence[int], wanted: set[int]
 ) -> list[Sequence[Point]]:
     """Return ``nodes`` in groups that end at these depths, and want what one hands to another."""
-    found = [list(group) for _, group in groupby(nodes, lambda node: bisect_left(ends, node.depth))]
+    grouped = groupby(nodes, lambda node: bisect_left(ends, node.depth))
+    found: list[Sequence[Point]] = [list(group) for _, group in grouped]
     for group in found:
         own = {result.number for node in group for result in node.results}
         used = {w for node in group for w in node.wires or () if type(w) is int and w >= 0}

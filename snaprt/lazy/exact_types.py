@@ -11,7 +11,7 @@ from functools import cache, partial
 from snaprt.after_import import call_after_import
 from snaprt.lazy.array import LazyArray
 
-#: Modules that compare ``type(array)`` of two arrays; they call ``type`` and do nothing else with it.
+#: Modules that compare ``type(array)`` of two arrays; all they do with ``type`` is to call it.
 _COMPARING = ("equinox._serialisation",)
 
 

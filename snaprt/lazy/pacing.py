@@ -1,8 +1,8 @@
 """Where to cut a recording that nobody cuts: automatic steps, for programs without `mark_step`.
 
 It looks at each point when a path first comes to it, and marks those after which a recording is to
-be cut. The marks stay with the paths, so a program that repeats is cut at the same places, and runs
-the programs that it ran before. It knows paths and counts; nothing of arrays, of time and of running.
+be cut. The marks stay with the paths, so a program that repeats is cut at the same places and runs
+the same programs again. It knows paths and counts; nothing of arrays, of time and of running.
 """
 
 from __future__ import annotations
@@ -91,16 +91,13 @@ class Pacer:
         assert point.before is not None
         if point.before.weight < limit // 2 <= point.weight:
             self._find_repetition(point)  # early: what is short is cut before much is pending
-        for cause, amount, most in (
+        pending = (
             (SIZE, point.weight, limit),
             (WORK, point.work, _max_work()),
             (BYTES, point.nbytes, most_bytes()),
-        ):
-            if amount >= most:
-                break
-        else:
-            return None
-        if point.depth < self._wait_until:
+        )
+        cause = next((cause for cause, amount, most in pending if amount >= most), None)
+        if cause is None or point.depth < self._wait_until:
             return None
         return None if self._find_repetition(point) else cause
 

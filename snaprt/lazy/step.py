@@ -102,8 +102,9 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
             modules, and change no program.
 
     Raises:
-        CompileError: If JAX or XLA refuses the program. The operations that are refused have failed:
-            arrays that depend on them raise the same error when read, all others stay pending.
+        CompileError: If JAX or XLA refuses the program. The operations that are refused have
+            failed: arrays that depend on them raise the same error when read, all others stay
+            pending.
         ExecutionError: If it fails while it runs; its arrays raise the same error when read.
         Exception: What a closure raised, after all have run.
     """
@@ -148,7 +149,7 @@ def run_effects(cause: str) -> None:
         ExecutionError: If an effect, such as a callback, fails; it is not run again.
     """
     own = getattr(_of_thread, "trace", None)
-    for trace in sorted(list(_effects), key=lambda one: one is own):
+    for trace in sorted(_effects.copy(), key=lambda one: one is own):
         if trace is own or not trace.has_running_owner():
             with trace.exclusive():
                 _run_effects(trace, cause)
@@ -157,6 +158,8 @@ def run_effects(cause: str) -> None:
 def _run_effects(trace: LazyTrace, cause: str) -> None:
     if trace.recording.point.effectful:
         _run(trace, [], trace.recording.live_arrays(), cause, watchers())
+    else:
+        _effects.discard(trace)
 
 
 @functools.cache
@@ -170,6 +173,8 @@ def _watch_waiting() -> None:
         run_effects("effects_barrier")
 
     jaxapi.before_waiting_for_effects(start)
+    # Once where threads can still be started, as the recorder may; once for what threads left then.
+    threading._register_atexit(_run_all_effects)  # type: ignore[attr-defined]
     atexit.register(_run_all_effects)
 
 
@@ -263,11 +268,12 @@ def _run(
         )
         recording.point.keep_plan(key, found)
     if targets and not at_step and trace.pacer.runs_all(found.left, recording.is_carried):
-        return _run(trace, alive, alive, cause, watching)
+        _run(trace, alive, alive, cause, watching)
+        return
     trace.pacer.was_cut(cause, path, recording.point.weight)
     if not found.parts:
         trace.begin()
-        return None
+        return
     watch = begin_watch(watching, cause, steps_ended(), found)
     metrics.metric_add("LazyTracing", trace.recording_time)
     progress = _Progress(found.is_all, by_operation, names_operations=modes.notes_places)

@@ -23,6 +23,7 @@ from snaprt.lazy.operation import Operation, operation
 from snaprt.lazy.pacing import ALONE, BYTES, Pacer, is_asked_for, is_program_of_its_own, most_bytes
 from snaprt.lazy.paths import GRANULARITY, Point, step_key
 from snaprt.lazy.recording import Recording, carry_over
+from snaprt.lazy.transfers import counted_transfer, send
 
 
 class LazyTrace(jaxapi.Trace):
@@ -62,6 +63,7 @@ class LazyTrace(jaxapi.Trace):
         self.context_number = -1
         self._points = 0
         self.fullgraph = False  # whether a cut is an error
+        self.unseen_error: tuple[Any, Any] = (None, None)  # and of which array's buffer it was
         self.interruptions = 0  # goes up when what is recorded is not all that happens
         self._contexts: dict[Any, int] = {}
         self._operation_context: Any = None
@@ -243,7 +245,7 @@ class LazyTrace(jaxapi.Trace):
             return None
         if isinstance(arg, jax.Array):
             return arg
-        return literal(arg) if jaxapi.host_literal(arg) else _transfer(arg)
+        return literal(arg) if jaxapi.host_literal(arg) else send(arg)
 
     def _next(
         self,
@@ -317,7 +319,7 @@ class LazyTrace(jaxapi.Trace):
         """Run an operation that no graph can hold, after the operands it needs."""
         self.interruptions += 1
         if cause == "device_put" and not any(isinstance(a, jax.Array) for a in args):
-            return _counted_transfer(
+            return counted_transfer(
                 lambda: jaxapi.evaluate_call("process_primitive", primitive, args, params)
             )
         self._at_once(self, primitive.name, cause, args)
@@ -327,7 +329,7 @@ class LazyTrace(jaxapi.Trace):
 
     def stage_value(self, val: Any) -> Any:
         """Lift a host value into an array; it is copied to the device at once."""
-        return val if isinstance(val, jax.Array) else _transfer(val)
+        return val if isinstance(val, jax.Array) else send(val)
 
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
@@ -357,17 +359,6 @@ class LazyTrace(jaxapi.Trace):
     def cur_qdd(self, x: Any) -> Any:
         """Return the quasi-dynamic data of ``x``, as the eager trace does (JAX 0.10)."""
         return jaxapi.evaluate_call("cur_qdd", x)
-
-
-def _transfer(value: Any) -> jax.Array:
-    return _counted_transfer(lambda: [jaxapi.to_device(value)])[0]
-
-
-def _counted_transfer(send: Callable[[], list[jax.Array]]) -> list[jax.Array]:
-    with metrics.timed("TransferToDeviceTime"):
-        arrays = send()
-    metrics.metric_add("OutboundData", sum(array.nbytes for array in arrays))
-    return arrays
 
 
 #: Operations that do another thing when they run than when they are compiled, and why.

@@ -172,10 +172,10 @@ def _digest_in(file: BinaryIO, stored: np.ndarray, compression: str) -> str:
     digest.update(_exactly(source, length))
     left = stored.nbytes
     while left:
-        piece = _exactly(source, min(left, encode.PIECE))
+        piece = memoryview(_exactly(source, min(left, encode.PIECE)))
         left -= len(piece)
         if compression == "zstd-shuffled":
-            piece = unshuffle(memoryview(piece), stored.itemsize)
+            piece = unshuffle(piece, stored.itemsize)
         digest.update(piece)
     if source.read(1):
         raise ValueError("it is too long")

@@ -193,7 +193,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Workers(2) as workers:
         os.environ["SNAPRT_CACHE_DIR"] = folder
         names = arguments.model or list(text_models.MODELS)
-        results = list(run_all(workers, names, arguments.each, arguments.seed, arguments.command))
+        results: list[Result] = []
+        for one in run_all(workers, names, arguments.each, arguments.seed, arguments.command):
+            results.append(one)
+            print(f"{len(results)}: {one}", file=sys.stderr, flush=True)
     show(results)
     right = sum(one.outcome == RIGHT for one in results) / len(results)
     accused = sum(one.outcome == WRONG for one in results)

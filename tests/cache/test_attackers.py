@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digest, file_digests, frame
@@ -69,7 +70,7 @@ def _use(path: Path, how: str = "private") -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _filled(path: Path, **options: object) -> Cache:
+def _filled(path: Path, **options: Any) -> Cache:
     cache = Cache.open(path, **options)
     assert cache.put(KEY, PAYLOAD, METADATA)
     record_miss(cache, KEY, "step")
@@ -306,6 +307,7 @@ def test_a_blob_that_would_fill_the_memory_is_damage(
 _MEMORY = """
 import resource, sys
 from pathlib import Path
+from typing import Any
 from snaprt_cache import Cache
 from snaprt_cache.bundle import bundled_blobs, read_bundle
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -106,7 +106,7 @@ def test_a_garbled_memory_of_digests_is_made_anew(tmp_path: Path, content: bytes
     (tmp_path / "file-digests.json").write_bytes(content)
     path = _old_file(tmp_path / "lib.so", b"library " + content)
     assert file_digest(path, tmp_path) == blake3.blake3(b"library " + content).hexdigest()
-    assert json.loads((tmp_path / "file-digests.json").read_text())["version"] == 1
+    assert json.loads((tmp_path / "file-digests.json").read_text())["version"] == 2
 
 
 def test_a_file_that_many_want_the_digest_of_at_once_is_read_once(

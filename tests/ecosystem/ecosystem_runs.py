@@ -55,13 +55,16 @@ MODES = {
     "cache, warm": Mode((), _CACHE),
 }
 
-#: The same in half as many processes, each doing two things that have nothing to do with each other.
+#: The same in half as many processes: recorder and cache have nothing to do with each other.
 FEW_MODES = {
     "plain": PLAIN,
     "lazy": MODES["lazy"],
     "record; cache, cold": Mode(("--record",), _CACHE),
     "when nan, keep last; cache, warm": Mode(("--when", "nan", "--keep-last", "2"), _CACHE),
 }
+
+#: What is known to differ, by program and mode, and why.
+DIFFERS: Mapping[tuple[str, str], str] = {}
 
 
 @dataclass(frozen=True)
@@ -119,19 +122,19 @@ def run(program: Path, mode: Mode, folder: Path) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr, seconds)
 
 
-def difference(plain: Ran, other: Ran, *, rounds: bool) -> str | None:
+def difference(plain: Ran, other: Ran, mode: Mode) -> str | None:
     """Return how a run differs from the plain one, or ``None``.
 
     Args:
         plain: What the program does without snaprt.
         other: What it did.
-        rounds: Whether numbers may differ a little; all else must be equal.
+        mode: How it ran; where that rounds, numbers may differ a little, all else may not.
     """
     if plain.status != other.status:
         return f"status {other.status} instead of {plain.status}\n{other.errors[-4000:]}"
     if plain.output == other.output:
         return None
-    if rounds and _equal_within_rounding(plain.output, other.output):
+    if mode.rounds and _equal_within_rounding(plain.output, other.output):
         return None
     return f"printed\n{other.output}\ninstead of\n{plain.output}\n{other.errors[-2000:]}"
 

@@ -1,44 +1,28 @@
-"""Programs as users of other libraries write them do under snaprt what they do without it."""
+"""Programs as users of other libraries write them do under snaprt what they do without it.
+
+Run: python -m pytest -m ecosystem -n auto --dist=load
+"""
 
 import pytest
-from ecosystem_runs import FEW_MODES, PROGRAMS, difference, missing_libraries, run
-
-#: What is known to differ, by program and mode, and why.
-DIFFERS = {
-    ("chex_dataclass", "lazy"): "the errors of checkify are not thrown lazily",
-}
+from ecosystem_runs import DIFFERS, FEW_MODES, PROGRAMS, difference, missing_libraries, run
 
 pytestmark = pytest.mark.ecosystem
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
-def program(request):
-    missing = missing_libraries(PROGRAMS[request.param])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_does_what_it_does_plainly(program, tmp_path):
+    missing = missing_libraries(PROGRAMS[program])
     if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}; see the extra 'ecosystem'")
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def plain(program, tmp_path_factory):
-    """Return what the program does plainly, and a folder that its other runs share."""
-    folder = tmp_path_factory.mktemp(program)
-    ran = run(PROGRAMS[program], FEW_MODES["plain"], folder)
-    assert ran.status == 0, ran.errors
-    return ran, folder
-
-
-@pytest.mark.parametrize("mode", [mode for mode in FEW_MODES if mode != "plain"])
-def test_a_program_does_what_it_does_plainly(program, plain, mode, request):
-    if (program, mode) in DIFFERS:
-        request.applymarker(pytest.mark.xfail(reason=DIFFERS[program, mode], strict=True))
-    ran, folder = plain
-    other = run(PROGRAMS[program], FEW_MODES[mode], folder)
-    assert difference(ran, other, rounds=FEW_MODES[mode].rounds) is None
-
-
-@pytest.mark.full
-def test_the_report_finds_no_difference(capsys):
-    import report
-
-    assert report.main([]) == (1 if DIFFERS else 0), capsys.readouterr().err
+        pytest.skip(f"not installed: {', '.join(missing)}; pip install -e '.[ecosystem]'")
+    plain = run(PROGRAMS[program], FEW_MODES["plain"], tmp_path)
+    assert plain.status == 0, plain.errors
+    differences = {
+        name: found
+        for name, mode in FEW_MODES.items()
+        if name != "plain"
+        and (found := difference(plain, run(PROGRAMS[program], mode, tmp_path), mode))
+    }
+    known = {mode for of, mode in DIFFERS if of == program}
+    assert differences.keys() == known, "\n\n".join(
+        f"{mode}: {found}" for mode, found in differences.items()
+    )

@@ -17,6 +17,7 @@ from snaprt_replay.results import (
     IDENTICAL,
     MISMATCH,
     WITHIN_TOLERANCE,
+    Comparison,
     OutputComparison,
     comparison_from_json,
     to_json,
@@ -151,8 +152,21 @@ def test_nan_and_infinity_on_both_sides_are_equal() -> None:
     values = np.float32([math.nan, math.inf, -math.inf, 1.0])
     result = compared(values, values.copy())
     assert result.verdict == IDENTICAL
-    assert result.specials.nan_both == 1
+    assert (result.specials.nan_both, result.specials.inf_both) == (1, 2)
+    assert (result.specials.not_finite, result.specials.confused) == (3, 0)
     assert sum(result.ulp_octaves) == 1
+
+
+@pytest.mark.parametrize("size", [16, 100_000])
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_comparison_of_nans_says_so(size: int, differs: bool) -> None:
+    values = np.full(size, math.nan, np.float32)
+    other = values.copy()
+    if differs:
+        values[-1], other[-1] = 1.0, np.nextafter(np.float32(1.0), np.float32(2.0))
+    result = compared(values, other)
+    assert result.specials.not_finite == size - differs
+    assert f"{size - differs} of {size} elements" in Comparison((result,)).summary
 
 
 def test_another_shape_or_dtype_is_a_mismatch_and_no_crash() -> None:

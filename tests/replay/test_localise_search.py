@@ -216,6 +216,39 @@ def test_an_error_that_vanishes_on_cutting_is_called_an_interaction(localise: Lo
     assert "cut apart" in found.sentence
 
 
+def test_what_goes_wrong_only_because_it_was_cut_out_is_not_accused(localise: Localise) -> None:
+    x = np.linspace(0.1, 1, 6, dtype=np.float32)
+    program = program_of(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
+
+    def break_pieces(hlo: bytes) -> bytes:
+        """Break `log` always, and `exp` where it is cut out."""
+        module = parse(HloModuleProto, hlo, "test")
+        entry = next(one for one in module.computations if one.id == module.entry_computation_id)
+        is_cut = len(entry.program_shape.parameters) > 1
+        return _swap_opcode(
+            _swap_opcode(hlo, "exponential", "cosine") if is_cut else hlo, "log", "sine"
+        )
+
+    found = localise(program, [x], break_pieces)
+    assert_found(found, first_named(program, "log"))
+
+
+def test_where_only_cutting_goes_wrong_no_operation_is_accused(localise: Localise) -> None:
+    x = np.linspace(0.1, 1, 6, dtype=np.float32)
+    program = program_of(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
+
+    def break_pieces(hlo: bytes) -> bytes:
+        """Add up to something wrong, but differently in the pieces."""
+        module = parse(HloModuleProto, hlo, "test")
+        entry = next(one for one in module.computations if one.id == module.entry_computation_id)
+        is_cut = len(entry.program_shape.parameters) > 1
+        return _swap_opcode(hlo, *(("sine", "cosine") if is_cut else ("log", "sine")))
+
+    found = localise(program, [x], break_pieces)
+    assert found.kind == "candidates"
+    assert "no operation can be proven" in found.sentence
+
+
 def test_rounding_that_is_amplified_is_no_instruction_s_fault(localise: Localise) -> None:
     def variance(x: jax.Array) -> jax.Array:
         return jnp.tanh(jnp.mean(x * x) - jnp.square(jnp.mean(x)))  # how not to

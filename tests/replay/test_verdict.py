@@ -117,6 +117,17 @@ def test_without_a_result_there_is_no_verdict_but_the_failure() -> None:
     assert unmeasured.notes == ("no reference",)
 
 
+def test_how_far_rounding_moves_is_told_in_ulps_of_the_outputs_size_and_no_more() -> None:
+    mostly_zero = np.where(np.arange(CENTER.size).reshape(CENTER.shape) % 3, 0.0, CENTER)
+    told = judged(rounded(), rounded(), yardstick(mostly_zero)).amplification
+    assert told is not None
+    assert 1 < told < 100
+    far = judged(rounded(), rounded(), yardstick(CENTER * 1e-20)).amplification
+    assert far == 2.0**23
+    nothing = np.zeros_like(CENTER)
+    assert judged(rounded(), rounded(), yardstick(nothing)).amplification is None
+
+
 def test_complex_numbers_are_judged_by_component() -> None:
     center = CENTER + 1j
     measure = Yardstick("f64", (center,), (center,), [(center + SPREAD,)])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -492,3 +497,121 @@ def test_every_kind_of_call_of_a_function_is_counted_as_a_program_of_its_own(dum
     assert shapes == [(8,)] * 3 + [(3,)] * 3 + [()] * 2
     # Python scalars and arrays from NumPy run what arrays of JAX's run.
     assert counts == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def test_functions_that_jax_takes_apart_when_it_lowers_them_are_recorded(dump: Path) -> None:
+    @jax.jit
+    def searched(ordered: jax.Array, wanted: jax.Array) -> jax.Array:
+        return jnp.searchsorted(ordered, wanted)
+
+    @jax.jit
+    def rooted(square: jax.Array) -> jax.Array:
+        def solve(function: Any, guess: jax.Array) -> jax.Array:
+            return jax.lax.fori_loop(0, 20, lambda _, y: y - function(y) / (2 * y), guess)
+
+        return jax.lax.custom_root(
+            lambda y: y * y - square, square, solve, lambda g, y: y / g(jnp.ones_like(y))
+        )
+
+    expected = searched(x, x[:2] + 0.5), rooted(jnp.float32(2.0))
+    with snaprt.record(folder=dump):
+        assert_same((searched(x, x[:2] + 0.5), rooted(jnp.float32(2.0))), expected)
+    assert names(dump) == ["searched", "rooted"]
+    assert array_names(recorded(dump)[0]) == ["ordered", "wanted"]
+
+
+def test_what_was_compiled_ahead_of_time_is_recorded_when_it_is_called(dump: Path) -> None:
+    def ahead(state: dict[str, jax.Array], scale: jax.Array) -> dict[str, jax.Array]:
+        return {"w": state["w"] * scale}
+
+    lower = jax.jit(ahead, donate_argnums=0).lower
+    with snaprt.record(folder=dump):
+        compiled = lower({"w": x}, x).compile()
+        with_options = lower({"w": x}, x).compile({"xla_cpu_enable_fast_math": True})
+        assert_same(compiled({"w": x + 0}, x), {"w": x * x})
+        assert_same(with_options({"w": x + 0}, x), {"w": x * x})
+    first, second = recorded(dump)
+    assert array_names(first) == ["state['w']", "scale"]
+    assert array_names(recorded(dump, "outputs")[0]) == ["result['w']"]
+    assert first.module.compile_options != second.module.compile_options
+
+
+def test_a_call_that_cannot_be_seen_is_told_once(
+    dump: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled = jax.jit(lambda x: x + 1).lower(x).compile()
+    if hasattr(compiled, "snaprt_ahead"):  # another test has recorded in this process
+        del compiled.snaprt_ahead
+    with snaprt.record(folder=dump):
+        compiled(x)
+        compiled(x)
+    assert names(dump) == []
+    assert [line for line in caplog.messages if "is not recorded" in line] == [
+        "an execution of a compiled program is not recorded: it was compiled before recording "
+        "began, or loaded; jax.jit is seen\nThis is said once."
+    ]
+
+
+def test_what_pmap_makes_is_an_execution(dump: Path) -> None:
+    with snaprt.record(folder=dump):
+        jax.pmap(lambda x: x * 2)(x[None])
+    assert len(names(dump)) == 1
+
+
+@pytest.mark.parametrize(
+    "function", [jax.nn.logsumexp, jax.grad(lambda x: jax.nn.softmax(x).max())]
+)
+def test_nan_is_found_under_a_mesh_of_explicit_axes(
+    function: Callable[[jax.Array], jax.Array], dump: Path
+) -> None:
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))
+    placed = jax.device_put(x, jax.NamedSharding(mesh, jax.P("rows")))
+    jitted = jax.jit(lambda x, lowest: function(jnp.sqrt(x - lowest)))
+    with jax.set_mesh(mesh):
+        expected = jitted(placed, 0.0)
+        with snaprt.record("nan", folder=dump):
+            assert_same(jitted(placed, 0.0), expected)
+            jitted(placed, 1.0)
+    assert [file.manifest.execution.execution_count for file in recorded(dump)] == [1]
+
+
+def test_an_array_that_the_program_deletes_is_recorded_as_it_was(dump: Path) -> None:
+    jitted = jax.jit(lambda x, key: x * 2)
+    with snaprt.record(folder=dump):
+        for number in range(8):
+            given, key = x + number, jax.random.key(number)
+            result = jitted(given, key)
+            for array in (given, key, result):
+                array.delete()
+    for number, file in enumerate(recorded(dump)):
+        assert np.array_equal(file.array("x"), np.arange(8.0) + number)
+    for number, file in enumerate(recorded(dump, "outputs")):
+        assert np.array_equal(file.array("result"), 2 * (np.arange(8.0) + number))
+    assert len(recorded(dump, "outputs")) == 8
+
+
+def test_jitted_functions_can_be_pickled_copied_and_asked_as_ever(dump: Path) -> None:
+    def scaled(x: jax.Array, by: float = 2.0) -> jax.Array:
+        return x * by
+
+    jitted = jax.jit(scaled)
+    with snaprt.record("error", folder=dump):
+        jitted(x)
+        restored = pickle.loads(cloudpickle.dumps(jitted))
+        assert_same(restored(x), x * 2)
+        assert_same(copy.deepcopy(jitted)(x), x * 2)
+        assert str(inspect.signature(jitted)) == str(inspect.signature(scaled))
+        assert weakref.ref(jitted)() is jitted
+    assert_same(pickle.loads(cloudpickle.dumps(jitted))(x), x * 2)
+
+
+def test_a_program_that_is_to_stop_does_so_at_the_execution_that_failed(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SNAPRT_RECORD_STOP", "1")
+    own = jax.jit(lambda x: jnp.log(x))
+    with snaprt.record("nan", folder=dump):
+        own(jnp.float32(1.0))
+        with pytest.raises(snaprt.ExecutionError, match="execution 1 of"):
+            own(jnp.float32(-1.0))
+    assert [file.manifest.execution.execution_count for file in recorded(dump)] == [1]

@@ -1,4 +1,4 @@
-"""To whoever holds it, a lazy array is what a JAX array is: its type, its copies, its conversions."""
+"""To whoever holds it, a lazy array is what a JAX array is: its type, copies and conversions."""
 
 import copy
 import functools
@@ -104,7 +104,8 @@ def test_what_asks_for_the_type_alone_cuts_nothing():
         assert not isinstance(x, (np.ndarray, jax.core.Tracer))
         assert not hasattr(x, "keys")
         assert not hasattr(x, "__cuda_array_interface__")
-        assert not (x._committed or x.weak_type)
+        assert not x._committed
+        assert not x.weak_type
         copy.deepcopy(x)
     assert not [name for name in snaprt.metrics.counter_names() if name.startswith("host::")]
 

@@ -210,6 +210,19 @@ def test_a_long_chain_neither_recurses_nor_leaks():
     np.testing.assert_array_equal(y, [501, 501])
 
 
+def test_committed_work_that_waits_for_uncommitted_work_in_its_middle_is_right():
+    """The first operation runs in an earlier program than the one that uses its result."""
+    with snaprt.lazy():
+        committed = jax.device_put(jnp.ones(3), jax.devices()[0]) * 2
+        uncommitted = jnp.arange(3.0) * 2
+        total = committed + uncommitted
+        del committed
+        kept = uncommitted + 1
+        snaprt.mark_step()
+    np.testing.assert_array_equal(total, [2, 4, 6])
+    np.testing.assert_array_equal(kept, [1, 3, 5])
+
+
 def test_an_input_that_is_laid_out_otherwise_runs_and_is_right() -> None:
     plain = jnp.arange(12.0).reshape(3, 4)
     other = jax.device_put(plain, Format(Layout((1, 0)), plain.sharding))

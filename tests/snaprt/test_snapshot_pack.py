@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -12,9 +15,11 @@ import numpy as np
 import pytest
 from recordings import record
 
+from snaprt.cli.main import main
 from snaprt.errors import SnapshotError, UsageError
 from snaprt.snapshot import layout, places
 from snaprt.snapshot.executions import executions_in
+from snaprt.snapshot.leftovers import ring_name, temporary_name
 from snaprt.snapshot.pack import pack, unpack
 from snaprt.snapshot.read import open_snapshot, sibling_inputs, sibling_outputs
 from snaprt.snapshot.store import ArrayStore
@@ -226,3 +231,33 @@ def test_what_is_no_packed_file_or_a_newer_one_is_refused(dump: Path, tmp_path: 
         unpack(path, tmp_path / "out")
     with pytest.raises(SnapshotError, match="there is no file"):
         open_snapshot(path / "none.inputs.snap")
+
+
+def test_what_killed_processes_left_goes_with_the_next_pack(dump: Path, tmp_path: Path) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    out = tmp_path / "one.pack"
+    name = temporary_name(out.name).replace(f"-{os.getpid()}.tmp", f"-{killed.stdout.strip()}.tmp")
+    ring = ring_name("0123abcd").replace(f"-{os.getpid()}", f"-{killed.stdout.strip()}")
+    (tmp_path / name).write_bytes(b"half")
+    (tmp_path / f".redacted{name}").mkdir()
+    (tmp_path / ring).mkdir()
+    (tmp_path / ring / "a.inputs.snap").write_bytes(b"held")
+    (tmp_path / temporary_name("mine")).write_bytes(b"being written by this process")
+    pack(sorted(dump.glob("*.snap")), out)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {dump.name, out.name, temporary_name("mine")}
+
+
+def test_a_name_that_is_too_long_is_no_bug_of_ours(
+    dump: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (snapshot, *_) = map(str, dump.glob("*.snap"))
+    assert main(["pack", snapshot, "-o", str(tmp_path / ("x" * 300))]) == 2
+    told = capfd.readouterr().err
+    assert "File name too long" in told
+    assert "Traceback" not in told

@@ -320,6 +320,34 @@ def test_a_full_queue_makes_the_program_wait_and_counts_it(tmp_path: Path) -> No
     assert nanoseconds > 1e8
 
 
+def test_the_queue_is_full_of_many_small_files_too(tmp_path: Path) -> None:
+    writer = SnapshotWriter(queue_files=3)
+    release = threading.Event()
+    for number in range(4):  # one is being written
+        writer.submit(tmp_path / f"{number}.snap", slow_contents(release), 1)
+        time.sleep(0.05)
+    threading.Timer(0.2, release.set).start()
+    writer.submit(tmp_path / "last.snap", slow_contents(release), 1)
+    assert release.is_set()
+    assert writer.flush(30)
+
+
+def test_what_there_is_no_time_for_when_the_process_is_told_to_end_is_counted_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = SnapshotWriter()
+    release = threading.Event()
+    for number in range(4):
+        writer.submit(tmp_path / f"{number}.snap", slow_contents(release), 1)
+    while len(writer._jobs) > 3:  # one is being written
+        time.sleep(0.01)
+    writer.end(0.1)
+    assert metrics.counter_value("SnapshotDropped") == 3
+    assert "3 snapshots that waited to be written are dropped" in caplog.text
+    release.set()
+    assert writer.flush(30)
+
+
 # Whole processes
 
 PRELUDE = """

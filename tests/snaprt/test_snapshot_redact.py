@@ -19,6 +19,7 @@ from recordings import record
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.snapshot import layout, seeded
+from snaprt.snapshot.describe import Cause, error_text
 from snaprt.snapshot.pack import pack
 from snaprt.snapshot.read import SnapshotFile, open_snapshot, sibling_outputs
 from snaprt.snapshot.store import ArrayStore
@@ -297,3 +298,19 @@ def test_a_record_from_which_nothing_can_be_drawn_is_an_error(tmp_path: Path) ->
     object.__setattr__(inputs.record(name), "seeded", {"zeros": 1.0})
     with pytest.raises(SnapshotError, match="nothing can be drawn"):
         inputs.array(name)
+
+
+def test_variables_that_nobody_knows_and_credentials_in_urls_are_not_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secrets = ("TPU_API_KEY", "NCCL_SECRET", "JAX_MY_TOKEN", "XLA_MY_PASSWORD", "NEURON_AUTH_TOKEN")
+    for name in secrets:
+        monkeypatch.setenv(name, "hunter22")
+    monkeypatch.setenv("SNAPRT_CACHE_REMOTE", "s3://ann:hunter22@host/bucket?X-Signature=hunter22")
+    monkeypatch.setenv("JAX_ENABLE_X64", "0")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=gs://ann:hunter22@bucket/dump")
+    cause = Cause("all", error_text(ValueError("no answer from http://ann:hunter22@host")))
+    assert "hunter22" not in repr(cause)
+    assert not set(secrets) & set(cause.environment)
+    assert cause.environment["JAX_ENABLE_X64"] == "0"
+    assert cause.environment["SNAPRT_CACHE_REMOTE"].startswith("s3://(hidden)@host/bucket")

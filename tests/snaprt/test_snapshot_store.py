@@ -16,8 +16,10 @@ import pytest
 from recordings import record
 
 from snaprt import metrics
+from snaprt.cli.main import main
 from snaprt.errors import SnapshotError
 from snaprt.snapshot import layout, prune
+from snaprt.snapshot.pack import pack
 from snaprt.snapshot.read import open_snapshot
 from snaprt.snapshot.store import ArrayStore
 
@@ -105,6 +107,38 @@ def test_an_array_whose_file_was_removed_is_stored_again(tmp_path: Path, store: 
     stored(tmp_path)[0].unlink()
     path = record(tmp_path, model, arguments(), store=store)
     assert np.array_equal(open_snapshot(path).array("weights"), WEIGHTS)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_a_damaged_array_is_written_anew_before_it_is_used_again(
+    damage: str, tmp_path: Path, store: ArrayStore
+) -> None:
+    first = record(tmp_path, model, arguments(), store=store)
+    (path,) = stored(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content if damage == "flip" else content[:-7])
+    second = record(tmp_path, model, arguments(), store=ArrayStore(tmp_path), execution_count=1)
+    for snapshot in (first, second):
+        assert np.array_equal(open_snapshot(snapshot).array("weights"), WEIGHTS)
+    assert metrics.counter_value("SnapshotArrayMended") == 1
+    assert stored(tmp_path) == [path]
+
+
+def test_listing_and_packing_notice_a_damaged_stored_array(
+    tmp_path: Path, store: ArrayStore, capfd: pytest.CaptureFixture[str]
+) -> None:
+    snapshot = record(tmp_path, model, arguments(), store=store)
+    assert main(["ls", str(tmp_path)]) == 0
+    (path,) = stored(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    capfd.readouterr()
+    assert main(["ls", str(tmp_path)]) == 1
+    assert path.name in capfd.readouterr().err
+    with pytest.raises(SnapshotError, match=path.name):
+        pack([snapshot], tmp_path / "one.pack")
 
 
 def test_a_missing_stored_array_is_an_error_that_names_it(

@@ -339,6 +339,8 @@ def _names(text: Text, index: int) -> frozenset[str]:
     if "stablehlo.broadcast_in_dim" in line or _is_constant(text, index):
         for place in _users(text, index):
             names |= _names(text, place)
+    if "return" in line:
+        names.add("")  # a tuple of XLA's, which has no location
     return frozenset(names)
 
 

@@ -184,8 +184,9 @@ def _to_name(members: Sequence[_Member]) -> Sequence[_Member]:
     own = [one for one in members if _partner(one) is not None and _is_changed(one)]
     extra = [one for one in members if _partner(one) is None]
     reading = [one for one in members if _partner(one) is not None and not _is_changed(one)]
-    working = [one for one in extra if _instruction(one).opcode not in NO_WORK]
-    if len(working) == 1 and reading and all(_is_passed_by(one, working[0]) for one in reading):
+    working = [one for one in extra if _works(one)]
+    sources = {one[1].lines[0].program.origins.get(_id(one), _id(one)) for one in working}
+    if len(sources) == 1 and reading and all(_is_passed_by(one, working) for one in reading):
         reading = working
     found = own or reading or extra
     return [one for one in found if _instruction(one).opcode not in _GROUPING] or found
@@ -202,13 +203,22 @@ def _is_changed(member: _Member) -> bool:
     return not compared.has_same_content(node.instruction, compared.partners[node.instruction])
 
 
-def _is_passed_by(reader: _Member, taken_out: _Member) -> bool:
+def _works(member: _Member) -> bool:
+    line = member[1].lines[0]
+    return _instruction(member).opcode not in NO_WORK and _id(member) not in line.free
+
+
+def _id(member: _Member) -> int:
+    return member[0].instruction
+
+
+def _is_passed_by(reader: _Member, taken_out: Sequence[_Member]) -> bool:
     """Return whether the reference reads directly what one instruction more stands before here."""
     compared = reader[1]
     other = _partner(reader)
     assert other is not None
     read = compared.lines[1].by_id[other].operand_ids
-    before = _instruction(taken_out).operand_ids
+    before = [each for one in taken_out for each in _instruction(one).operand_ids]
     return any(
         compared.has_same_value(one, each) or compared.partners.get(one) == each
         for one in before
@@ -222,7 +232,7 @@ def _place(member: _Member) -> InstructionPlace:
     line = compared.lines[0]
     place = line.place(line.by_id[node.instruction], frame)
     read = node.instruction
-    while read in line.free:
+    while _is_constant(line, read):
         readers = [one for one in line.order if read in one.operand_ids]
         changed = (one for one in readers if not _known_there(compared, one.id))
         reader = next(changed, readers[0] if readers else None)
@@ -231,6 +241,15 @@ def _place(member: _Member) -> InstructionPlace:
         read, at = reader.id, line.place(reader)
         place = dataclasses.replace(place, op_name=at.op_name, source=at.source)
     return place
+
+
+def _is_constant(line: Line, instruction: int) -> bool:
+    """Return whether it is a constant, or made of constants: XLA keeps no metadata of these."""
+    one = line.by_id[instruction]
+    if one.opcode == "constant":
+        return True
+    read = one.operand_ids
+    return bool(read) and instruction in line.free and all(_is_constant(line, i) for i in read)
 
 
 def _reason(member: _Member) -> str:

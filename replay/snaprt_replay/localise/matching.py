@@ -12,17 +12,19 @@ import functools
 import hashlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from snaprt.snapshot.xla import HloInstructionProto, XlaMessage
 from snaprt_replay.hlo import parameters
-from snaprt_replay.localise.program import Line, shape_text
+from snaprt_replay.localise.program import Line, Program, shape_text
 
 Matching = Mapping[int, int]
 """The id in the reference of each instruction of the suspect that has its like there."""
 
 STEPPED = frozenset({"while", "conditional"})
 """What calls computations that are compared instruction by instruction."""
+
+_COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
 
 # What does not change what an instruction computes, or is compared beside it.
 _NOT_CONTENT = (
@@ -62,7 +64,9 @@ class Digests:
             content = content_of(one).SerializeToString(deterministic=True)
             own = _digest(content, *(() if one.opcode in STEPPED else inside))
             self.own[one.id] = own
-            self.values[one.id] = _digest(own, *inside, *(self.values[i] for i in one.operand_ids))
+            read = [self.values[i] for i in one.operand_ids]
+            read = sorted(read) if one.opcode in _COMMUTATIVE else read
+            self.values[one.id] = _digest(own, *inside, *read)
 
     @property
     def result(self) -> bytes:
@@ -151,9 +155,15 @@ class Comparison:
         """Return whether their operands are the same values, or stand where the other's do."""
         ours = self.lines[0].by_id[one].operand_ids
         theirs = self.lines[1].by_id[other].operand_ids
-        return len(ours) == len(theirs) and all(
-            self.has_same_value(*pair) or self.partners.get(pair[0]) == pair[1]
-            for pair in zip(ours, theirs, strict=True)
+        orders = [ours]
+        if self.lines[0].by_id[one].opcode in _COMMUTATIVE:
+            orders.append(ours[::-1])
+        return len(ours) == len(theirs) and any(
+            all(
+                self.has_same_value(*pair) or self.partners.get(pair[0]) == pair[1]
+                for pair in zip(order, theirs, strict=True)
+            )
+            for order in orders
         )
 
 
@@ -222,10 +232,23 @@ class _Pairing:
                 continue
             self.partners[one.id] = there.id
             self.taken.add(there.id)
-            for pair in zip(one.operand_ids, there.operand_ids, strict=False):
-                if self.ours.values[pair[0]] != self.theirs.values[pair[1]]:
-                    self.votes[pair[0]][pair[1]] += 1
+            for mine, their in self._beside(one, there):
+                if self.ours.values[mine] != self.theirs.values[their]:
+                    self.votes[mine][their] += 1
             return
+
+    def _beside(self, one: XlaMessage, other: XlaMessage) -> list[tuple[int, int]]:
+        """Return the operands of two that stand for each other, as far as both have them."""
+
+        def same(pairs: Sequence[tuple[int, int]]) -> int:
+            return sum(self.ours.values[pair[0]] == self.theirs.values[pair[1]] for pair in pairs)
+
+        mine, theirs = list(one.operand_ids), list(other.operand_ids)
+        in_order = list(zip(mine, theirs, strict=False))
+        if one.opcode == other.opcode and one.opcode in _COMMUTATIVE:
+            turned = list(zip(mine, theirs[::-1], strict=True))
+            return max(in_order, turned, key=same)
+        return in_order
 
     def _alike(self, one: XlaMessage, other: XlaMessage) -> bool:
         """Return whether two may be one instruction, edited."""
@@ -237,7 +260,13 @@ class _Pairing:
             return False
         if one.opcode == other.opcode:
             return True
-        # In any order: XLA's converter puts the constant of a sum last.
+        # XLA's converter folds what is made of constants, and puts the constant of a sum last.
+        return (
+            shape_text(one.shape) == shape_text(other.shape)
+            and self._is_free(one.id, 0) != self._is_free(other.id, 1)
+        ) or self._read_alike(one, other)
+
+    def _read_alike(self, one: XlaMessage, other: XlaMessage) -> bool:
         return (
             shape_text(one.shape) == shape_text(other.shape)
             and len(one.operand_ids) == len(other.operand_ids)
@@ -248,9 +277,16 @@ class _Pairing:
             )
         )
 
+    def _is_free(self, instruction: int, side: int) -> bool:
+        return instruction in (self.ours, self.theirs)[side].line.free
+
     def _is_more(self, instruction: int, side: int) -> bool:
         """Return whether one program computes a value more often than the other does."""
-        value = (self.ours, self.theirs)[side].values[instruction]
+        sides = (self.ours, self.theirs)
+        value = sides[side].values[instruction]
+        if self._is_free(instruction, side) and not self.counts[not side][value]:
+            # It may be a constant that was moved into a loop, or out of one.
+            return value not in _free_values(sides[not side].line.program)
         return self.counts[side][value] > self.counts[not side][value]
 
     def _is_extra(self, one: XlaMessage, other: XlaMessage, operand: int) -> bool:
@@ -271,6 +307,15 @@ class _Pairing:
             ):
                 return each
         return None
+
+
+@functools.lru_cache(maxsize=4)
+def _free_values(program: Program) -> frozenset[bytes]:
+    """Return the values that a program makes of constants alone, in any of its computations."""
+    lines = map(program.line, program.computations)
+    return frozenset(
+        value for line in lines for one, value in Digests(line).values.items() if one in line.free
+    )
 
 
 def match(suspect: Line, reference: Line) -> Matching:

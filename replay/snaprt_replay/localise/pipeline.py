@@ -27,6 +27,7 @@ from snaprt_replay.localise.findings import (
     Kind,
     Localisation,
     PassEffect,
+    RegionError,
     ValueDifference,
 )
 from snaprt_replay.localise.matching import Comparison, compare, count_matched, signature
@@ -220,8 +221,14 @@ def _between_variants(
         path=tuple(state.path),
         observer_effect=state.observer_effect,
         passes=effects,
+        notes=_notes_on_regions(state.path),
     )
     return dataclasses.replace(result, sentence=wording.sentence(result))
+
+
+def _notes_on_regions(path: Sequence[RegionError]) -> tuple[str, ...]:
+    wrong = sum(one.made > 1.0 and not one.chosen for one in path if one.depth == 0)
+    return (f"{wrong} more of the first regions go wrong on the same inputs",) if wrong else ()
 
 
 def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localisation:
@@ -231,11 +238,12 @@ def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localisati
     kind: Kind = "candidates"
     if proof.is_proven:
         kind = "instruction" if len(proof.edits) == 1 else "interaction"
-    places, differences = _edited(proof.edits, proof.before)
-    result = _localisation(task, outputs, Found(kind, places, differences))
+    named, differences = _edited(proof.edits, proof.before)
+    result = _localisation(task, outputs, Found(kind, named, differences))
     result = dataclasses.replace(result, substituted=(proof.before, proof.after))
     if proof.others:
-        note = f"the programs differ in {proof.others} other places, which do not explain it"
+        places = "1 more place" if proof.others == 1 else f"{proof.others} more places"
+        note = f"the programs differ in {places}, without which the difference goes too"
         result = dataclasses.replace(result, notes=(*result.notes, note))
     return dataclasses.replace(result, sentence=wording.sentence(result))
 

@@ -2,8 +2,9 @@
 
 One round cuts a region into a few, runs it with taps at the cuts on both sides (carried inputs:
 what became of the error so far), then runs every piece from the reference's values (clean inputs:
-who makes an error), and goes on inside the first that makes one. Four modules a round, whatever the
-number of pieces, and a round divides the number of instructions by `REGIONS`.
+who makes an error), and goes on inside the first that makes one, provided that the suspect gives
+there what it gave before it was cut. Four modules a round, whatever the number of pieces, and a
+round divides the number of instructions by `REGIONS`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from snaprt_replay.localise.findings import InstructionPlace, Kind, RegionError,
 from snaprt_replay.localise.measure import difference
 from snaprt_replay.localise.regions import Region, between, choose_cuts
 from snaprt_replay.localise.session import BudgetSpentError, Session, Values
-from snaprt_replay.localise.sides import Frame, Pair, run_both, run_clean, run_reference
+from snaprt_replay.localise.sides import (
+    Frame,
+    Pair,
+    run_both,
+    run_clean,
+    run_reference,
+    run_suspect,
+)
 
 COARSE_REGIONS = 8
 """Into how many regions the whole program is cut: few taps, so that they change little."""
@@ -28,6 +36,7 @@ REGIONS = 16
 _FEWER = (2, 4)  # where that many taps heal the program: into two, in the middle, then elsewhere
 _CLEAR = 0.03  # a region is at fault if its error is not small beside the largest that one makes
 _LARGEST_CLEAR = 1e4
+_BEYOND_CUTTING = 4.0  # and if it is so many times what cutting alone makes of the suspect
 _MOST_TRIED = 3  # regions that make an error and turn out only to amplify what is inside them
 
 
@@ -102,14 +111,20 @@ class Search:
             return self._at_one(frame, region, known, whole, depth)
         ways = self._ways_to_cut(frame, region, depth)
         if not ways:  # the reference has other instructions here
-            return Found("instruction", self.last, _differences(frame, whole), whole.error())
+            return Found("candidates", self.last, _differences(frame, whole), whole.error())
         tapped = self._tap(frame, region, known, whole, ways, depth)
         if tapped is None:
             self.healed = Healed(frame, piece_of(frame, region, [region]), known, whole)
             return Found("interaction", self.last, _differences(frame, whole), whole.error())
         regions, carried = tapped
         made = self._clean(frame, regions, known, carried)
-        chosen = _at_fault([pair.error() for pair in made])
+        errors = [pair.error() for pair in made]
+        chosen = _at_fault(errors)
+        if chosen:
+            by_cutting = self._by_cutting(frame, regions, known, carried)
+            chosen = [one for one in chosen if errors[one] > _BEYOND_CUTTING * by_cutting[one]]
+            if not chosen:
+                return Found("candidates", self.last, _differences(frame, whole), whole.error())
         self._note(frame, region, regions, made, carried, chosen, depth)
         best: Found | None = None
         for index in chosen[:_MOST_TRIED]:
@@ -168,6 +183,17 @@ class Search:
         pieces = [piece_of(frame, one, [one]) for one in regions]
         values = [known_at(frame, one, known, carried.clean()) for one in regions]
         return run_clean(self.session, frame, pieces, values)
+
+    def _by_cutting(
+        self, frame: Frame, regions: Sequence[Region], known: Values, carried: Pair
+    ) -> list[float]:
+        """Return how far cutting alone takes the suspect from itself, region by region."""
+        pieces = [piece_of(frame, one, [one]) for one in regions]
+        values = [known_at(frame, one, known, carried.suspect) for one in regions]
+        alone = run_suspect(self.session, frame, pieces, values)
+        return [
+            Pair(one, {value: carried.suspect[value] for value in one}).error() for one in alone
+        ]
 
     # --- where it ends ---
 

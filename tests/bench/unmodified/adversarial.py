@@ -1,5 +1,7 @@
 """Two jitted steps in turn, as of a generator and its critic, with an average of the weights."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ random = np.random.default_rng(0)
 def layers(*sizes):
     return [
         (jnp.asarray(random.normal(size=pair).astype(np.float32)) / 8, jnp.zeros(pair[1]))
-        for pair in zip(sizes, sizes[1:])
+        for pair in itertools.pairwise(sizes)
     ]
 
 

@@ -22,7 +22,7 @@ for number in range(150):
     x = random.normal(size=(64, 32)).astype(np.float32)
     labels = np.argmax(x[:, :10], axis=1)
 
-    def loss_of(params):
+    def loss_of(params, x=x, labels=labels):
         logits = model.apply(params, x)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 

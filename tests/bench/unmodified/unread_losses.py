@@ -1,5 +1,7 @@
 """A jitted multilayer perceptron, whose losses nobody reads for 1,000 steps."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ random = np.random.default_rng(0)
 sizes = (64, 128, 128, 10)
 params = [
     (jnp.asarray(random.normal(size=pair).astype(np.float32)) / 8, jnp.zeros(pair[1]))
-    for pair in zip(sizes, sizes[1:])
+    for pair in itertools.pairwise(sizes)
 ]
 images = random.normal(size=(1000, 128, 64)).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Feeds a training loop from a grain pipeline with a map, a shuffle, batches and prefetch threads."""
+"""Feeds a training loop from a grain pipeline that shuffles, batches and prefetches in threads."""
 
 import grain
 import jax

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PyTree, jaxtyped
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 
 @functools.singledispatch

@@ -1,4 +1,4 @@
-"""Trains a character transformer written in plain JAX with one jitted step, then samples from it."""
+"""Trains a transformer of letters in plain JAX with one jitted step, then samples from it."""
 
 import functools
 import math

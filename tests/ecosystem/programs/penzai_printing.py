@@ -13,7 +13,7 @@ affine = pz.nn.Affine.from_config(
 model = pz.nn.Sequential([affine, pz.nn.Elementwise(jax.nn.relu)])
 inputs = pz.nx.wrap(jnp.linspace(-1, 1, 6).reshape(2, 3)).tag("batch", "in")
 outputs = model(inputs)
-print({name: size for name, size in outputs.named_shape.items()})
+print(dict(outputs.named_shape))
 print([f"{value:.3f}" for value in outputs.untag("batch", "out").unwrap().sum(1)])
 model, variables = pz.unbind_params(model, freeze=True)
 print({variable.label: variable.value.named_shape for variable in variables})

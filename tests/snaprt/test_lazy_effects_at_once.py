@@ -1,0 +1,277 @@
+"""Effects that no graph can hold happen at once; those that are pending are never lost."""
+
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import error_check
+from jax.experimental import checkify, io_callback
+
+import snaprt
+
+pytestmark = pytest.mark.usefixtures("no_persistent_cache")
+
+
+def written_in_a_jitted_function():
+    ref = jax.new_ref(jnp.zeros(2))
+
+    @jax.jit
+    def add(x):
+        ref[...] += x
+        return ref[0] * 2
+
+    return add(1.0), add(2.0), ref[...], jax.freeze(ref)
+
+
+def written_under_grad():
+    ref = jax.new_ref(jnp.zeros(()))
+
+    def loss(x):
+        ref[...] += jax.lax.stop_gradient(x).sum()
+        return (x**2).sum()
+
+    return jax.jit(jax.grad(loss))(jnp.ones(3) * 2), jax.grad(loss)(jnp.ones(3)), ref[...]
+
+
+def written_in_loops_and_branches():
+    ref = jax.new_ref(jnp.zeros(()))
+
+    def body(number, carry):
+        ref[...] += number
+        return carry
+
+    def branch():
+        ref[...] *= 10.0
+
+    jax.lax.fori_loop(0, 4, body, 0)
+    jax.lax.cond(jnp.array(True), branch, lambda: None)
+    return jax.lax.scan(lambda c, x: (c + ref[...], x), 0.0, jnp.arange(3.0)), ref[...]
+
+
+def written_through_a_pytree_and_a_batch():
+    tree = {"sum": jax.new_ref(jnp.zeros(3)), "x": jnp.arange(3.0)}
+
+    @jax.jit
+    def add(tree):
+        tree["sum"][...] += tree["x"]
+
+    add(tree)
+    jax.vmap(lambda ref, x: ref.__setitem__(..., ref[...] + x))(tree["sum"], tree["x"])
+    return tree["sum"][...]
+
+
+def written_by_a_derivative_rule():
+    ref = jax.new_ref(jnp.zeros(()))
+
+    @jax.custom_vjp
+    def sine(x, ref):
+        return jnp.sin(x)
+
+    def backward(residuals, cotangent):
+        x, ref = residuals
+        ref[...] += cotangent
+        return cotangent * jnp.cos(x), None
+
+    sine.defvjp(lambda x, ref: (sine(x, ref), (x, ref)), backward)
+    return jax.grad(lambda x: sine(x, ref))(jnp.ones(()) * 2), ref[...]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        written_in_a_jitted_function,
+        written_under_grad,
+        written_in_loops_and_branches,
+        written_through_a_pytree_and_a_batch,
+        written_by_a_derivative_rule,
+    ],
+)
+def test_references_hold_what_eager_jax_leaves_in_them(program):
+    expected = program()
+    with snaprt.lazy():
+        found = program()
+    jax.tree.map(np.testing.assert_allclose, found, expected)
+
+
+def positive(x):
+    checkify.check(x > 0, "{x} is not positive", x=x)
+    return x
+
+
+@pytest.mark.parametrize(
+    "function", [checkify.checkify(positive), jax.jit(checkify.checkify(positive))]
+)
+@pytest.mark.parametrize("throw", [lambda error: error.throw(), checkify.check_error])
+def test_the_error_of_a_check_is_thrown_where_it_is_asked_for(function, throw):
+    with snaprt.lazy():
+        error, result = function(jnp.ones(()) * -2)
+        other = result * 3
+        with pytest.raises(checkify.JaxRuntimeError, match=r"-2\.0 is not positive"):
+            throw(error)
+        assert float(other) == -6.0
+        throw(function(jnp.ones(()))[0])
+
+
+def test_a_check_outside_of_any_function_raises_at_once():
+    with snaprt.lazy(), pytest.raises(checkify.JaxRuntimeError, match="is not positive"):
+        positive(jnp.zeros(()) * 2)
+
+
+def test_the_error_state_of_jax_is_raised_and_cleared():
+    with snaprt.lazy():
+        error_check.set_error_if(jnp.ones(()) * 2 > 1, "too large")
+        with pytest.raises(error_check.JaxValueError, match="too large"):
+            error_check.raise_if_error()
+        error_check.raise_if_error()
+
+
+def test_unordered_callbacks_of_one_program_run_in_the_order_of_the_program(capfd):
+    with snaprt.lazy():
+        x = jnp.arange(4.0) * 2
+        for number in range(4):
+            jax.debug.print("value {}", x[number])
+        snaprt.mark_step(wait=True)
+    assert capfd.readouterr().out.split() == [
+        "value",
+        "0.0",
+        "value",
+        "2.0",
+        "value",
+        "4.0",
+        "value",
+        "6.0",
+    ]
+
+
+def test_a_loop_from_a_constant_with_an_ordered_callback_ends():
+    def body(x):
+        return io_callback(lambda v: v + 1, jax.ShapeDtypeStruct((), x.dtype), x, ordered=True)
+
+    with snaprt.lazy():
+        last = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 3, body, x))(0.0)
+        assert float(last) == 3.0
+
+
+def note(log, value):
+    """Record a callback that appends what ``value`` is when it runs."""
+    jax.debug.callback(lambda v: log.append(float(v)), value)
+
+
+def test_waiting_for_effects_runs_those_that_are_pending_and_nothing_else():
+    log = []
+    with snaprt.lazy():
+        x = jnp.ones(()) * 2
+        other = jnp.ones(3) * 5
+        note(log, x)
+        jax.effects_barrier()
+        assert log == [2.0]
+        assert other._value is None
+        note(log, x + 1)
+        jax.effects_barrier()
+    assert log == [2.0, 3.0]
+
+
+def test_waiting_for_effects_is_a_cut_where_none_may_be():
+    log = []
+    with snaprt.lazy(fullgraph=True):
+        jax.effects_barrier()  # nothing is pending
+        note(log, jnp.ones(()))
+        with pytest.raises(snaprt.GraphBreakError, match="effects_barrier"):
+            jax.effects_barrier()
+    assert log == [1.0]
+
+
+def test_pending_effects_run_when_the_outermost_scope_ends():
+    log = []
+    with snaprt.lazy():
+        with snaprt.lazy():
+            note(log, jnp.ones(()))
+        assert log == []
+    assert log == [1.0]
+    snaprt.enable()
+    note(log, jnp.ones(()) * 2)
+    snaprt.disable()
+    assert log == [1.0, 2.0]
+
+
+def test_pending_effects_run_before_an_error_leaves_the_scope(caplog):
+    log = []
+
+    @snaprt.lazy()
+    def program():
+        note(log, jnp.ones(()))
+        jax.debug.callback(lambda: 1 / 0)
+        raise KeyError("the user's")
+
+    with pytest.raises(KeyError, match="the user's"):
+        program()
+    assert log == [1.0]
+    assert "effects that were pending" in caplog.text
+
+
+def test_an_effect_runs_before_an_operation_that_runs_at_once():
+    log = []
+    with snaprt.lazy():
+        ref = jax.new_ref(jnp.zeros(()))
+        note(log, jnp.ones(()))
+        ref[...] = 2.0
+        assert log == [1.0]
+
+
+def test_effects_that_a_thread_left_run_at_the_next_wait():
+    log = []
+
+    def work():
+        snaprt.enable()
+        note(log, jnp.ones(()) * 7)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert log == []
+    jax.effects_barrier()
+    assert log == [7.0]
+
+
+def test_effects_that_are_pending_when_the_process_ends_run():
+    program = """if True:
+        import threading, jax, jax.numpy as jnp, snaprt
+        def work(name):
+            snaprt.enable()
+            jax.debug.print("{} {}", name, jnp.ones(()) * 2)
+        thread = threading.Thread(target=work, args=(1,))
+        thread.start()
+        thread.join()
+        work(2)
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert sorted(ended.stdout.split(b"\n")) == [b"", b"1 2.0", b"2 2.0"]
+    assert b"Traceback" not in ended.stderr
+
+
+def test_nothing_is_lost_where_jit_is_disabled():
+    def program():
+        seen = []
+
+        def body(number, carry):
+            seen.append(float(carry))
+            return carry + number
+
+        with jax.disable_jit():
+            x = jnp.ones(3) * 2
+            total = jax.jit(lambda v: v.sum())(x)
+            last = jax.lax.fori_loop(0, 3, body, total)
+            chosen = jax.lax.cond(last > 1, lambda: seen.append("more"), lambda: None)
+            return float(total), float(last), seen, chosen, np.asarray(x + 1).tolist()
+
+    expected = program()
+    with snaprt.lazy():
+        assert program() == expected
+        with jax.disable_jit():
+            y = jnp.ones(3) * 3
+            snaprt.mark_step()
+        np.testing.assert_array_equal(y, [3, 3, 3])

@@ -1,0 +1,102 @@
+"""Functions of JAX that stage others take what is recorded: what they close over, and operands."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import snaprt
+
+pytestmark = pytest.mark.usefixtures("no_persistent_cache")
+
+
+def composite(x, y):
+    return functools.partial(jax.lax.composite, name="snaprt.sum")(lambda v: v + y)(x)
+
+
+def ahead_of_time(x, y):
+    jitted = jax.jit(lambda v: v * y)
+    return jitted.lower(x).compile()(x), jitted.trace(x).lower().compile()(x), jitted(x)
+
+
+def exported(x, y):
+    return export.export(jax.jit(lambda v: jnp.sin(v) * y))(x).call(x)
+
+
+def derivative_of_an_exported_function(x, y):
+    made = export.export(jax.jit(jnp.sin))(x)
+    value, pull_back = jax.vjp(made.call, x * y)
+    return value, pull_back(y), jax.grad(lambda v: made.call(v).sum())(x)
+
+
+def compile_time_evaluation(x, y):
+    def scaled(v):
+        with jax.ensure_compile_time_eval():
+            return v * int(y.sum()) * int(jnp.arange(4).sum())
+
+    with jax.ensure_compile_time_eval():
+        number = int(x.sum())
+    return jax.jit(scaled)(x), number
+
+
+def closed_over_function(x, y):
+    function, constants = jax.closure_convert(lambda v: (v * y).sum(), x)
+    linear, tangent = jax.linearize(lambda v: jnp.sin(v) * y, x)
+    return function(x, *constants), constants, linear, tangent(y)
+
+
+def root_and_linear_solve(x, y):
+    def root(a):
+        return jax.lax.custom_root(
+            lambda v: v**2 - a,
+            a,
+            lambda f, v: jax.lax.fori_loop(0, 20, lambda _, u: u - f(u) / (2 * u), v),
+            lambda g, v: v / g(jnp.ones_like(v)),
+        )
+
+    def solve(b):
+        return jax.lax.custom_linear_solve(
+            lambda v: v * y, b, lambda _, c: c / y, transpose_solve=lambda _, c: c / y
+        )
+
+    return root(x), jax.grad(lambda a: root(a).sum())(x), solve(x), jax.jacobian(solve)(x)
+
+
+def indexed_with_options(x, y):
+    index = jnp.array([0, 2, 7]) * 1
+    return (
+        x.at[index].set(1.0, mode="drop"),
+        x.at[index].add(2.0, mode="clip", indices_are_sorted=True),
+        x.at[index].get(mode="fill", fill_value=9.0),
+        x.at[index].get(mode="clip", unique_indices=True),
+        jnp.take(x, index, mode="fill", fill_value=-1.0),
+        jnp.take(x, index, mode="wrap"),
+        x.take(index, mode="clip"),
+        y.at[1:].multiply(x[0]),
+    )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        composite,
+        ahead_of_time,
+        exported,
+        derivative_of_an_exported_function,
+        compile_time_evaluation,
+        closed_over_function,
+        root_and_linear_solve,
+        indexed_with_options,
+    ],
+)
+def test_recorded_arrays_are_taken_as_eager_ones_are(program):
+    def run():
+        return program(jnp.arange(3.0) + 1, jnp.ones(3) * 2)
+
+    expected = run()
+    with snaprt.lazy():
+        found = run()
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
