@@ -188,6 +188,9 @@ def _to_name(members: Sequence[_Member]) -> Sequence[_Member]:
     sources = {one[1].lines[0].program.origins.get(_id(one), _id(one)) for one in working}
     if len(sources) == 1 and reading and all(_is_passed_by(one, working) for one in reading):
         reading = working
+    elif working and all(_instruction(one).opcode in _GROUPING for one in reading):
+        # A tuple does nothing: what it no longer holds is what became something else.
+        reading = reading if all(map(_reads_known, reading)) else working[-1:]
     found = own or reading or extra
     return [one for one in found if _instruction(one).opcode not in _GROUPING] or found
 
@@ -201,6 +204,16 @@ def _is_changed(member: _Member) -> bool:
     """Return whether the instruction itself differs from its partner, not only what it reads."""
     node, compared, _ = member
     return not compared.has_same_content(node.instruction, compared.partners[node.instruction])
+
+
+def _reads_known(reader: _Member) -> bool:
+    """Return whether all that the partner reads is in the suspect's program too."""
+    compared, other = reader[1], _partner(reader)
+    assert other is not None
+    return all(
+        each in compared.partners_back or _known_here(compared, each)
+        for each in compared.lines[1].by_id[other].operand_ids
+    )
 
 
 def _works(member: _Member) -> bool:
