@@ -365,7 +365,6 @@ __all__ = [
     "mesh_axes",
     "module_signature",
     "module_to_hlo_proto",
-    "module_without_names",
     "named_shardings",
     "names_within",
     "operation_context",
