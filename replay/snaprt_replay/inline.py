@@ -102,7 +102,8 @@ class _Inlining:
             copy.name = _free_name(instruction.name, self.names)
             _lend_metadata(call, copy)
             self.scopes[copy.id] = (called.name, *self.scopes.get(instruction.id, ()))
-            self.origins[copy.id] = self.origins.get(instruction.id, instruction.id)
+            inlined: int = instruction.id
+            self.origins[copy.id] = self.origins.get(inlined, inlined)
             made.append(copy)
         replaced[call.id] = now[root_instruction(called).id]
         return made

@@ -57,7 +57,7 @@ class _ArrayOfTrace(jax.Array):
         _pxla.shard_arg_handlers[cls] = _shard
 
     @property  # type: ignore[misc]
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """What `isinstance` goes by where the type itself does not answer."""
         if _frame(1).f_globals.get("__name__", "")[:4] == "jax.":  # `_is_of_jax`, written out
             return _TracerToJax
@@ -76,7 +76,7 @@ class _ArrayOfTrace(jax.Array):
 
     def _kind_of_value(self) -> Any:
         """Return the type of the array that the value is."""
-        is_key = jax.dtypes.issubdtype(self.aval.dtype, jax.dtypes.prng_key)
+        is_key = _dtypes.issubdtype(self.aval.dtype, jax.dtypes.prng_key)
         return PRNGKeyArray if is_key else ArrayImpl
 
 
