@@ -103,6 +103,11 @@ def write_bundle(
     Raises:
         CacheError: A blob is damaged or has changed meanwhile, or the file cannot be written.
     """
+    if path.exists() and not path.is_file():  # what takes the place of a device takes it for all
+        raise CacheError(
+            f"the bundle {path} cannot be written: that is no regular file",
+            hint="Name a new file, or one to replace.",
+        )
     _remove_stale(path)
     blobs = tuple(_described(key, open_blob) for key in sorted(set(keys)))
     manifest = _manifest_bytes(blobs)

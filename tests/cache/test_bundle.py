@@ -195,6 +195,14 @@ def _run(command: object, *words: object) -> Result:
     return CliRunner().invoke(command, [str(word) for word in words])  # type: ignore[arg-type]
 
 
+def test_a_bundle_never_takes_the_place_of_what_is_no_file(cache: Cache, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(CacheError, match="no regular file"):
+        _write(cache, pipe)
+    assert pipe.is_fifo()
+
+
 def test_export_and_import_carry_entries_to_another_cache(
     cache: Cache, other: Cache, tmp_path: Path
 ) -> None:
