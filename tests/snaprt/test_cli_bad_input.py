@@ -50,7 +50,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         os.truncate(folder / name, TEN_GIGABYTES)
     (folder / "folder.snap").mkdir()
     (folder / "itself").symlink_to("itself")
-    return [*folder.iterdir(), folder / "not there", Path("/" + "a" * 300), Path("\udcff.snap")]
+    return [*folder.iterdir(), folder / "not there", Path("/" + "a" * 300), folder / "\udcff.snap"]
 
 
 # `FILE` stands for the bad file, `OUT` for a name where something can be written.
