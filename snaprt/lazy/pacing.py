@@ -42,6 +42,7 @@ _MAX_HISTORY: Final = 1 << 15
 _MAX_ENDS: Final = 256
 
 #: A thread that marks steps may have so much more than its largest step pending, and this at least.
+#: Before its first step, it may have so much more pending than between automatic steps.
 _MARKED_STEPS: Final = 4
 _MIN_MARKED: Final = 10_000
 
@@ -58,13 +59,14 @@ class Pacer:
     """Cuts the recordings of one thread where the thread does not.
 
     Attributes:
-        is_on: Whether steps are automatic: the thread has not marked one, or not for long.
+        is_on: Whether steps are automatic: the thread seems to mark none, or has not for long.
         has_marked: Whether a point of the thread's paths may be marked.
     """
 
     def __init__(self) -> None:
-        self.is_on = True
+        self.is_on = False
         self.has_marked = False
+        self._has_stepped = False
         self._ends: dict[int, list[tuple[int, ...]]] = {}
         self._history: list[int] = []
         self._wait_until = 0
@@ -73,17 +75,54 @@ class Pacer:
 
     def look(self, point: Point) -> None:
         """Mark ``point``, which has just been made, if a recording is to be cut after it."""
-        if self.is_on and is_asked_for():
+        if not is_asked_for():
+            cause = SIZE if _limit() and point.weight >= _limit() else None
+        elif self.is_on:
             cause = self._cause_to_cut(point)
         else:
-            limit = min(_limit(), max(_MIN_MARKED, _MARKED_STEPS * self._largest))
-            cause = SIZE if limit and point.weight >= limit else None
+            cause = self._cause_to_begin(point)
         if cause is not None:
             point.stop = cause
             self.has_marked = True
 
+    @property
+    def cuts_for_calls(self) -> bool:
+        """Whether a call may be a program of its own: until the thread marks its first step."""
+        return self.is_on or not self._has_stepped
+
+    def stands_alone(self, primitive: Any, params: Mapping[str, Any]) -> bool:
+        """Say whether an operation is compiled by itself, and so once, whatever stands around it.
+
+        Of a thread that may yet mark steps, only calls of the user's own are.
+        """
+        is_of_user = jaxapi.is_call_of_users_jit(primitive, params)
+        if not (is_of_user or self.is_on) or not self.cuts_for_calls:
+            return False
+        least = MIN_CALL if is_of_user else MIN_ALONE
+        return jaxapi.equations_within(primitive, params) >= least
+
+    def begins(self, cause: str) -> bool:
+        """Take note that a cut is due; say whether steps are automatic from here on."""
+        if self.is_on or (cause == ALONE and not self._has_stepped):
+            return False
+        self.is_on = True
+        return True
+
+    def _cause_to_begin(self, point: Point) -> str | None:
+        """Return why to cut after ``point`` though the thread may yet mark a step."""
+        if self._has_stepped:
+            limit = max(_MIN_MARKED, _MARKED_STEPS * self._largest)
+            limit = min(_limit() or limit, limit)
+            return SIZE if point.weight >= limit else None
+        if self.stands_alone(point.primitive, point.params):
+            return ALONE
+        cause = _exceeded(point, _MARKED_STEPS)
+        if cause is not None:
+            self._find_repetition(point)
+        return cause
+
     def _cause_to_cut(self, point: Point) -> str | None:
-        if is_program_of_its_own(point.primitive, point.params):
+        if self.stands_alone(point.primitive, point.params):
             return ALONE
         if self._ends_repetition(point) and _is_worth_running(point, point.weight, point.work):
             return REPEATS
@@ -91,12 +130,7 @@ class Pacer:
         assert point.before is not None
         if point.before.weight < limit // 2 <= point.weight:
             self._find_repetition(point)  # early: what is short is cut before much is pending
-        pending = (
-            (SIZE, point.weight, limit),
-            (WORK, point.work, _max_work()),
-            (BYTES, point.nbytes, most_bytes()),
-        )
-        cause = next((cause for cause, amount, most in pending if amount >= most), None)
+        cause = _exceeded(point)
         if cause is None or point.depth < self._wait_until:
             return None
         return None if self._find_repetition(point) else cause
@@ -114,7 +148,7 @@ class Pacer:
                 ends.append(point.depth)
                 weight, work = point.weight, point.work
         for index, point in enumerate(path):
-            if is_program_of_its_own(point.primitive, point.params):
+            if self.stands_alone(point.primitive, point.params):
                 ends += [path[index - 1].depth, point.depth] if index else [point.depth]
         return sorted(set(ends))
 
@@ -125,7 +159,11 @@ class Pacer:
             left: How many equations it would leave.
             is_carried: Whether an earlier cut had left some.
         """
-        return self.is_on and is_asked_for() and left > (0 if is_carried else _MAX_LEFT)
+        if not is_asked_for():
+            return False
+        if self.is_on:
+            return left > (0 if is_carried else _MAX_LEFT)
+        return not self._has_stepped and is_carried and left > MIN_STEP
 
     def was_cut(self, cause: str, path: Sequence[Point] | None, weight: int) -> None:
         """Take note of a cut.
@@ -147,9 +185,10 @@ class Pacer:
         """Take note that the thread marks steps; say whether its paths are to begin anew."""
         self._largest = max(self._largest, self._so_far)
         self._so_far = 0
-        was_on, self.is_on = self.is_on, False
+        self._has_stepped = True
+        self.is_on = False
         marked, self.has_marked = self.has_marked, False
-        return was_on and marked
+        return marked
 
     def _ends_repetition(self, point: Point) -> bool:
         return any(_ends_with(point, symbols) for symbols in self._ends.get(point.symbol, ()))
@@ -177,12 +216,6 @@ class Pacer:
         return is_near
 
 
-def is_program_of_its_own(primitive: Any, params: Mapping[str, Any]) -> bool:
-    """Say whether an operation is compiled by itself, and so once, whatever stands around it."""
-    least = MIN_CALL if jaxapi.is_call_of_users_jit(primitive, params) else MIN_ALONE
-    return jaxapi.equations_within(primitive, params) >= least
-
-
 def _limit() -> int:
     return int(settings.get("SNAPRT_MAX_GRAPH_SIZE"))
 
@@ -204,6 +237,16 @@ def is_asked_for() -> bool:
 
 def _max_work() -> float:
     return _MAX_WORK.get(jax.default_backend(), _MAX_WORK_ELSEWHERE)
+
+
+def _exceeded(point: Point, times: int = 1) -> str | None:
+    """Return which bound on pending work is exceeded; of bytes there may never be more."""
+    pending = (
+        (SIZE, point.weight, times * _automatic_limit()),
+        (WORK, point.work, times * _max_work()),
+        (BYTES, point.nbytes, most_bytes()),
+    )
+    return next((cause for cause, amount, most in pending if amount >= most), None)
 
 
 def _is_worth_running(point: Point, weight: int, work: float) -> bool:

@@ -231,8 +231,7 @@ def _cut(trace: LazyTrace, cause: str) -> None:
     """Run all that is pending, where nobody asked for it: an automatic step."""
     with trace.lock:
         metrics.counter_add(f"cut::{cause}")
-        begins = not trace.pacer.is_on
-        trace.pacer.is_on = True
+        begins = trace.pacer.begins(cause)
         arrays = trace.recording.live_arrays()
         _run(trace, arrays, arrays, cause, watchers())
         trace.forget_paths(-1 if begins else MAX_POINTS)

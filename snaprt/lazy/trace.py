@@ -20,7 +20,7 @@ from snaprt.lazy.array import LazyArray
 from snaprt.lazy.graph import Literal, Placement, literal
 from snaprt.lazy.modes import NONE, Modes
 from snaprt.lazy.operation import Operation, operation
-from snaprt.lazy.pacing import ALONE, BYTES, Pacer, is_asked_for, is_program_of_its_own, most_bytes
+from snaprt.lazy.pacing import ALONE, BYTES, Pacer, is_asked_for, most_bytes
 from snaprt.lazy.paths import GRANULARITY, Point, step_key
 from snaprt.lazy.recording import Recording, carry_over
 from snaprt.lazy.transfers import counted_transfer, send
@@ -153,7 +153,7 @@ class LazyTrace(jaxapi.Trace):
         """Say whether calls that are programs of their own cut what is pending."""
         return (
             bool(self.recording.point.depth)
-            and self.pacer.is_on
+            and self.pacer.cuts_for_calls
             and not self.fullgraph
             and is_asked_for()
         )
@@ -162,7 +162,7 @@ class LazyTrace(jaxapi.Trace):
         """Record one operation and return its results as lazy arrays."""
         if self.recording.point.stop is not None:
             self.cut_where_due()
-        if is_program_of_its_own(primitive, params) and self.runs_alone():
+        if self.pacer.stands_alone(primitive, params) and self.runs_alone():
             self.cut_for_call = self.recording.point
             self.cut_before_call()
         started = time.perf_counter_ns()

@@ -127,7 +127,7 @@ def test_a_long_chain_of_small_operations_is_cut_at_its_period_and_compiles_a_fe
     with counting() as counts:
         value, deepest = in_new_thread(loop)
     assert value == 2.0
-    assert deepest <= 1000
+    assert deepest <= 4000
     assert counts.compiled <= 6
     assert cuts("repeats") > 20
 
@@ -155,7 +155,7 @@ def eager_training(rounds, layers=3):
 def test_a_training_loop_written_without_jit_is_cut_where_its_rounds_end():
     with counting() as counts:
         first = in_new_thread(lambda: [float(x) for x in eager_training(40)])
-    assert counts.compiled <= 5
+    assert counts.compiled <= 6
     assert cuts("repeats") > 10
     with counting() as counts:
         again = in_new_thread(lambda: [float(x) for x in eager_training(40)])
@@ -202,12 +202,26 @@ def test_a_read_runs_what_is_left_where_that_is_much_and_leaves_what_is_little()
         assert float((x * 2)[0]) == 2.0
         left = little._value is None
         much = x
-        for _ in range(50):
+        for _ in range(200):
             much = jnp.sin(much)
         assert float((x * 5)[0]) == 5.0
         return left, much._value is not None
 
     assert in_new_thread(loop) == (True, True)
+
+
+def test_what_a_program_draws_and_computes_before_its_first_step_is_in_one_program():
+    def first_step():
+        keys = jax.random.split(jax.random.key(0), 4)
+        weights = [jax.random.normal(key, (8, 8)) for key in keys]
+        for _ in range(100):
+            weights = [jnp.tanh(w @ w) for w in weights]
+        snaprt.mark_step()
+        return weights
+
+    with counting() as counts:
+        in_new_thread(first_step)
+    assert (counts.graphs, counts.compiled) == (1, 1)
 
 
 def test_a_program_that_marks_steps_has_one_program_a_step_whatever_it_calls():
