@@ -374,7 +374,7 @@ def _run_part(
             jax.block_until_ready(results)
         if is_repro_asked_for:
             repro.wait_for_failure(results)
-    except ExecutionError:  # the recorder stops the program: nothing has run
+    except ExecutionError:  # the recorder stops the program; its arrays stay pending
         raise
     except Exception as error:
         failure = failed_run(

@@ -288,7 +288,7 @@ def test_an_entry_that_this_process_cannot_use_is_a_miss_and_stays(cache: Cache)
     assert events == ["PersistentCacheMiss"]
     assert not other.offers(_key("a").digest)  # nobody need wait for it
     record_miss(other, _key("a"), "train_step")
-    assert misses(other.folder)[-1].obstacle == "train_step needs what is not here"
+    assert misses(other)[-1].obstacle == "train_step needs what is not here"
     assert other.get(_key("a"), obstacle=lambda _: "") is not None
     assert other.offers(_key("a").digest)
 

@@ -90,7 +90,7 @@ def test_cuts_at_one_place_are_folded_for_a_whole_run():
 
 def test_every_cause_has_an_advice_and_functions_of_jax_that_of_dynamic_shapes():
     for cause in (*READ_METHODS.values(), *READ_PROPERTIES.values(), *BREAKS):
-        assert describe_break(cause).advice or cause in {"mark_step", "end"}
+        assert describe_break(cause).advice or cause in {"mark_step", "end", "scope_end"}
     assert describe_break("is_deleted").what == "`x.is_deleted`"
     assert "size=" in describe_break("some_function_of_jax").advice
 

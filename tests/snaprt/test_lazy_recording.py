@@ -242,9 +242,8 @@ def test_an_execution_that_the_recorder_stops_leaves_its_arrays_pending(
     monkeypatch.setenv("SNAPRT_RECORD_STOP", "1")
     with snaprt.lazy():
         x = jnp.log(jnp.full(SHAPE, -1.0))
-        snaprt.mark_step(wait=True)
-        assert process_recorder().flush(60)
-        y = jnp.nan_to_num(x) + 1.0
         with pytest.raises(snaprt.ExecutionError, match="stopped"):
             snaprt.mark_step()
-        assert float(y[0, 0]) == 1.0
+        assert list(folder.glob("*.outputs.snap"))  # what failed is written by then
+        monkeypatch.delenv("SNAPRT_RECORD_STOP")
+        assert np.isnan(float(x[0, 0]))

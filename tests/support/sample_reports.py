@@ -70,6 +70,7 @@ def sample_report(name: str = "loss") -> Report:
         (),
         (region, dataclasses.replace(region, made=float("inf"), depth=1, instructions=1)),
         (1.0, 2.0),
+        (0.5, 0.25),
         (PassEffect(name, 0.5), PassEffect("b", 1.0, name)),
         notes=(name,),
     )
