@@ -252,7 +252,7 @@ def _run(
     numbers = tuple([array._result.number for array in alive])  # type: ignore[union-attr]
     wanted = numbers if at_step else tuple([a._result.number for a in targets])  # type: ignore[union-attr]
     by_operation = modes is not NONE and modes.by_operation(at_step=at_step)
-    is_automatic = cause in pacing.CAUSES
+    is_automatic = cause in pacing.CAUSES and pacing.is_asked_for()
     key = (at_step, is_automatic, wanted, numbers, modes)
     found = recording.point.plans.get(key)
     path = None

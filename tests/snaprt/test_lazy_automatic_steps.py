@@ -175,6 +175,21 @@ def test_rounds_longer_than_the_bound_are_cut_at_the_same_places_in_each(monkeyp
     assert counts.compiled <= 3  # forty-eight rounds more, and no new program but for the end
 
 
+def test_without_automatic_steps_graphs_are_cut_at_their_largest_size_alone(monkeypatch):
+    monkeypatch.setenv("SNAPRT_AUTO_STEP_SIZE", "0")
+    monkeypatch.setenv("SNAPRT_MAX_GRAPH_SIZE", "100")
+
+    def loop():
+        x = one = jnp.ones(4)
+        for _ in range(350):
+            x = jax.lax.add(x, one)
+        return float(x[0])
+
+    with counting() as counts:
+        assert in_new_thread(loop) == 351.0
+    assert counts.graphs == 4
+
+
 def test_an_average_of_weights_beside_a_jitted_step_piles_up_no_work():
     x = jnp.ones((32, 64))
 
