@@ -125,6 +125,10 @@ BREAKS: Final[Mapping[str, Break]] = {
         "a call of an executable of `jax.jit(f).lower(x).compile()`",
         "call what jax.jit returned, which is recorded as one operation",
     ),
+    "x64": Break(
+        "an array of 64-bit type used where jax_enable_x64 is off",
+        "convert it to a 32-bit type, or enable x64 where it is used",
+    ),
     "float0": Break(
         "a derivative by integers", "differentiate by the floating point arguments alone"
     ),

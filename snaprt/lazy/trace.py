@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 
 from snaprt import jaxapi, metrics
 from snaprt.lazy.array import LazyArray
@@ -275,6 +276,8 @@ class LazyTrace(jaxapi.Trace):
         found = point.after.get(step_key(what, wires, number, place))
         if found is None:
             x64 = jaxapi.x64_enabled()
+            if not x64 and any(map(_has_64_bits, operands)):
+                return "x64"
             results, effects, extent = _evaluate(what, primitive, operands, params)
             if not all(map(jaxapi.is_array_aval, results)):
                 return "ref"
@@ -387,6 +390,15 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
     if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
         return "layout"  # likewise
     return _AT_ONCE.get(primitive.name)
+
+
+#: Types that JAX makes narrower where a program without 64-bit types takes them.
+_WITH_64_BITS = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+
+def _has_64_bits(operand: LazyArray | Literal | jax.Array) -> bool:
+    dtype = operand.aval.dtype if type(operand) is Literal else operand.dtype  # type: ignore[union-attr]
+    return dtype in _WITH_64_BITS
 
 
 def _evaluate(

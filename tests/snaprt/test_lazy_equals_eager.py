@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
 import pytest
+from counting import counting
 
 import snaprt
 
@@ -230,3 +231,32 @@ def test_committed_arrays_stay_where_they_are():
     assert x.committed
     assert not y.committed
     assert x.sharding == (pinned * 2).sharding
+
+
+def test_64_bit_arrays_are_used_outside_of_x64_as_eager_jax_uses_them() -> None:
+    def compute() -> list[jax.Array]:
+        with jax.enable_x64(True):
+            wide = jnp.arange(4, dtype=jnp.int64) + 1
+        single = np.arange(4, dtype=np.float32)
+        return [
+            wide + 1,
+            (wide * 2).sum(),
+            wide[1],
+            jax.jit(lambda x: x + 1)(wide),
+            jax.lax.convert_element_type(wide, np.float32) + single,
+        ]
+
+    expected = compute()
+    with snaprt.lazy():
+        for lazily, eagerly in zip(compute(), expected, strict=True):
+            assert (lazily.dtype, lazily.weak_type) == (eagerly.dtype, eagerly.weak_type)
+            np.testing.assert_array_equal(lazily, eagerly)
+
+
+def test_a_host_scalar_of_64_bits_stays_in_the_graph() -> None:
+    with counting() as counts, snaprt.lazy():
+        x = jnp.ones(4) * np.float64(2.0) + np.int64(3)
+        snaprt.mark_step()
+    assert counts.graphs == 1
+    assert not [name for name in snaprt.metrics.counter_names() if name.startswith("eager::")]
+    np.testing.assert_array_equal(x, [5, 5, 5, 5])
