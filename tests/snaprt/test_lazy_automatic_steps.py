@@ -164,15 +164,14 @@ def test_a_training_loop_written_without_jit_is_cut_where_its_rounds_end():
     np.testing.assert_allclose(first, [float(x) for x in eager_training(40)], rtol=1e-4)
 
 
-def test_rounds_longer_than_the_bound_are_cut_at_the_same_places_in_each(monkeypatch):
+def test_rounds_longer_than_the_bound_are_soon_cut_at_the_same_places_in_each(monkeypatch):
     monkeypatch.setenv("SNAPRT_AUTO_STEP_SIZE", "100")
     with counting() as counts:
-        in_new_thread(lambda: [float(x) for x in eager_training(12, layers=6)])
-    programs = counts.compiled
+        in_new_thread(lambda: [float(x) for x in eager_training(20, layers=6)])
+    assert counts.compiled <= 50  # until the places are found
     with counting() as counts:
-        in_new_thread(lambda: [float(x) for x in eager_training(60, layers=6)])
-    assert programs <= 25
-    assert counts.compiled <= 3  # forty-eight rounds more, and no new program but for the end
+        in_new_thread(lambda: [float(x) for x in eager_training(80, layers=6)])
+    assert counts.compiled <= 3  # sixty rounds more, and no new program but for the end
 
 
 def test_without_automatic_steps_graphs_are_cut_at_their_largest_size_alone(monkeypatch):
