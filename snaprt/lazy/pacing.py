@@ -95,8 +95,10 @@ class Pacer:
 
         Of a thread that may yet mark steps, only calls of the user's own are.
         """
+        if not self.cuts_for_calls:  # first: it is asked for each operation that JAX binds
+            return False
         is_of_user = jaxapi.is_call_of_users_jit(primitive, params)
-        if not (is_of_user or self.is_on) or not self.cuts_for_calls:
+        if not (is_of_user or self.is_on):
             return False
         least = MIN_CALL if is_of_user else MIN_ALONE
         return jaxapi.equations_within(primitive, params) >= least
