@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from snaprt.explain.call import explain as explain
     from snaprt.explain.recompiles import CompilationProfiler as CompilationProfiler
     from snaprt.explain.times import compile_times as compile_times
-    from snaprt.jit.scope import record as record
-    from snaprt.lazy.closures import add_step_closure as add_step_closure
-    from snaprt.lazy.optimizer import optimizer_step as optimizer_step
-    from snaprt.lazy.scope import disable as disable
-    from snaprt.lazy.scope import eager_mode as eager_mode
-    from snaprt.lazy.scope import enable as enable
-    from snaprt.lazy.scope import is_eager_mode as is_eager_mode
-    from snaprt.lazy.scope import lazy as lazy
-    from snaprt.lazy.step import mark_step as mark_step
-    from snaprt.lazy.step import sync as sync
     from snaprt.processes import is_master_ordinal as is_master_ordinal
     from snaprt.processes import master_print as master_print
     from snaprt.random_keys import fork_rng as fork_rng
@@ -45,10 +35,20 @@ if TYPE_CHECKING:
     from snaprt.random_keys import manual_seed as manual_seed
     from snaprt.random_keys import next_key as next_key
     from snaprt.random_keys import set_rng_state as set_rng_state
-    from snaprt.snapshot.policy import (
+    from snaprt.runtime.closures import add_step_closure as add_step_closure
+    from snaprt.runtime.lazy_scope import disable as disable
+    from snaprt.runtime.lazy_scope import eager_mode as eager_mode
+    from snaprt.runtime.lazy_scope import enable as enable
+    from snaprt.runtime.lazy_scope import is_eager_mode as is_eager_mode
+    from snaprt.runtime.lazy_scope import lazy as lazy
+    from snaprt.runtime.optimizer import optimizer_step as optimizer_step
+    from snaprt.runtime.record_scope import record as record
+    from snaprt.runtime.step import mark_step as mark_step
+    from snaprt.runtime.step import sync as sync
+    from snaprt.snapshot.recorder.policy import (
         register_hlo_snapshot_callback as register_hlo_snapshot_callback,
     )
-    from snaprt.snapshot.record import dump_now as dump_now
+    from snaprt.snapshot.recorder.record import dump_now as dump_now
 
 __version__ = "0.1.0"
 
@@ -100,30 +100,30 @@ _WHERE = {
     "SnaprtError": "snaprt.errors:SnaprtError",
     "SnapshotError": "snaprt.errors:SnapshotError",
     "UsageError": "snaprt.errors:UsageError",
-    "add_step_closure": "snaprt.lazy.closures:add_step_closure",
+    "add_step_closure": "snaprt.runtime.closures:add_step_closure",
     "cache": "snaprt.cache",
     "compile_times": "snaprt.explain.times:compile_times",
-    "disable": "snaprt.lazy.scope:disable",
-    "dump_now": "snaprt.snapshot.record:dump_now",
-    "eager_mode": "snaprt.lazy.scope:eager_mode",
-    "enable": "snaprt.lazy.scope:enable",
+    "disable": "snaprt.runtime.lazy_scope:disable",
+    "dump_now": "snaprt.snapshot.recorder.record:dump_now",
+    "eager_mode": "snaprt.runtime.lazy_scope:eager_mode",
+    "enable": "snaprt.runtime.lazy_scope:enable",
     "explain": "snaprt.explain",
     "fork_rng": "snaprt.random_keys:fork_rng",
     "get_rng_state": "snaprt.random_keys:get_rng_state",
     "get_xla_supported_devices": "snaprt.devices:get_xla_supported_devices",
-    "is_eager_mode": "snaprt.lazy.scope:is_eager_mode",
+    "is_eager_mode": "snaprt.runtime.lazy_scope:is_eager_mode",
     "is_master_ordinal": "snaprt.processes:is_master_ordinal",
     "lazy": "snaprt.lazy",
     "manual_seed": "snaprt.random_keys:manual_seed",
-    "mark_step": "snaprt.lazy.step:mark_step",
+    "mark_step": "snaprt.runtime.step:mark_step",
     "master_print": "snaprt.processes:master_print",
     "next_key": "snaprt.random_keys:next_key",
-    "optimizer_step": "snaprt.lazy.optimizer:optimizer_step",
-    "record": "snaprt.jit.scope:record",
-    "register_hlo_snapshot_callback": "snaprt.snapshot.policy:register_hlo_snapshot_callback",
+    "optimizer_step": "snaprt.runtime.optimizer:optimizer_step",
+    "record": "snaprt.runtime.record_scope:record",
+    "register_hlo_snapshot_callback": "snaprt.snapshot.recorder.policy:register_hlo_snapshot_callback",
     "replay": "snaprt.replay",
     "set_rng_state": "snaprt.random_keys:set_rng_state",
-    "sync": "snaprt.lazy.step:sync",
+    "sync": "snaprt.runtime.step:sync",
     "wait_device_ops": "snaprt.devices:wait_device_ops",
     "xla_device": "snaprt.devices:xla_device",
 }

@@ -29,6 +29,6 @@ def _initialize() -> None:
 
         cache.install_if_on()
     if settings.get("SNAPRT_REPRO_AFTER") is not None:
-        from snaprt.jit.scope import watch_process
+        from snaprt.runtime.record_scope import watch_process
 
         watch_process()

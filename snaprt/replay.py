@@ -7,12 +7,8 @@ print(result.comparison.summary)
 
 from __future__ import annotations
 
-from snaprt_replay.case import Case, NamedArray, Signature
-from snaprt_replay.compare import compare
-from snaprt_replay.load import load
-from snaprt_replay.player import PlayResult, play
-from snaprt_replay.rerun import Replay, replay
-from snaprt_replay.results import (
+from snaprt_replay.compare.compare import compare
+from snaprt_replay.compare.results import (
     Comparison,
     OutputComparison,
     Place,
@@ -20,7 +16,11 @@ from snaprt_replay.results import (
     comparison_from_json,
     to_json,
 )
-from snaprt_replay.tolerance import Tolerance, ToleranceRequest
+from snaprt_replay.compare.tolerance import Tolerance, ToleranceRequest
+from snaprt_replay.load.case import Case, NamedArray, Signature
+from snaprt_replay.load.load import load
+from snaprt_replay.run.player import PlayResult, play
+from snaprt_replay.run.rerun import Replay, replay
 
 __all__ = [
     "Case",

@@ -61,5 +61,5 @@ def eager_thread() -> Iterator[None]:
     snaprt.metrics.clear_all()
     yield
     snaprt.disable()
-    if "snaprt.lazy.step" in sys.modules:  # what failed may keep arrays of its thread alive
-        sys.modules["snaprt.lazy.step"].thread_trace().begin()
+    if "snaprt.runtime.step" in sys.modules:  # what failed may keep arrays of its thread alive
+        sys.modules["snaprt.runtime.step"].thread_trace().begin()

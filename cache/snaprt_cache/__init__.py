@@ -2,10 +2,10 @@
 
 from snaprt_cache.errors import CacheError
 from snaprt_cache.file_digests import file_digest
+from snaprt_cache.index.rows import EntryRow
 from snaprt_cache.key import Key, KeyPart, cpu_features, relevant_xla_flags
 from snaprt_cache.modes import MODES
 from snaprt_cache.reports import CacheStats, Entry, Finding
-from snaprt_cache.rows import EntryRow
 from snaprt_cache.signing import read_key_file
 from snaprt_cache.store import DEFAULT_MAX_BYTES, Cache, default_path
 

@@ -18,13 +18,13 @@ from snaprt_cache.blobs import BlobFolder
 from snaprt_cache.errors import CacheError
 from snaprt_cache.folder import PRIVATE, Folder, shared_access
 from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused
-from snaprt_cache.index import Index, IndexUnavailable
+from snaprt_cache.index.database import Index, IndexUnavailable
+from snaprt_cache.index.rows import KEY_NAME, EntryRow, IndexedEntry, indexed_entry, is_key
+from snaprt_cache.index.usage import PendingUsage
 from snaprt_cache.key import Key, KeyPart
 from snaprt_cache.reports import CacheStats, Finding
-from snaprt_cache.rows import KEY_NAME, EntryRow, IndexedEntry, indexed_entry, is_key
 from snaprt_cache.signing import Signing
 from snaprt_cache.trouble import LOGGER, Warnings
-from snaprt_cache.usage import PendingUsage
 
 #: The folder of this format in the cache directory; another format gets another one.
 FORMAT_FOLDER: Final = "v1"

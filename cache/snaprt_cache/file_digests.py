@@ -14,8 +14,8 @@ from typing import Final
 import blake3
 
 from snaprt_cache.errors import CacheError
-from snaprt_cache.flight import Flight
 from snaprt_cache.folder import Folder
+from snaprt_cache.lock.flight import Flight
 
 #: What the file is called.
 FILE_NAME: Final = "file-digests.json"

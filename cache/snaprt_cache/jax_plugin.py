@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from snaprt_cache.flight import Flight
 from snaprt_cache.key import Key
-from snaprt_cache.misses import record_miss
+from snaprt_cache.lock.flight import Flight
+from snaprt_cache.miss.journal import record_miss
 from snaprt_cache.store import Cache, Obstacle
 
 READ_BYTES: Final = "PersistentCacheReadBytes"

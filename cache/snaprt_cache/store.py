@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from snaprt_cache import forks, frame, reports
+from snaprt_cache import frame, reports
 from snaprt_cache.blobs import Found, check_content, pieces, read_content
 from snaprt_cache.contents import Contents
 from snaprt_cache.errors import CacheError
 from snaprt_cache.folder import default_path, refuse_if_unsafe
 from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused
+from snaprt_cache.index.rows import IndexedEntry, compile_seconds, indexed_entry
 from snaprt_cache.key import Key
+from snaprt_cache.lock import forks
+from snaprt_cache.miss.strict import missing
 from snaprt_cache.modes import FAIL_ON_MISS, OFF, READ_WRITE, Mode, mode_called
+from snaprt_cache.remote.tier import Tier
 from snaprt_cache.reports import CacheStats, Entry, Finding, OnEvent
-from snaprt_cache.rows import IndexedEntry, compile_seconds, indexed_entry
 from snaprt_cache.signing import Signing
-from snaprt_cache.strict import missing
-from snaprt_cache.tier import Tier
 from snaprt_cache.trouble import LOGGER
 
 __all__ = ["Cache", "CacheStats", "Entry", "Finding", "default_path"]

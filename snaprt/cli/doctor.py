@@ -108,7 +108,7 @@ def _there(path: Path) -> Path:
 def _devices(_: Path) -> str:
     import jax
 
-    from snaprt.snapshot import flags
+    from snaprt.snapshot.recorder import flags
 
     flags.take_over()  # XLA would end the process over a flag that it does not know.
     kinds: dict[str, int] = {}
@@ -131,7 +131,7 @@ def _cache_directory(_: Path) -> str:
 
 
 def _sqlite(_: Path) -> str:
-    from snaprt_cache.journal import journal_mode
+    from snaprt_cache.index.journal import journal_mode
     from snaprt_cache.store import Cache
 
     path = Cache.open(settings.get("SNAPRT_CACHE_DIR")).path
@@ -152,7 +152,7 @@ module @doctor {
 def _compile(_: Path) -> str:
     import jax
 
-    from snaprt.execute.module import compile_module
+    from snaprt.compile.module import compile_module
 
     module = compile_module(_MODULE, device=jax.local_devices()[0], name="doctor")
     how = "loaded from the cache" if module.from_cache else "compiled"
@@ -163,7 +163,7 @@ def _execution(_: Path) -> str:
     import jax
     import numpy as np
 
-    from snaprt.execute.module import compile_module
+    from snaprt.compile.module import compile_module
 
     device = jax.local_devices()[0]
     numbers = np.arange(4, dtype=np.float32)

@@ -44,37 +44,59 @@ class _Entry:
 
 COMMANDS: Final[Mapping[str, _Entry]] = {
     "demo": _Entry(
-        "snaprt.cli.demo:command", "Show everything on a small real training run.", uses_xla=True
+        "snaprt.cli.demo.command:command",
+        "Show everything on a small real training run.",
+        uses_xla=True,
     ),
-    "run": _Entry("snaprt.cli.run:command", "Run a Python program under snaprt."),
+    "run": _Entry("snaprt.cli.run.command:command", "Run a Python program under snaprt."),
     "replay": _Entry(
-        "snaprt.cli.replay:command", "Run recorded executions again and compare.", uses_xla=True
+        "snaprt.cli.replay.command:command",
+        "Run recorded executions again and compare.",
+        uses_xla=True,
     ),
     "localise": _Entry(
-        "snaprt.cli.localise:command", "Find the operation where two sides differ.", uses_xla=True
+        "snaprt.cli.replay.localize:command",
+        "Find the operation where two sides differ.",
+        uses_xla=True,
     ),
     "minify": _Entry(
-        "snaprt.cli.minify:command", "Find the smallest program that still fails.", uses_xla=True
+        "snaprt.cli.replay.minify:command",
+        "Find the smallest program that still fails.",
+        uses_xla=True,
     ),
-    "report": _Entry("snaprt.cli.report:command", "Show what a replay found, as a page too."),
+    "report": _Entry(
+        "snaprt.cli.replay.report:command", "Show what a replay found, as a page too."
+    ),
     "inspect": _Entry(
-        "snaprt.cli.inspect:command", "Print what is in a file without running it.", uses_xla=True
+        "snaprt.cli.snapshot.inspect:command",
+        "Print what is in a file without running it.",
+        uses_xla=True,
     ),
-    "ls": _Entry("snaprt.cli.snapshot_list:command", "List what was recorded in a folder."),
+    "ls": _Entry("snaprt.cli.snapshot.ls:command", "List what was recorded in a folder."),
     "diff": _Entry(
-        "snaprt.cli.snapshot_diff:command",
+        "snaprt.cli.snapshot.diff:command",
         "Say in what two recorded executions differ.",
         uses_xla=True,
     ),
     "export": _Entry(
-        "snaprt.cli.export:command", "Write a recorded execution for other programs.", uses_xla=True
+        "snaprt.cli.snapshot.export:command",
+        "Write a recorded execution for other programs.",
+        uses_xla=True,
     ),
-    "pack": _Entry("snaprt.cli.pack:pack_command", "Make one file of recorded executions."),
-    "unpack": _Entry("snaprt.cli.pack:unpack_command", "Write a packed file into a folder."),
-    "prune": _Entry("snaprt.cli.pack:prune_command", "Remove stored arrays that nobody needs."),
-    "cache": _Entry("snaprt.cli.cache:command", "Look at the compile cache, or clear it."),
+    "pack": _Entry(
+        "snaprt.cli.snapshot.pack:pack_command", "Make one file of recorded executions."
+    ),
+    "unpack": _Entry(
+        "snaprt.cli.snapshot.pack:unpack_command", "Write a packed file into a folder."
+    ),
+    "prune": _Entry(
+        "snaprt.cli.snapshot.pack:prune_command", "Remove stored arrays that nobody needs."
+    ),
+    "cache": _Entry("snaprt.cli.cache.group:command", "Look at the compile cache, or clear it."),
     "metrics": _Entry("snaprt.cli.metrics:command", "Print saved metrics."),
-    "bundle": _Entry("snaprt.cli.bundle:command", "Run a program and bundle all that tells of it."),
+    "bundle": _Entry(
+        "snaprt.cli.bundle.command:command", "Run a program and bundle all that tells of it."
+    ),
     "stacks": _Entry("snaprt.cli.stacks:command", "Print the stacks of a running process."),
     "doctor": _Entry("snaprt.cli.doctor:command", "Check that everything works here."),
     "help": _Entry("snaprt.cli.environment:command", "Print help on a command or a topic."),
@@ -113,7 +135,7 @@ def _with_flags_settled(command: click.Command) -> click.Command:
 
     @functools.wraps(run)
     def settle_and_run(*words: Any, **options: Any) -> Any:
-        from snaprt.snapshot import flags
+        from snaprt.snapshot.recorder import flags
 
         flags.take_over()
         return run(*words, **options)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.text import Text
-from snaprt_replay.array_statistics import ArrayStatistics
-from snaprt_replay.results import (
+from snaprt_replay.compare.array_statistics import ArrayStatistics
+from snaprt_replay.compare.results import (
     IDENTICAL,
     MISMATCH,
     WITHIN_TOLERANCE,
@@ -15,7 +15,7 @@ from snaprt_replay.results import (
     Place,
     Verdict,
 )
-from snaprt_replay.tolerance import EXACT
+from snaprt_replay.compare.tolerance import EXACT
 
 from snaprt.cli.fitted_table import Column, FittedTable
 

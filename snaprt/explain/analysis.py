@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from snaprt import jaxapi, settings
-from snaprt.execute.compile import Executable
+from snaprt.compile.obtain import Executable
 from snaprt.explain.appended import AppendedFile
-from snaprt.explain.breaks import describe_break
 from snaprt.explain.origin import is_wanted
-from snaprt.explain.watching import Compilation, Cut, Run, Watcher
-from snaprt.lazy import pacing
+from snaprt.runtime.events import Compilation, Cut, Run, Watcher
+from snaprt.runtime.graph_breaks import describe_break
+from snaprt.trace import pacing
 
 #: The variables that `analysis` looks at.
 VARIABLES: Final = (

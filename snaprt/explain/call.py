@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from snaprt.explain.cuts import Collector, Event, Explanation
-from snaprt.explain.watching import attach, detach
-from snaprt.lazy.scope import lazy
-from snaprt.lazy.step import mark_step
+from snaprt.runtime.events import attach, detach
+from snaprt.runtime.lazy_scope import lazy
+from snaprt.runtime.step import mark_step
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:

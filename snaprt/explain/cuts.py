@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from snaprt import jaxapi
-from snaprt.explain.breaks import count_text, describe_break, place_text, users_place
-from snaprt.explain.watching import Cut, Run, Watcher
+from snaprt.runtime.events import Cut, Run, Watcher
+from snaprt.runtime.graph_breaks import count_text, describe_break, place_text, users_place
 
 #: Where a graph's executable came from: the compiler, the compile cache, or an earlier run of it.
 COMPILED: Final = "compiled"

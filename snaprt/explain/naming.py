@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi
-from snaprt.explain.breaks import is_installed
-from snaprt.lazy.array import LazyArray
+from snaprt.runtime.graph_breaks import is_installed
+from snaprt.trace.array import LazyArray
 
 #: So many arrays are looked at at most.
 _MOST_LEAVES: Final = 50_000

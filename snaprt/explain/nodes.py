@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi, settings
-from snaprt.lazy.digest import Unstable, node_digest
-from snaprt.lazy.graph import INPUT, LITERAL, Literal, Node, Program
+from snaprt.graph.digest import Unstable, node_digest
+from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Program
 
 INPUT_NAME: Final = "xla::device_data"
 CONSTANT_NAME: Final = "prim::Constant"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from snaprt.explain.nodes import node_text, shown_nodes
-from snaprt.explain.watching import Run, Watcher
+from snaprt.runtime.events import Run, Watcher
 
 LOGGER = logging.getLogger("snaprt.operations")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snaprt import jaxapi, settings
-from snaprt.lazy.graph import Program
+from snaprt.graph.program import Program
 
 
 def comes_from(program: Program, function: str) -> bool:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from snaprt import jaxapi
-from snaprt.explain.breaks import users_place
-from snaprt.explain.watching import Compilation
-from snaprt.lazy.graph import INPUT, Literal, Node, Placement
+from snaprt.graph.program import INPUT, Literal, Node, Placement
+from snaprt.runtime.events import Compilation
+from snaprt.runtime.graph_breaks import users_place
 
 # Of what a program's input is told apart by.
 Kind = tuple[Any, Any, bool]
@@ -49,7 +49,7 @@ class Outline:
     Attributes:
         operations: In recorded order.
         names: Their names.
-        wiring: See `snaprt.lazy.graph.Program`.
+        wiring: See `snaprt.graph.program.Program`.
         inputs: Abstract value, sharding and whether it is committed, of each.
         literals: The host scalars.
         promoted: Those that are arguments, for their values vary.

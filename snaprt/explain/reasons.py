@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from snaprt import jaxapi
-from snaprt.explain.breaks import count_text, place_text
 from snaprt.explain.outline import Outline, OutlinedOperation, common_ends
-from snaprt.lazy.graph import INPUT, LITERAL
+from snaprt.graph.program import INPUT, LITERAL
+from snaprt.runtime.graph_breaks import count_text, place_text
 
 _LOOP: Final = (
     "for a loop: jax.lax.scan or fori_loop, or jit the loop body and call mark_step in it; "

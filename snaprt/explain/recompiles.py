@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from snaprt import jaxapi, settings
-from snaprt.explain.breaks import count_text, place_text, users_place
 from snaprt.explain.naming import name_of
 from snaprt.explain.outline import Outline, nearest, outline_of
 from snaprt.explain.reasons import Reason, reasons
-from snaprt.explain.watching import Compilation, Watcher
-from snaprt.lazy import pacing
-from snaprt.lazy.modes import current_modes
+from snaprt.runtime.events import Compilation, Watcher
+from snaprt.runtime.graph_breaks import count_text, place_text, users_place
+from snaprt.trace import pacing
+from snaprt.trace.modes import current_modes
 
 _log = logging.getLogger("snaprt.explain")
 

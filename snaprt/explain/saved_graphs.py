@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from snaprt import jaxapi, settings
-from snaprt.execute.compile import Executable
+from snaprt.compile.obtain import Executable
 from snaprt.explain.appended import AppendedFile
 from snaprt.explain.graph_text import as_dot, as_text, block
 from snaprt.explain.nodes import ShownNode, root_digests, shown_nodes
 from snaprt.explain.origin import is_wanted
-from snaprt.explain.watching import Cut, Run, Watcher
-from snaprt.lazy.graph import Program
+from snaprt.graph.program import Program
+from snaprt.runtime.events import Cut, Run, Watcher
 
 _FILE: Final = "XLA_SAVE_TENSORS_FILE"
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from snaprt import metrics, settings
 from snaprt.explain.appended import AppendedFile
-from snaprt.explain.watching import Watcher
+from snaprt.runtime.events import Watcher
 
 _FILE: Final = "XLA_METRICS_FILE"
 

@@ -16,7 +16,7 @@ from snaprt.explain.operation_log import LOGGER, OperationLog
 from snaprt.explain.recompiles import history
 from snaprt.explain.saved_graphs import saved_graphs
 from snaprt.explain.step_metrics import step_metrics
-from snaprt.explain.watching import Watcher, attach, attached
+from snaprt.runtime.events import Watcher, attach, attached
 
 
 class _Switch:

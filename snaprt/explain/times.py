@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from snaprt.execute import times
+from snaprt.compile import times
 
 _COUNTS: Final = ("operations", "compiled", "loaded", "executions")
 _HEADS: Final = ("graph", "name", "ops", *_COUNTS[1:-1], "runs", *times.STAGES, "total")

@@ -16,34 +16,12 @@ When a new JAX breaks snaprt, the change belongs here and nowhere else:
 
 from __future__ import annotations
 
-from snaprt.jaxapi.abstract_values import (
-    ShapedArray,
-    dtype_of_name,
-    has_no_values,
-    is_array_aval,
-    is_extended_dtype,
-    is_in_default_memory,
-    is_placed_aval,
-    is_scalar_type,
-    own_key_type,
+from snaprt.jaxapi.compiler.ahead_of_time import (
+    compile_for_topology,
+    compile_unloaded,
+    zeros_function,
 )
-from snaprt.jaxapi.ahead_of_time import compile_for_topology, compile_unloaded, zeros_function
-from snaprt.jaxapi.array_kinds import ArrayOfTrace
-from snaprt.jaxapi.arrays import (
-    CONCRETE_ARRAYS,
-    ArrayImpl,
-    before_deleted,
-    copy_array,
-    describe_input,
-    host_literal,
-    literal_bytes,
-    put_on,
-    shapes_of,
-    to_device,
-    typeof,
-    with_default_layouts,
-)
-from snaprt.jaxapi.compilation_cache import (
+from snaprt.jaxapi.compiler.compilation_cache import (
     Compilation,
     JitExecutable,
     load_jit_executable,
@@ -51,42 +29,13 @@ from snaprt.jaxapi.compilation_cache import (
     use_compilation_cache,
     without_compilation_cache,
 )
-from snaprt.jaxapi.compiler_options import (
-    compile_options,
-    compile_options_without_paths,
-    dump_options_of_xla,
-)
-from snaprt.jaxapi.compiler_passes import registered_passes
-from snaprt.jaxapi.custom_calls import (
+from snaprt.jaxapi.compiler.custom_calls import (
     CustomCalls,
     custom_calls,
     functions_of_process,
     make_available,
 )
-from snaprt.jaxapi.demanded_values import asked_as_opaque_state, demanded_by
-from snaprt.jaxapi.devices import Device, backends_are_initialized, own_cpu
-from snaprt.jaxapi.effects import (
-    before_waiting_for_effects,
-    can_be_ordered,
-    can_wait,
-    closes_over_references,
-    ordered,
-    teach_error_check,
-)
-from snaprt.jaxapi.errors import (
-    BoundOperation,
-    failed_operation,
-    forbidden_value,
-    raised_inside,
-    watch_errors,
-)
-from snaprt.jaxapi.executable_reports import (
-    executable_fingerprint,
-    executable_memory,
-    executable_report,
-    optimised_hlo,
-)
-from snaprt.jaxapi.executables import (
+from snaprt.jaxapi.compiler.executables import (
     compile_module,
     load_compiled,
     load_module,
@@ -95,58 +44,13 @@ from snaprt.jaxapi.executables import (
     serialize_compiled,
     serialize_module,
 )
-from snaprt.jaxapi.frames import (
-    Frame,
-    frames_of_operation,
-    hide_frames_below,
-    hide_traceback_below,
-    leave_name_scopes,
-    place_of_operation,
-    source_info,
-    user_frames,
-    user_stack,
-    user_variables,
-    whole_stacks,
+from snaprt.jaxapi.compiler.hlo import (
+    hlo_text,
+    hlo_to_stablehlo,
+    module_to_hlo_proto,
+    parse_hlo_text,
 )
-from snaprt.jaxapi.functions import (
-    FailedCall,
-    call_abstractly,
-    failed_calls,
-    public_functions,
-    random_function_names,
-)
-from snaprt.jaxapi.hlo import hlo_text, hlo_to_stablehlo, module_to_hlo_proto, parse_hlo_text
-from snaprt.jaxapi.installation import JAXLIB_VERSION, is_source_of_jax, xla_binaries
-from snaprt.jaxapi.interception import NOT_KNOWN, intercept_indexing, intercept_jit, parse_call
-from snaprt.jaxapi.jit_ahead import CompiledAhead, called_with
-from snaprt.jaxapi.jit_calls import (
-    FlatCall,
-    flat_jit_call,
-    flatten_jit_call,
-    is_of_arrays_alone,
-    leaves_of_jit_call,
-    lower_jit_call,
-    run_flat_jit_call,
-    run_jit_call,
-    with_result,
-    without_donation,
-)
-from snaprt.jaxapi.jit_entry import jit_again, jit_entries
-from snaprt.jaxapi.jit_kinds import kind_of_flat_call, kind_of_jit_call
-from snaprt.jaxapi.jit_modules import (
-    JitModule,
-    describe_jit_module,
-    jit_module_inputs,
-    jit_module_outputs,
-)
-from snaprt.jaxapi.jit_watch import (
-    restore_watch,
-    set_process_watch,
-    set_watch,
-    use_jit_watcher,
-    watch,
-)
-from snaprt.jaxapi.lowered import (
+from snaprt.jaxapi.compiler.lowered import (
     bytecode,
     call_of_lowered,
     compile_options_of_lowered,
@@ -162,8 +66,7 @@ from snaprt.jaxapi.lowered import (
     stablehlo_without_locations,
     with_module,
 )
-from snaprt.jaxapi.meshes import concrete_mesh, trace_context, under_mesh
-from snaprt.jaxapi.module_changes import (
+from snaprt.jaxapi.compiler.module_changes import (
     after_operation,
     at_start_of_block,
     changing_module,
@@ -178,8 +81,8 @@ from snaprt.jaxapi.module_changes import (
     with_element,
     without_tokens,
 )
-from snaprt.jaxapi.module_names import mesh_axes, without_locations_or_names
-from snaprt.jaxapi.modules import (
+from snaprt.jaxapi.compiler.module_names import mesh_axes, without_locations_or_names
+from snaprt.jaxapi.compiler.modules import (
     bytecode_without_locations,
     module_signature,
     operations_within,
@@ -189,22 +92,69 @@ from snaprt.jaxapi.modules import (
     stablehlo_to_compare,
     stablehlo_with_locations,
 )
-from snaprt.jaxapi.operations import (
-    ClosedJaxpr,
-    Jaxpr,
-    JaxprLiteral,
-    abstract_evaluate,
-    bind_at,
-    equations_within,
-    evaluate_call,
-    extent,
-    is_call_of_users_jit,
-    lowering_module,
-    names_within,
-    operation_context,
-    primitive_named,
+from snaprt.jaxapi.compiler.options import (
+    compile_options,
+    compile_options_without_paths,
+    dump_options_of_xla,
 )
-from snaprt.jaxapi.reference_interpreter import interpret
+from snaprt.jaxapi.compiler.passes import registered_passes
+from snaprt.jaxapi.compiler.reports import (
+    executable_fingerprint,
+    executable_memory,
+    executable_report,
+    optimised_hlo,
+)
+from snaprt.jaxapi.devices import Device, backends_are_initialized, own_cpu
+from snaprt.jaxapi.errors import (
+    BoundOperation,
+    failed_operation,
+    forbidden_value,
+    raised_inside,
+    watch_errors,
+)
+from snaprt.jaxapi.frames import (
+    Frame,
+    frames_of_operation,
+    hide_frames_below,
+    hide_traceback_below,
+    leave_name_scopes,
+    place_of_operation,
+    source_info,
+    user_frames,
+    user_stack,
+    user_variables,
+    whole_stacks,
+)
+from snaprt.jaxapi.installation import JAXLIB_VERSION, is_source_of_jax, xla_binaries
+from snaprt.jaxapi.jit.ahead import CompiledAhead, called_with
+from snaprt.jaxapi.jit.calls import (
+    FlatCall,
+    flat_jit_call,
+    flatten_jit_call,
+    is_of_arrays_alone,
+    leaves_of_jit_call,
+    lower_jit_call,
+    run_flat_jit_call,
+    run_jit_call,
+    with_result,
+    without_donation,
+)
+from snaprt.jaxapi.jit.entry import jit_again, jit_entries
+from snaprt.jaxapi.jit.kinds import kind_of_flat_call, kind_of_jit_call
+from snaprt.jaxapi.jit.modules import (
+    JitModule,
+    describe_jit_module,
+    jit_module_inputs,
+    jit_module_outputs,
+)
+from snaprt.jaxapi.jit.watch import (
+    restore_watch,
+    set_process_watch,
+    set_watch,
+    use_jit_watcher,
+    watch,
+)
+from snaprt.jaxapi.meshes import concrete_mesh, trace_context, under_mesh
 from snaprt.jaxapi.settings import configuration, default_device, x64, x64_enabled
 from snaprt.jaxapi.shardings import (
     NamedShardings,
@@ -224,8 +174,77 @@ from snaprt.jaxapi.shardings import (
     single_device_sharding,
     type_with_sharding,
 )
-from snaprt.jaxapi.teaching import teach_compiled, teach_device_get, teach_full, teach_set_mesh
-from snaprt.jaxapi.traces import (
+from snaprt.jaxapi.tracing.abstract_values import (
+    ShapedArray,
+    dtype_of_name,
+    has_no_values,
+    is_array_aval,
+    is_extended_dtype,
+    is_in_default_memory,
+    is_placed_aval,
+    is_scalar_type,
+    own_key_type,
+)
+from snaprt.jaxapi.tracing.array_kinds import ArrayOfTrace
+from snaprt.jaxapi.tracing.arrays import (
+    CONCRETE_ARRAYS,
+    ArrayImpl,
+    before_deleted,
+    copy_array,
+    describe_input,
+    host_literal,
+    literal_bytes,
+    put_on,
+    shapes_of,
+    to_device,
+    typeof,
+    with_default_layouts,
+)
+from snaprt.jaxapi.tracing.demanded_values import asked_as_opaque_state, demanded_by
+from snaprt.jaxapi.tracing.effects import (
+    before_waiting_for_effects,
+    can_be_ordered,
+    can_wait,
+    closes_over_references,
+    ordered,
+    teach_error_check,
+)
+from snaprt.jaxapi.tracing.functions import (
+    FailedCall,
+    call_abstractly,
+    failed_calls,
+    public_functions,
+    random_function_names,
+)
+from snaprt.jaxapi.tracing.interception import (
+    NOT_KNOWN,
+    intercept_indexing,
+    intercept_jit,
+    parse_call,
+)
+from snaprt.jaxapi.tracing.operations import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprLiteral,
+    abstract_evaluate,
+    bind_at,
+    equations_within,
+    evaluate_call,
+    extent,
+    is_call_of_users_jit,
+    lowering_module,
+    names_within,
+    operation_context,
+    primitive_named,
+)
+from snaprt.jaxapi.tracing.reference_interpreter import interpret
+from snaprt.jaxapi.tracing.teaching import (
+    teach_compiled,
+    teach_device_get,
+    teach_full,
+    teach_set_mesh,
+)
+from snaprt.jaxapi.tracing.traces import (
     Trace,
     current_trace,
     current_trace_setting,
@@ -237,7 +256,7 @@ from snaprt.jaxapi.traces import (
     set_current_trace,
     set_thread_trace,
 )
-from snaprt.jaxapi.values import teach_values
+from snaprt.jaxapi.tracing.values import teach_values
 
 __all__ = [
     "CONCRETE_ARRAYS",

@@ -18,7 +18,7 @@ from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue
 from jaxlib.mlir import ir
 
 from snaprt.jaxapi.devices import Device, device_list
-from snaprt.jaxapi.traces import evaluating
+from snaprt.jaxapi.tracing.traces import evaluating
 
 
 @functools.cache

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 from measuring import machine, show_table, taking_turns
-from snaprt_replay.case import NamedArray
-from snaprt_replay.compare import compare
+from snaprt_replay.compare.compare import compare
+from snaprt_replay.load.case import NamedArray
 
 ROUNDS = 3
 THREADS = min(os.cpu_count() or 1, 8)  # as many as `compare` uses

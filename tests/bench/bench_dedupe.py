@@ -47,7 +47,7 @@ def measure(folder: Path, megabytes: int, executions: int) -> dict[str, Any]:
     import jax.numpy as jnp
 
     import snaprt
-    from snaprt.snapshot.record import process_recorder
+    from snaprt.snapshot.recorder.record import process_recorder
 
     width = int((megabytes * (1 << 20) / 2 / LAYERS) ** 0.5)
     keys = jax.random.split(jax.random.key(0), LAYERS)

@@ -32,9 +32,9 @@ def main() -> None:
     count = parser.parse_args().count
     os.environ.update(measuring.clean_environment())
     import jax
-    from snaprt_replay.trial import PROCESSES, hold_trial
-    from snaprt_replay.variants import parse_variant
-    from snaprt_replay.workers import Workers
+    from snaprt_replay.run.trial import PROCESSES, hold_trial
+    from snaprt_replay.run.variants.variants import parse_variant
+    from snaprt_replay.run.workers import Workers
     from sound_programs import HARMLESS, KINDS, sound_program
 
     print(measuring.machine(), flush=True)

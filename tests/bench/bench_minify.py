@@ -55,8 +55,8 @@ def minify_all(
     from snaprt_replay.minify.cutting import Tap, normalised
     from snaprt_replay.minify.judge import Patience
     from snaprt_replay.minify.work import shrink
-    from snaprt_replay.variants import parse_variant
-    from snaprt_replay.workers import Outcome
+    from snaprt_replay.run.variants.variants import parse_variant
+    from snaprt_replay.run.workers import Outcome
 
     cpu, right = parse_variant("cpu"), parse_variant(reference)
     for index, model in enumerate(models):

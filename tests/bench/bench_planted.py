@@ -42,12 +42,12 @@ class Result:
 def run_all(workers, models: Sequence, count: int, reference: str, seed: int) -> Iterator[Result]:
     """Plant, localise, judge."""
     import planted_faults
-    from snaprt_replay.extract import Piece, extract
-    from snaprt_replay.localise.measure import error_between
-    from snaprt_replay.localise.pipeline import search
-    from snaprt_replay.localise.session import Session, Side
-    from snaprt_replay.variants import parse_variant
-    from snaprt_replay.workers import Outcome
+    from snaprt_replay.hlo.extract import Piece, extract
+    from snaprt_replay.localize.measure import error_between
+    from snaprt_replay.localize.pipeline import search
+    from snaprt_replay.localize.session import Session, Side
+    from snaprt_replay.run.variants.variants import parse_variant
+    from snaprt_replay.run.workers import Outcome
 
     cpu, right = parse_variant("cpu"), parse_variant(reference)
 

@@ -53,8 +53,8 @@ def small_run(links: int) -> Any:
     import jax.numpy as jnp
     from executables import executable_of
 
-    from snaprt.execute.run import run
-    from snaprt.snapshot.record import process_recorder
+    from snaprt.compile.run import run
+    from snaprt.snapshot.recorder.record import process_recorder
 
     x = jnp.ones((24, 24))
 
@@ -202,7 +202,7 @@ def measure_memory(folder: Path, megabytes: int) -> dict[str, Any]:
             x = x + 1.0
             snaprt.mark_step(wait=True)
     jax.block_until_ready(x)
-    from snaprt.snapshot.record import process_recorder
+    from snaprt.snapshot.recorder.record import process_recorder
 
     process_recorder().flush()
     return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import measuring
 
 import snaprt
-from snaprt.snapshot.record import process_recorder
+from snaprt.snapshot.recorder.record import process_recorder
 
 PLAIN, ARMED, ERROR, ALL = "plain jit", "armed", "armed for errors", "all recorded"
 WAYS = {ARMED: "name=never", ERROR: "error", ALL: "all"}

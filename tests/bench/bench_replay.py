@@ -59,7 +59,7 @@ def recorded(function: Callable, arguments: tuple, folder: Path) -> Path:
 
     with snaprt.record(folder=folder):
         jax.jit(function)(*arguments)
-    from snaprt.snapshot.record import process_recorder
+    from snaprt.snapshot.recorder.record import process_recorder
 
     assert process_recorder().flush(60)
     (path,) = folder.glob("*.inputs.snap")
@@ -74,7 +74,7 @@ def main() -> None:
     os.environ.update(measuring.clean_environment())
     os.environ["SNAPRT_CACHE"] = "0"
     import jax
-    from snaprt_replay.rerun import replay
+    from snaprt_replay.run.rerun import replay
 
     print(measuring.machine())
     rows, worst = [], 0.0

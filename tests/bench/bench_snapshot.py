@@ -155,8 +155,8 @@ def measure_idle(folder: Path, megabytes: int) -> dict[str, Any]:
     from executables import executable_of
 
     import snaprt
-    from snaprt.execute.run import run
-    from snaprt.snapshot.record import Recorder
+    from snaprt.compile.run import run
+    from snaprt.snapshot.recorder.record import Recorder
 
     x = jnp.ones((8, 8))
     executable = executable_of(lambda x: [x + 1], x)

@@ -45,8 +45,8 @@ class Result:
 
 def outputs_of(workers, text: str, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray] | None:
     """Compile and run a module in a process of its own; None if it is not valid."""
-    from snaprt_replay.variants import parse_variant
-    from snaprt_replay.work import STABLEHLO
+    from snaprt_replay.run.variants.variants import parse_variant
+    from snaprt_replay.run.work import STABLEHLO
 
     return workers.run(parse_variant("cpu"), text.encode(), inputs, form=STABLEHLO).outputs
 
@@ -100,11 +100,11 @@ def by_command(folder: Path) -> tuple[dict, str]:
 
 def in_process(workers, folder: Path) -> tuple[dict, str]:
     """Do what the command does, but with worker processes that run already."""
-    from snaprt_replay.load import load
-    from snaprt_replay.localise.findings import to_json
-    from snaprt_replay.localise.pipeline import read_program, search
-    from snaprt_replay.localise.session import Session, Side
-    from snaprt_replay.variants import parse_variant
+    from snaprt_replay.load.load import load
+    from snaprt_replay.localize.findings import to_json
+    from snaprt_replay.localize.pipeline import read_program, search
+    from snaprt_replay.localize.session import Session, Side
+    from snaprt_replay.run.variants.variants import parse_variant
 
     def run(hlo: bytes, inputs: Sequence[np.ndarray]):
         return workers.submit(parse_variant("cpu"), hlo, inputs)
@@ -187,7 +187,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.update(measuring.clean_environment())
     import text_models
-    from snaprt_replay.workers import Workers
+    from snaprt_replay.run.workers import Workers
 
     print(measuring.machine(), flush=True)
     with tempfile.TemporaryDirectory() as folder, Workers(2) as workers:

@@ -55,7 +55,7 @@ def run_plants(
     arguments = parser.parse_args()
     os.environ.update(measuring.clean_environment())
     import planted_faults
-    from snaprt_replay.workers import Workers
+    from snaprt_replay.run.workers import Workers
 
     print(measuring.machine())
     print(f"the other side is {arguments.reference}, seed {arguments.seed}", flush=True)

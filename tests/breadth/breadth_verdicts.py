@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from breadth_cases import Case
-from snaprt_replay.compare import compare_arrays
-from snaprt_replay.results import MISMATCH
-from snaprt_replay.tolerance import ToleranceRequest
+from snaprt_replay.compare.compare import compare_arrays
+from snaprt_replay.compare.results import MISMATCH
+from snaprt_replay.compare.tolerance import ToleranceRequest
 
 import snaprt
 from snaprt import metrics

@@ -23,7 +23,7 @@ from breadth_cases import Case
 
 import snaprt
 from snaprt import metrics
-from snaprt.snapshot.record import process_recorder
+from snaprt.snapshot.recorder.record import process_recorder
 
 
 def missed(cases: Sequence[Case], when: str, folder: Path) -> Iterator[tuple[str, str]]:

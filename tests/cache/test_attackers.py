@@ -19,9 +19,9 @@ import pytest
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digest, file_digests, frame
 from snaprt_cache.blobs import check_content
 from snaprt_cache.bundle import bundled_blobs, read_bundle, write_bundle
-from snaprt_cache.flight import Flight
 from snaprt_cache.frame import BlobDamaged
-from snaprt_cache.misses import misses, record_miss
+from snaprt_cache.lock.flight import Flight
+from snaprt_cache.miss.journal import misses, record_miss
 from snaprt_cache.signing import Signing
 
 SECRET = bytes(range(32))
@@ -32,8 +32,8 @@ METADATA = {"name": "step", "compile_seconds": 1.0}
 _USE = """
 import os, sys
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digest
-from snaprt_cache.flight import Flight
-from snaprt_cache.misses import misses, record_miss
+from snaprt_cache.lock.flight import Flight
+from snaprt_cache.miss.journal import misses, record_miss
 shared = sys.argv[2] == "shared"
 options = {"signing_key": bytes(range(32)), "shared": True} if shared else {}
 cache = Cache.open(sys.argv[1], **options)

@@ -14,7 +14,7 @@ from snaprt_cache import Cache, CacheError, Key, KeyPart
 from snaprt_cache.bundle import Bundle, bundled_blobs, read_bundle, write_bundle
 
 from snaprt.cli import main
-from snaprt.cli.cache_bundle import export, import_
+from snaprt.cli.cache.bundle import export, import_
 
 SECRET = b"a key of a team's own"
 NAMES = ("forward", "backward", "update")

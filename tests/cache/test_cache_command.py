@@ -17,7 +17,7 @@ from snaprt_cache import Cache, CacheError, Key, KeyPart
 import snaprt.cache
 from snaprt import metrics
 from snaprt.cli import main
-from snaprt.cli.cache import COMMANDS, command
+from snaprt.cli.cache.group import COMMANDS, command
 
 PROGRAM = "import sys; from snaprt.cli.main import main; sys.exit(main())"
 

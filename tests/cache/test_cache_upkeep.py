@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from snaprt_cache import Cache, CacheError, Key, KeyPart
 
-from snaprt.cli.cache import command
+from snaprt.cli.cache.group import command
 
 SIZE = 10_000
 

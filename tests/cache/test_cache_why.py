@@ -13,9 +13,9 @@ import pytest
 import zstandard
 from click.testing import CliRunner, Result
 from snaprt_cache import Cache, CacheError, Key, KeyPart
-from snaprt_cache.misses import misses, record_miss
+from snaprt_cache.miss.journal import misses, record_miss
 
-from snaprt.cli.cache import command
+from snaprt.cli.cache.group import command
 
 PROGRAM = """
 import os

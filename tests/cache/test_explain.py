@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.explain import explain, nearest, reason
-from snaprt_cache.misses import KEPT_MISSES, forget_misses, misses, record_miss
+from snaprt_cache.miss.difference import explain, nearest, reason
+from snaprt_cache.miss.journal import KEPT_MISSES, forget_misses, misses, record_miss
 
 
 def _key(**parts: str) -> Key:

@@ -11,7 +11,7 @@ from pathlib import Path
 import blake3
 import pytest
 from snaprt_cache import Cache, Key, KeyPart, file_digest, file_digests
-from snaprt_cache.misses import misses, record_miss
+from snaprt_cache.miss.journal import misses, record_miss
 
 PAYLOAD = b"an executable " * 50 + random.Random(5).randbytes(1200)
 METADATA = {"name": "step", "kind": "compiled", "compile_seconds": 1.0}

@@ -11,9 +11,9 @@ import pytest
 from snaprt_cache import MODES, Cache, CacheError, Key, KeyPart
 
 from snaprt import metrics, settings
-from snaprt.cli.cache_misses import NEW_PROGRAM, REFRESHED, Neighbours
+from snaprt.cli.cache.misses import NEW_PROGRAM, REFRESHED, Neighbours
+from snaprt.compile.store import open_cache, persistent_cache
 from snaprt.errors import UsageError
-from snaprt.execute.store import open_cache, persistent_cache
 
 PAYLOAD = b"payload" * 100
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from answers import Answer, fail, give, stall
-from snaprt_cache import CacheError, remote
-from snaprt_cache.remote import (
+from snaprt_cache import CacheError
+from snaprt_cache.remote import object_store
+from snaprt_cache.remote.object_store import (
     DROPPED,
     ERROR,
     MISS,
@@ -184,7 +185,7 @@ def test_a_remote_that_failed_is_left_alone_for_a_while(
     events: Events,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote, "_FIRST_PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr(object_store, "_FIRST_PAUSE_SECONDS", 1.0)
     asked: list[str] = []
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
@@ -204,8 +205,8 @@ def test_pauses_grow_with_failures_in_a_row_and_end_with_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(remote.time, "monotonic", lambda: now[0])
-    pause = remote._Pause()
+    monkeypatch.setattr(object_store.time, "monotonic", lambda: now[0])
+    pause = object_store._Pause()
     lengths = []
     for _ in range(9):
         pause.lengthen()
@@ -240,7 +241,7 @@ def test_a_failing_remote_fails_nobody_and_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
     status: int,
 ) -> None:
-    monkeypatch.setattr(remote, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(object_store, "_FIRST_PAUSE_SECONDS", 0.0)
     tier = opened(serve(fail(status)).replace("http://", "http://me:secret@"), 1.0)
     with caplog.at_level(logging.WARNING, "snaprt.cache"):
         assert [tier.fetch(NAME) for _ in range(3)] == [None] * 3
@@ -292,7 +293,7 @@ def test_credentials_that_may_only_read_stop_the_uploads_and_not_the_reads(
 def test_a_remote_that_announces_more_than_any_blob_is_not_read(
     serve: Callable[[Answer], str], opened: Callable[..., RemoteTier], events: Events
 ) -> None:
-    tier = opened(serve(give(b"x" * 1000, length=remote.MAX_BLOB_BYTES + 1)))
+    tier = opened(serve(give(b"x" * 1000, length=object_store.MAX_BLOB_BYTES + 1)))
     start = time.monotonic()
     assert tier.fetch(NAME) is None
     assert time.monotonic() - start < SLACK
@@ -315,7 +316,7 @@ def test_sending_returns_at_once_and_drops_what_finds_no_room(
     events: Events,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("snaprt_cache.uploads.MAX_WAITING_BYTES", 10_000)
+    monkeypatch.setattr("snaprt_cache.remote.uploads.MAX_WAITING_BYTES", 10_000)
     monkeypatch.setenv("AWS_ENDPOINT", serve(stall))
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
@@ -353,9 +354,9 @@ def test_a_system_that_gives_no_thread_costs_the_remote_and_no_more(
 
 EXITING = """
 import sys, threading, time
-from snaprt_cache.remote import open_tier
-import snaprt_cache.remote as remote
-remote.EXIT_SECONDS = 1.0
+from snaprt_cache.remote.object_store import open_tier
+import snaprt_cache.remote.object_store as remote
+object_store.EXIT_SECONDS = 1.0
 tier = open_tier(sys.argv[1], 60.0)
 tier.send("ab" * 32, b"content")
 threading.Thread(target=tier.fetch, args=("cd" * 32,), daemon=True).start()
@@ -365,7 +366,7 @@ print("leaving")
 
 
 def _environment(**variables: str) -> dict[str, str]:
-    cache = Path(remote.__file__).parents[1]
+    cache = Path(object_store.__file__).parents[1]
     return {**os.environ, "PYTHONPATH": str(cache), "AWS_ALLOW_HTTP": "true", **variables}
 
 
@@ -388,7 +389,7 @@ def test_what_is_waiting_is_stored_as_the_process_ends(
     bucket: str, opened: Callable[..., RemoteTier]
 ) -> None:
     program = (
-        "import sys; from snaprt_cache.remote import open_tier\n"
+        "import sys; from snaprt_cache.remote.object_store import open_tier\n"
         "tier = open_tier(sys.argv[1], 5.0)\n"
         "for n in range(5): tier.send(f'{n:064x}', bytes(1000))"
     )
@@ -401,7 +402,7 @@ def test_what_is_waiting_is_stored_as_the_process_ends(
 
 FORKING = """
 import os, sys
-from snaprt_cache.remote import open_tier
+from snaprt_cache.remote.object_store import open_tier
 events = []
 tier = open_tier(sys.argv[1], 5.0, lambda name, value: events.append(name))
 tier.fetch("ab" * 32)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlite_utils
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.index import SCHEMA_VERSION
+from snaprt_cache.index.database import SCHEMA_VERSION
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cache-format.md"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digests, read_key_file
-from snaprt_cache.flight import Flight
-from snaprt_cache.misses import record_miss
+from snaprt_cache.lock.flight import Flight
+from snaprt_cache.miss.journal import record_miss
 
-from snaprt.execute.store import persistent_cache
+from snaprt.compile.store import persistent_cache
 
 KEY = Key((KeyPart("module", "m"),))
 OURS = bytes(range(32))

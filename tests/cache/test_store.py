@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import sqlite_utils
 from snaprt_cache import Cache, CacheError, Key, KeyPart, default_path
-from snaprt_cache.misses import misses, record_miss
+from snaprt_cache.miss.journal import misses, record_miss
 
 METADATA = {
     "name": "train_step",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, CacheError, Key, KeyPart
-from snaprt_cache.journal import is_local, journal_mode, wal_is_fixed
+from snaprt_cache.index.journal import is_local, journal_mode, wal_is_fixed
 
 KEY = Key((KeyPart("module", "m"),))
 
@@ -145,7 +145,7 @@ import pwd
 def nobody(_):
     raise KeyError("no such user")
 pwd.getpwuid = nobody
-from snaprt.execute.store import persistent_cache
+from snaprt.compile.store import persistent_cache
 assert persistent_cache() is None
 assert persistent_cache() is None
 print("went on")

@@ -68,7 +68,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Return one module in each form that brings no inputs, by the name of its format."""
     import jax
     import jax.numpy as jnp
-    from snaprt_replay import sniff
+    from snaprt_replay.load import sniff
 
     from snaprt import jaxapi
 
@@ -96,9 +96,9 @@ def rewritten(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
 
     Its argument gets each output's name and value and returns the value to store.
     """
-    from snaprt.snapshot import layout
-    from snaprt.snapshot.read import open_snapshot, sibling_outputs
-    from snaprt.snapshot.write import write_snapshot
+    from snaprt.snapshot.format import schema
+    from snaprt.snapshot.format.read import open_snapshot, sibling_outputs
+    from snaprt.snapshot.format.write import write_snapshot
 
     def rewrite(change: Callable[[str, np.ndarray], np.ndarray]) -> Path:
         outputs = sibling_outputs(recorded)
@@ -107,10 +107,10 @@ def rewritten(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
         arrays = []
         for name in file.array_names:
             value = change(name, file.array(name))
-            arrays.append(layout.ArrayContent(name, lambda value=value: value, value.nbytes))
+            arrays.append(schema.ArrayContent(name, lambda value=value: value, value.nbytes))
         write_snapshot(
             tmp_path / outputs.name,
-            layout.Contents(file.manifest.execution, file.module, arrays),
+            schema.Contents(file.manifest.execution, file.module, arrays),
         )
         copy = tmp_path / recorded.name
         copy.write_bytes(recorded.read_bytes())

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from snaprt_replay import sniff
-from snaprt_replay.array_statistics import describe
-from snaprt_replay.case import NamedArray
+from snaprt_replay.compare.array_statistics import describe
+from snaprt_replay.load import sniff
+from snaprt_replay.load.case import NamedArray
 
 from snaprt import metrics
 from snaprt.cli.main import main

@@ -13,7 +13,7 @@ import pytest
 from recordings import record
 
 from snaprt.cli.main import main
-from snaprt.snapshot.store import ArrayStore
+from snaprt.snapshot.format.store import ArrayStore
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from snaprt_replay import sniff
-from snaprt_replay.results import comparison_from_json
+from snaprt_replay.compare.results import comparison_from_json
+from snaprt_replay.load import sniff
 
 from snaprt.cli.main import main
 

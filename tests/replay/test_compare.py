@@ -11,9 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from snaprt_replay import floatbits
-from snaprt_replay.case import NamedArray
-from snaprt_replay.compare import compare, compare_arrays
-from snaprt_replay.results import (
+from snaprt_replay.compare.compare import compare, compare_arrays
+from snaprt_replay.compare.results import (
     IDENTICAL,
     MISMATCH,
     WITHIN_TOLERANCE,
@@ -22,7 +21,8 @@ from snaprt_replay.results import (
     comparison_from_json,
     to_json,
 )
-from snaprt_replay.tolerance import ToleranceRequest
+from snaprt_replay.compare.tolerance import ToleranceRequest
+from snaprt_replay.load.case import NamedArray
 
 from snaprt.errors import UsageError
 

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from snaprt_replay import devices
-from snaprt_replay.emulate import with_matmul_precision, with_tpu_precision
-from snaprt_replay.hlo import verify
-from snaprt_replay.precision import read_module
+from snaprt_replay.hlo.hlo_module import verify
+from snaprt_replay.run import devices
+from snaprt_replay.run.variants.emulate import with_matmul_precision, with_tpu_precision
+from snaprt_replay.run.variants.precision import read_module
 
 from snaprt import jaxapi
-from snaprt.execute.module import compile_module
-from snaprt.snapshot.xla import XlaMessage
+from snaprt.compile.module import compile_module
+from snaprt.hlo.proto import XlaMessage
 
 
 def module_of(function: Callable[..., Any], *arrays: np.ndarray) -> XlaMessage:

@@ -15,10 +15,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from recordings import record
-from snaprt_replay import export_xla
-from snaprt_replay.export import FORMS, export
-from snaprt_replay.load import load
-from snaprt_replay.rerun import replay
+from snaprt_replay.export import xla
+from snaprt_replay.export.formats import FORMS, export
+from snaprt_replay.load.load import load
+from snaprt_replay.run.rerun import replay
 
 from snaprt.errors import UsageError
 
@@ -89,7 +89,7 @@ def test_what_is_too_large_for_xlas_snapshot_is_refused(recorded: Path, tmp_path
     huge = np.broadcast_to(np.float32(0), (1 << 29, 1))  # 2 GiB that take no memory
     inputs = (dataclasses.replace(case.inputs[0], value=huge), *case.inputs[1:])
     with pytest.raises(UsageError, match=r"bytes, more than XLA's HloSnapshot can \(2 GiB\)"):
-        export_xla.write_hlo_snapshot(dataclasses.replace(case, inputs=inputs), tmp_path / "x")
+        xla.write_hlo_snapshot(dataclasses.replace(case, inputs=inputs), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from snaprt_replay import isolate, player, sniff
-from snaprt_replay.case import Signature
-from snaprt_replay.inputs import random_inputs, read_inputs
-from snaprt_replay.load import load
+from snaprt_replay.load import sniff
+from snaprt_replay.load.case import Signature
+from snaprt_replay.load.inputs import random_inputs, read_inputs
+from snaprt_replay.load.load import load
+from snaprt_replay.run import isolate, player
 
 from snaprt.errors import SnapshotError, UsageError
 

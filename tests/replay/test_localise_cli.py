@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from snaprt_replay import sniff
-from snaprt_replay.localise.findings import from_json
+from snaprt_replay.load import sniff
+from snaprt_replay.localize.findings import from_json
 
 from snaprt.cli.main import main
 

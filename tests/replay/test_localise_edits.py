@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from snaprt_replay import hlo
-from snaprt_replay.localise.edits import Edit, edits_between
-from snaprt_replay.localise.findings import Localisation, from_json, to_json
-from snaprt_replay.localise.matching import compare
-from snaprt_replay.localise.pipeline import search
-from snaprt_replay.localise.program import Program, flatten
-from snaprt_replay.localise.session import Session, Side
-from snaprt_replay.localise.substitute import substituted
-from snaprt_replay.variants import parse_variant
-from snaprt_replay.workers import Workers
+from snaprt_replay.hlo import hlo_module
+from snaprt_replay.localize.edits import Edit, edits_between
+from snaprt_replay.localize.findings import Localisation, from_json, to_json
+from snaprt_replay.localize.matching import compare
+from snaprt_replay.localize.pipeline import search
+from snaprt_replay.localize.program import Program, flatten
+from snaprt_replay.localize.session import Session, Side
+from snaprt_replay.localize.substitute import substituted
+from snaprt_replay.run.variants.variants import parse_variant
+from snaprt_replay.run.workers import Workers
 
 from snaprt import jaxapi
-from snaprt.snapshot.xla import HloModuleProto, parse
+from snaprt.hlo.proto import HloModuleProto, parse
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 import text_plants
@@ -64,10 +64,10 @@ def edits_of(one: Program, other: Program) -> list[Edit]:
     compared = compare(one.entry, other.entry)
     edits = edits_between(compared)
     made = substituted(compared, frozenset(pair for each in edits for pair in each.pairs))
-    hlo.verify(made.module)
+    hlo_module.verify(made.module)
     assert compare(made.entry, other.entry).is_same
     none = substituted(compared, frozenset())
-    hlo.verify(none.module)
+    hlo_module.verify(none.module)
     assert compare(none.entry, one.entry).is_same
     return edits
 

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from snaprt_replay.localise.measure import error_between, move
+from snaprt_replay.localize.measure import error_between, move
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16, np.complex64])

@@ -10,16 +10,16 @@ import jax
 import jax.extend.xla
 import jax.numpy as jnp
 import pytest
-from snaprt_replay.load import load
-from snaprt_replay.localise.findings import Localisation
-from snaprt_replay.localise.pipeline import Request, localise
-from snaprt_replay.variants import parse_variant
+from snaprt_replay.load.load import load
+from snaprt_replay.localize.findings import Localisation
+from snaprt_replay.localize.pipeline import Request, localise
+from snaprt_replay.run.variants.variants import parse_variant
 
 from snaprt import jaxapi
 
 WRONG_PASS = """
 import jax.extend.xla
-from snaprt.snapshot.xla import HloModuleProto, parse
+from snaprt.hlo.proto import HloModuleProto, parse
 
 def break_tanh(content):
     module = parse(HloModuleProto, content, "module")

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from snaprt_replay.extract import Piece, extract
-from snaprt_replay.hlo import instructions
-from snaprt_replay.localise.findings import Localisation, from_json, to_json
-from snaprt_replay.localise.pipeline import search
-from snaprt_replay.localise.program import Program, flatten
-from snaprt_replay.localise.session import Session, Side
-from snaprt_replay.variants import parse_variant
-from snaprt_replay.workers import Workers
+from snaprt_replay.hlo.extract import Piece, extract
+from snaprt_replay.hlo.hlo_module import instructions
+from snaprt_replay.localize.findings import Localisation, from_json, to_json
+from snaprt_replay.localize.pipeline import search
+from snaprt_replay.localize.program import Program, flatten
+from snaprt_replay.localize.session import Session, Side
+from snaprt_replay.run.variants.variants import parse_variant
+from snaprt_replay.run.workers import Workers
 
 from snaprt import jaxapi
-from snaprt.snapshot.xla import HloModuleProto, parse
+from snaprt.hlo.proto import HloModuleProto, parse
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 import planted_faults

@@ -12,19 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from snaprt_replay import hlo
-from snaprt_replay.inline import inline_calls
+from snaprt_replay.hlo import hlo_module
+from snaprt_replay.hlo.inline import inline_calls
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check, Crash, Mismatch, NonFinite, Run, Signature
 from snaprt_replay.minify.cutting import Tap, normalised
 from snaprt_replay.minify.judge import Judge, Patience
 from snaprt_replay.minify.work import Shrunk, shrink
-from snaprt_replay.variants import Variant, parse_variant
-from snaprt_replay.workers import Workers
+from snaprt_replay.run.variants.variants import Variant, parse_variant
+from snaprt_replay.run.workers import Workers
 
 from snaprt import jaxapi
 from snaprt.cli.main import group
-from snaprt.snapshot.xla import HloModuleProto, XlaMessage, parse, serialise
+from snaprt.hlo.proto import HloModuleProto, XlaMessage, parse, serialise
 
 CPU = parse_variant("cpu")
 
@@ -56,7 +56,7 @@ def edited(module: XlaMessage, opcode: str, wrong: str) -> XlaMessage:
     """Return a module in which one operation is another."""
     copy = type(module)()
     copy.CopyFrom(module)
-    (one,) = (one for one in hlo.instructions(copy) if one.opcode == opcode)
+    (one,) = (one for one in hlo_module.instructions(copy) if one.opcode == opcode)
     one.opcode = wrong
     return copy
 
@@ -72,7 +72,7 @@ def shrunk(
 
 
 def opcodes(candidate: Candidate) -> list[str]:
-    entry = hlo.entry_computation(candidate.modules[0])
+    entry = hlo_module.entry_computation(candidate.modules[0])
     plumbing = ("parameter", "tuple", "constant")
     return [one.opcode for one in entry.instructions if one.opcode not in plumbing]
 
@@ -95,7 +95,9 @@ def test_a_wrong_operation_is_left_alone_with_what_it_reads(workers: Workers) ->
     assert found is not None
     assert opcodes(found.candidate) == ["sine"]
     assert found.candidate.inputs[0].size == 1
-    assert hlo.entry_computation(found.candidate.modules[1]).instructions[-2].opcode == "cosine"
+    assert (
+        hlo_module.entry_computation(found.candidate.modules[1]).instructions[-2].opcode == "cosine"
+    )
 
 
 def test_a_nan_is_followed_to_where_finite_values_make_it(workers: Workers) -> None:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from snaprt_replay import hlo
-from snaprt_replay.inline import inline_calls
+from snaprt_replay.hlo import hlo_module
+from snaprt_replay.hlo.inline import inline_calls
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.cutting import Base, Tap, normalised
 from snaprt_replay.minify.views import (
@@ -24,11 +24,11 @@ from snaprt_replay.minify.views import (
     suffix,
     values,
 )
-from snaprt_replay.variants import parse_variant
-from snaprt_replay.workers import Workers
+from snaprt_replay.run.variants.variants import parse_variant
+from snaprt_replay.run.workers import Workers
 
 from snaprt import jaxapi
-from snaprt.snapshot.xla import HloModuleProto, XlaMessage, parse
+from snaprt.hlo.proto import HloModuleProto, XlaMessage, parse
 
 CPU = parse_variant("cpu")
 
@@ -53,7 +53,7 @@ def candidate_of(function: Callable, *arguments: np.ndarray) -> Candidate:
 
 
 def opcodes(candidate: Candidate) -> list[str]:
-    entry = hlo.entry_computation(candidate.modules[0])
+    entry = hlo_module.entry_computation(candidate.modules[0])
     plumbing = ("parameter", "tuple", "constant")
     return [one.opcode for one in entry.instructions if one.opcode not in plumbing]
 
@@ -78,7 +78,7 @@ def test_a_cut_program_is_smaller_and_well_formed(view, base: Base) -> None:
     assert found
     for one in found:
         assert one.size < base.candidate.size
-        hlo.verify(one.modules[0])
+        hlo_module.verify(one.modules[0])
 
 
 def test_a_program_started_later_gives_what_the_whole_one_gives(
@@ -166,7 +166,7 @@ def test_a_loop_becomes_one_iteration() -> None:
 
     base = Base(candidate_of(loop, normal(3)), [])
     (one,) = loops.candidates(base, 0)
-    hlo.verify(one.modules[0])
+    hlo_module.verify(one.modules[0])
     assert "while" not in opcodes(one)
     assert "sine" in opcodes(one)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from several_devices import PROGRAM, finish, of_executable, record
-from snaprt_replay.export import export
-from snaprt_replay.load import load
-from snaprt_replay.rerun import replay
-from snaprt_replay.results import IDENTICAL
+from snaprt_replay.compare.results import IDENTICAL
+from snaprt_replay.export.formats import export
+from snaprt_replay.load.load import load
+from snaprt_replay.run.rerun import replay
 
 from snaprt.errors import UsageError
-from snaprt.snapshot.pack import pack
+from snaprt.snapshot.share.pack import pack
 
 
 @pytest.fixture(scope="module")

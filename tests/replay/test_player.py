@@ -8,11 +8,12 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from snaprt_replay import devices, isolate, player, sniff
-from snaprt_replay.case import Case, name_arrays
-from snaprt_replay.load import load
-from snaprt_replay.rerun import replay
-from snaprt_replay.results import IDENTICAL, MISMATCH, WITHIN_TOLERANCE
+from snaprt_replay.compare.results import IDENTICAL, MISMATCH, WITHIN_TOLERANCE
+from snaprt_replay.load import sniff
+from snaprt_replay.load.case import Case, name_arrays
+from snaprt_replay.load.load import load
+from snaprt_replay.run import devices, isolate, player
+from snaprt_replay.run.rerun import replay
 
 from snaprt.errors import CompileError, DeviceError, ExecutionError, UsageError
 

@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from snaprt_replay import devices, precision, random_rounding
-from snaprt_replay.hlo import instructions, verify
-from snaprt_replay.precision import Raised, raise_to_f64, read_module
+from snaprt_replay.hlo.hlo_module import instructions, verify
+from snaprt_replay.run import devices
+from snaprt_replay.run.variants import precision, random_rounding
+from snaprt_replay.run.variants.precision import Raised, raise_to_f64, read_module
 
 from snaprt import jaxapi
+from snaprt.compile.module import compile_module
 from snaprt.errors import UsageError
-from snaprt.execute.module import compile_module
-from snaprt.snapshot.xla import XlaMessage
+from snaprt.hlo.proto import XlaMessage
 
 
 def module_of(function: Callable[..., Any], *arrays: np.ndarray) -> XlaMessage:

@@ -18,15 +18,15 @@ from several_devices import (
     record,
     write_anew,
 )
-from snaprt_replay import devices
-from snaprt_replay.load import load
-from snaprt_replay.rerun import replay
-from snaprt_replay.results import IDENTICAL
-from snaprt_replay.shards import sharded
+from snaprt_replay.compare.results import IDENTICAL
+from snaprt_replay.load.load import load
+from snaprt_replay.load.shards import sharded
+from snaprt_replay.run import devices
+from snaprt_replay.run.rerun import replay
 
 from snaprt.cli.main import main
 from snaprt.errors import DeviceError, SnapshotError, UsageError
-from snaprt.snapshot.read import open_snapshot
+from snaprt.snapshot.format.read import open_snapshot
 
 
 @pytest.fixture

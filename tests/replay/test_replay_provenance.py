@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from several_devices import write_anew
-from snaprt_replay.many import ReplayRequest, replay_files
-from snaprt_replay.rerun import replay
-from snaprt_replay.results import IDENTICAL
-from snaprt_replay.variants import parse_variant
+from snaprt_replay.batch.many import ReplayRequest, replay_files
+from snaprt_replay.compare.results import IDENTICAL
+from snaprt_replay.run.rerun import replay
+from snaprt_replay.run.variants.variants import parse_variant
 
 from snaprt import jaxapi
 from snaprt.cli.main import main
-from snaprt.execute.proof import proof_of
-from snaprt.snapshot import surroundings
-from snaprt.snapshot.read import open_snapshot, sibling_outputs
+from snaprt.compile.proof import proof_of
+from snaprt.snapshot.format.read import open_snapshot, sibling_outputs
+from snaprt.snapshot.recorder import surroundings
 
 OLD = Path(__file__).parents[1] / "support" / "snapshots" / "format-1.0.inputs.snap"
 

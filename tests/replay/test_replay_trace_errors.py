@@ -14,8 +14,8 @@ from several_devices import write_anew
 
 import snaprt
 from snaprt.cli.main import main
-from snaprt.snapshot.read import open_snapshot
-from snaprt.snapshot.record import process_recorder
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.recorder.record import process_recorder
 
 
 @pytest.fixture(scope="module")

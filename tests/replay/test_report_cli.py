@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sample_reports import HOSTILE, sample_report
-from snaprt_replay.localise import findings
+from snaprt_replay.localize import findings
 from snaprt_replay.report import junit, model, model_explorer
 from snaprt_replay.report.model import Headline, Report
 
 from snaprt import record
-from snaprt.cli import report_files
 from snaprt.cli.main import main
-from snaprt.snapshot.record import process_recorder
+from snaprt.cli.replay import report_files
+from snaprt.snapshot.recorder.record import process_recorder
 
 Run = Callable[..., tuple[int, str, str]]
 WHEN = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)

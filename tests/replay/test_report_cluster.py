@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from snaprt_replay import cluster
-from snaprt_replay.many import ReplayRequest
-from snaprt_replay.variants import parse_variant
+from snaprt_replay.batch import cluster
+from snaprt_replay.batch.many import ReplayRequest
+from snaprt_replay.run.variants.variants import parse_variant
 
 from snaprt.errors import UsageError
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from planted_faults import mlp
-from snaprt_replay.localise.findings import Localisation, RegionError, ValueDifference
-from snaprt_replay.localise.program import Program, flatten
+from snaprt_replay.localize.findings import Localisation, RegionError, ValueDifference
+from snaprt_replay.localize.program import Program, flatten
 from snaprt_replay.report import model_explorer
 from snaprt_replay.report.graph import neighbourhood
 from snaprt_replay.report.surroundings import surroundings
 
 from snaprt import jaxapi
-from snaprt.snapshot.xla import HloModuleProto, parse
+from snaprt.hlo.proto import HloModuleProto, parse
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ def test_writing_a_page_does_not_import_jax():
     code = (
         "import sys; from snaprt_replay.report import junit, page, saved;"
         "assert not {'jax', 'jaxlib', 'click', 'rich'} & set(sys.modules)\n"
-        "import snaprt.cli.report; assert 'jax' not in sys.modules"
+        "import snaprt.cli.replay.report; assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from snaprt_replay.load import load
+from snaprt_replay.load.load import load
 
 import snaprt
 from snaprt import autoload, jaxapi
-from snaprt.snapshot import repro
-from snaprt.snapshot.read import open_snapshot
+from snaprt.runtime import repro
+from snaprt.snapshot.format.read import open_snapshot
 
 
 def fail_to_compile() -> None:

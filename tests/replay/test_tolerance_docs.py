@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from snaprt_replay.tolerance import DEFAULTS
+from snaprt_replay.compare.tolerance import DEFAULTS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "comparison.md"
 

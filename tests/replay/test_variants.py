@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from snaprt_replay.variants import Variant, parse_variant, with_options
+from snaprt_replay.run.variants.variants import Variant, parse_variant, with_options
 
 from snaprt.errors import UsageError
 

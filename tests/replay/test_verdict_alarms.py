@@ -8,10 +8,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from snaprt_replay.trial import PROCESSES, hold_trial
-from snaprt_replay.variants import parse_variant
-from snaprt_replay.verdict import Judgement
-from snaprt_replay.workers import Workers
+from snaprt_replay.compare.verdict import Judgement
+from snaprt_replay.run.trial import PROCESSES, hold_trial
+from snaprt_replay.run.variants.variants import parse_variant
+from snaprt_replay.run.workers import Workers
 from sound_programs import HARMLESS, KINDS, sound_program
 
 FULL = 200

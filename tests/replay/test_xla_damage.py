@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from snaprt_replay.xla_files import (
+from snaprt_replay.load.xla_files import (
     load_hlo_module,
     load_hlo_snapshot,
     load_hlo_text,
@@ -19,8 +19,8 @@ from snaprt_replay.xla_files import (
 
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import xla
-from snaprt.snapshot.xla_literals import array_to_literal
+from snaprt.hlo import proto
+from snaprt.hlo.literals import array_to_literal
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -31,8 +31,8 @@ def module() -> bytes:
 
 
 @pytest.fixture
-def snapshot(module: bytes) -> xla.XlaMessage:
-    snapshot = xla.HloSnapshot()
+def snapshot(module: bytes) -> proto.XlaMessage:
+    snapshot = proto.HloSnapshot()
     snapshot.hlo.hlo_module.ParseFromString(module)
     snapshot.arguments.append(array_to_literal(X))
     snapshot.result.CopyFrom(array_to_literal(np.tanh(X @ X.T)))
@@ -53,8 +53,8 @@ def refused(path: Path) -> bool:
     return True
 
 
-def test_a_snapshot_built_here_loads(tmp_path: Path, snapshot: xla.XlaMessage) -> None:
-    loaded = load_hlo_snapshot(written(tmp_path, xla.serialise(snapshot)))
+def test_a_snapshot_built_here_loads(tmp_path: Path, snapshot: proto.XlaMessage) -> None:
+    loaded = load_hlo_snapshot(written(tmp_path, proto.serialise(snapshot)))
     assert loaded.outputs is not None
 
 
@@ -63,16 +63,18 @@ def test_an_empty_file_is_explained(tmp_path: Path) -> None:
         load_hlo_snapshot(written(tmp_path, b""))
 
 
-def test_every_truncation_is_refused_or_complete(tmp_path: Path, snapshot: xla.XlaMessage) -> None:
-    content = xla.serialise(snapshot)
+def test_every_truncation_is_refused_or_complete(
+    tmp_path: Path, snapshot: proto.XlaMessage
+) -> None:
+    content = proto.serialise(snapshot)
     for length in range(1, len(content), 7):
         path = written(tmp_path, content[:length])
         if not refused(path):  # cut between two fields: the result is missing, and said to be
             assert load_hlo_snapshot(path).outputs is None
 
 
-def test_flipped_bits_never_raise_anything_else(tmp_path: Path, snapshot: xla.XlaMessage) -> None:
-    content = xla.serialise(snapshot)
+def test_flipped_bits_never_raise_anything_else(tmp_path: Path, snapshot: proto.XlaMessage) -> None:
+    content = proto.serialise(snapshot)
     choice = random.Random(0)
     for _ in range(200):
         damaged = bytearray(content)
@@ -88,20 +90,20 @@ def test_foreign_bytes_are_refused_by_every_loader(tmp_path: Path) -> None:
 
 
 def test_arguments_that_do_not_fit_the_module_are_named(
-    tmp_path: Path, snapshot: xla.XlaMessage
+    tmp_path: Path, snapshot: proto.XlaMessage
 ) -> None:
     snapshot.arguments.append(array_to_literal(X))
     with pytest.raises(SnapshotError, match=r"float32\[2,3\], float32\[2,3\].*takes"):
-        load_hlo_snapshot(written(tmp_path, xla.serialise(snapshot)))
+        load_hlo_snapshot(written(tmp_path, proto.serialise(snapshot)))
 
 
 def test_a_program_of_two_devices_is_refused(tmp_path: Path, module: bytes) -> None:
-    snapshot = xla.HloUnoptimizedSnapshot()
+    snapshot = proto.HloUnoptimizedSnapshot()
     snapshot.hlo_module.ParseFromString(module)
     for _ in range(2):
         snapshot.partitions.add().arguments.append(array_to_literal(X))
     with pytest.raises(SnapshotError, match="ran on 2 devices"):
-        load_unoptimized_snapshot(written(tmp_path, xla.serialise(snapshot)))
+        load_unoptimized_snapshot(written(tmp_path, proto.serialise(snapshot)))
 
 
 def test_hlo_text_with_its_constants_left_out_is_refused(tmp_path: Path) -> None:
@@ -119,17 +121,17 @@ def test_hlo_text_that_does_not_parse_says_where(tmp_path: Path) -> None:
 
 
 def test_a_module_from_a_gpu_takes_the_unoptimised_one_beside_it(
-    tmp_path: Path, module: bytes, snapshot: xla.XlaMessage
+    tmp_path: Path, module: bytes, snapshot: proto.XlaMessage
 ) -> None:
     entry = snapshot.hlo.hlo_module.computations[-1]
     (product,) = (one for one in entry.instructions if one.opcode == "dot")
     product.opcode, product.custom_call_target = "custom-call", "__cublas$gemm"
-    path = written(tmp_path, xla.serialise(snapshot))
+    path = written(tmp_path, proto.serialise(snapshot))
     assert "__cublas$gemm" in load_hlo_snapshot(path).notes[0]
-    before = xla.HloProto()
+    before = proto.HloProto()
     before.hlo_module.ParseFromString(module)
     beside = tmp_path / "module_0001.jit_f.before_optimizations.hlo.pb"
-    beside.write_bytes(xla.serialise(before))
+    beside.write_bytes(proto.serialise(before))
     loaded = load_hlo_snapshot(path)
     assert beside.name in loaded.notes[0]
     assert b"__cublas" not in loaded.stablehlo
@@ -137,21 +139,21 @@ def test_a_module_from_a_gpu_takes_the_unoptimised_one_beside_it(
 
 @pytest.mark.parametrize(("number", "said"), [(14, "opaque, has no NumPy"), (99, "number 99")])
 def test_a_value_of_a_type_that_no_array_has_is_named_with_its_place(
-    number: int, said: str, tmp_path: Path, snapshot: xla.XlaMessage
+    number: int, said: str, tmp_path: Path, snapshot: proto.XlaMessage
 ) -> None:
     snapshot.arguments[0].shape.element_type = number
     with pytest.raises(SnapshotError, match=f"argument 0: its XLA element type, {said}") as caught:
-        load_hlo_snapshot(written(tmp_path, xla.serialise(snapshot)))
+        load_hlo_snapshot(written(tmp_path, proto.serialise(snapshot)))
     assert caught.value.hint
 
 
 def test_values_that_xla_could_not_read_back_are_missing_and_no_damage(
-    tmp_path: Path, snapshot: xla.XlaMessage
+    tmp_path: Path, snapshot: proto.XlaMessage
 ) -> None:
     snapshot.arguments[0].Clear()
     snapshot.arguments[0].shape.SetInParent()
     snapshot.result.Clear()
     snapshot.result.shape.SetInParent()
-    loaded = load_hlo_snapshot(written(tmp_path, xla.serialise(snapshot)))
+    loaded = load_hlo_snapshot(written(tmp_path, proto.serialise(snapshot)))
     assert (loaded.inputs, loaded.outputs) == (None, None)
     assert any("no value for argument 0" in note for note in loaded.notes)

@@ -12,17 +12,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from snaprt_replay.rerun import replay
-from snaprt_replay.xla_files import (
+from snaprt_replay.load.xla_files import (
     LoadedHlo,
     load_hlo_module,
     load_hlo_snapshot,
     load_hlo_text,
     load_unoptimized_snapshot,
 )
+from snaprt_replay.run.rerun import replay
 
+from snaprt.compile.module import compile_module
 from snaprt.errors import SnapshotError
-from snaprt.execute.module import compile_module
 
 PROGRAMS = Path(__file__).parent.parent / "support" / "xla_programs.py"
 MODELS = PROGRAMS.with_name("xla_models.py")

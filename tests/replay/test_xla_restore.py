@@ -7,14 +7,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from snaprt_replay.hlo import verify
-from snaprt_replay.restore import restore
-from snaprt_replay.xla_files import load_hlo_text
+from snaprt_replay.hlo.hlo_module import verify
+from snaprt_replay.load.restore import restore
+from snaprt_replay.load.xla_files import load_hlo_text
 
 from snaprt import jaxapi
+from snaprt.compile.module import compile_module
 from snaprt.errors import SnapshotError
-from snaprt.execute.module import compile_module
-from snaprt.snapshot import xla
+from snaprt.hlo import proto
 
 
 def run(folder: Path, body: str, *inputs: np.ndarray) -> list[np.ndarray]:
@@ -24,9 +24,9 @@ def run(folder: Path, body: str, *inputs: np.ndarray) -> list[np.ndarray]:
     return compile_module(loaded.stablehlo, device=jax.devices("cpu")[0]).run(inputs)
 
 
-def parsed(body: str) -> xla.XlaMessage:
+def parsed(body: str) -> proto.XlaMessage:
     text = f"HloModule m, is_scheduled=true\n\n{body}"
-    return xla.parse(xla.HloModuleProto, jaxapi.parse_hlo_text(text), "test")
+    return proto.parse(proto.HloModuleProto, jaxapi.parse_hlo_text(text), "test")
 
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -159,29 +159,29 @@ def test_restoring_twice_changes_nothing_more() -> None:
 }
 """)
     restore(module)
-    once = xla.serialise(module)
+    once = proto.serialise(module)
     assert restore(module) == ()
-    assert xla.serialise(module) == once
+    assert proto.serialise(module) == once
 
 
-def _drop_operand(module: xla.XlaMessage) -> None:
+def _drop_operand(module: proto.XlaMessage) -> None:
     module.computations[0].instructions[-1].operand_ids[0] = 12345
 
 
-def _forget_an_operand(module: xla.XlaMessage) -> None:
+def _forget_an_operand(module: proto.XlaMessage) -> None:
     module.computations[0].instructions[-1].operand_ids.pop()
 
 
-def _drop_root(module: xla.XlaMessage) -> None:
+def _drop_root(module: proto.XlaMessage) -> None:
     module.computations[0].root_id = 12345
 
 
-def _share_an_id(module: xla.XlaMessage) -> None:
+def _share_an_id(module: proto.XlaMessage) -> None:
     first, second = module.computations[0].instructions[:2]
     second.id = first.id
 
 
-def _drop_entry(module: xla.XlaMessage) -> None:
+def _drop_entry(module: proto.XlaMessage) -> None:
     module.entry_computation_id = 12345
 
 

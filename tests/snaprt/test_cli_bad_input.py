@@ -106,7 +106,7 @@ _FULL = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from snaprt.cli.main import main
-import snaprt.snapshot.pack
+import snaprt.snapshot.share.pack
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 sys.exit(main(sys.argv[1:]))
 """

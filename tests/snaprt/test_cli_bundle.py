@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from snaprt.cli import bundle, bundle_file, bundle_hiding
+from snaprt.cli.bundle import archive, command, hiding
 from snaprt.errors import UsageError
 
 SNAPRT = [sys.executable, "-c", "import sys; from snaprt.cli.main import main; sys.exit(main())"]
@@ -19,7 +19,7 @@ SNAPRT = [sys.executable, "-c", "import sys; from snaprt.cli.main import main; s
 RUN = """
 import json, os, sys
 from pathlib import Path
-from snaprt.cli.bundle_run import run
+from snaprt.cli.bundle.run import run
 folder = Path(sys.argv[1])
 ended = run(sys.argv[2:], os.environ, folder / "stdout.txt", folder / "stderr.txt")
 (folder / "ended.json").write_text(json.dumps(vars(ended)))
@@ -113,10 +113,10 @@ def test_the_programs_output_and_status_are_those_without_a_bundle(made: Made):
 
 
 def test_a_bundle_has_logs_graphs_metrics_hlo_versions_flags_and_snapshots(made: Made):
-    for start in bundle.CONTENTS:
+    for start in command.CONTENTS:
         assert any(name.startswith(start) for name in made.files), (start, sorted(made.files))
     assert "to stderr" in made.files["stderr.txt"]
-    assert "snaprt/execute/compile.py" in made.files["stderr.txt"]
+    assert "snaprt/compile/obtain.py" in made.files["stderr.txt"]
     assert json.loads(made.files["metrics/end.json"])["counters"]["MarkStep"] == 2
     assert "tanh" in made.files["graphs/graphs.txt"]
     software = json.loads(made.files["software.json"])
@@ -163,8 +163,8 @@ def test_tidy_leaves_the_bundle_alone(made: Made):
 
 
 def test_a_snapshot_in_a_bundle_can_be_read(made: Made, tmp_path: Path):
-    from snaprt.snapshot.places import snapshots_in
-    from snaprt.snapshot.read import open_snapshot
+    from snaprt.snapshot.format.places import snapshots_in
+    from snaprt.snapshot.format.read import open_snapshot
 
     with tarfile.open(made.folder / "run.tar.gz") as file:
         member = next(one for one in file if "/snapshots/" in one.name)
@@ -216,7 +216,7 @@ def test_flags_that_dump_or_lie_in_a_file_stay_as_they_are(tmp_path: Path, monke
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.setenv("XLA_FLAGS", flags)
-        found = bundle._environment(folder, hlo=False, vmodule=None, snapshots=False)["XLA_FLAGS"]
+        found = command._environment(folder, hlo=False, vmodule=None, snapshots=False)["XLA_FLAGS"]
         assert found.split() == [*flags.split(), *[f"--xla_dump_to={folder}/hlo"] * added]
 
 
@@ -327,7 +327,7 @@ def test_a_reader_that_goes_away_ends_the_program_as_without_us(tmp_path: Path):
 
 def test_what_has_the_shape_of_a_secret_is_hidden_and_the_rest_stays():
     variables = {"HOME": "/home/anna", "USER": "anna", "HF_TOKEN": "s3cr3t-thing"}
-    hides = bundle_hiding.hiding(variables, "quokka.example.org")
+    hides = hiding.hiding(variables, "quokka.example.org")
     for text, shown in {
         "file:///home/anna/x.py:3": "file://~/x.py:3",
         "/home/annabel/x": "/home/annabel/x",
@@ -356,19 +356,19 @@ def test_what_has_the_shape_of_a_secret_is_hidden_and_the_rest_stays():
     ],
 )
 def test_a_variable_is_shown_if_it_is_known_to_be_harmless(name: str, shown: bool):
-    assert bundle_hiding.is_harmless(name) is shown
+    assert hiding.is_harmless(name) is shown
 
 
 def test_what_is_not_text_is_taken_whole_or_left_out(tmp_path: Path):
-    hides = bundle_hiding.hiding({"HOME": "/home/anna"})
+    hides = hiding.hiding({"HOME": "/home/anna"})
     (tmp_path / "clean.bin").write_bytes(b"\0\xff\1")
     (tmp_path / "leaky.bin").write_bytes(b"\0\xff\1/home/anna/x")
     (tmp_path / "log.txt").write_bytes(b"\0\xff in /home/anna/x\n")
-    clean = bundle_file.prepared(tmp_path / "clean.bin", hides, tmp_path)
+    clean = archive.prepared(tmp_path / "clean.bin", hides, tmp_path)
     assert isinstance(clean, io.BytesIO)
     assert clean.read() == b"\0\xff\1"
-    assert bundle_file.prepared(tmp_path / "leaky.bin", hides, tmp_path) is None
-    log = bundle_file.prepared(tmp_path / "log.txt", hides, tmp_path)
+    assert archive.prepared(tmp_path / "leaky.bin", hides, tmp_path) is None
+    log = archive.prepared(tmp_path / "log.txt", hides, tmp_path)
     assert log is not None
     assert log.read() == b"\0\xff in ~/x\n"
 
@@ -376,9 +376,9 @@ def test_what_is_not_text_is_taken_whole_or_left_out(tmp_path: Path):
 def test_a_bundle_that_is_given_up_leaves_what_was_there(tmp_path: Path):
     path = tmp_path / "run.tar.gz"
     path.write_text("an older one")
-    with bundle_file.BundleFile(path) as file:
+    with archive.BundleFile(path) as file:
         file.add("run/x", io.BytesIO(b"abc"), 3, 0)
     assert path.read_text() == "an older one"
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(UsageError, match="it is a directory"):
-        bundle_file.BundleFile(tmp_path)
+        archive.BundleFile(tmp_path)

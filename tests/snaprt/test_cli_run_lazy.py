@@ -161,7 +161,7 @@ def test_an_error_of_ours_in_the_program_has_the_programs_traceback(tmp_path: Pa
     assert shown.returncode == 1
     assert "Traceback (most recent call last):" in shown.stderr
     assert "in loop\n    snaprt.mark_step()" in shown.stderr
-    assert "snaprt.lazy.failures.FailedOnDevice: graph " in shown.stderr
+    assert "snaprt.trace.failures.FailedOnDevice: graph " in shown.stderr
 
 
 def test_an_error_in_what_was_pending_at_the_end_is_an_error_with_a_hint(tmp_path: Path):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from snaprt.cli.main import main
-from snaprt.snapshot.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 
 PROGRAM = """
 import sys, threading

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import snaprt
-from snaprt.execute import loaded, times
+from snaprt.compile import loaded, times
 from snaprt.explain.times import CompileTimes, GraphTimes
 
 

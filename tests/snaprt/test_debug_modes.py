@@ -12,10 +12,10 @@ from counting import counting
 
 import snaprt
 from snaprt import jaxapi, metrics
-from snaprt.explain.watching import Watcher, attach, detach
-from snaprt.lazy.step import thread_trace
-from snaprt.snapshot.read import open_snapshot
-from snaprt.snapshot.record import process_recorder
+from snaprt.runtime.events import Watcher, attach, detach
+from snaprt.runtime.step import thread_trace
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.recorder.record import process_recorder
 
 X = jnp.linspace(-1.0, 2.0, 12, dtype=jnp.float32).reshape(3, 4)
 

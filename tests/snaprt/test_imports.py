@@ -154,7 +154,10 @@ def test_type_checkers_see_the_names_that_are_loaded_at_first_use():
     loaded = {
         name: where if ":" in where else f"snaprt:{name}" for name, where in snaprt._WHERE.items()
     }
-    callable_packages = {"explain": "snaprt.explain.call:explain", "lazy": "snaprt.lazy.scope:lazy"}
+    callable_packages = {
+        "explain": "snaprt.explain.call:explain",
+        "lazy": "snaprt.runtime.lazy_scope:lazy",
+    }
     assert seen == {**loaded, **callable_packages}
 
 
@@ -163,9 +166,9 @@ def test_type_checkers_see_the_names_that_are_loaded_at_first_use():
     [
         "import snaprt",
         "from snaprt import lazy",
-        "from snaprt.lazy.step import mark_step",
-        "import snaprt.lazy.array",
-        "from snaprt.lazy.scope import lazy",
+        "from snaprt.runtime.step import mark_step",
+        "import snaprt.trace.array",
+        "from snaprt.runtime.lazy_scope import lazy",
         "import snaprt; snaprt.enable(); snaprt.disable()",
     ],
 )

@@ -21,10 +21,10 @@ from jax.experimental import io_callback
 import snaprt
 from snaprt import jaxapi
 from snaprt.errors import UsageError
-from snaprt.lazy.step import thread_trace
-from snaprt.snapshot import policy
-from snaprt.snapshot.read import SnapshotFile, open_snapshot
-from snaprt.snapshot.record import process_recorder
+from snaprt.runtime.step import thread_trace
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.recorder import policy
+from snaprt.snapshot.recorder.record import process_recorder
 
 x = jnp.arange(8.0)
 

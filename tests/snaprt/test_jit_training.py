@@ -15,8 +15,8 @@ from flax import nnx
 
 import snaprt
 from snaprt.cli.main import main
-from snaprt.snapshot.read import open_snapshot
-from snaprt.snapshot.record import process_recorder
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.recorder.record import process_recorder
 
 STEPS = 3
 

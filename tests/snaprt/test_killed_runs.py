@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snaprt.snapshot.read import open_snapshot
+from snaprt.snapshot.format.read import open_snapshot
 
 SUPPORT = Path(__file__).parent.parent / "support"
 

@@ -15,8 +15,8 @@ from counting import counting
 
 import snaprt
 from snaprt.explain.cuts import Collector
-from snaprt.explain.watching import Watcher, attach, detach
-from snaprt.lazy.step import thread_trace
+from snaprt.runtime.events import Watcher, attach, detach
+from snaprt.runtime.step import thread_trace
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 

@@ -12,7 +12,7 @@ import pytest
 from counting import counting
 
 import snaprt
-from snaprt.execute import loaded
+from snaprt.compile import loaded
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 

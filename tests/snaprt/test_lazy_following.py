@@ -9,7 +9,7 @@ import pytest
 from counting import counting
 
 import snaprt
-from snaprt.lazy.step import thread_trace
+from snaprt.runtime.step import thread_trace
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 

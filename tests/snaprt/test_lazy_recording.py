@@ -15,10 +15,10 @@ from counting import counting
 import snaprt
 from snaprt import jaxapi, metrics
 from snaprt.cli.main import main
-from snaprt.execute.watch import FLAG_NAME
-from snaprt.lazy.step import thread_trace
-from snaprt.snapshot.read import SnapshotFile, open_snapshot
-from snaprt.snapshot.record import process_recorder
+from snaprt.compile.nan_flag import FLAG_NAME
+from snaprt.runtime.step import thread_trace
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.recorder.record import process_recorder
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 

@@ -12,7 +12,7 @@ from counting import counting
 from flax import nnx
 
 import snaprt
-from snaprt.execute.narrow import narrowings
+from snaprt.compile.downcast import narrowings
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_the_switch_may_change_while_the_program_runs(monkeypatch):
 
 
 def test_the_switch_takes_part_in_the_keys_of_the_cache(monkeypatch, cache_folder):
-    from snaprt.execute.loaded import _families
+    from snaprt.compile.loaded import _families
 
     found = []
     for text in ("1", "0", "1"):

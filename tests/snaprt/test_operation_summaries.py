@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from snaprt.execute import summary
-from snaprt.execute.operations import (
+from snaprt.compile import summary
+from snaprt.compile.operations import (
     Program,
     compare,
     likeness,
@@ -19,7 +19,7 @@ from snaprt.execute.operations import (
     read_program,
     summary_text,
 )
-from snaprt.execute.summary import summarise
+from snaprt.compile.summary import summarise
 
 
 def _text(function, *arguments) -> str:

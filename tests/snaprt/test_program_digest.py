@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 import snaprt
-from snaprt.execute import loaded
-from snaprt.lazy.cut import plan
-from snaprt.lazy.digest import Unstable, program_digest
-from snaprt.lazy.step import thread_trace
+from snaprt.compile import loaded
+from snaprt.graph.digest import Unstable, program_digest
+from snaprt.runtime.step import thread_trace
+from snaprt.trace.cut import plan
 
 X = jnp.linspace(0.0, 1.0, 12).reshape(3, 4)
 

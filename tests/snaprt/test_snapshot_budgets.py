@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from snaprt import lazy, mark_step, metrics
-from snaprt.snapshot.budgets import Budget
-from snaprt.snapshot.record import Recorder, process_recorder
+from snaprt.snapshot.recorder.budgets import Budget
+from snaprt.snapshot.recorder.record import Recorder, process_recorder
 
 
 @pytest.fixture

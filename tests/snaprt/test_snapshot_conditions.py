@@ -19,10 +19,17 @@ import pytest
 from snaprt import lazy, mark_step, metrics, record
 from snaprt.cli.main import main
 from snaprt.errors import UsageError
-from snaprt.snapshot import plan, policy
-from snaprt.snapshot.conditions import EVER, NEVER, WORDS, Moment, parse_conditions, prospect
-from snaprt.snapshot.read import open_snapshot
-from snaprt.snapshot.record import process_recorder
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.recorder import plan, policy
+from snaprt.snapshot.recorder.conditions import (
+    EVER,
+    NEVER,
+    WORDS,
+    Moment,
+    parse_conditions,
+    prospect,
+)
+from snaprt.snapshot.recorder.record import process_recorder
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "recording.md"
 

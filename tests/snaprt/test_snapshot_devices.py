@@ -10,9 +10,9 @@ import pytest
 from several_devices import of_executable, write_anew
 
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import layout
-from snaprt.snapshot.read import SnapshotFile, open_snapshot
-from snaprt.snapshot.shardings import describe_sharding, index_of
+from snaprt.snapshot.format import schema
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.format.shardings import describe_sharding, index_of
 
 OLD = Path(__file__).parents[1] / "support" / "snapshots" / "format-1.0.inputs.snap"
 
@@ -22,16 +22,16 @@ def folder(recorded_on_8_devices: Path) -> Path:
     return recorded_on_8_devices
 
 
-def files(folder: Path, executable: int, role: layout.Role = "inputs") -> list[SnapshotFile]:
+def files(folder: Path, executable: int, role: schema.Role = "inputs") -> list[SnapshotFile]:
     return [open_snapshot(path) for path in of_executable(folder, executable, role)]
 
 
-def sharding_of(file: SnapshotFile, name: str) -> layout.ShardingRecord:
+def sharding_of(file: SnapshotFile, name: str) -> schema.ShardingRecord:
     return file.manifest.shardings[file.record(name).sharding_number]
 
 
 def test_each_device_has_a_file_of_what_went_in_and_one_of_what_came_out(folder: Path) -> None:
-    for role in layout.ROLES:
+    for role in schema.ROLES:
         found = files(folder, 0, role)
         assert [one.manifest.execution.device_index for one in found] == list(range(8))
         assert [one.manifest.execution.device.id for one in found] == list(range(8))
@@ -107,13 +107,13 @@ def test_a_snapshot_of_format_1_0_is_still_read() -> None:
     assert file.array("arg0").shape == (3, 4)
     assert file.record("arg0").index is None
     assert file.manifest.shardings == ()
-    assert file.manifest.proof == layout.ProofRecord()
+    assert file.manifest.proof == schema.ProofRecord()
     assert file.manifest.trace_error is None
     assert file.manifest.execution.processor == ""
 
 
 def test_a_manifest_that_says_nonsense_of_parts_is_damage(tmp_path: Path) -> None:
-    wrong = layout.ShardingRecord("NamedSharding", (0,), spec=("data",))  # type: ignore[arg-type]
+    wrong = schema.ShardingRecord("NamedSharding", (0,), spec=("data",))  # type: ignore[arg-type]
     path = write_anew(OLD, tmp_path / "x.inputs.snap", shardings=(wrong,))
     with pytest.raises(SnapshotError, match="spec should be"):
         open_snapshot(path)

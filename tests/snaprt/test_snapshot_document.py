@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from snaprt.snapshot import layout
-from snaprt.snapshot.dtypes import DTYPE_NAMES
+from snaprt.snapshot.format import schema
+from snaprt.snapshot.format.dtypes import DTYPE_NAMES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "snapshot-format.md"
 
@@ -19,8 +19,8 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "snapshot-format.md"
 @pytest.mark.parametrize(
     "kind",
     [
-        *(layout.Execution, layout.DeviceRecord, layout.MemberRecord, layout.ArrayRecord),
-        *(layout.Manifest, layout.ShardingRecord, layout.ProofRecord, layout.TraceErrorRecord),
+        *(schema.Execution, schema.DeviceRecord, schema.MemberRecord, schema.ArrayRecord),
+        *(schema.Manifest, schema.ShardingRecord, schema.ProofRecord, schema.TraceErrorRecord),
     ],
 )
 def test_the_document_names_every_key_of_the_manifest(kind: type) -> None:
@@ -39,10 +39,10 @@ def test_the_code_in_the_document_reads_a_snapshot(tmp_path: Path) -> None:
     import ml_dtypes
     import numpy as np
 
-    from snaprt.snapshot.write import write_snapshot
+    from snaprt.snapshot.format.write import write_snapshot
 
-    device = layout.DeviceRecord("cpu", "cpu", 0, 0)
-    execution = layout.Execution(
+    device = schema.DeviceRecord("cpu", "cpu", 0, 0)
+    execution = schema.Execution(
         role="inputs", name="g", graph_id="0" * 16, process=0, executable=0, device_index=0,
         execution_count=0, step=0, time=0.0, device=device, devices=(device,),
         platform_version="", versions={}, xla_flags="", environment={}, jax_config={},
@@ -51,10 +51,10 @@ def test_the_code_in_the_document_reads_a_snapshot(tmp_path: Path) -> None:
     arrays = {"a": np.ones((2, 3), ml_dtypes.bfloat16), "b": np.zeros(9999)}
     write_snapshot(
         tmp_path / "x.inputs.snap",
-        layout.Contents(
+        schema.Contents(
             execution,
-            layout.ModuleBytes(b"", b"", b""),
-            [layout.ArrayContent(n, lambda v=v: v, v.nbytes) for n, v in arrays.items()],
+            schema.ModuleBytes(b"", b"", b""),
+            [schema.ArrayContent(n, lambda v=v: v, v.nbytes) for n, v in arrays.items()],
         ),
     )
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)

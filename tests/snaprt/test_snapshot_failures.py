@@ -18,11 +18,11 @@ import pytest
 
 import snaprt
 from snaprt import lazy, mark_step, metrics
+from snaprt.compile.nan_flag import FLAG_NAME, flag_of, watched
 from snaprt.errors import CompileError, ExecutionError
-from snaprt.execute.watch import FLAG_NAME, flag_of, watched
-from snaprt.snapshot.held import HeldExecution, about_to_donate, remember
-from snaprt.snapshot.read import SnapshotFile, open_snapshot
-from snaprt.snapshot.record import process_recorder
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.recorder.pending import HeldExecution, about_to_donate, remember
+from snaprt.snapshot.recorder.record import process_recorder
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import layout, manifest_json
-from snaprt.snapshot.dtypes import DTYPE_NAMES, true_dtype
-from snaprt.snapshot.leftovers import remove_leftovers
-from snaprt.snapshot.read import is_snapshot, open_snapshot, sibling_inputs, sibling_outputs
-from snaprt.snapshot.write import write_snapshot
+from snaprt.snapshot.format import manifest_json, schema
+from snaprt.snapshot.format.dtypes import DTYPE_NAMES, true_dtype
+from snaprt.snapshot.format.leftovers import remove_leftovers
+from snaprt.snapshot.format.read import is_snapshot, open_snapshot, sibling_inputs, sibling_outputs
+from snaprt.snapshot.format.write import write_snapshot
 
-DEVICE = layout.DeviceRecord("cpu", "cpu", 0, 0)
-EXECUTION = layout.Execution(
+DEVICE = schema.DeviceRecord("cpu", "cpu", 0, 0)
+EXECUTION = schema.Execution(
     role="inputs",
     name="train_step",
     graph_id="0123456789abcdef",
@@ -46,14 +46,14 @@ EXECUTION = layout.Execution(
     donated=(0,),
     source_locations=("train.py:12 (step)",),
 )
-MODULE = layout.ModuleBytes(b"ML\xefR" + bytes(5000), b"hlo", b"")
+MODULE = schema.ModuleBytes(b"ML\xefR" + bytes(5000), b"hlo", b"")
 
 
-def contents(arrays: dict[str, np.ndarray]) -> layout.Contents:
-    return layout.Contents(
+def contents(arrays: dict[str, np.ndarray]) -> schema.Contents:
+    return schema.Contents(
         EXECUTION,
         MODULE,
-        [layout.ArrayContent(n, lambda v=v: v, v.nbytes) for n, v in arrays.items()],
+        [schema.ArrayContent(n, lambda v=v: v, v.nbytes) for n, v in arrays.items()],
     )
 
 
@@ -171,8 +171,8 @@ def test_arrays_are_fetched_one_by_one_while_the_file_is_written(tmp_path: Path)
         most = max(most, len(held))
         return np.zeros(9).view(Watched)
 
-    arrays = [layout.ArrayContent(f"a{i}", fetch, 72) for i in range(4)]
-    write_snapshot(tmp_path / "a.inputs.snap", layout.Contents(EXECUTION, MODULE, arrays))
+    arrays = [schema.ArrayContent(f"a{i}", fetch, 72) for i in range(4)]
+    write_snapshot(tmp_path / "a.inputs.snap", schema.Contents(EXECUTION, MODULE, arrays))
     assert most <= 2
 
 
@@ -194,15 +194,15 @@ def test_siblings_are_found_by_name(tmp_path: Path) -> None:
 
 
 def test_file_names_are_safe_and_hold_what_tells_executions_apart() -> None:
-    name = layout.file_name(EXECUTION)
+    name = schema.file_name(EXECUTION)
     assert name == (
         "train_step.0123456789abcdef-process000000-executable000003-device000000"
         "-execution000496.inputs.snap"
     )
     odd = dataclasses.replace(EXECUTION, name="../a b/\0<lambda>" + "é" * 300)
-    assert len(layout.file_name(odd)) < 255
-    assert not set(layout.file_name(odd)) & set("/\\\0<> ")
-    assert not layout.file_name(odd).startswith(".")
+    assert len(schema.file_name(odd)) < 255
+    assert not set(schema.file_name(odd)) & set("/\\\0<> ")
+    assert not schema.file_name(odd).startswith(".")
 
 
 def test_an_array_that_is_not_there_is_an_error_that_lists_those_that_are(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_missing_file_and_a_directory_are_errors(tmp_path: Path) -> None:
 def test_a_newer_format_is_refused_and_says_so(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "PLAIN_MAJOR", 7)
+    monkeypatch.setattr(schema, "PLAIN_MAJOR", 7)
     write_snapshot(whole, contents({}))
     monkeypatch.undo()
     with pytest.raises(

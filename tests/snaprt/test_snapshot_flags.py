@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snaprt.errors import UsageError
-from snaprt.snapshot import flags, policy
+from snaprt.snapshot.recorder import flags, policy
 
 ON = "--xla_dump_hlo_snapshots --xla_dump_to=dump"
 
@@ -115,7 +115,7 @@ def run(program: str, variable: str, *, folder: Path) -> subprocess.CompletedPro
     prelude = """
         import os, sys
         from snaprt.snapshot import policy
-        from snaprt.snapshot.plan import current_plan
+        from snaprt.snapshot.recorder.plan import current_plan
         import jax, jax.numpy as jnp
         def compile_and_run():
             policy.take_over()

@@ -17,12 +17,12 @@ from recordings import record
 
 from snaprt.cli.main import main
 from snaprt.errors import SnapshotError, UsageError
-from snaprt.snapshot import layout, places
-from snaprt.snapshot.executions import executions_in
-from snaprt.snapshot.leftovers import ring_name, temporary_name
-from snaprt.snapshot.pack import pack, unpack
-from snaprt.snapshot.read import open_snapshot, sibling_inputs, sibling_outputs
-from snaprt.snapshot.store import ArrayStore
+from snaprt.snapshot.format import places, schema
+from snaprt.snapshot.format.leftovers import ring_name, temporary_name
+from snaprt.snapshot.format.read import open_snapshot, sibling_inputs, sibling_outputs
+from snaprt.snapshot.format.store import ArrayStore
+from snaprt.snapshot.share.executions import executions_in
+from snaprt.snapshot.share.pack import pack, unpack
 
 WEIGHTS = jax.random.normal(jax.random.key(0), (64, 256), jnp.bfloat16)
 NOISE = jax.random.bits(jax.random.key(1), (3000,), jnp.uint32)
@@ -92,7 +92,7 @@ def test_several_executions_share_their_stored_arrays_in_the_packed_file(
 
 
 def test_the_files_of_all_devices_and_no_others_are_taken_along(tmp_path: Path) -> None:
-    devices = tuple(layout.DeviceRecord("cpu", "cpu", number, number // 2) for number in range(4))
+    devices = tuple(schema.DeviceRecord("cpu", "cpu", number, number // 2) for number in range(4))
     paths = [
         record(
             tmp_path,

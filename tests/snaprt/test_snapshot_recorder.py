@@ -22,13 +22,14 @@ import numpy as np
 import pytest
 
 from snaprt import jaxapi, metrics
-from snaprt.execute.compile import Executable
-from snaprt.execute.run import run
-from snaprt.snapshot import layout, policy
-from snaprt.snapshot.filing import run_mark
-from snaprt.snapshot.read import open_snapshot
-from snaprt.snapshot.record import Recorder
-from snaprt.snapshot.writer import SnapshotWriter
+from snaprt.compile.obtain import Executable
+from snaprt.compile.run import run
+from snaprt.snapshot.format import schema
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.recorder import policy
+from snaprt.snapshot.recorder.filing import run_mark
+from snaprt.snapshot.recorder.record import Recorder
+from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 numbers = itertools.count(1000)
 
@@ -296,8 +297,8 @@ def test_donated_inputs_are_copied_before_they_are_gone(folder: Path, recorder: 
     assert snapshot.manifest.execution.donated == (0,)
 
 
-def slow_contents(release: threading.Event) -> Callable[[], layout.Contents]:
-    def contents() -> layout.Contents:
+def slow_contents(release: threading.Event) -> Callable[[], schema.Contents]:
+    def contents() -> schema.Contents:
         release.wait(30)
         raise OSError(5, "not today")
 
@@ -355,9 +356,9 @@ import os, sys, time
 from pathlib import Path
 import numpy as np, jax, jax.numpy as jnp
 from snaprt import jaxapi, metrics
-from snaprt.execute.compile import Executable
-from snaprt.execute.run import run
-from snaprt.snapshot.record import Recorder
+from snaprt.compile.obtain import Executable
+from snaprt.compile.run import run
+from snaprt.snapshot.recorder.record import Recorder
 
 def compiled(function, *arguments):
     lowered = jax.jit(function).lower(*arguments)

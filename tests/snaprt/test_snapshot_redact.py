@@ -18,11 +18,11 @@ from recordings import record
 
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import layout, seeded
-from snaprt.snapshot.describe import Cause, error_text
-from snaprt.snapshot.pack import pack
-from snaprt.snapshot.read import SnapshotFile, open_snapshot, sibling_outputs
-from snaprt.snapshot.store import ArrayStore
+from snaprt.snapshot.format import schema, seeded
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot, sibling_outputs
+from snaprt.snapshot.format.store import ArrayStore
+from snaprt.snapshot.recorder.describe import Cause, error_text
+from snaprt.snapshot.share.pack import pack
 
 TABLE = np.arange(3000, dtype=np.float32) ** 1.5
 
@@ -87,7 +87,7 @@ def opened(pack_file: Path) -> tuple[SnapshotFile, SnapshotFile]:
 
 
 def _snapshots(pack_file: Path) -> Sequence[Path]:
-    from snaprt.snapshot.places import snapshots_in
+    from snaprt.snapshot.format.places import snapshots_in
 
     return snapshots_in(pack_file)
 
@@ -198,7 +198,7 @@ def test_no_path_is_left_but_names_of_operations_are(tmp_path: Path) -> None:
 
 
 def test_a_program_on_neutral_names_computes_the_same(tmp_path: Path) -> None:
-    from snaprt_replay.rerun import replay
+    from snaprt_replay.run.rerun import replay
 
     packed, _, _ = shared(recorded(tmp_path), "names", "paths")
     result = replay(packed)
@@ -215,15 +215,15 @@ def test_large_constants_stay_and_are_said_to(tmp_path: Path) -> None:
 
 
 def test_an_error_raised_while_a_graph_was_recorded_cannot_be_redacted(tmp_path: Path) -> None:
-    from snaprt.snapshot.write import write_snapshot
+    from snaprt.snapshot.format.write import write_snapshot
 
     path = recorded(tmp_path)
     file = open_snapshot(path)
-    contents = layout.Contents(
+    contents = schema.Contents(
         file.manifest.execution,
         file.module,
         [],
-        trace_error=layout.TraceErrorRecord("builtins.TypeError", "classified_model", ()),
+        trace_error=schema.TraceErrorRecord("builtins.TypeError", "classified_model", ()),
     )
     write_snapshot(path, contents)
     with pytest.raises(SnapshotError, match="cannot be redacted"):
@@ -232,7 +232,7 @@ def test_an_error_raised_while_a_graph_was_recorded_cannot_be_redacted(tmp_path:
 
 
 def drawn(value: np.ndarray) -> np.ndarray:
-    plain = layout.ArrayRecord(
+    plain = schema.ArrayRecord(
         name="a", shape=value.shape, dtype=value.dtype.name, weak_type=False, member="",
         compression="none", stored_dtype="", stored_shape=value.shape, stored_bytes=0, raw_bytes=0,
         digest="", key_impl="", sharding="", global_shape=value.shape,

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from snaprt import dump_now, lazy, mark_step, metrics
-from snaprt.snapshot.read import open_snapshot
-from snaprt.snapshot.record import process_recorder
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.recorder.record import process_recorder
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaprt.snapshot import encode, layout
-from snaprt.snapshot.dtypes import to_storage
-from snaprt.snapshot.shuffle import BLOCK_BYTES, shuffle, unshuffle
-from snaprt.snapshot.store import ArrayStore
+from snaprt.snapshot.format import encode, schema
+from snaprt.snapshot.format.dtypes import to_storage
+from snaprt.snapshot.format.shuffle import BLOCK_BYTES, shuffle, unshuffle
+from snaprt.snapshot.format.store import ArrayStore
 
 
 @settings(max_examples=40, deadline=None)
@@ -67,7 +67,7 @@ def test_a_large_shuffled_array_comes_back_bit_for_bit(tmp_path: Path) -> None:
     import jax.numpy as jnp
     from recordings import record
 
-    from snaprt.snapshot.read import open_snapshot
+    from snaprt.snapshot.format.read import open_snapshot
 
     value = jax.random.normal(jax.random.key(0), (9 << 19,), jnp.bfloat16)  # two pieces
     path = record(tmp_path, lambda v: v[0], {"v": value}, store=ArrayStore(tmp_path))
@@ -78,11 +78,11 @@ def test_a_large_shuffled_array_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_reader_of_format_1_is_told_by_the_version() -> None:
-    plain = layout.ArrayRecord(
+    plain = schema.ArrayRecord(
         name="a", shape=(), dtype="int8", weak_type=False, member="", compression="zstd",
         stored_dtype="|i1", stored_shape=(), stored_bytes=0, raw_bytes=1, digest="", key_impl="",
         sharding="", global_shape=(),
     )  # fmt: skip
-    assert layout.major_version([plain]) == 1
-    shuffled = layout.ArrayRecord(**{**vars(plain), "compression": "zstd-shuffled"})
-    assert layout.major_version([plain, shuffled]) == 2
+    assert schema.major_version([plain]) == 1
+    shuffled = schema.ArrayRecord(**{**vars(plain), "compression": "zstd-shuffled"})
+    assert schema.major_version([plain, shuffled]) == 2

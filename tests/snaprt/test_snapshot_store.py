@@ -18,10 +18,11 @@ from recordings import record
 from snaprt import metrics
 from snaprt.cli.main import main
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import layout, prune
-from snaprt.snapshot.pack import pack
-from snaprt.snapshot.read import open_snapshot
-from snaprt.snapshot.store import ArrayStore
+from snaprt.snapshot.format import schema
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.format.store import ArrayStore
+from snaprt.snapshot.share import prune
+from snaprt.snapshot.share.pack import pack
 
 
 def model(weights: jax.Array, x: jax.Array) -> jax.Array:
@@ -193,7 +194,7 @@ def test_the_setting_dedupes_what_the_recorder_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import snaprt
-    from snaprt.snapshot.record import process_recorder
+    from snaprt.snapshot.recorder.record import process_recorder
 
     monkeypatch.setenv("SNAPRT_DUMP_DIR", str(tmp_path))
     monkeypatch.setenv("SNAPRT_RECORD_DEDUPE", "on")
@@ -216,13 +217,13 @@ import sys
 from pathlib import Path
 import numpy as np
 from snaprt.snapshot import layout
-from snaprt.snapshot.store import ArrayStore
+from snaprt.snapshot.format.store import ArrayStore
 store = ArrayStore(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(60):
     value = np.random.default_rng(number).integers(0, 9, 40_000)
-    record = store.put(layout.ArrayContent("a", lambda: value, value.nbytes))
+    record = store.put(schema.ArrayContent("a", lambda: value, value.nbytes))
     print(record.member, record.stored_bytes, flush=True)
 """
 
@@ -270,7 +271,7 @@ def test_a_killed_process_leaves_no_half_array_and_its_leftovers_go(tmp_path: Pa
     assert list((tmp_path / "arrays").glob(".*")) == []
     for number in range(60):
         value = np.random.default_rng(number).integers(0, 9, 40_000)
-        found = store.put(layout.ArrayContent("a", lambda value=value: value, value.nbytes))
+        found = store.put(schema.ArrayContent("a", lambda value=value: value, value.nbytes))
         assert (tmp_path / found.member).stat().st_size == found.stored_bytes
 
 
@@ -293,7 +294,7 @@ def test_pruning_leaves_an_old_array_that_was_reused_just_now(
     (array,) = stored(tmp_path)
     os.utime(array, (time.time() - 7200,) * 2)
     assert len(prune.orphans(tmp_path)) == 1
-    store.put(layout.ArrayContent("w", lambda: np.asarray(WEIGHTS), WEIGHTS.nbytes))
+    store.put(schema.ArrayContent("w", lambda: np.asarray(WEIGHTS), WEIGHTS.nbytes))
     assert prune.prune(tmp_path) == []
     assert array.exists()
 

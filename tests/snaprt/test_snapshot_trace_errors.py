@@ -14,10 +14,10 @@ from jax.extend.core import Primitive
 
 import snaprt
 from snaprt import jaxapi
-from snaprt.snapshot import layout, parameters
-from snaprt.snapshot.read import SnapshotFile, open_snapshot
-from snaprt.snapshot.record import process_recorder
-from snaprt.snapshot.trace_errors import operation_text, raise_again, raises_the_same
+from snaprt.snapshot.format import parameters, schema
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.format.trace_errors import operation_text, raise_again, raises_the_same
+from snaprt.snapshot.recorder.record import process_recorder
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def recorded(folder: Path) -> SnapshotFile:
     return open_snapshot(path)
 
 
-def error_of(file: SnapshotFile) -> layout.TraceErrorRecord:
+def error_of(file: SnapshotFile) -> schema.TraceErrorRecord:
     error = file.manifest.trace_error
     assert error is not None
     return error
@@ -181,7 +181,7 @@ def test_an_error_of_the_users_own_code_is_none_of_recording(folder: Path) -> No
 
 def test_a_function_that_jax_does_not_have_or_that_opens_files_is_not_called() -> None:
     for name in ("jax.numpy.load", "jax.numpy.save", "os.system", "jax.numpy.warp"):
-        record = layout.TraceErrorRecord("builtins.TypeError", "", (), function=name)
+        record = schema.TraceErrorRecord("builtins.TypeError", "", (), function=name)
         assert raise_again(record).obstacle == f"this JAX has no function {name}"
 
 

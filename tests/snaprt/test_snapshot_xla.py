@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import xla
-from snaprt.snapshot.xla_literals import (
+from snaprt.hlo import proto
+from snaprt.hlo.literals import (
     ELEMENT_TYPES,
     array_to_literal,
     literal_to_array,
@@ -28,8 +28,8 @@ def test_what_is_not_in_the_table_of_fields_comes_back_out() -> None:
 
     x = np.ones((2, 2, 5, 5), np.float32)
     proto = jaxapi.hlo_proto(jax.jit(program).lower(x))
-    message = xla.parse(xla.HloModuleProto, proto, "test")
-    again = xla.serialise(message)
+    message = proto.parse(proto.HloModuleProto, proto, "test")
+    again = proto.serialise(message)
     assert len(again) == len(proto)
     assert jaxapi.hlo_text(again) == jaxapi.hlo_text(proto)
 
@@ -37,15 +37,15 @@ def test_what_is_not_in_the_table_of_fields_comes_back_out() -> None:
 def test_a_message_that_is_cut_short_is_refused() -> None:
     proto = jaxapi.hlo_proto(jax.jit(jnp.sin).lower(1.0))
     with pytest.raises(SnapshotError, match=r"FILE: not a whole xla\.HloModuleProto"):
-        xla.parse(xla.HloModuleProto, proto[:-1], "FILE")
+        proto.parse(proto.HloModuleProto, proto[:-1], "FILE")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_literal_of_any_type_gives_its_array_back(dtype: np.dtype) -> None:
     whole = np.arange(-6, 6) if np.dtype(dtype).kind == "i" else np.arange(12)
     value = whole.reshape(3, 4).astype(dtype)
-    literal = xla.LiteralProto()
-    literal.ParseFromString(xla.serialise(array_to_literal(value)))
+    literal = proto.LiteralProto()
+    literal.ParseFromString(proto.serialise(array_to_literal(value)))
     back = literal_to_array(literal)
     assert back.dtype == value.dtype
     assert back.shape == value.shape
@@ -57,7 +57,7 @@ def test_xla_reads_the_literals_that_are_written_here(dtype: np.dtype) -> None:
     value = np.arange(8).reshape(2, 4).astype(dtype)
     literal = array_to_literal(value)
     proto = jaxapi.parse_hlo_text("HloModule m\nENTRY e {\n  ROOT c = f32[] constant(0)\n}\n")
-    module = xla.parse(xla.HloModuleProto, proto, "test")
+    module = proto.parse(proto.HloModuleProto, proto, "test")
     (constant,) = module.computations[0].instructions
     constant.literal.CopyFrom(literal)
     for shape in (
@@ -66,8 +66,8 @@ def test_xla_reads_the_literals_that_are_written_here(dtype: np.dtype) -> None:
         module.host_program_shape.result,
     ):
         shape.CopyFrom(literal.shape)
-    stored = jaxapi.parse_hlo_text(jaxapi.hlo_text(xla.serialise(module)))
-    again = xla.parse(xla.HloModuleProto, stored, "test").computations[0].instructions[0]
+    stored = jaxapi.parse_hlo_text(jaxapi.hlo_text(proto.serialise(module)))
+    again = proto.parse(proto.HloModuleProto, stored, "test").computations[0].instructions[0]
     np.testing.assert_array_equal(
         literal_to_array(again.literal).astype(np.complex128), value.astype(np.complex128)
     )

@@ -10,7 +10,7 @@ import pytest
 
 import snaprt
 from snaprt import jaxapi
-from snaprt.jaxapi.compilation_cache import module_without_names
+from snaprt.jaxapi.compiler.compilation_cache import module_without_names
 
 PROGRAM = r"""
 import json, jax, jax.numpy as jnp, snaprt

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snaprt.cli import report_files
+from snaprt.cli.replay import report_files
 from snaprt.whole_files import write_whole
 
 

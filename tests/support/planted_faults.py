@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from snaprt_replay.hlo import Editor, root_instruction
-from snaprt_replay.localise.program import Line, Program, flatten
+from snaprt_replay.hlo.hlo_module import Editor, root_instruction
+from snaprt_replay.localize.program import Line, Program, flatten
 
 from snaprt import jaxapi
-from snaprt.snapshot.xla import HloComputationProto, HloModuleProto, XlaMessage, parse, serialise
-from snaprt.snapshot.xla_literals import array_to_literal
+from snaprt.hlo.literals import array_to_literal
+from snaprt.hlo.proto import HloComputationProto, HloModuleProto, XlaMessage, parse, serialise
 
 _FLOATS = {10: np.float16, 11: np.float32, 12: np.float64, 16: ml_dtypes.bfloat16}
 _PRED, _F32 = 1, 11

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 
 from snaprt import jaxapi
-from snaprt.snapshot import layout, surroundings
-from snaprt.snapshot.content import array_content
-from snaprt.snapshot.sources import source_locations
-from snaprt.snapshot.store import ArrayStore
-from snaprt.snapshot.write import write_snapshot
+from snaprt.snapshot.format import schema
+from snaprt.snapshot.format.content import array_content
+from snaprt.snapshot.format.sources import source_locations
+from snaprt.snapshot.format.store import ArrayStore
+from snaprt.snapshot.format.write import write_snapshot
+from snaprt.snapshot.recorder import surroundings
 
 
 def record(
@@ -42,12 +43,12 @@ def record(
     outputs = jax.tree.leaves(lowered.compile()(*inputs))
     device = jax.devices()[0]
     described = surroundings.describe_device(device)
-    module = layout.ModuleBytes(
+    module = schema.ModuleBytes(
         jaxapi.portable_stablehlo(lowered),
         jaxapi.hlo_proto(lowered),
         jaxapi.compile_options([device]).SerializeAsString(),
     )
-    execution = layout.Execution(
+    execution = schema.Execution(
         role="inputs",
         name=getattr(function, "__name__", "function"),
         graph_id="0123456789abcdef",
@@ -70,7 +71,7 @@ def record(
         source_locations=source_locations(module.hlo),
     )
     execution = dataclasses.replace(execution, **fields)
-    sides: Mapping[layout.Role, tuple[tuple[str, ...], list[Any]]] = {
+    sides: Mapping[schema.Role, tuple[tuple[str, ...], list[Any]]] = {
         "inputs": (execution.input_names, inputs),
         "outputs": (execution.output_names, outputs),
     }
@@ -78,6 +79,6 @@ def record(
         own = dataclasses.replace(execution, role=role)
         contents = [array_content(n, a, device) for n, a in zip(names, arrays, strict=True)]
         write_snapshot(
-            folder / layout.file_name(own), layout.Contents(own, module, contents), store
+            folder / schema.file_name(own), schema.Contents(own, module, contents), store
         )
-    return folder / layout.file_name(execution)
+    return folder / schema.file_name(execution)

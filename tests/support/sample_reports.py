@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from snaprt_replay.case import NamedArray
-from snaprt_replay.compare import compare
-from snaprt_replay.localise.findings import (
+from snaprt_replay.compare.compare import compare
+from snaprt_replay.load.case import NamedArray
+from snaprt_replay.localize.findings import (
     InstructionPlace,
     Localisation,
     PassEffect,

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from snaprt.snapshot import layout
-from snaprt.snapshot.read import open_snapshot
-from snaprt.snapshot.write import write_snapshot
+from snaprt.snapshot.format import schema
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.format.write import write_snapshot
 
 PROGRAM = """
 import sys
@@ -101,9 +101,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def of_executable(folder: Path, number: int, role: layout.Role = "inputs") -> list[Path]:
+def of_executable(folder: Path, number: int, role: schema.Role = "inputs") -> list[Path]:
     """Return the files of one executable, one for each device, in their order."""
-    return sorted(folder.glob(f"*-executable{number:06d}-*{layout.SUFFIXES[role]}"))
+    return sorted(folder.glob(f"*-executable{number:06d}-*{schema.SUFFIXES[role]}"))
 
 
 def write_anew(
@@ -117,9 +117,9 @@ def write_anew(
     file = open_snapshot(source)
     manifest = file.manifest
 
-    def again(record: layout.ArrayRecord) -> layout.ArrayContent:
+    def again(record: schema.ArrayRecord) -> schema.ArrayContent:
         value = change(record.name, file.array(record.name))
-        return layout.ArrayContent(
+        return schema.ArrayContent(
             name=record.name,
             fetch=lambda: value,
             nbytes=value.nbytes,
@@ -141,5 +141,5 @@ def write_anew(
         "trace_error": manifest.trace_error,
         **contents,
     }
-    write_snapshot(target, layout.Contents(**fields))
+    write_snapshot(target, schema.Contents(**fields))
     return target

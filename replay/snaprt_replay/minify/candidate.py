@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from snaprt.snapshot.xla import XlaMessage, serialise
-from snaprt_replay.hlo import entry_computation, root_instruction
-from snaprt_replay.variants import Variant
+from snaprt.hlo.proto import XlaMessage, serialise
+from snaprt_replay.hlo.hlo_module import entry_computation, root_instruction
+from snaprt_replay.run.variants.variants import Variant
 
 _NO_WORK = frozenset({"parameter", "constant", "tuple", "get-tuple-element"})
 _STEPS = frozenset({"while", "conditional", "call"})

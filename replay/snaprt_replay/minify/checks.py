@@ -20,9 +20,9 @@ import numpy as np
 
 from snaprt.errors import UsageError
 from snaprt_replay import floatbits
-from snaprt_replay.localise.measure import error_between
+from snaprt_replay.localize.measure import error_between
 from snaprt_replay.minify.candidate import Candidate
-from snaprt_replay.workers import Outcome
+from snaprt_replay.run.workers import Outcome
 
 CheckName = Literal["mismatch", "nan", "crash", "slow-compile", "command"]
 

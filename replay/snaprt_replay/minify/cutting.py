@@ -14,18 +14,18 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from snaprt.snapshot.xla import XlaMessage
-from snaprt.snapshot.xla_literals import dtype_of
-from snaprt_replay.case import Signature
-from snaprt_replay.extract import Extract, Piece, Value, arrays_of, extract
-from snaprt_replay.hlo import entry_computation, parameters, reached
-from snaprt_replay.inputs import random_inputs
-from snaprt_replay.localise.matching import Matching, match
-from snaprt_replay.localise.program import Line, Program
-from snaprt_replay.localise.session import Values
+from snaprt.hlo.literals import dtype_of
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.extract import Extract, Piece, Value, arrays_of, extract
+from snaprt_replay.hlo.hlo_module import entry_computation, parameters, reached
+from snaprt_replay.load.case import Signature
+from snaprt_replay.load.inputs import random_inputs
+from snaprt_replay.localize.matching import Matching, match
+from snaprt_replay.localize.program import Line, Program
+from snaprt_replay.localize.session import Values
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.tidying import tidy
-from snaprt_replay.workers import Outcome
+from snaprt_replay.run.workers import Outcome
 
 _TAPPED_AT_ONCE = 64
 """From so few instructions on all values are recorded in one run; more taps slow compiling down."""

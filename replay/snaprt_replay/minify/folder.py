@@ -20,17 +20,18 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
-from snaprt.snapshot import layout, surroundings
-from snaprt.snapshot.write import write_snapshot
-from snaprt.snapshot.xla import HloModuleProto, HloSnapshot, parse, serialise
-from snaprt.snapshot.xla_literals import TUPLE, array_to_literal
-from snaprt_replay.case import Case
-from snaprt_replay.devices import find_device
+from snaprt.hlo.literals import TUPLE, array_to_literal
+from snaprt.hlo.proto import HloModuleProto, HloSnapshot, parse, serialise
+from snaprt.snapshot.format import schema
+from snaprt.snapshot.format.write import write_snapshot
+from snaprt.snapshot.recorder import surroundings
+from snaprt_replay.load.case import Case
 from snaprt_replay.minify import issue_text, script
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check
 from snaprt_replay.minify.work import Shrunk, Start
-from snaprt_replay.workers import Outcome
+from snaprt_replay.run.devices import find_device
+from snaprt_replay.run.workers import Outcome
 
 SNAPSHOT: Final = "minified"
 SCRIPT: Final = "repro.py"
@@ -85,7 +86,7 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
 
 def write_candidate(candidate: Candidate, folder: Path) -> Path:
     """Write a candidate as a snapshot for another program to look at, and return its path."""
-    path = folder / f"candidate{layout.SUFFIXES['inputs']}"
+    path = folder / f"candidate{schema.SUFFIXES['inputs']}"
     _write_snapshot(path, "inputs", candidate, 0, candidate.inputs, time.time())
     return path
 
@@ -119,10 +120,10 @@ def _write_program(
     right: Sequence[np.ndarray] | None,
 ) -> None:
     now = time.time()
-    inputs = folder / f"{name}{layout.SUFFIXES['inputs']}"
+    inputs = folder / f"{name}{schema.SUFFIXES['inputs']}"
     _write_snapshot(inputs, "inputs", candidate, side, candidate.inputs, now)
     if right is not None:
-        outputs = folder / f"{name}{layout.SUFFIXES['outputs']}"
+        outputs = folder / f"{name}{schema.SUFFIXES['outputs']}"
         _write_snapshot(outputs, "outputs", candidate, side, right, now)
     for suffix, text in module_texts(candidate.content(side)).items():
         (folder / f"{name}{suffix}").write_text(text)
@@ -145,7 +146,7 @@ _TEXTS: Final[Mapping[str, Callable[[bytes], str]]] = {
 
 def _write_snapshot(
     path: Path,
-    role: layout.Role,
+    role: schema.Role,
     candidate: Candidate,
     side: int,
     arrays: Sequence[np.ndarray],
@@ -158,7 +159,7 @@ def _write_snapshot(
     stablehlo = jaxapi.portable_artifact(jaxapi.parse_module(jaxapi.hlo_to_stablehlo(hlo)))
     described = surroundings.describe_device(device)
     root_count = candidate.size[1]
-    execution = layout.Execution(
+    execution = schema.Execution(
         role=role,
         name=candidate.modules[min(side, len(candidate.modules) - 1)].name,
         graph_id=hashlib.blake2b(hlo, digest_size=8).hexdigest(),
@@ -182,11 +183,11 @@ def _write_snapshot(
     )
     names = execution.input_names if role == "inputs" else execution.output_names
     contents = [
-        layout.ArrayContent(name, _fetching(array), array.nbytes)
+        schema.ArrayContent(name, _fetching(array), array.nbytes)
         for name, array in zip(names, arrays, strict=True)
     ]
-    module = layout.ModuleBytes(stablehlo, hlo, options.SerializeAsString())
-    write_snapshot(path, layout.Contents(execution, module, contents))
+    module = schema.ModuleBytes(stablehlo, hlo, options.SerializeAsString())
+    write_snapshot(path, schema.Contents(execution, module, contents))
 
 
 def _fetching(array: np.ndarray) -> Callable[[], np.ndarray]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snaprt import jaxapi
-from snaprt_replay.case import Case
+from snaprt_replay.load.case import Case
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check
 from snaprt_replay.minify.work import Shrunk

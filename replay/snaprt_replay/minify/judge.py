@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Literal
 
 from snaprt.errors import SnaprtError
-from snaprt_replay import hlo
+from snaprt_replay.hlo import hlo_module
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check, Run, Signature, UnjudgedError
 
@@ -140,7 +140,7 @@ class Judge:
         assert self.signature is not None
         try:
             for module in candidate.modules:
-                hlo.verify(module)
+                hlo_module.verify(module)
         except SnaprtError:
             return "cannot be told"
         left, needed = self.patience.repeat, self.patience.needed

@@ -13,16 +13,16 @@ from concurrent.futures import Future
 import numpy as np
 
 from snaprt.errors import SnaprtError
-from snaprt_replay.extract import Piece, Value, arrays_of
-from snaprt_replay.localise.nonfinite import Origin, first_origin
-from snaprt_replay.localise.program import Program
-from snaprt_replay.localise.search import Search, piece_of
-from snaprt_replay.localise.session import BudgetSpentError, Session, Side
-from snaprt_replay.localise.sides import Frame, frame_of, run_both, run_suspect
+from snaprt_replay.hlo.extract import Piece, Value, arrays_of
+from snaprt_replay.localize.nonfinite import Origin, first_origin
+from snaprt_replay.localize.program import Program
+from snaprt_replay.localize.search import Search, piece_of
+from snaprt_replay.localize.session import BudgetSpentError, Session, Side
+from snaprt_replay.localize.sides import Frame, frame_of, run_both, run_suspect
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import CheckName
 from snaprt_replay.minify.cutting import Source, matching_of
-from snaprt_replay.workers import Outcome
+from snaprt_replay.run.workers import Outcome
 
 RunSide = Callable[[int, bytes, Sequence[np.ndarray]], Future[Outcome]]
 """Run a serialised module as the suspect (0) or the reference (1) does."""

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from snaprt.errors import UsageError
-from snaprt.snapshot.xla import XlaMessage
-from snaprt_replay.case import Case
-from snaprt_replay.hlo import instructions
-from snaprt_replay.localise.measure import error_between
-from snaprt_replay.localise.pipeline import read_program
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.hlo_module import instructions
+from snaprt_replay.load.case import Case
+from snaprt_replay.localize.measure import error_between
+from snaprt_replay.localize.pipeline import read_program
 from snaprt_replay.minify import folder as folders
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import (
@@ -36,9 +36,9 @@ from snaprt_replay.minify.checks import (
 from snaprt_replay.minify.cutting import Tap, normalised
 from snaprt_replay.minify.judge import Patience
 from snaprt_replay.minify.work import Shrunk, Start, Tell, shrink, still_fails
-from snaprt_replay.player import check_playable, check_runs_on_one_device
-from snaprt_replay.variants import RECORDED, Variant, parse_variant, with_options
-from snaprt_replay.workers import Outcome, Workers
+from snaprt_replay.run.player import check_playable, check_runs_on_one_device
+from snaprt_replay.run.variants.variants import RECORDED, Variant, parse_variant, with_options
+from snaprt_replay.run.workers import Outcome, Workers
 
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
 _F64 = parse_variant("f64")

@@ -20,10 +20,10 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt_replay import floatbits
+from snaprt_replay.compare.tolerance import default_for
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check, SlowCompile
 from snaprt_replay.minify.work import Shrunk
-from snaprt_replay.tolerance import default_for
 
 _MOST_IN_TEXT: Final = 64  # elements of an array: more of them are no help to a reader
 _TIMEOUT: Final = 300.0

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from snaprt.snapshot.xla import XlaMessage
-from snaprt_replay.extract import called_computations
-from snaprt_replay.hlo import (
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.extract import called_computations
+from snaprt_replay.hlo.hlo_module import (
     Editor,
     entry_computation,
     instructions,

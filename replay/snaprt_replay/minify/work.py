@@ -16,8 +16,8 @@ from snaprt_replay.minify.cutting import Tap
 from snaprt_replay.minify.judge import Judge, Patience
 from snaprt_replay.minify.jump import jump
 from snaprt_replay.minify.reduce import reduce
-from snaprt_replay.variants import Variant
-from snaprt_replay.workers import Outcome
+from snaprt_replay.run.variants.variants import Variant
+from snaprt_replay.run.workers import Outcome
 
 _JUMP_SHARE = 0.5  # of the budget, for finding where the failure starts
 

@@ -11,10 +11,10 @@ from typing import Final
 
 from markupsafe import Markup
 
-from snaprt_replay.localise.findings import RegionError
+from snaprt_replay.compare.results import OutputComparison
+from snaprt_replay.localize.findings import RegionError
 from snaprt_replay.report.model import SPECIALS, ErrorGrid
 from snaprt_replay.report.svg import element, picture
-from snaprt_replay.results import OutputComparison
 
 SHADES: Final = 8
 _MARKS: Final = ("", "special-same", "special-inf", "special-expected", "special-actual")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from snaprt.errors import UsageError
-from snaprt_replay import results
-from snaprt_replay.localise import findings
-from snaprt_replay.localise.findings import Localisation
-from snaprt_replay.results import Comparison
+from snaprt_replay.compare import results
+from snaprt_replay.compare.results import Comparison
+from snaprt_replay.localize import findings
+from snaprt_replay.localize.findings import Localisation
 
 SCHEMA: Final = "snaprt.report"
 SCHEMA_VERSION: Final = 1

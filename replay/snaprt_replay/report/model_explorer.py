@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from snaprt.snapshot.xla import XlaMessage
-from snaprt_replay.localise.findings import Localisation
-from snaprt_replay.localise.program import Program, shape_text, source_of
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.localize.findings import Localisation
+from snaprt_replay.localize.program import Program, shape_text, source_of
 from snaprt_replay.report import shown
 
 GRAPHS, ERRORS = "graphs.json", "errors.json"

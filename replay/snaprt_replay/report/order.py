@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from snaprt_replay.results import IDENTICAL, MISMATCH, OutputComparison
+from snaprt_replay.compare.results import IDENTICAL, MISMATCH, OutputComparison
 
 
 def worst_first(outputs: Sequence[OutputComparison]) -> list[int]:

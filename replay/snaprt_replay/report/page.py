@@ -16,11 +16,11 @@ import jinja2
 from markupsafe import Markup
 
 from snaprt import pages
-from snaprt_replay.localise.wording import error_text, place_text
+from snaprt_replay.compare.results import IDENTICAL, MISMATCH, OutputComparison, Place, Verdict
+from snaprt_replay.localize.wording import error_text, place_text
 from snaprt_replay.report import charts, graph, shown
 from snaprt_replay.report.model import ErrorGrid, Report, Status
 from snaprt_replay.report.order import worst_first
-from snaprt_replay.results import IDENTICAL, MISMATCH, OutputComparison, Place, Verdict
 
 _PACKAGE: Final = "snaprt_replay.report"
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from snaprt.errors import UsageError
-from snaprt_replay.localise import findings
-from snaprt_replay.localise.findings import Kind
+from snaprt_replay.compare.results import MISMATCH, comparison_from_json
+from snaprt_replay.localize import findings
+from snaprt_replay.localize.findings import Kind
 from snaprt_replay.report import model
 from snaprt_replay.report.model import Headline, Report, Side, Status
-from snaprt_replay.results import MISMATCH, comparison_from_json
 
 _VERSION: Final = 1
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from snaprt.snapshot.xla import XlaMessage
-from snaprt_replay.localise.findings import InstructionPlace
-from snaprt_replay.localise.program import Program, shape_text, source_of
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.localize.findings import InstructionPlace
+from snaprt_replay.localize.program import Program, shape_text, source_of
 from snaprt_replay.report.model import GraphNode, Neighbourhood, SourceExcerpt
 
 _DISTANCE: Final = 2

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from snaprt_replay.localise.findings import Localisation
-from snaprt_replay.localise.wording import error_text
+from snaprt_replay.compare.results import IDENTICAL, OutputComparison
+from snaprt_replay.localize.findings import Localisation
+from snaprt_replay.localize.wording import error_text
 from snaprt_replay.report import charts, shown
 from snaprt_replay.report.grid import error_cells
 from snaprt_replay.report.model import ErrorGrid, Report
 from snaprt_replay.report.order import worst_first
-from snaprt_replay.results import IDENTICAL, OutputComparison
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _SHADES: Final = "·░▒▓█"

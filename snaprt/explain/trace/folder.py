@@ -21,7 +21,7 @@ from snaprt.explain.trace.drawing import draw
 from snaprt.explain.trace.forms import FORMS
 from snaprt.explain.trace.page import page
 from snaprt.explain.trace.told import TracedGraph, traced_graph
-from snaprt.explain.watching import Run, Watcher
+from snaprt.runtime.events import Run, Watcher
 from snaprt.whole_files import write_whole
 
 INDEX: Final = "index.html"

@@ -12,12 +12,12 @@ from typing import Final
 import jax
 
 from snaprt import jaxapi
-from snaprt.execute.lower import placed
+from snaprt.compile.lower import placed
 from snaprt.explain.graph_text import as_dot, as_text
 from snaprt.explain.nodes import ShownNode
 from snaprt.explain.trace.drawing import draw
 from snaprt.explain.trace.told import loaded_executable
-from snaprt.explain.watching import Run
+from snaprt.runtime.events import Run
 
 #: Constants of more elements are left out of the StableHLO.
 _LARGEST_CONSTANT: Final = 16

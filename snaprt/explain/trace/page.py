@@ -11,7 +11,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from snaprt.execute.times import STAGES
+from snaprt.compile.times import STAGES
 from snaprt.explain.trace.forms import FORMS
 from snaprt.explain.trace.templates import render, style
 from snaprt.explain.trace.told import TracedGraph

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from snaprt import jaxapi
-from snaprt.execute.compile import Executable
-from snaprt.execute.times import ProgramTimes
+from snaprt.compile.obtain import Executable
+from snaprt.compile.times import ProgramTimes
 from snaprt.explain.nodes import ShownNode, type_text
-from snaprt.explain.watching import Cut, Run
+from snaprt.runtime.events import Cut, Run
 
 SCHEMA: Final = "snaprt.trace.graph"
 VERSION: Final = 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from snaprt.snapshot.xla import XlaMessage
-from snaprt.snapshot.xla_literals import ELEMENT_TYPES, array_to_literal, literal_to_array
-from snaprt_replay.hlo import instructions
+from snaprt.hlo.literals import ELEMENT_TYPES, array_to_literal, literal_to_array
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.hlo_module import instructions
 from snaprt_replay.minify.candidate import Candidate, changed, copy_module
 from snaprt_replay.minify.cutting import Base
 

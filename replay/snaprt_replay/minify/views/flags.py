@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from snaprt_replay.case import CompilerOption
+from snaprt_replay.load.case import CompilerOption
 from snaprt_replay.minify.candidate import Candidate, changed
 from snaprt_replay.minify.cutting import Base
-from snaprt_replay.variants import Variant
+from snaprt_replay.run.variants.variants import Variant
 
 _NAME = "flags"
 

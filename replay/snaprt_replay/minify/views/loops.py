@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from snaprt.snapshot.xla import XlaMessage
-from snaprt_replay.hlo import entry_computation
-from snaprt_replay.inline import inline_calls
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.hlo_module import entry_computation
+from snaprt_replay.hlo.inline import inline_calls
 from snaprt_replay.minify.candidate import Candidate, changed, copy_module
 from snaprt_replay.minify.cutting import Base
 

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from snaprt.snapshot.xla import XlaMessage
-from snaprt.snapshot.xla_literals import TUPLE, array_to_literal, literal_to_array
-from snaprt_replay.hlo import entry_computation, parameters, root_instruction
+from snaprt.hlo.literals import TUPLE, array_to_literal, literal_to_array
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.hlo_module import entry_computation, parameters, root_instruction
 from snaprt_replay.minify.candidate import Candidate, changed, copy_module
 from snaprt_replay.minify.cutting import Base
 

@@ -1,0 +1,1 @@
+"""Locks between processes, and what must hold around a fork."""

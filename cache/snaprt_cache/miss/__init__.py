@@ -1,0 +1,1 @@
+"""Why something was a miss: what is remembered of misses, and how keys differ."""

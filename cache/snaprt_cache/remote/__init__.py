@@ -1,0 +1,1 @@
+"""A second, slower place for blobs, such as a bucket."""

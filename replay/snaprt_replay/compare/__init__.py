@@ -1,0 +1,1 @@
+"""Compare arrays with what was recorded, and judge the differences."""

@@ -1,0 +1,189 @@
+"""Finds in what two recorded executions differ: surroundings, arrays, module; runs nothing.
+
+What only tells which execution it was (its number, step, time, process), and where and why it was
+recorded, is no difference.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaprt import jaxapi
+from snaprt.errors import SnapshotError
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.format.schema import Execution
+from snaprt_replay.compare.compare import compare_arrays
+from snaprt_replay.compare.results import IDENTICAL, OutputComparison
+from snaprt_replay.compare.tolerance import ToleranceRequest
+from snaprt_replay.load import sniff
+from snaprt_replay.load.case import Case, NamedArray
+from snaprt_replay.load.load import load
+
+_EXACTLY = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
+_OF_THE_RECORDING = ("SNAPRT_DUMP_DIR", "SNAPRT_RECORD")
+_LARGEST_CONSTANT = 16  # elements: of a larger one the digest is compared, not the text
+
+
+@dataclass(frozen=True)
+class FactDifference:
+    """Something noted of both executions; empty text where one has no such note."""
+
+    what: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class ArrayDifference:
+    """An input or output that is not the same.
+
+    Attributes:
+        role: ``input`` or ``output``.
+        name: Its name in the first execution, or in the only one that has it.
+        reason: In words, where values cannot be compared one by one; else empty.
+        comparison: Of the values; None where only one side has the array.
+    """
+
+    role: str
+    name: str
+    reason: str
+    comparison: OutputComparison | None
+
+
+@dataclass(frozen=True)
+class Differences:
+    """In what two executions differ.
+
+    Attributes:
+        facts: Versions, flags, environment, devices.
+        arrays: Inputs and outputs.
+        instructions: A unified diff of the modules as StableHLO without source locations.
+        same_arrays: How many arrays are the same.
+        notes: What could not be compared.
+    """
+
+    facts: tuple[FactDifference, ...]
+    arrays: tuple[ArrayDifference, ...]
+    instructions: tuple[str, ...]
+    same_arrays: int
+    notes: tuple[str, ...]
+
+    @property
+    def any(self) -> bool:
+        """Return whether there is any."""
+        return bool(self.facts or self.arrays or self.instructions)
+
+
+def find_differences(first: Path, second: Path) -> Differences:
+    """Compare two recorded executions, inputs and outputs both.
+
+    Args:
+        first: Any file that can be replayed; the other files of its execution are found beside it.
+        second: The same.
+
+    Raises:
+        SnapshotError: One cannot be read.
+    """
+    one, two = load(first), load(second)
+    compared, notes = [], []
+    for role, left, right in (
+        ("input", one.inputs, two.inputs),
+        ("output", one.outputs, two.outputs),
+    ):
+        if left is None or right is None:
+            if left is not None or right is not None:
+                lacking = first if left is None else second
+                notes.append(f"{lacking} has no {role}s to compare")
+            continue
+        compared += _compare_sides(role, left, right)
+    different = [one for one in compared if one.reason or not _is_identical(one.comparison)]
+    return Differences(
+        facts=_facts_that_differ(_facts(one), _facts(two)),
+        arrays=tuple(different),
+        instructions=tuple(
+            difflib.unified_diff(
+                _lines(one), _lines(two), str(first), str(second), lineterm="", n=2
+            )
+        ),
+        same_arrays=len(compared) - len(different),
+        notes=tuple(notes),
+    )
+
+
+def _is_identical(comparison: OutputComparison | None) -> bool:
+    return comparison is not None and comparison.verdict == IDENTICAL
+
+
+def _compare_sides(
+    role: str, left: Sequence[NamedArray], right: Sequence[NamedArray]
+) -> list[ArrayDifference]:
+    """Compare arrays by their place, as a module takes and returns them."""
+    found = []
+    for one, two in zip(left, right, strict=False):
+        comparison = compare_arrays(one.name, one.value, two.value, _EXACTLY)
+        renamed = f"is called {two.name} in the second" if one.name != two.name else ""
+        reason = renamed or (comparison.reason if not comparison.differing else "")
+        found.append(ArrayDifference(role, one.name, reason, comparison))
+    count = len(found)
+    for which, rest in (("first", left[count:]), ("second", right[count:])):
+        found += [ArrayDifference(role, one.name, f"is in the {which} alone", None) for one in rest]
+    return found
+
+
+def _facts(case: Case) -> Mapping[str, str]:
+    if case.format not in (sniff.SNAPSHOT, sniff.PACK):
+        return dict(case.environment)
+    return _facts_of_execution(open_snapshot(case.path).manifest.execution)
+
+
+def _facts_of_execution(execution: Execution) -> Mapping[str, str]:
+    kinds = [device.kind for device in execution.devices]
+    return {
+        "graph": execution.graph_id,
+        "name": execution.name,
+        "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)),
+        "platform": execution.device.platform,
+        "platform version": execution.platform_version,
+        "driver": execution.driver,
+        "processor": execution.processor,
+        "donated": ", ".join(map(str, execution.donated)),
+        "redacted": ", ".join(execution.redacted),
+        **{f"version of {name}": text for name, text in execution.versions.items()},
+        **{
+            f"XLA flag {name}": text
+            for name, text in _flags(execution.xla_flags).items()
+            if not name.startswith("xla_dump")
+        },
+        **{
+            f"environment {name}": text
+            for name, text in execution.environment.items()
+            if name != "XLA_FLAGS" and not name.startswith(_OF_THE_RECORDING)
+        },
+        **{f"config {name}": text for name, text in execution.jax_config.items()},
+    }
+
+
+def _flags(text: str) -> Mapping[str, str]:
+    pairs = (flag.lstrip("-").partition("=") for flag in text.split())
+    return {name: value or "set" for name, _, value in pairs}
+
+
+def _facts_that_differ(
+    first: Mapping[str, str], second: Mapping[str, str]
+) -> tuple[FactDifference, ...]:
+    return tuple(
+        FactDifference(what, first.get(what, ""), second.get(what, ""))
+        for what in dict.fromkeys([*first, *second])
+        if first.get(what, "") != second.get(what, "")
+    )
+
+
+def _lines(case: Case) -> list[str]:
+    try:
+        module = jaxapi.parse_module(case.stablehlo)
+    except ValueError as error:
+        raise SnapshotError(f"the module in {case.path} cannot be read: {error}") from error
+    return jaxapi.stablehlo_to_compare(module, _LARGEST_CONSTANT).splitlines()

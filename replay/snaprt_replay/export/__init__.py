@@ -1,0 +1,1 @@
+"""Write a case in formats that other tools read."""

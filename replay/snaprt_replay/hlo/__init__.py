@@ -1,0 +1,1 @@
+"""HLO modules: their instructions, pieces cut out of them, calls inlined."""

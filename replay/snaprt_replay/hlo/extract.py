@@ -1,0 +1,239 @@
+"""Cut pieces out of an HLO module into a module of their own; it must not know who asks, or JAX.
+
+A piece is what computes some values from others: `Piece` names both, and the instructions between
+them are found by going backwards. The new module takes one array for each value given, and returns
+one array for each value asked for; the elements of tuples are passed one by one, tokens not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+from snaprt.hlo.literals import OPAQUE, TOKEN, TUPLE
+from snaprt.hlo.proto import HloInstructionProto, HloModuleProto, ShapeProto, XlaMessage
+from snaprt_replay.hlo.hlo_module import Editor, reached
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Value:
+    """One array of a computation.
+
+    Args:
+        instruction: The id of the instruction that makes it.
+        path: Where in the instruction's result it is; () unless that is a tuple.
+    """
+
+    instruction: int
+    path: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of one computation: what computes `results`, given the values of `given`.
+
+    Args:
+        results: The ids of the instructions whose values are wanted.
+        given: The ids of those whose values are known; parameters always are.
+    """
+
+    results: tuple[int, ...]
+    given: frozenset[int] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Extract:
+    """A module made of pieces.
+
+    Args:
+        module: An HloModuleProto.
+        parameters: For each piece, the values it takes. The module's parameters are these, one
+            piece after the other.
+        results: For each piece, the values it returns, likewise.
+        instructions: How many instructions the module has beside parameters and constants.
+    """
+
+    module: XlaMessage
+    parameters: tuple[tuple[Value, ...], ...]
+    results: tuple[tuple[Value, ...], ...]
+    instructions: int
+
+
+def arrays_of(instruction: XlaMessage) -> Iterator[tuple[Value, XlaMessage]]:
+    """Yield the arrays in an instruction's result with their shapes; tokens are left out."""
+
+    def within(shape: XlaMessage, path: tuple[int, ...]) -> Iterator[tuple[Value, XlaMessage]]:
+        if shape.element_type == TUPLE:
+            for index, element in enumerate(shape.tuple_shapes):
+                yield from within(element, (*path, index))
+        elif shape.element_type not in (TOKEN, OPAQUE):
+            yield Value(instruction.id, path), shape
+
+    yield from within(instruction.shape, ())
+
+
+def extract(module: XlaMessage, computation: XlaMessage, pieces: Sequence[Piece]) -> Extract:
+    """Make a module of pieces of one computation, which share nothing in it.
+
+    Args:
+        module: The HloModuleProto that the computation is part of; it is not changed.
+        computation: Any of its computations, a loop's body too.
+        pieces: What to compute.
+    """
+    return _Extraction(module, computation).make(pieces)
+
+
+def called_computations(module: XlaMessage, first: Sequence[XlaMessage]) -> list[XlaMessage]:
+    """Return the computations that instructions call, directly or not, in the module's order."""
+    by_id = {one.id: one for one in module.computations}
+
+    def called_by(instructions: Iterable[XlaMessage]) -> Iterator[int]:
+        for one in instructions:
+            yield from one.called_computation_ids
+
+    found = reached(called_by(first), lambda called: called_by(by_id[called].instructions))
+    return [one for one in module.computations if one.id in found]
+
+
+class _Extraction:
+    def __init__(self, module: XlaMessage, computation: XlaMessage) -> None:
+        self.source = module
+        self.computation = computation
+        self.editor = Editor(module)  # makes new ids; the module itself stays as it is
+        self.by_id = {one.id: one for one in computation.instructions}
+        self.made: list[XlaMessage] = []
+        self.arguments: list[XlaMessage] = []
+        # XLA wants names that are unique in the whole module.
+        self.names = {
+            one.name
+            for other in module.computations
+            if other.id != computation.id
+            for one in other.instructions
+        }
+        self.counted = 0
+
+    def make(self, pieces: Sequence[Piece]) -> Extract:
+        parameters, results, taps = [], [], []
+        for piece in pieces:
+            needed, given = self._slice(piece)
+            copies: dict[int, XlaMessage] = {}
+            parameters.append(tuple(self._add_given(given, copies)))
+            for instruction in needed:
+                self._copy(instruction, copies)
+            arrays = [found for one in piece.results for found in arrays_of(self.by_id[one])]
+            results.append(tuple(value for value, _ in arrays))
+            taps += [self._element(copies[value.instruction], value.path) for value, _ in arrays]
+        module = self._module(taps)
+        return Extract(module, tuple(parameters), tuple(results), self.counted)
+
+    def _slice(self, piece: Piece) -> tuple[list[XlaMessage], list[XlaMessage]]:
+        """Return what a piece computes and what it takes, both in the computation's order."""
+
+        def is_given(one: int) -> bool:
+            return one in piece.given or self.by_id[one].opcode == "parameter"
+
+        found = reached(
+            piece.results, lambda one: () if is_given(one) else self.by_id[one].operand_ids
+        )
+        ordered = [one for one in self.computation.instructions if one.id in found]
+        return [one for one in ordered if not is_given(one.id)], [
+            one for one in ordered if is_given(one.id)
+        ]
+
+    def _add_given(
+        self, given: Sequence[XlaMessage], copies: dict[int, XlaMessage]
+    ) -> Iterator[Value]:
+        for instruction in given:
+            arguments = []
+            for value, shape in arrays_of(instruction):
+                argument = self._new("parameter", shape, (), instruction)
+                argument.parameter_number = len(self.arguments)
+                self.arguments.append(argument)
+                arguments.append(argument)
+                yield value
+            copies[instruction.id] = self._put_together(
+                instruction, instruction.shape, iter(arguments)
+            )
+
+    def _put_together(
+        self, like: XlaMessage, shape: XlaMessage, arrays: Iterator[XlaMessage]
+    ) -> XlaMessage:
+        if shape.element_type == TOKEN:
+            return self._new("after-all", shape, (), like)
+        if shape.element_type != TUPLE:
+            return next(arrays)
+        elements = [self._put_together(like, one, arrays) for one in shape.tuple_shapes]
+        return self._new("tuple", shape, elements, like)
+
+    def _copy(self, instruction: XlaMessage, copies: dict[int, XlaMessage]) -> None:
+        copy = HloInstructionProto()
+        copy.CopyFrom(instruction)
+        copy.id = self.editor.new_id(instruction)
+        copy.operand_ids[:] = [copies[one].id for one in instruction.operand_ids]
+        copy.ClearField("control_predecessor_ids")
+        copies[instruction.id] = self._add(copy)
+        self.counted += instruction.opcode != "constant"
+
+    def _element(self, instruction: XlaMessage, path: Sequence[int]) -> XlaMessage:
+        for index in path:
+            shape = instruction.shape.tuple_shapes[index]
+            element = self._new("get-tuple-element", shape, [instruction], instruction)
+            element.tuple_index = index
+            instruction = element
+        return instruction
+
+    def _new(
+        self, opcode: str, shape: XlaMessage, operands: Sequence[XlaMessage], like: XlaMessage
+    ) -> XlaMessage:
+        return self._add(self.editor.new(opcode, shape, operands, like=like))
+
+    def _add(self, instruction: XlaMessage) -> XlaMessage:
+        name, number = instruction.name, 0
+        while instruction.name in self.names:
+            number += 1
+            instruction.name = f"{name}.r{number}"
+        self.names.add(instruction.name)
+        self.made.append(instruction)
+        return instruction
+
+    def _module(self, taps: Sequence[XlaMessage]) -> XlaMessage:
+        shape = ShapeProto(element_type=TUPLE, tuple_shapes=[one.shape for one in taps])
+        like = self.computation.instructions[0]
+        root = self._new("tuple", shape, taps, like)
+        module = attributes_of(self.source)
+        called = called_computations(self.source, self.made)
+        module.computations.extend(called)
+        entry = module.computations.add(
+            name=self.computation.name,
+            id=self.computation.id,
+            root_id=root.id,
+            instructions=self.made,
+        )
+        for number, argument in enumerate(self.arguments):
+            entry.program_shape.parameters.append(argument.shape)
+            entry.program_shape.parameter_names.append(f"p{number}")
+        entry.program_shape.result.CopyFrom(shape)
+        module.host_program_shape.CopyFrom(entry.program_shape)
+        module.entry_computation_id = entry.id
+        module.entry_computation_name = entry.name
+        return module
+
+
+_OF_THE_WHOLE = (
+    "computations",
+    "schedule",
+    "host_program_shape",
+    "input_output_alias",
+    "buffer_donor",
+    "device_assignment",
+    "cross_program_prefetches",
+)
+
+
+def attributes_of(module: XlaMessage) -> XlaMessage:
+    """Return a copy of the module's attributes that hold for any part of it too."""
+    kept = HloModuleProto()
+    kept.CopyFrom(module)
+    for field in _OF_THE_WHOLE:
+        kept.ClearField(field)
+    return kept

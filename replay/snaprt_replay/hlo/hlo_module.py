@@ -1,0 +1,254 @@
+"""An HLO module as a graph that can be edited; it must not know files, devices or JAX.
+
+HloModuleProto is a flat list of computations, each a flat list of instructions in dependency order,
+with ids for edges. That makes it the easiest form of a program to cut: `Editor` makes and replaces
+instructions, `verify` says whether the result still is a module that XLA can read. XLA itself
+answers some malformed modules with a failed CHECK, which ends the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from snaprt.errors import SnapshotError
+from snaprt.hlo.literals import leaf_shapes
+from snaprt.hlo.proto import HloInstructionProto, XlaMessage
+
+_CUSTOM_CALL = "custom-call"
+_LOW_BITS = 2**32 - 1
+
+
+# How many values an operation reads. XLA's converters do not look before they read them.
+_EXACT_OPERANDS = {
+    0: "constant iota parameter partition-id replica-id",
+    1: "abs bitcast bitcast-convert broadcast cbrt ceil cholesky convert copy cosine "
+    "count-leading-zeros erf exponential exponential-minus-one fft floor get-dimension-size "
+    "get-tuple-element imag is-finite log log-plus-one logistic negate not optimization-barrier "
+    "popcnt real reduce-precision reshape reverse round-nearest-afz round-nearest-even rsqrt sign "
+    "sine slice sqrt tan tanh transpose while",
+    2: "add and atan2 compare complex convolution divide gather maximum minimum multiply or pad "
+    "power remainder set-dimension-size shift-left shift-right-arithmetic shift-right-logical "
+    "subtract triangular-solve xor",
+    3: "clamp select select-and-scatter",
+}
+_LEAST_OPERANDS = {
+    1: "all-reduce concatenate dynamic-slice sort",
+    2: "conditional dot dynamic-update-slice reduce reduce-window",
+    3: "scatter",
+}
+
+
+def _by_opcode(table: Mapping[int, str]) -> Mapping[str, int]:
+    return {opcode: count for count, opcodes in table.items() for opcode in opcodes.split()}
+
+
+_EXACT = _by_opcode(_EXACT_OPERANDS)
+_LEAST = _by_opcode(_LEAST_OPERANDS)
+
+
+def entry_computation(module: XlaMessage) -> XlaMessage:
+    """Return the module's entry computation; raise SnapshotError if it has none."""
+    for computation in module.computations:
+        if computation.id == module.entry_computation_id:
+            return computation
+    raise SnapshotError(
+        f"HLO module {module.name!r} has no entry computation.",
+        hint="The file is damaged or of another kind.",
+    )
+
+
+def root_instruction(computation: XlaMessage) -> XlaMessage:
+    """Return the instruction that gives the computation's result; raise SnapshotError if none."""
+    for instruction in reversed(computation.instructions):
+        if instruction.id == computation.root_id:
+            return instruction
+    raise SnapshotError(f"HLO computation {computation.name!r} has no root instruction.")
+
+
+def parameters(computation: XlaMessage) -> list[XlaMessage]:
+    """Return the computation's parameter instructions in order of their number."""
+    found = [one for one in computation.instructions if one.opcode == "parameter"]
+    return sorted(found, key=lambda instruction: instruction.parameter_number)
+
+
+def instructions(module: XlaMessage) -> Iterator[XlaMessage]:
+    """Yield every instruction of every computation of the module."""
+    for computation in module.computations:
+        yield from computation.instructions
+
+
+def reached(first: Iterable[int], following: Callable[[int], Iterable[int]]) -> set[int]:
+    """Return the ids that a walk comes to, those it starts from included.
+
+    Args:
+        first: Where it starts.
+        following: Gives what to go on to from an id: an instruction's operands, the computations
+            that a computation calls.
+    """
+    found: set[int] = set()
+    waiting = list(first)
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting.extend(following(one))
+    return found
+
+
+def library_calls(module: XlaMessage) -> tuple[str, ...]:
+    """Return the targets of custom calls that a compiler put there: ``__cublas$gemm`` and such."""
+    targets = {one.custom_call_target for one in instructions(module) if one.opcode == _CUSTOM_CALL}
+    return tuple(sorted(target for target in targets if target.startswith("__")))
+
+
+class Editor:
+    """Make new instructions for a module, and replace those it has.
+
+    Args:
+        module: The HloModuleProto to edit in place.
+    """
+
+    def __init__(self, module: XlaMessage) -> None:
+        self.module = module
+        # XLA keeps the low half of an id alone where it numbers instructions again.
+        self._last_id = max((one.id & _LOW_BITS for one in instructions(module)), default=0)
+
+    def new(
+        self,
+        opcode: str,
+        shape: XlaMessage,
+        operands: Sequence[XlaMessage],
+        *,
+        like: XlaMessage,
+        dimensions: Sequence[int] = (),
+    ) -> XlaMessage:
+        """Return a new instruction, not yet in any computation.
+
+        Args:
+            opcode: XLA's name of the operation.
+            shape: The result's ShapeProto; it is copied.
+            operands: The instructions it reads, in order.
+            like: The instruction it is made for, which lends its metadata and part of its name.
+            dimensions: What the operation uses the field `dimensions` for.
+        """
+        new_id = self.new_id(like)
+        instruction = HloInstructionProto(
+            name=f"{like.name}.{opcode}.{self._last_id}",
+            opcode=opcode,
+            id=new_id,
+            operand_ids=[operand.id for operand in operands],
+            dimensions=dimensions,
+        )
+        instruction.shape.CopyFrom(shape)
+        if like.HasField("metadata"):
+            instruction.metadata.CopyFrom(like.metadata)
+        return instruction
+
+    def new_id(self, like: XlaMessage) -> int:
+        """Return an id that no instruction has, for one of the same computation as `like`."""
+        self._last_id += 1
+        return (like.id & ~_LOW_BITS) | self._last_id
+
+    def replace_each(
+        self, computation: XlaMessage, replace: Callable[[XlaMessage], Sequence[XlaMessage]]
+    ) -> None:
+        """Put what `replace` returns for each instruction in its place, in order.
+
+        The last of them usually keeps the old id, so that the users of the old value read it.
+        """
+        kept: list[XlaMessage] = []
+        for instruction in computation.instructions:
+            kept.extend(replace(instruction))
+        # Copies, because clearing the field may free what the list refers to.
+        copies = []
+        for instruction in kept:
+            copies.append(HloInstructionProto())
+            copies[-1].CopyFrom(instruction)
+        computation.ClearField("instructions")
+        computation.instructions.extend(copies)
+
+
+def verify(module: XlaMessage) -> None:
+    """Check that a module is one that XLA can read.
+
+    Raises:
+        SnapshotError: It has no entry or root, a value is used before it is defined, an id or a
+            parameter number is used twice, an operation reads too many or too few values, or a
+            call leads nowhere. The message names the place.
+    """
+    entry_computation(module)
+    parameter_counts: dict[int, int] = {}
+    for computation in module.computations:
+        _verify_computation(computation, parameter_counts)
+        if computation.id in parameter_counts:
+            raise _malformed(computation, "has the id of another computation")
+        parameter_counts[computation.id] = len(parameters(computation))
+    entry = entry_computation(module)
+    shape = module.host_program_shape
+    declared = [*shape.parameters, shape.result]
+    actual = [one.shape for one in (*parameters(entry), root_instruction(entry))]
+    if list(map(_kinds, declared)) != list(map(_kinds, actual)):
+        raise _malformed(entry, "has not the parameters and result that the module declares")
+
+
+def _kinds(shape: XlaMessage) -> list[tuple[int, ...]]:
+    return [(leaf.element_type, *leaf.dimensions) for leaf in leaf_shapes(shape)]
+
+
+def _verify_computation(computation: XlaMessage, parameter_counts: Mapping[int, int]) -> None:
+    defined: dict[int, XlaMessage] = {}
+    low_ids: set[int] = set()
+    names: set[str] = set()
+    for instruction in computation.instructions:
+        place = f"has an instruction {instruction.name!r} that"
+        missing = [one for one in instruction.operand_ids if one not in defined]
+        if missing:
+            raise _malformed(computation, f"{place} reads {missing[0]}, which is not defined yet")
+        called = list(instruction.called_computation_ids)
+        uncallable = [one for one in called if one not in parameter_counts]
+        if uncallable:
+            raise _malformed(computation, f"{place} calls {uncallable[0]}, which is not there")
+        count = len(instruction.operand_ids)
+        exact = _EXACT.get(instruction.opcode, count)
+        if instruction.opcode in ("call", "fusion"):
+            exact = parameter_counts[called[0]] if called else -1
+        if count != exact or count < _LEAST.get(instruction.opcode, 0):
+            raise _malformed(
+                computation, f"{place} reads {count} values ({instruction.opcode} does not)"
+            )
+        if instruction.id & _LOW_BITS in low_ids:
+            raise _malformed(computation, f"{place} shares its id with another")
+        if instruction.name in names:
+            raise _malformed(computation, f"{place} shares its name with another")
+        if not instruction.opcode:
+            raise _malformed(computation, f"{place} has no operation")
+        if not _tuples_agree(instruction, defined):
+            raise _malformed(computation, f"{place} is a tuple of another length than its parts")
+        defined[instruction.id] = instruction
+        low_ids.add(instruction.id & _LOW_BITS)
+        names.add(instruction.name)
+    if computation.root_id not in defined:
+        raise _malformed(computation, "has no root instruction")
+    numbers = [one.parameter_number for one in parameters(computation)]
+    if numbers != list(range(len(numbers))):
+        raise _malformed(computation, f"numbers its parameters {numbers}")
+
+
+def _tuples_agree(instruction: XlaMessage, defined: Mapping[int, XlaMessage]) -> bool:
+    """Tell whether the number of a tuple's elements is that of what it is made of, or cut from."""
+    length = len(instruction.shape.tuple_shapes)
+    if instruction.opcode == "tuple":
+        return length == len(instruction.operand_ids)
+    if instruction.opcode in ("while", "get-tuple-element"):
+        source = len(defined[instruction.operand_ids[0]].shape.tuple_shapes)
+        if instruction.opcode == "while":
+            return length == source
+        return 0 <= instruction.tuple_index < source
+    return True
+
+
+def _malformed(computation: XlaMessage, what: str) -> SnapshotError:
+    return SnapshotError(
+        f"Not a well-formed HLO module: computation {computation.name!r} {what}.",
+        hint="The file is damaged, or was written by a version of XLA that snaprt does not know.",
+    )

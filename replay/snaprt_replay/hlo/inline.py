@@ -1,0 +1,146 @@
+"""Inline the calls of an HLO module, so that a program is one list; it must not know files or JAX.
+
+XLA's own compilers inline calls first of all, so this changes nothing of what they make of a
+module. What stays nested is what runs many times or not at all: loops, branches, and the small
+computations of `reduce`, `sort` and their like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from snaprt.hlo.proto import HloInstructionProto, XlaMessage
+from snaprt_replay.hlo.hlo_module import Editor, instructions, reached, root_instruction
+
+_CALLERS_OF_STEPS = frozenset({"while", "conditional"})
+
+Scopes = Mapping[int, tuple[str, ...]]
+"""For instructions that a call brought in, by id: the names of the called computations."""
+
+
+class Inlined(NamedTuple):
+    """Where the instructions come from that calls brought in, by their new ids.
+
+    Args:
+        scopes: Which calls each was in, outermost first; an optimised module's fusions have become
+            such calls (see `restore`).
+        origins: Which instruction of the called computation each is a copy of.
+    """
+
+    scopes: Scopes
+    origins: Mapping[int, int]
+
+
+def inline_calls(module: XlaMessage) -> Inlined:
+    """Replace every `call` that is reached from the entry, in place, by what it calls.
+
+    Inlined instructions get new names where theirs are taken, the source line of the call where
+    they have none of their own, and its scope before the name of their operation.
+
+    Args:
+        module: An HloModuleProto that `hlo.verify` accepts. No longer called computations go.
+    """
+    inlining = _Inlining(module)
+    inlining.flatten(module.entry_computation_id)
+    still_called = _reached(module, inlining.computations)
+    kept = [one for one in module.computations if one.id in still_called]
+    copies = []
+    for computation in kept:
+        copies.append(type(computation)())
+        copies[-1].CopyFrom(computation)
+    module.ClearField("computations")
+    module.computations.extend(copies)
+    return Inlined(inlining.scopes, inlining.origins)
+
+
+class _Inlining:
+    """The state of `inline_calls`: which computations are done, and what each name stands in."""
+
+    def __init__(self, module: XlaMessage) -> None:
+        self.editor = Editor(module)
+        self.computations = {one.id: one for one in module.computations}
+        self.scopes: dict[int, tuple[str, ...]] = {}
+        self.origins: dict[int, int] = {}
+        self.done: set[int] = set()
+        self.names = {one.name for one in instructions(module)}
+
+    def flatten(self, computation_id: int) -> None:
+        """Inline the calls of a computation and of the loops and branches within it."""
+        if computation_id in self.done:
+            return
+        self.done.add(computation_id)
+        computation = self.computations[computation_id]
+        replaced: dict[int, int] = {}
+
+        def expand(instruction: XlaMessage) -> list[XlaMessage]:
+            _read_instead(instruction, replaced)
+            if instruction.opcode in _CALLERS_OF_STEPS:
+                for called in instruction.called_computation_ids:
+                    self.flatten(called)
+            if instruction.opcode != "call":
+                return [instruction]
+            return self._body_of(instruction, replaced)
+
+        self.editor.replace_each(computation, expand)
+        computation.root_id = replaced.get(computation.root_id, computation.root_id)
+
+    def _body_of(self, call: XlaMessage, replaced: dict[int, int]) -> list[XlaMessage]:
+        called = self.computations[call.called_computation_ids[0]]
+        self.flatten(called.id)
+        now: dict[int, int] = {}
+        made = []
+        for instruction in called.instructions:
+            if instruction.opcode == "parameter":
+                now[instruction.id] = call.operand_ids[instruction.parameter_number]
+                continue
+            copy = HloInstructionProto()
+            copy.CopyFrom(instruction)
+            copy.id = self.editor.new_id(call)
+            now[instruction.id] = copy.id
+            _read_instead(copy, now)
+            copy.name = _free_name(instruction.name, self.names)
+            _lend_metadata(call, copy)
+            self.scopes[copy.id] = (called.name, *self.scopes.get(instruction.id, ()))
+            inlined: int = instruction.id
+            self.origins[copy.id] = self.origins.get(inlined, inlined)
+            made.append(copy)
+        replaced[call.id] = now[root_instruction(called).id]
+        return made
+
+
+def _read_instead(instruction: XlaMessage, replaced: Mapping[int, int]) -> None:
+    for field in (instruction.operand_ids, instruction.control_predecessor_ids):
+        field[:] = [replaced.get(one, one) for one in field]
+
+
+def _free_name(name: str, names: set[str]) -> str:
+    candidate, number = name, 0
+    while candidate in names:
+        number += 1
+        candidate = f"{name}.{number}"
+    names.add(candidate)
+    return candidate
+
+
+def _lend_metadata(call: XlaMessage, instruction: XlaMessage) -> None:
+    own = instruction.metadata
+    outer = call.metadata.op_name
+    # What came out of a fusion has its whole name already.
+    if outer and not own.op_name.startswith(outer.partition("/")[0]):
+        own.op_name = "/".join(filter(None, (outer, own.op_name)))
+    if not own.stack_frame_id and not own.source_file:
+        own.stack_frame_id = call.metadata.stack_frame_id
+        own.source_file = call.metadata.source_file
+        own.source_line = call.metadata.source_line
+
+
+def _reached(module: XlaMessage, computations: Mapping[int, XlaMessage]) -> set[int]:
+    return reached(
+        [module.entry_computation_id],
+        lambda one: (
+            called
+            for instruction in computations[one].instructions
+            for called in instruction.called_computation_ids
+        ),
+    )

@@ -1,0 +1,261 @@
+"""What is in one file that can be replayed, for people who look into it; nothing is executed.
+
+Unlike `load`, which gathers all that a replay needs, this shows one file alone and as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.errors import SnapshotError
+from snaprt.hlo.proto import (
+    HloModuleProto,
+    HloProto,
+    HloSnapshot,
+    HloUnoptimizedSnapshot,
+    XlaMessage,
+    parse,
+    serialise,
+)
+from snaprt.snapshot.format import places
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot, sibling_outputs
+from snaprt.snapshot.format.schema import Role, ShardingRecord, TraceErrorRecord
+from snaprt.snapshot.format.trace_errors import operation_text
+from snaprt_replay import floatbits
+from snaprt_replay.load import shared, sniff
+from snaprt_replay.load.case import Case, NamedArray, Signature
+from snaprt_replay.load.load import load
+from snaprt_replay.load.newer_modules import readable_module
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What is in a file.
+
+    Args:
+        path: The file.
+        format: One of `sniff.FORMATS`.
+        name: The module's name.
+        facts: What was recorded of the execution: label to text, in the order to show it.
+        parameters: What the module takes.
+        notes: What else a reader should know.
+        stablehlo: Returns the module in a form that StableHLO's parser takes.
+        hlo: Returns the module as HLO text as the file has it; None where it has no HLO.
+        arrays: Yields the arrays one by one, each as an input or an output.
+    """
+
+    path: Path
+    format: str
+    name: str
+    facts: Mapping[str, str]
+    parameters: tuple[Signature, ...]
+    notes: tuple[str, ...]
+    stablehlo: Callable[[], bytes]
+    hlo: Callable[[], str] | None
+    arrays: Callable[[], Iterator[tuple[Role, NamedArray]]]
+
+    def array(self, name: str) -> NamedArray:
+        """Return the array called ``name``.
+
+        Raises:
+            SnapshotError: There is none of that name.
+        """
+        names = []
+        for _, array in self.arrays():
+            if array.name == name:
+                return array
+            names.append(array.name)
+        raise SnapshotError(
+            f"{self.path} holds no array called {name}",
+            hint=f"it holds: {', '.join(names) or 'no arrays'}",
+        )
+
+    def stablehlo_text(self) -> str:
+        """Return the module as StableHLO text."""
+        try:
+            return jaxapi.stablehlo_text(jaxapi.parse_module(self.stablehlo()))
+        except ValueError as error:
+            raise self._unreadable(error) from error
+
+    def hlo_text(self) -> str:
+        """Return the module as HLO text."""
+        try:
+            if self.hlo is not None:
+                return self.hlo()
+            module = jaxapi.parse_module(self.stablehlo())
+            return jaxapi.hlo_text(jaxapi.module_to_hlo_proto(module))
+        except ValueError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: ValueError) -> SnapshotError:
+        return SnapshotError(f"the module in {self.path} cannot be printed: {error}")
+
+
+def read(path: str | Path) -> Contents:
+    """Open a file to look into it.
+
+    Raises:
+        SnapshotError: It cannot be read, is damaged, or is of no known format.
+    """
+    path = Path(path)
+    form = sniff.sniff(path)
+    if form == sniff.PACK:
+        return _of_pack(path)
+    if form == sniff.SNAPSHOT:
+        return _of_snapshot(open_snapshot(path))
+    return _of_case(load(path))
+
+
+def _of_pack(pack: Path) -> Contents:
+    """Show both sides of the one execution in a packed file, on its first device."""
+    first = open_snapshot(shared.only_execution(pack))
+    sides = [one for one in (first.path, sibling_outputs(first.path)) if one is not None]
+    shown = [_of_snapshot(open_snapshot(path)) for path in sides]
+    others = [path.name for path in places.snapshots_in(pack) if path not in sides]
+    return dataclasses.replace(
+        shown[0],
+        path=pack,
+        format=sniff.PACK,
+        facts={**shown[0].facts, "holds": ", ".join(one.facts["holds"] for one in shown)},
+        notes=(*shown[0].notes, *(f"holds {name} too: `snaprt ls {pack}`" for name in others)),
+        arrays=lambda: (array for one in shown for array in one.arrays()),
+    )
+
+
+def _of_snapshot(file: SnapshotFile) -> Contents:
+    execution, proof = file.manifest.execution, file.manifest.proof
+    when = datetime.datetime.fromtimestamp(execution.time).astimezone()
+    facts = {
+        "holds": execution.role,
+        "graph": execution.graph_id,
+        "execution": f"{execution.execution_count} of executable {execution.executable}, "
+        f"process {execution.process}"
+        + (f", step {execution.step}" if execution.step >= 0 else ""),
+        "recorded": when.isoformat(" ", "seconds"),
+        "device": f"{execution.device.platform} {execution.device.id} ({execution.device.kind}), "
+        f"{execution.device_index + 1} of {len(execution.devices)}",
+        "platform": execution.platform_version.replace("\n", " "),
+        "driver": execution.driver,
+        "processor": execution.processor,
+        "shardings": "; ".join(_sharding_text(one) for one in file.manifest.shardings),
+        "executable": proof.fingerprint,
+        "optimised HLO": proof.optimised_hlo,
+        "versions": _pairs(execution.versions),
+        "XLA_FLAGS": execution.xla_flags,
+        "environment": _pairs(execution.environment),
+        "jax config": _pairs(execution.jax_config),
+        "because": execution.reason,
+        "error": execution.error.strip().replace("\n\n", "\n"),
+        "donated": ", ".join(map(str, execution.donated)),
+        "aliases": ", ".join(proof.aliases) and f"{', '.join(proof.aliases)} (result <- parameter)",
+        "RNG keys": ", ".join(
+            f"{one.name} ({one.key_impl})" for one in file.manifest.arrays if one.key_impl
+        ),
+        **_facts_of_error(file.manifest.trace_error),
+        "source": "; ".join(execution.source_locations[:5]),
+        "redacted": ", ".join(execution.redacted),
+    }
+
+    def arrays() -> Iterator[tuple[Role, NamedArray]]:
+        for name in file.array_names:
+            yield execution.role, NamedArray(name, file.array(name))
+
+    return Contents(
+        path=file.path,
+        format=sniff.SNAPSHOT,
+        name=execution.name,
+        facts={label: text for label, text in facts.items() if text},
+        parameters=(),
+        notes=(),
+        stablehlo=lambda: readable_module(file)[0],
+        hlo=lambda: jaxapi.hlo_text(file.module.hlo),
+        arrays=arrays,
+    )
+
+
+def _sharding_text(sharding: ShardingRecord) -> str:
+    mesh = ", ".join(
+        f"{name} {size}"
+        for name, size in zip(sharding.axis_names, sharding.axis_sizes, strict=True)
+    )
+    axes = ", ".join("+".join(entry) or "-" for entry in sharding.spec)
+    named = f" mesh ({mesh}) spec ({axes})" if mesh else ""
+    devices = " ".join(map(str, sharding.devices))
+    return f"{sharding.kind}{named} {sharding.hlo} on {devices}"
+
+
+def _facts_of_error(error: TraceErrorRecord | None) -> Mapping[str, str]:
+    if error is None:
+        return {}
+    return {
+        "error": f"{error.kind}: {error.message}",
+        "failed": operation_text(error),
+        "not in the file": ", ".join(error.unencodable),
+        "stack": "; ".join(error.stack),
+    }
+
+
+def _pairs(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _of_case(case: Case) -> Contents:
+    print_hlo = _ORIGINAL_HLO.get(case.format)
+
+    def arrays() -> Iterator[tuple[Role, NamedArray]]:
+        for array in case.inputs or ():
+            yield "inputs", array
+        for array in case.outputs or ():
+            yield "outputs", array
+
+    return Contents(
+        path=case.path,
+        format=case.format,
+        name=case.name,
+        facts={name: text for name, text in case.environment.items() if text},
+        parameters=case.parameters,
+        notes=case.notes,
+        stablehlo=lambda: case.stablehlo,
+        hlo=functools.partial(print_hlo, case.path) if print_hlo else None,
+        arrays=arrays,
+    )
+
+
+def _proto_text(path: Path, message_type: type[XlaMessage], *fields: str) -> str:
+    """Return the HLO module that a file of XLA's has in ``fields``, one inside the other."""
+    message: Any = parse(message_type, path.read_bytes(), path)
+    for field in fields:
+        message = getattr(message, field)
+    return jaxapi.hlo_text(serialise(message))
+
+
+def _bare_module_text(path: Path) -> str:
+    try:
+        return _proto_text(path, HloProto, "hlo_module")
+    except (ValueError, SnapshotError):
+        return _proto_text(path, HloModuleProto)
+
+
+# As XLA wrote it, not as it was restored for replay.
+_ORIGINAL_HLO: Mapping[str, Callable[[Path], str]] = {
+    sniff.HLO_TEXT: lambda path: path.read_text(),
+    sniff.HLO_MODULE: _bare_module_text,
+    sniff.HLO_SNAPSHOT: lambda path: _proto_text(path, HloSnapshot, "hlo", "hlo_module"),
+    sniff.HLO_UNOPTIMIZED_SNAPSHOT: lambda path: _proto_text(
+        path, HloUnoptimizedSnapshot, "hlo_module"
+    ),
+}
+
+
+def storable(value: np.ndarray) -> np.ndarray:
+    """Return an array as ``.npy`` can name it: bfloat16 and the like as unsigned integers."""
+    return value if value.dtype.kind in "biufc" else floatbits.bit_view(value)

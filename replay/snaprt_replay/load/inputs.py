@@ -1,0 +1,94 @@
+"""Inputs for a module that comes without any: from an ``.npz`` file, or random.
+
+It must not know formats of modules or devices.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from snaprt.errors import SnapshotError, UsageError
+from snaprt_replay import floatbits
+from snaprt_replay.load.case import NamedArray, Signature
+
+# Integers are drawn below this: they are mostly indices, labels and counts, and must stay inside
+# arrays that may be small.
+_RANDOM_BELOW = 8
+
+
+def read_inputs(path: Path, parameters: Sequence[Signature]) -> tuple[NamedArray, ...]:
+    """Read a module's inputs from an ``.npz`` file.
+
+    Args:
+        path: Its arrays are called ``arg0``, ``arg1``, ...; under any other names they are taken in
+            the file's order. bfloat16 and the like may be saved as NumPy saves them, as raw bytes.
+        parameters: What the module expects.
+
+    Raises:
+        SnapshotError: The file cannot be read.
+        UsageError: The arrays are not what the module expects.
+    """
+    arrays = _read_npz(path)
+    names = [f"arg{index}" for index in range(len(parameters))]
+    if set(arrays) != set(names):
+        names = list(arrays)
+    if len(names) != len(parameters):
+        raise UsageError(
+            f"{path} holds {len(names)} arrays, the module takes {len(parameters)} inputs",
+            hint=f"it takes: {', '.join(map(str, parameters)) or 'none'}",
+        )
+    return tuple(
+        NamedArray(name, _as_expected(arrays[name], expected, f"{name} of {path}"))
+        for name, expected in zip(names, parameters, strict=True)
+    )
+
+
+def _read_npz(path: Path) -> Mapping[str, np.ndarray]:
+    wanted = "an .npz file is what numpy.savez(FILE, arg0=..., arg1=...) writes"
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise SnapshotError(f"{path} is one .npy array, not an .npz file", hint=wanted)
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except FileNotFoundError as error:
+        raise SnapshotError(f"there is no file {path}", hint="check --inputs") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise SnapshotError(f"cannot read inputs from {path}: {error}", hint=wanted) from error
+
+
+def _as_expected(value: np.ndarray, expected: Signature, what: str) -> np.ndarray:
+    if value.dtype.kind == "V" and value.itemsize == expected.dtype.itemsize:
+        value = value.view(expected.dtype)  # NumPy saves ml_dtypes' types as nameless bytes
+    if value.shape != expected.shape or value.dtype.newbyteorder("=") != expected.dtype:
+        raise UsageError(
+            f"{what} is {Signature(value.shape, value.dtype)}, the module takes {expected}",
+            hint=f"save it as: array.astype('{expected.dtype.name}').reshape({expected.shape})",
+        )
+    return np.ascontiguousarray(value.astype(expected.dtype, copy=False)).reshape(expected.shape)
+
+
+def random_inputs(seed: int, parameters: Sequence[Signature]) -> tuple[NamedArray, ...]:
+    """Draw a module's inputs; the same seed gives the same values on every machine.
+
+    Floats are standard normal, integers 0 to 7, bools true or false.
+    """
+    return tuple(
+        NamedArray(f"arg{index}", _draw(np.random.default_rng([seed, index]), expected))
+        for index, expected in enumerate(parameters)
+    )
+
+
+def _draw(generator: np.random.Generator, expected: Signature) -> np.ndarray:
+    shape, dtype = expected.shape, expected.dtype
+    if floatbits.is_float(dtype):
+        return np.asarray(generator.standard_normal(shape)).astype(dtype)
+    if floatbits.is_complex(dtype):
+        parts = generator.standard_normal((2, *shape))
+        return np.asarray(parts[0] + 1j * parts[1]).astype(dtype)
+    below = 2 if dtype.kind == "b" else min(_RANDOM_BELOW, floatbits.largest_integer(dtype) + 1)
+    return np.asarray(generator.integers(0, below, shape)).astype(dtype)

@@ -1,0 +1,406 @@
+"""Turn an optimised HLO module back into one that XLA compiles; it must not know files or devices.
+
+An HloSnapshot holds the module as the compiler's last pass left it: scheduled, fused, with a layout
+on every shape, and with `bitcast`s that mean something under those layouts alone. Here each of
+these is said again in operations that mean the same under any layout. Every value keeps its id,
+name and metadata. A module as the user wrote it passes through with little changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from snaprt.errors import SnapshotError
+from snaprt.hlo.literals import (
+    ELEMENT_TYPES,
+    TOKEN,
+    TUPLE,
+    array_to_literal,
+    leaf_shapes,
+    literal_leaves,
+    literal_to_array,
+    minor_to_major,
+)
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.hlo_module import Editor, entry_computation, instructions, parameters, verify
+
+CALLBACK_WORDS = ("python", "callback")
+"""Both are in the target of every custom call by which JAX calls back into Python."""
+
+_NOTES = {
+    "fusion": "fusions became calls",
+    "bitcast": "bitcasts became transposes and reshapes",
+    "async": "asynchronous operations became plain ones",
+    "callback": "host callbacks without a result were left out",
+    "tuple": "tuple parameters were split",
+    "layout": "layouts were dropped",
+    "schedule": "the schedule was dropped",
+    "donation": "the donation of inputs was dropped",
+    "generator": "beware: it draws from the device's own generator, other numbers at each run",
+}
+
+
+@dataclasses.dataclass
+class _Restoration:
+    """What the rewriting of one module has to remember."""
+
+    editor: Editor
+    optimised: bool
+    done: set[str] = dataclasses.field(default_factory=set)
+    # Of the computation at hand: the instructions by id, and those that are no longer there.
+    known: dict[int, XlaMessage] = dataclasses.field(default_factory=dict)
+    started: dict[int, XlaMessage] = dataclasses.field(default_factory=dict)
+
+
+def restore(module: XlaMessage) -> tuple[str, ...]:
+    """Rewrite a module in place so that XLA compiles it from the start again.
+
+    Args:
+        module: An HloModuleProto, optimised or not.
+
+    Returns:
+        What was changed, in sentences for the reader of a comparison.
+
+    Raises:
+        SnapshotError: The module is malformed, calls back into Python for a value, or holds an
+            operation that cannot be said without the layouts it was compiled for.
+    """
+    verify(module)
+    _refuse_exchanges(module)
+    restoration = _Restoration(Editor(module), is_optimised(module))
+    # Inside out: a bitcast reads the layouts, which go last.
+    for computation in module.computations:
+        restoration.known = {one.id: one for one in computation.instructions}
+        restoration.started = {}
+        restoration.editor.replace_each(computation, lambda one: _restore_one(one, restoration))
+        computation.is_fusion_computation = False
+        computation.execution_thread = ""
+    _split_tuple_parameters(module, restoration)
+    _drop_layouts(module, restoration)
+    _drop_module_attributes(module, restoration)
+    verify(module)
+    return tuple(note for word, note in _NOTES.items() if word in restoration.done)
+
+
+def is_optimised(module: XlaMessage) -> bool:
+    """Return True if the compiler's late passes have been over the module."""
+    return module.HasField("schedule") or any(
+        one.opcode in _ONLY_OPTIMISED for one in instructions(module)
+    )
+
+
+def _refuse_exchanges(module: XlaMessage) -> None:
+    """Refuse a module that takes part of its values from outside while it runs."""
+    for instruction in instructions(module):
+        if instruction.opcode in _EXCHANGES:
+            raise SnapshotError(
+                f"Module {module.name!r} exchanges data with the host or another device while it "
+                f"runs ({instruction.opcode} {instruction.name!r}): it cannot be replayed alone."
+            )
+        if _is_callback(instruction) and not _gives_nothing(instruction.shape):
+            raise SnapshotError(
+                f"Module {module.name!r} calls back into Python ({instruction.name}, "
+                f"{instruction.metadata.op_name or instruction.custom_call_target}): a host "
+                "callback cannot be replayed.",
+                hint="Take the callback (jax.pure_callback, io_callback) out of the compiled "
+                "function and record it again.",
+            )
+
+
+def _is_callback(instruction: XlaMessage) -> bool:
+    target = instruction.custom_call_target
+    return instruction.opcode == "custom-call" and all(word in target for word in CALLBACK_WORDS)
+
+
+def _gives_nothing(shape: XlaMessage) -> bool:
+    return all(leaf.element_type == TOKEN for leaf in leaf_shapes(shape))
+
+
+def _restore_one(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
+    if restoration.optimised:
+        # The order it ran in, decided with the schedule.
+        instruction.ClearField("control_predecessor_ids")
+    instruction.ClearField("original_value")
+    if instruction.opcode in _STATEFUL:
+        restoration.done.add("generator")
+    rewrite = _REWRITES.get(instruction.opcode)
+    if rewrite is not None:
+        return rewrite(instruction, restoration)
+    if restoration.optimised:
+        # How to emit the operation, decided for the layouts and the machine of the recording.
+        instruction.backend_config = b""
+    return [instruction]
+
+
+def _restore_fusion(fusion: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
+    fusion.opcode = "call"
+    fusion.fusion_kind = ""
+    fusion.backend_config = b""
+    fusion.ClearField("output_operand_aliasing")
+    restoration.done.add("fusion")
+    return [fusion]
+
+
+def _restore_bitcast(bitcast: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
+    """Say a bitcast without layouts.
+
+    The same bytes read under another shape: bring the operand into the order of its bytes, read
+    them as the new type, cut them into the new dimensions, and undo the order of the result.
+    """
+    operand = restoration.known[_only_operand(bitcast)]
+    made: list[XlaMessage] = []
+
+    def step(opcode: str, shape: XlaMessage, dimensions: Sequence[int] = ()) -> None:
+        source = made[-1] if made else operand
+        if opcode == "bitcast-convert" or list(source.shape.dimensions) != list(shape.dimensions):
+            pass
+        elif opcode == "reshape" or list(dimensions) == list(range(len(dimensions))):
+            return
+        made.append(
+            restoration.editor.new(opcode, shape, [source], like=bitcast, dimensions=dimensions)
+        )
+
+    bytes_before = tuple(reversed(minor_to_major(operand.shape)))
+    bytes_after = tuple(reversed(minor_to_major(bitcast.shape)))
+    physical_before = [operand.shape.dimensions[dimension] for dimension in bytes_before]
+    physical_after = [bitcast.shape.dimensions[dimension] for dimension in bytes_after]
+    step("transpose", _with_dimensions(operand.shape, physical_before), bytes_before)
+    if operand.shape.element_type == bitcast.shape.element_type:
+        _require(prod(physical_before) == prod(physical_after), bitcast)
+        step("reshape", _with_dimensions(operand.shape, physical_after))
+    else:
+        flat_before, flat_after = _flat_dimensions(operand.shape, bitcast)
+        step("reshape", _with_dimensions(operand.shape, flat_before))
+        step("bitcast-convert", _with_dimensions(bitcast.shape, flat_after))
+        step("reshape", _with_dimensions(bitcast.shape, physical_after))
+    order_back = [bytes_after.index(dimension) for dimension in range(len(bytes_after))]
+    step("transpose", bitcast.shape, order_back)
+    restoration.done.add("bitcast")
+    if not made:
+        bitcast.opcode = "copy"
+        return _restore_copy(bitcast, restoration)
+    last = made[-1]
+    bitcast.opcode = last.opcode
+    bitcast.backend_config = b""
+    for field in ("operand_ids", "dimensions"):
+        bitcast.ClearField(field)
+        getattr(bitcast, field).extend(getattr(last, field))
+    return [*made[:-1], bitcast]
+
+
+def _flat_dimensions(shape: XlaMessage, bitcast: XlaMessage) -> tuple[list[int], list[int]]:
+    """Return the dimensions before and after a bitcast-convert between types of any two widths."""
+    before, after = (ELEMENT_TYPES.get(one.element_type) for one in (shape, bitcast.shape))
+    counts = prod(shape.dimensions), prod(bitcast.shape.dimensions)
+    if before is None or after is None or counts[0] * before.bits != counts[1] * after.bits:
+        _require(False, bitcast)
+    if counts[0] == counts[1]:
+        return [counts[0]], [counts[1]]
+    if counts[0] < counts[1]:
+        return [counts[0]], [counts[0], counts[1] // max(counts[0], 1)]
+    return [counts[1], counts[0] // max(counts[1], 1)], [counts[1]]
+
+
+def _require(holds: bool, instruction: XlaMessage) -> None:
+    if not holds:
+        raise SnapshotError(
+            f"Bitcast {instruction.name!r} does not keep the number of bytes of its operand.",
+            hint="The module is damaged, or its shapes are padded for a device that snaprt does "
+            "not know; record the program with snaprt instead.",
+        )
+
+
+def _with_dimensions(shape: XlaMessage, dimensions: Sequence[int]) -> XlaMessage:
+    """Return a row-major array shape of the same element type."""
+    other = type(shape)(element_type=shape.element_type, dimensions=dimensions)
+    other.is_dynamic_dimension.extend([False] * len(dimensions))
+    other.layout.minor_to_major.extend(reversed(range(len(dimensions))))
+    return other
+
+
+def _restore_copy(copy: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
+    # A copy changes the layout or the buffer, never the value.
+    copy.backend_config = b""
+    if restoration.optimised and copy.shape.element_type not in (TUPLE, TOKEN):
+        copy.opcode = "reshape"
+    return [copy]
+
+
+def _restore_constant(constant: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
+    # The elements lie in the order of the literal's own layout, which is about to go.
+    for leaf in literal_leaves(constant.literal):
+        rank = len(leaf.shape.dimensions)
+        if minor_to_major(leaf.shape) != tuple(reversed(range(rank))):
+            leaf.CopyFrom(array_to_literal(literal_to_array(leaf)))
+    return [constant]
+
+
+def _restore_custom_call(call: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
+    if _is_callback(call):
+        return _leave_out(call, restoration)
+    # Its code reads and writes buffers as they lie, so the layouts it ran with are part of what it
+    # computes; its backend_config holds its arguments.
+    if restoration.optimised and not call.constrain_layout:
+        operands = [restoration.known[operand].shape for operand in call.operand_ids]
+        if any(
+            not _is_row_major(leaf) for one in (*operands, call.shape) for leaf in leaf_shapes(one)
+        ):
+            call.constrain_layout = True
+            call.ClearField("operand_shapes_with_layout")
+            call.operand_shapes_with_layout.extend(operands)
+    return [call]
+
+
+def _leave_out(call: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
+    restoration.done.add("callback")
+    tokens = [
+        restoration.known[operand]
+        for operand in call.operand_ids
+        if restoration.known[operand].shape.element_type == TOKEN
+    ]
+    made: list[XlaMessage] = []
+    elements = call.shape.tuple_shapes if call.shape.element_type == TUPLE else [call.shape]
+    for shape in elements:
+        made.append(restoration.editor.new("after-all", shape, tokens, like=call))
+    if call.shape.element_type == TUPLE:
+        made.append(restoration.editor.new("tuple", call.shape, made, like=call))
+    made[-1].id, made[-1].name = call.id, call.name
+    return made
+
+
+def _start(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
+    restoration.started[instruction.id] = instruction
+    restoration.done.add("async")
+    return []
+
+
+def _update(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
+    restoration.started[instruction.id] = _started_by(instruction, restoration)
+    return []
+
+
+def _started_by(instruction: XlaMessage, restoration: _Restoration) -> XlaMessage:
+    start = restoration.started.get(_only_operand(instruction))
+    if start is None:
+        raise SnapshotError(f"{instruction.opcode} {instruction.name!r} finishes what never began.")
+    return start
+
+
+def _only_operand(instruction: XlaMessage) -> int:
+    if len(instruction.operand_ids) != 1:
+        raise SnapshotError(
+            f"{instruction.opcode} {instruction.name!r} does not read exactly one value.",
+            hint="The file is damaged; dump it again.",
+        )
+    return instruction.operand_ids[0]
+
+
+def _finish(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
+    start = _started_by(instruction, restoration)
+    instruction.opcode = {"copy-start": "copy", "async-start": "call"}[start.opcode]
+    instruction.async_execution_thread = ""
+    for field in ("operand_ids", "called_computation_ids"):
+        instruction.ClearField(field)
+        getattr(instruction, field).extend(getattr(start, field))
+    return _restore_one(instruction, restoration)
+
+
+_ONLY_OPTIMISED = frozenset({"async-start", "bitcast", "copy-start", "fusion"})
+_STATEFUL = frozenset({"rng", "rng-get-and-update-state"})
+_EXCHANGES = frozenset({"infeed", "outfeed", "recv", "recv-done", "send", "send-done"})
+_Rewrite = Callable[[XlaMessage, _Restoration], Sequence[XlaMessage]]
+_REWRITES: Mapping[str, _Rewrite] = {
+    "async-done": _finish,
+    "async-start": _start,
+    "async-update": _update,
+    "bitcast": _restore_bitcast,
+    "constant": _restore_constant,
+    "copy": _restore_copy,
+    "copy-done": _finish,
+    "copy-start": _start,
+    "custom-call": _restore_custom_call,
+    "fusion": _restore_fusion,
+}
+
+
+def _split_tuple_parameters(module: XlaMessage, restoration: _Restoration) -> None:
+    """Give the entry computation one array parameter for each element of a tuple parameter."""
+    entry = entry_computation(module)
+    if all(one.shape.element_type != TUPLE for one in parameters(entry)):
+        return
+    restoration.done.add("tuple")
+    next_number = 0
+    made_for: dict[int, list[XlaMessage]] = {}
+    for parameter in parameters(entry):
+        if parameter.shape.element_type != TUPLE:
+            parameter.parameter_number = next_number
+            next_number += 1
+            continue
+        made: list[XlaMessage] = []
+        for shape in parameter.shape.tuple_shapes:
+            if shape.element_type == TUPLE:
+                raise SnapshotError(
+                    f"Module {module.name!r} has a parameter that is a tuple of tuples.",
+                    hint="Record the program with snaprt instead.",
+                )
+            made.append(restoration.editor.new("parameter", shape, [], like=parameter))
+            made[-1].parameter_number = next_number
+            next_number += 1
+        made.append(restoration.editor.new("tuple", parameter.shape, made, like=parameter))
+        made[-1].id, made[-1].name = parameter.id, parameter.name
+        made_for[parameter.id] = made
+    restoration.editor.replace_each(entry, lambda one: made_for.get(one.id, [one]))
+    for program_shape in (entry.program_shape, module.host_program_shape):
+        shapes = [one.shape for one in parameters(entry)]
+        program_shape.ClearField("parameters")
+        program_shape.ClearField("parameter_names")
+        program_shape.parameters.extend(shapes)
+        program_shape.parameter_names.extend(f"p{number}" for number in range(len(shapes)))
+
+
+def _is_row_major(shape: XlaMessage) -> bool:
+    return minor_to_major(shape) == tuple(reversed(range(len(shape.dimensions))))
+
+
+def _drop_layouts(module: XlaMessage, restoration: _Restoration) -> None:
+    def default(shape: XlaMessage) -> None:
+        for leaf in leaf_shapes(shape):
+            if not _is_row_major(leaf):
+                restoration.done.add("layout")
+            rank = len(leaf.dimensions)
+            # Cleared whole: tiles, memory spaces and element sizes belong to one device.
+            leaf.ClearField("layout")
+            if leaf.element_type in ELEMENT_TYPES:
+                leaf.layout.minor_to_major.extend(reversed(range(rank)))
+
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            if not instruction.constrain_layout:
+                default(instruction.shape)
+        _default_program_shape(computation.program_shape, default)
+    _default_program_shape(module.host_program_shape, default)
+
+
+def _default_program_shape(
+    program_shape: XlaMessage, default: Callable[[XlaMessage], None]
+) -> None:
+    for shape in (*program_shape.parameters, program_shape.result):
+        default(shape)
+
+
+def _drop_module_attributes(module: XlaMessage, restoration: _Restoration) -> None:
+    if module.HasField("schedule"):
+        restoration.done.add("schedule")
+    for alias in (module.input_output_alias, module.buffer_donor):
+        if alias.ByteSize():
+            restoration.done.add("donation")
+    for field in (
+        "schedule",
+        "input_output_alias",
+        "buffer_donor",
+        "cross_program_prefetches",
+        "device_assignment",
+    ):
+        module.ClearField(field)

@@ -1,0 +1,215 @@
+"""Tell what a file is from its content; it must not know how any format is read in full.
+
+Names of files are for people: a dump that someone renamed is still recognised.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from snaprt.errors import SnapshotError
+from snaprt.snapshot.format import places
+from snaprt.snapshot.format.read import is_snapshot
+
+SNAPSHOT: Final = "snaprt snapshot"
+PACK: Final = "snaprt packed file"
+MLIR_TEXT: Final = "StableHLO text"
+MLIR_BYTECODE: Final = "StableHLO bytecode"
+HLO_TEXT: Final = "HLO text"
+HLO_SNAPSHOT: Final = "XLA HloSnapshot"
+HLO_UNOPTIMIZED_SNAPSHOT: Final = "XLA HloUnoptimizedSnapshot"
+HLO_MODULE: Final = "XLA HLO module proto"
+
+_HEAD_BYTES = 1 << 16
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def sniff(path: Path) -> str:
+    """Return the name of the format of the file at ``path``, one of this module's constants.
+
+    Raises:
+        SnapshotError: It cannot be read, or is none of the formats that can be replayed.
+    """
+    if places.pack_of(path) is not None:
+        return SNAPSHOT  # nothing else lies in a packed file that can be replayed
+    try:
+        with path.open("rb") as file:
+            empty = not os.fstat(file.fileno()).st_size
+            # Not closed by hand: views of it may outlive this call.
+            content = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError as error:
+        raise SnapshotError(
+            f"there is no file {path}", hint="check the path; is the disk mounted?"
+        ) from error
+    except IsADirectoryError as error:
+        raise SnapshotError(
+            f"{path} is a directory, not a file to replay", hint=f"name files in it: {path}/*.snap"
+        ) from error
+    except OSError as error:
+        raise SnapshotError(f"cannot read {path}: {error.strerror or error}") from error
+    if empty:
+        raise SnapshotError(f"{path} is empty", hint=_why_empty(path))
+    view = memoryview(content)
+    head = bytes(view[:_HEAD_BYTES])
+    for name, matches in _FORMATS:
+        if matches(head):
+            return name
+    for name, matches_all in _PROTO_FORMATS:
+        if matches_all(view):
+            return name
+    raise SnapshotError(
+        f"{path} is not a file that snaprt can replay{_what_it_is(head)}",
+        hint=f"these can be replayed: {', '.join(FORMATS)}",
+    )
+
+
+def _why_empty(path: Path) -> str:
+    if path.suffix == ".pb":
+        return (
+            "XLA writes an empty file where a snapshot would be over 2 GB; "
+            "record the program with snaprt, whose files have no such limit"
+        )
+    return "the program that wrote it may have been ended, or its disk full"
+
+
+def _is_bytecode(head: bytes) -> bool:
+    return head.startswith(b"ML\xefR")
+
+
+_COMMENTS = re.compile(r"(\s+|//[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)
+
+
+def _text(head: bytes) -> str:
+    """Return the head of a text file after white space and comments; "" if it is not text."""
+    try:
+        text = head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 4:  # not merely a character that the head cuts in two
+            return ""
+        text = head[: error.start].decode("utf-8")
+    found = _COMMENTS.match(text)
+    return text[found.end() if found else 0 :]
+
+
+def _is_hlo_text(head: bytes) -> bool:
+    return _text(head).startswith("HloModule")
+
+
+_MLIR_START = re.compile(r'(builtin\.|")?(builtin\.)?module\b|"?func\.func\b|#\w+ *=|![\w.]+ *=')
+
+
+def _is_mlir_text(head: bytes) -> bool:
+    return _MLIR_START.match(_text(head)) is not None
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield (number, content) of a protobuf message's length-delimited fields.
+
+    The last field may be cut off: a truncated file is still to be recognised.
+
+    Raises:
+        ValueError: These bytes are no protobuf message.
+    """
+    position = 0
+    while position < len(message):
+        tag, position = _varint(message, position)
+        number, wire = tag >> 3, tag & 7
+        if not 0 < number < 1 << 29:
+            raise ValueError("no such field number")
+        if wire == _VARINT:
+            _, position = _varint(message, position)
+        elif wire in (_FIXED32, _FIXED64):
+            position += 4 if wire == _FIXED32 else 8
+        elif wire == _BYTES:
+            length, position = _varint(message, position)
+            yield number, message[position : position + length]
+            position += length
+        else:
+            raise ValueError("no such wire type")
+
+
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(message):
+            return value, position
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ValueError("a number that does not end")
+
+
+def _first(message: memoryview | None, number: int) -> memoryview | None:
+    """Return the first length-delimited field of that number; None if it is not there."""
+    if message is None:
+        return None
+    try:
+        return next((content for found, content in _fields(message) if found == number), None)
+    except ValueError:
+        return None
+
+
+def _is_module(message: memoryview | None) -> bool:
+    """Tell an HloModuleProto: name (1), entry computation's name (2), computations (3)."""
+    names = _first(message, 1), _first(message, 2)
+    return all(map(_is_name, names)) and _is_name(_first(_first(message, 3), 1))
+
+
+def _is_name(content: memoryview | None) -> bool:
+    text = bytes(content[:_HEAD_BYTES]) if content else b""
+    return bool(text) and text.isascii() and text.decode().isprintable()
+
+
+def _is_hlo_snapshot(message: memoryview) -> bool:
+    return _is_module(_first(_first(message, 1), 1))
+
+
+def _is_unoptimized_snapshot(message: memoryview) -> bool:
+    return _is_module(_first(message, 1)) and _first(message, 2) is not None
+
+
+def _is_hlo_module(message: memoryview) -> bool:
+    return _is_module(message) or _is_module(_first(message, 1))  # or an HloProto around it
+
+
+_FORMATS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
+    (SNAPSHOT, is_snapshot),
+    (PACK, places.is_pack),
+    (MLIR_BYTECODE, _is_bytecode),
+    (HLO_TEXT, _is_hlo_text),
+    (MLIR_TEXT, _is_mlir_text),
+)
+# In this order: the first that matches.
+_PROTO_FORMATS: Final[tuple[tuple[str, Callable[[memoryview], bool]], ...]] = (
+    (HLO_SNAPSHOT, _is_hlo_snapshot),
+    (HLO_UNOPTIMIZED_SNAPSHOT, _is_unoptimized_snapshot),
+    (HLO_MODULE, _is_hlo_module),
+)
+FORMATS: Final = tuple(name for name, _ in (*_FORMATS, *_PROTO_FORMATS))
+
+_FOREIGN: Final = (
+    (b"PK\x03\x04", "a zip archive or .npz file"),
+    (b"\x93NUMPY", "a .npy array"),
+    (b"\x1f\x8b", "compressed with gzip"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd"),
+    (b"\x7fELF", "a program or library"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x80\x04\x95", "a Python pickle"),
+    (b"%PDF", "a PDF"),
+    (b"\x89PNG", "an image"),
+    (b"#!", "a script"),
+)
+
+
+def _what_it_is(head: bytes) -> str:
+    for magic, words in _FOREIGN:
+        if head.startswith(magic):
+            return f": it looks like {words}"
+    return ": it is text, but no module" if _text(head) else ""

@@ -1,0 +1,403 @@
+"""Read the files that XLA itself dumps; it must not know devices or comparisons.
+
+For the module called ``module_NNNN.NAME`` an execution leaves in the folder of ``--xla_dump_to``
+
+- ``.snapshot.FINGERPRINT.pb``, with ``--xla_dump_hlo_snapshots``: an HloSnapshot, that is the
+  optimised module, the arguments and the results;
+- ``.execution_NNNN.hlo_unoptimized_snapshot.pb``, with ``--xla_dump_hlo_unoptimized_snapshots`` and
+  in place of the former: the module before optimisation and the arguments, no results. Two runs of
+  one program can leave both in one folder.
+
+With ``--xla_dump_hlo_as_proto`` its compilation leaves ``.before_optimizations.hlo.pb`` too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.errors import SnapshotError
+from snaprt.hlo.literals import (
+    TOKEN,
+    dtype_of,
+    leaf_shapes,
+    literal_leaves,
+    literal_to_array,
+)
+from snaprt.hlo.proto import (
+    HloModuleProto,
+    HloProto,
+    HloSnapshot,
+    HloUnoptimizedSnapshot,
+    XlaMessage,
+    parse,
+    serialise,
+)
+from snaprt_replay.hlo.hlo_module import (
+    entry_computation,
+    library_calls,
+    parameters,
+    root_instruction,
+)
+from snaprt_replay.load.restore import restore
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoadedHlo:
+    """What a file of XLA's says of one execution.
+
+    Args:
+        stablehlo: The module, as MLIR bytecode that XLA compiles from the start.
+        name: The module's name.
+        inputs: One array for each parameter; None where the file has none.
+        outputs: The recorded results; None where the file has none.
+        parameters: Shape and dtype of each parameter.
+        environment: What the file and its neighbours say of where it ran.
+        notes: What the reader of a comparison should know of how this came from the file.
+    """
+
+    stablehlo: bytes
+    name: str
+    inputs: tuple[np.ndarray, ...] | None
+    outputs: tuple[np.ndarray, ...] | None
+    parameters: tuple[tuple[tuple[int, ...], np.dtype], ...]
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def load_hlo_snapshot(path: Path) -> LoadedHlo:
+    """Load an HloSnapshot: the optimised module, the arguments and the results of one execution.
+
+    Where an unoptimised snapshot of the same execution lies beside it, the module is that one's:
+    it is the program as the user wrote it, which any device can compile.
+
+    Raises:
+        SnapshotError: The file is damaged or foreign, or its module cannot be replayed.
+    """
+    snapshot = parse(HloSnapshot, _read(path), path)
+    inputs, unread = _arguments(snapshot.arguments, path)
+    outputs, notes = _recorded_results(snapshot, path)
+    module, source = _module_of_snapshot(path, snapshot, inputs or ())
+    platform = snapshot.execution_platform
+    environment = {**({"platform": platform} if platform else {}), **_environment(path)}
+    return _load(path, module, inputs, outputs, environment, (*source, *unread, *notes))
+
+
+def load_unoptimized_snapshot(path: Path) -> LoadedHlo:
+    """Load an HloUnoptimizedSnapshot: the module before optimisation, and the arguments.
+
+    Where the HloSnapshot of the same execution lies beside it, the results are that one's.
+
+    Raises:
+        SnapshotError: The file is damaged or foreign, ran on several devices, or its module cannot
+            be replayed.
+    """
+    snapshot = parse(HloUnoptimizedSnapshot, _read(path), path)
+    if len(snapshot.partitions) > 1:
+        raise SnapshotError(
+            f"{path}: the program ran on {len(snapshot.partitions)} devices at once.",
+            hint="XLA's snapshots can be replayed from programs of one device; record with snaprt.",
+        )
+    arguments = snapshot.partitions[0].arguments if snapshot.partitions else []
+    inputs, unread = _arguments(arguments, path)
+    outputs: tuple[np.ndarray, ...] | None = None
+    notes = ["XLA records no results with an unoptimised module"]
+    for other in _beside(path, ".snapshot.*.pb"):
+        results = _results_of_same_execution(other, snapshot.hlo_module.name, inputs or ())
+        if results is not None:
+            outputs, notes = results, [f"the results are those of {other.name}"]
+            break
+    notes += unread
+    return _load(path, snapshot.hlo_module, inputs, outputs, _environment(path), notes)
+
+
+def load_hlo_module(path: Path) -> LoadedHlo:
+    """Load a bare module: an HloProto, as ``--xla_dump_hlo_as_proto`` writes, or HloModuleProto.
+
+    Raises:
+        SnapshotError: The file is neither, is damaged, or its module cannot be replayed.
+    """
+    content = _read(path)
+    for message_type, module_of in _BARE_MODULES:
+        try:
+            module = module_of(parse(message_type, content, path))
+            entry_computation(module)
+        except SnapshotError:
+            continue
+        return _load(path, module, None, None, _environment(path), ())
+    raise SnapshotError(
+        f"{path}: not a whole xla.HloProto or xla.HloModuleProto message.",
+        hint="The file is cut short, damaged, or of another kind; dump it again.",
+    )
+
+
+def load_hlo_text(path: Path) -> LoadedHlo:
+    """Load a module written as HLO text: ``HloModule NAME, ...``.
+
+    Raises:
+        SnapshotError: XLA's parser refuses the text, or constants were left out of it.
+    """
+    try:
+        text = _read(path).decode()
+        if _ELIDED.search(text):
+            raise SnapshotError(
+                f"{path}: large constants were left out of the text, as `constant({{...}})`.",
+                hint="Dump it with --xla_dump_large_constants, or as a proto with "
+                "--xla_dump_hlo_as_proto.",
+            )
+        proto = jaxapi.parse_hlo_text(text)
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise SnapshotError(
+            f"{path}: not HLO text that this XLA can parse: {error}",
+            hint="HLO text changes between versions of XLA; try the jaxlib that wrote it.",
+        ) from error
+    return _load(path, parse(HloModuleProto, proto, path), None, None, _environment(path), ())
+
+
+_ELIDED = re.compile(r"constant\(\{\.\.\.\}\)")
+_BARE_MODULES: Sequence[tuple[type[XlaMessage], Callable[[XlaMessage], XlaMessage]]] = (
+    (HloModuleProto, lambda module: module),
+    (HloProto, lambda proto: proto.hlo_module),
+)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error.strerror}.") from error
+    if not content:
+        raise SnapshotError(
+            f"{path} is empty: XLA writes an empty file when the data exceeds 2 GB.",
+            hint="Record the program with snaprt: its snapshots have no such limit.",
+        )
+    return content
+
+
+def _arrays(
+    literals: Iterable[XlaMessage], path: Path, what: str = "argument"
+) -> tuple[np.ndarray, ...]:
+    found = []
+    leaves = (leaf for literal in literals for leaf in literal_leaves(literal))
+    for number, leaf in enumerate(leaves):
+        with _naming(path, f"{what} {number}"):
+            found.append(literal_to_array(leaf))
+    return tuple(found)
+
+
+def _arguments(
+    literals: Sequence[XlaMessage], path: Path
+) -> tuple[tuple[np.ndarray, ...] | None, Sequence[str]]:
+    unread = [str(n) for n, one in enumerate(literals) if not one.shape.element_type]
+    if not unread:
+        return _arrays(literals, path), ()
+    return None, [
+        f"XLA wrote no value for argument {', '.join(unread)}, which it could not read back: give "
+        "the inputs with --inputs, or random ones with --random"
+    ]
+
+
+def _recorded_results(
+    snapshot: XlaMessage, path: Path
+) -> tuple[tuple[np.ndarray, ...] | None, Sequence[str]]:
+    is_there = snapshot.HasField("result") and snapshot.result.shape.element_type
+    outputs = _arrays([snapshot.result], path, "result") if is_there else ()
+    with _naming(path):
+        root = root_instruction(entry_computation(snapshot.hlo.hlo_module))
+    expected = [leaf for leaf in leaf_shapes(root.shape) if leaf.element_type != TOKEN]
+    if len(outputs) == len(expected):
+        return outputs, ()
+    return None, [
+        f"XLA recorded {len(outputs)} of {len(expected)} results, as it does when an input is "
+        "donated, or the file is cut short: nothing to compare with"
+    ]
+
+
+def _module_of_snapshot(
+    path: Path, snapshot: XlaMessage, inputs: tuple[np.ndarray, ...]
+) -> tuple[XlaMessage, Sequence[str]]:
+    """Return the best module there is for an HloSnapshot, and where it is from."""
+    own = snapshot.hlo.hlo_module
+    for other in _beside(path, ".execution_*.hlo_unoptimized_snapshot.pb"):
+        found = _parse_if_possible(HloUnoptimizedSnapshot, other)
+        if (
+            found is not None
+            and found.hlo_module.name == own.name
+            and len(found.partitions) == 1
+            and _have_same_bits(found.partitions[0].arguments, inputs)
+        ):
+            return found.hlo_module, [f"the module is the unoptimised one of {other.name}"]
+    libraries = library_calls(own)
+    if not libraries:
+        return own, []
+    for other in _beside(path, ".before_optimizations.hlo.pb"):
+        found = _parse_if_possible(HloProto, other)
+        if found is not None and _same_signature(found.hlo_module, own):
+            return found.hlo_module, [f"the module is the unoptimised one of {other.name}"]
+    return own, [
+        f"the optimised module calls the device's own libraries ({', '.join(libraries)}): it "
+        f"replays only on {snapshot.execution_platform or 'such a device'}. Dump it with "
+        "--xla_dump_hlo_as_proto as well to have the module before optimisation beside it"
+    ]
+
+
+def _results_of_same_execution(
+    path: Path, name: str, inputs: tuple[np.ndarray, ...]
+) -> tuple[np.ndarray, ...] | None:
+    snapshot = _parse_if_possible(HloSnapshot, path)
+    if snapshot is None or snapshot.hlo.hlo_module.name != name:
+        return None
+    if not _have_same_bits(snapshot.arguments, inputs):
+        return None
+    with contextlib.suppress(SnapshotError):
+        return _recorded_results(snapshot, path)[0]
+    return None
+
+
+def _beside(path: Path, ending: str) -> Sequence[Path]:
+    """Return the files of the same module in the same folder, as XLA names them."""
+    found = _MODULE_PREFIX.match(path.name)
+    if found is None:
+        return ()
+    pattern = re.compile(re.escape(found[0]) + re.escape(ending).replace(r"\*", "[^.]*"))
+    return sorted(one for one in path.parent.iterdir() if pattern.fullmatch(one.name))
+
+
+_MODULE_PREFIX = re.compile(
+    r"module_\d+\..*?(?=\.(snapshot\.[^.]*\.pb|execution_\d+\.hlo_unoptimized_snapshot\.pb"
+    r"|before_optimizations\.|cpu_after_|gpu_after_|after_)|$)"
+)
+
+
+def _parse_if_possible(message_type: type[XlaMessage], path: Path) -> XlaMessage | None:
+    # A neighbour is a help, never a reason to fail.
+    try:
+        return parse(message_type, _read(path), path)
+    except SnapshotError:
+        return None
+
+
+def _have_same_bits(literals: Iterable[XlaMessage], others: Sequence[np.ndarray]) -> bool:
+    try:
+        ones = [literal_to_array(leaf) for one in literals for leaf in literal_leaves(one)]
+    except SnapshotError:
+        return False
+    return len(ones) == len(others) and all(
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        for one, other in zip(ones, others, strict=True)
+    )
+
+
+def _same_signature(one: XlaMessage, other: XlaMessage) -> bool:
+    def signature(module: XlaMessage) -> object:
+        shapes = (*module.host_program_shape.parameters, module.host_program_shape.result)
+        return module.name, [
+            (leaf.element_type, *leaf.dimensions) for shape in shapes for leaf in leaf_shapes(shape)
+        ]
+
+    return signature(one) == signature(other)
+
+
+def _environment(path: Path) -> dict[str, str]:
+    """Return the XLA flags that differed from their defaults, if XLA wrote them beside the file."""
+    for options in _beside(path, ".debug_options"):
+        lines = options.read_text(errors="replace").splitlines()
+        flags = [_FLAG.sub(r"--\1=\2", line.strip()) for line in lines if _FLAG.match(line.strip())]
+        return {"xla_flags": " ".join(flag for flag in flags if "--xla_dump_" not in flag)}
+    return {}
+
+
+_FLAG = re.compile(r'(\w+): *"?(.*?)"?$')
+
+
+@contextlib.contextmanager
+def _naming(path: Path, value: str = "") -> Iterator[None]:
+    """Put the names of the file and of a value before an error's message that lacks them."""
+    try:
+        yield
+    except SnapshotError as error:
+        if error.message.startswith(str(path)):
+            raise
+        where = f"{path}: {value}" if value else str(path)
+        raise SnapshotError(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def _load(
+    path: Path,
+    module: XlaMessage,
+    inputs: tuple[np.ndarray, ...] | None,
+    outputs: tuple[np.ndarray, ...] | None,
+    environment: Mapping[str, str],
+    notes: Sequence[str],
+) -> LoadedHlo:
+    try:
+        with _naming(path):
+            changes = restore(module)
+            taken = parameters(entry_computation(module))
+            are_tokens = [one.shape.element_type == TOKEN for one in taken]
+            stablehlo = without_tokens(jaxapi.hlo_to_stablehlo(serialise(module)))
+            signature = []
+            for one, is_token in zip(taken, are_tokens, strict=True):
+                with _naming(path, f"parameter {one.parameter_number}, {one.name}"):
+                    if not is_token:
+                        signature.append((tuple(one.shape.dimensions), dtype_of(one.shape)))
+    except ValueError as error:
+        raise SnapshotError(
+            f"{path}: its module cannot be said in StableHLO: {error}",
+            hint="Record the program with snaprt instead, or dump its unoptimised module with "
+            "--xla_dump_hlo_unoptimized_snapshots.",
+        ) from error
+    if inputs is not None and len(inputs) == len(are_tokens):
+        # XLA writes a token as an array without elements.
+        inputs = tuple(
+            value for value, is_token in zip(inputs, are_tokens, strict=True) if not is_token
+        )
+    _check_inputs(path, inputs, signature)
+    made = [f"for replay, {'; '.join(changes)}"] if changes else []
+    return LoadedHlo(
+        stablehlo=stablehlo,
+        name=module.name,
+        inputs=inputs,
+        outputs=outputs,
+        parameters=tuple(signature),
+        environment=MappingProxyType(dict(environment)),
+        notes=(*notes, *made),
+    )
+
+
+def without_tokens(stablehlo: bytes) -> bytes:
+    """Return a module whose ``main`` neither takes nor returns tokens, which no array can be.
+
+    Raises:
+        ValueError: It cannot be parsed.
+    """
+    parsed = jaxapi.parse_module(stablehlo)
+    return jaxapi.portable_artifact(parsed) if jaxapi.without_tokens(parsed) else stablehlo
+
+
+def _check_inputs(
+    path: Path,
+    inputs: tuple[np.ndarray, ...] | None,
+    signature: Sequence[tuple[tuple[int, ...], np.dtype]],
+) -> None:
+    if inputs is None:
+        return
+    recorded = [(value.shape, value.dtype) for value in inputs]
+    if recorded != list(signature):
+        raise SnapshotError(
+            f"{path}: the recorded arguments {_say(recorded)} are not what the module takes, "
+            f"{_say(signature)}.",
+            hint="XLA leaves out arguments that it could not read back; record with snaprt.",
+        )
+
+
+def _say(signature: Sequence[tuple[tuple[int, ...], np.dtype]]) -> str:
+    kinds = (f"{dtype.name}[{','.join(map(str, shape))}]" for shape, dtype in signature)
+    return f"({', '.join(kinds)})"

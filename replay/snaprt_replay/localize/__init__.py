@@ -1,0 +1,1 @@
+"""Find the first operation where two sides differ; `pipeline` has the whole way."""

@@ -1,0 +1,358 @@
+"""Find the instructions of one program in another, by structure alone; it must not run any.
+
+Names, source lines and layouts do not count. Two instructions have the same *value* if they do the
+same to the same values, from the parameters on. Below the first difference no value is the same any
+more: there, instructions are matched from the result back, as what their users read in one place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from snaprt.hlo.proto import HloInstructionProto, XlaMessage
+from snaprt_replay.hlo.hlo_module import parameters
+from snaprt_replay.localize.program import Line, Program, shape_text
+
+Matching = Mapping[int, int]
+"""The id in the reference of each instruction of the suspect that has its like there."""
+
+STEPPED = frozenset({"while", "conditional"})
+"""What calls computations that are compared instruction by instruction."""
+
+_COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
+
+# What does not change what an instruction computes, or is compared beside it.
+_NOT_CONTENT = (
+    *("name", "id", "metadata", "original_value", "sharding", "control_predecessor_ids"),
+    *("operand_ids", "called_computation_ids", "operand_shapes_with_layout"),
+)
+
+
+def content_of(instruction: XlaMessage) -> XlaMessage:
+    """Return a copy of an instruction with only what it does to its operands."""
+    copy = HloInstructionProto()
+    copy.CopyFrom(instruction)
+    for field in _NOT_CONTENT:
+        copy.ClearField(field)
+    _clear_layouts(copy.shape)
+    return copy
+
+
+def _clear_layouts(shape: XlaMessage) -> None:
+    shape.ClearField("layout")
+    for one in shape.tuple_shapes:
+        _clear_layouts(one)
+
+
+class Digests:
+    """Digests of a line's instructions."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.own: dict[int, bytes] = {}
+        """What an instruction does, without loops' and branches' computations, by its id."""
+        self.values: dict[int, bytes] = {}
+        """What it computes from the parameters."""
+        called = _called_values(line)
+        for one in line.order:
+            inside = [called(each) for each in one.called_computation_ids]
+            content = content_of(one).SerializeToString(deterministic=True)
+            own = _digest(content, *(() if one.opcode in STEPPED else inside))
+            self.own[one.id] = own
+            read = [self.values[i] for i in one.operand_ids]
+            read = sorted(read) if one.opcode in _COMMUTATIVE else read
+            self.values[one.id] = _digest(own, *inside, *read)
+
+    @property
+    def result(self) -> bytes:
+        """Return the digest of the whole computation."""
+        return self.values[self.line.root.id]
+
+
+def _called_values(line: Line) -> functools._lru_cache_wrapper[bytes]:
+    @functools.cache
+    def value(computation_id: int) -> bytes:
+        return Digests(line.program.line(computation_id)).result
+
+    return value
+
+
+def _digest(*parts: bytes) -> bytes:
+    made = hashlib.blake2b(digest_size=16)
+    for one in parts:
+        made.update(len(one).to_bytes(8, "little"))
+        made.update(one)
+    return made.digest()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
+    """Two computations, compared.
+
+    Args:
+        digests: Of the suspect's and of the reference's.
+        partners: Which instruction of the suspect stands where which of the reference does:
+            the parameters, and those whose values differ.
+        inside: For loops and branches among them, what they call, compared, where that can be
+            exchanged one by one.
+    """
+
+    digests: tuple[Digests, Digests]
+    partners: Matching
+    inside: Mapping[int, tuple[Comparison, ...]]
+
+    @property
+    def lines(self) -> tuple[Line, Line]:
+        """Return the two computations."""
+        return self.digests[0].line, self.digests[1].line
+
+    @property
+    def is_same(self) -> bool:
+        """Return whether both compute the same."""
+        return self.digests[0].result == self.digests[1].result
+
+    @functools.cached_property
+    def partners_back(self) -> Matching:
+        """Return the suspect's instruction of each of the reference's that has one."""
+        return {other: one for one, other in self.partners.items()}
+
+    @functools.cached_property
+    def by_value(self) -> Mapping[bytes, int]:
+        """Return the suspect's first instruction of each value."""
+        values = self.digests[0].values
+        return {values[one.id]: one.id for one in reversed(self.lines[0].order)}
+
+    @functools.cached_property
+    def values_there(self) -> frozenset[bytes]:
+        """Return what the reference computes."""
+        return frozenset(self.digests[1].values.values())
+
+    def has_same_value(self, one: int, other: int) -> bool:
+        """Return whether an instruction of the suspect computes what one of the reference does."""
+        return self.digests[0].values[one] == self.digests[1].values[other]
+
+    def has_same_content(self, one: int, other: int) -> bool:
+        """Return whether they do the same to their operands, whatever these are."""
+        return self.digests[0].own[one] == self.digests[1].own[other] and (
+            one in self.inside or self._calls_the_same(one, other)
+        )
+
+    def _calls_the_same(self, one: int, other: int) -> bool:
+        if self.lines[0].by_id[one].opcode not in STEPPED:
+            return True
+        called = [
+            [Digests(line.program.line(i)).result for i in line.by_id[each].called_computation_ids]
+            for line, each in zip(self.lines, (one, other), strict=True)
+        ]
+        return called[0] == called[1]
+
+    def reads_the_same(self, one: int, other: int) -> bool:
+        """Return whether their operands are the same values, or stand where the other's do."""
+        ours = self.lines[0].by_id[one].operand_ids
+        theirs = self.lines[1].by_id[other].operand_ids
+        orders = [ours]
+        if self.lines[0].by_id[one].opcode in _COMMUTATIVE:
+            orders.append(ours[::-1])
+        return len(ours) == len(theirs) and any(
+            all(
+                self.has_same_value(*pair) or self.partners.get(pair[0]) == pair[1]
+                for pair in zip(order, theirs, strict=True)
+            )
+            for order in orders
+        )
+
+
+def compare(suspect: Line, reference: Line) -> Comparison:
+    """Compare two computations, and those that loops and branches in them call."""
+    digests = (Digests(suspect), Digests(reference))
+    partners = _Pairing(digests).partners
+    inside = {
+        one: compared
+        for one, other in partners.items()
+        for compared in [_inside(suspect, reference, one, other)]
+        if compared
+    }
+    return Comparison(digests, partners, inside)
+
+
+def _inside(suspect: Line, reference: Line, one: int, other: int) -> tuple[Comparison, ...]:
+    pair = suspect.by_id[one], reference.by_id[other]
+    if any(each.opcode not in STEPPED for each in pair) or pair[0].opcode != pair[1].opcode:
+        return ()
+    called = [
+        [line.program.line(i) for i in each.called_computation_ids]
+        for line, each in zip((suspect, reference), pair, strict=True)
+    ]
+    if list(map(signature, called[0])) != list(map(signature, called[1])):
+        return ()
+    return tuple(itertools.starmap(compare, zip(*called, strict=True)))
+
+
+def signature(line: Line) -> tuple[str, ...]:
+    """Return the shapes of what a computation takes and of what it gives."""
+    return tuple(shape_text(one.shape) for one in (*parameters(line.computation), line.root))
+
+
+class _Pairing:
+    """Pairs instructions of different value from the result back: users come before operands."""
+
+    def __init__(self, digests: tuple[Digests, Digests]) -> None:
+        self.ours, self.theirs = digests
+        lines = self.ours.line, self.theirs.line
+        takes = zip(*(parameters(line.computation) for line in lines), strict=False)
+        self.partners = {one.id: other.id for one, other in takes}
+        self.taken = set(self.partners.values())
+        self.counts = [Counter(one.values.values()) for one in digests]
+        self.votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        if self.ours.result != self.theirs.result:
+            self.votes[lines[0].root.id][lines[1].root.id] += 1
+        for one in reversed(lines[0].order):
+            if one.id not in self.partners:
+                self._pair(one)
+
+    def _pair(self, one: XlaMessage) -> None:
+        wanted = self.votes[one.id].most_common()
+        wanted.sort(key=lambda each: self.theirs.own[each[0]] != self.ours.own[one.id])
+        for other, votes in wanted:
+            if other in self.taken:
+                continue
+            there = self.theirs.line.by_id[other]
+            beyond = self._extra_operand(there, one.id)
+            if beyond is not None and beyond not in self.taken:
+                there = self.theirs.line.by_id[beyond]
+            elif not self._alike(one, there):
+                for each in one.operand_ids:
+                    if self._is_extra(one, there, each):
+                        self.votes[each][other] += votes
+                continue
+            self.partners[one.id] = there.id
+            self.taken.add(there.id)
+            for mine, their in self._beside(one, there):
+                if self.ours.values[mine] != self.theirs.values[their]:
+                    self.votes[mine][their] += 1
+            return
+
+    def _beside(self, one: XlaMessage, other: XlaMessage) -> list[tuple[int, int]]:
+        """Return the operands of two that stand for each other, as far as both have them."""
+
+        def same(pairs: Sequence[tuple[int, int]]) -> int:
+            return sum(self.ours.values[pair[0]] == self.theirs.values[pair[1]] for pair in pairs)
+
+        mine, theirs = list(one.operand_ids), list(other.operand_ids)
+        in_order = list(zip(mine, theirs, strict=False))
+        if one.opcode == other.opcode and one.opcode in _COMMUTATIVE:
+            turned = list(zip(mine, theirs[::-1], strict=True))
+            return max(in_order, turned, key=same)
+        return in_order
+
+    def _alike(self, one: XlaMessage, other: XlaMessage) -> bool:
+        """Return whether two may be one instruction, edited."""
+        if any(self._is_extra(one, other, each) for each in one.operand_ids):
+            return False
+        # What is computed in the other program too is another operand there, unless it was computed
+        # more often here: then it is one of these that was edited.
+        if not (self._is_more(one.id, 0) and self._is_more(other.id, 1)):
+            return False
+        if one.opcode == other.opcode:
+            return True
+        # XLA's converter folds what is made of constants, and puts the constant of a sum last.
+        return (
+            shape_text(one.shape) == shape_text(other.shape)
+            and self._is_free(one.id, 0) != self._is_free(other.id, 1)
+        ) or self._read_alike(one, other)
+
+    def _read_alike(self, one: XlaMessage, other: XlaMessage) -> bool:
+        return (
+            shape_text(one.shape) == shape_text(other.shape)
+            and len(one.operand_ids) == len(other.operand_ids)
+            and any(
+                self.ours.values[mine] == self.theirs.values[their]
+                or self.ours.own[mine] == self.theirs.own[their]
+                for mine, their in itertools.product(one.operand_ids, other.operand_ids)
+            )
+        )
+
+    def _is_free(self, instruction: int, side: int) -> bool:
+        return instruction in (self.ours, self.theirs)[side].line.free
+
+    def _is_more(self, instruction: int, side: int) -> bool:
+        """Return whether one program computes a value more often than the other does."""
+        sides = (self.ours, self.theirs)
+        value = sides[side].values[instruction]
+        if self._is_free(instruction, side) and not self.counts[not side][value]:
+            # It may be a constant that was moved into a loop, or out of one.
+            return value not in _free_values(sides[not side].line.program)
+        return self.counts[side][value] > self.counts[not side][value]
+
+    def _is_extra(self, one: XlaMessage, other: XlaMessage, operand: int) -> bool:
+        """Return whether the suspect has an instruction more: what it reads is the other."""
+        return (
+            self.ours.own[operand] == self.theirs.own[other.id] != self.ours.own[one.id]
+            and len(one.operand_ids) != len(other.operand_ids)
+            and not self.counts[0][self.theirs.values[other.id]]
+        )
+
+    def _extra_operand(self, other: XlaMessage, one: int) -> int | None:
+        """Return what an instruction of the reference reads, if that is the suspect's."""
+        for each in other.operand_ids:
+            if (
+                self.theirs.own[each] == self.ours.own[one] != self.theirs.own[other.id]
+                and len(self.ours.line.by_id[one].operand_ids) != len(other.operand_ids)
+                and not self.counts[0][self.theirs.values[each]]
+            ):
+                return each
+        return None
+
+
+@functools.lru_cache(maxsize=4)
+def _free_values(program: Program) -> frozenset[bytes]:
+    """Return the values that a program makes of constants alone, in any of its computations."""
+    lines = map(program.line, program.computations)
+    return frozenset(
+        value for line in lines for one, value in Digests(line).values.items() if one in line.free
+    )
+
+
+def match(suspect: Line, reference: Line) -> Matching:
+    """Match the instructions of two computations, those of the same value in order."""
+    if suspect.computation == reference.computation:
+        return {one: one for one in suspect.by_id}
+    compared = compare(suspect, reference)
+    taken = set(compared.partners.values())
+    there: defaultdict[bytes, list[int]] = defaultdict(list)
+    for one in reversed(reference.order):
+        if one.id not in taken:
+            there[compared.digests[1].values[one.id]].append(one.id)
+    found = dict(compared.partners)
+    for one in suspect.order:
+        others = there[compared.digests[0].values[one.id]]
+        if one.id not in found and others:
+            found[one.id] = others.pop()
+    return found
+
+
+def count_matched(compared: Comparison) -> tuple[int, int]:
+    """Count the suspect's instructions that do something and are matched, and all of them.
+
+    Those of loops and branches count too.
+    """
+
+    def counted(compared: Comparison) -> Iterator[bool]:
+        for one in compared.lines[0].work():
+            is_same = compared.digests[0].values[one.id] in compared.values_there
+            is_matched = is_same or one.id in compared.partners
+            yield is_matched
+            if one.id in compared.inside:
+                for each in compared.inside[one.id]:
+                    yield from counted(each)
+            elif one.opcode in STEPPED:
+                called = map(compared.lines[0].program.line, one.called_computation_ids)
+                yield from (is_matched for line in called for _ in line.work())
+
+    found = list(counted(compared))
+    return sum(found), len(found)

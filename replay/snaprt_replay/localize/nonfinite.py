@@ -1,0 +1,201 @@
+"""Find the first operation whose finite inputs gave a NaN or an infinity; it knows one side alone.
+
+A NaN is followed to where it first appears; where that operation was given an infinity, the
+infinity is followed too. Infinities among the program's constants, as masks have them, are inputs
+like any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay import floatbits
+from snaprt_replay.hlo.extract import Piece, Value
+from snaprt_replay.localize.findings import InstructionPlace
+from snaprt_replay.localize.nested import MOST_ITERATIONS, branch_taken
+from snaprt_replay.localize.regions import Region, between, choose_cuts
+from snaprt_replay.localize.search import COARSE_REGIONS, REGIONS, known_at, piece_of
+from snaprt_replay.localize.session import Session, Values
+from snaprt_replay.localize.sides import Frame, called_with, frame_of, run_suspect
+
+Bad = Callable[[np.ndarray], bool]
+
+
+def has_nan(array: np.ndarray) -> bool:
+    """Return whether any element is a NaN."""
+    return _is_floating(array) and bool(np.isnan(array).any())
+
+
+def has_infinity(array: np.ndarray) -> bool:
+    """Return whether any element is infinite."""
+    return _is_floating(array) and bool(np.isinf(array).any())
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Return whether no element is NaN or infinite."""
+    return not has_nan(array) and not has_infinity(array)
+
+
+def _is_floating(array: np.ndarray) -> bool:
+    return floatbits.is_float(array.dtype) or floatbits.is_complex(array.dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Origin:
+    """An operation that made what is not finite.
+
+    Args:
+        place: The instruction.
+        operands: What it read, by name.
+        result: What it gave.
+        made: "NaN" or "an infinity".
+    """
+
+    place: InstructionPlace
+    operands: Sequence[tuple[str, np.ndarray]]
+    result: Sequence[tuple[str, np.ndarray]]
+    made: str
+
+    @property
+    def from_finite(self) -> bool:
+        """Return whether all that it read was finite."""
+        return all(is_finite(array) for _, array in self.operands)
+
+
+def first_origin(session: Session, frame: Frame, outputs: Values) -> Origin | None:
+    """Return the operation at which what is not finite in a program's outputs begins.
+
+    None if it comes in with the inputs or the constants.
+    """
+    if all(map(is_finite, outputs.values())):
+        return None
+    nan = any(map(has_nan, outputs.values()))
+    bad, made = (has_nan, "NaN") if nan else (has_infinity, "an infinity")
+    found = _Search(session, bad, made).inside(frame, _all(frame), frame.arguments)
+    if found is None or found.from_finite or not nan:
+        return found
+    # The NaN is made of an infinity: who made that?
+    earlier = _Search(session, has_infinity, "an infinity")
+    return earlier.inside(frame, _all(frame), frame.arguments, found.place.name) or found
+
+
+def _all(frame: Frame) -> Region:
+    return Region(0, len(frame.line.order))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Search:
+    session: Session
+    bad: Bad
+    made: str
+
+    def inside(
+        self, frame: Frame, region: Region, known: Values, before: str = "", most: int = 0
+    ) -> Origin | None:
+        """Return the first origin in a region, before the instruction of a name if one is given."""
+        line = frame.line
+        work = line.work(region.start, region.stop)
+        if not work or work[0].name == before:
+            return None
+        if len(work) == 1:
+            return self._at_one(frame, region, work[0], known)
+        cuts = choose_cuts(line, frame.matching, region, most or COARSE_REGIONS)
+        regions = between(region, cuts)
+        self.session.tell(f"{len(work)} instructions: {len(regions)} regions, for {self.made}")
+        piece = piece_of(frame, region, regions)
+        (tapped,) = run_suspect(self.session, frame, [piece], [known])
+        for one in regions:
+            results = set(line.results(one.start, one.stop))
+            gone_bad = any(
+                self.bad(array) for value, array in tapped.items() if value.instruction in results
+            )
+            inner = known_at(frame, one, known, tapped)
+            found = self.inside(frame, one, inner, before, REGIONS) if gone_bad else None
+            if found is not None:
+                return found
+            if any(other.name == before for other in line.work(one.start, one.stop)):
+                return None
+        return None
+
+    def _at_one(
+        self, frame: Frame, region: Region, instruction: XlaMessage, known: Values
+    ) -> Origin | None:
+        piece = Piece((instruction.id, *instruction.operand_ids), frozenset(_ids(known)))
+        (values,) = run_suspect(self.session, frame, [piece], [known])
+        operands = [_of(values, operand) for operand in instruction.operand_ids]
+        inside = _ENTER.get(instruction.opcode)
+        if inside is not None:
+            entered = inside(self, frame, instruction, operands)
+            if entered is not None:
+                found = self.inside(entered, _all(entered), entered.arguments)
+                if found is not None:
+                    return found
+        result = _of(values, instruction.id)
+        if not any(map(self.bad, result.values())):
+            return None  # what goes bad is a constant that lies here too
+        if any(self.bad(array) for one in operands for array in one.values()):
+            return None
+        return Origin(
+            frame.line.place(instruction, frame.names),
+            [pair for one in operands for pair in _named(frame, one)],
+            _named(frame, result),
+            self.made,
+        )
+
+
+def _enter_loop(
+    search: _Search, frame: Frame, loop: XlaMessage, operands: Sequence[Values]
+) -> Frame | None:
+    """Return the first iteration that makes what is bad of a state that is not."""
+    state = operands[0]
+    body, condition = (
+        frame_of(frame.sides, (called, called), [state]) for called in loop.called_computation_ids
+    )
+    for number in range(MOST_ITERATIONS):
+        condition = called_with(condition, (), [state])
+        (goes_on,) = _result(search.session, condition).values()
+        if not goes_on:
+            return None
+        body = called_with(body, (*frame.names, f"{loop.name} iteration {number}"), [state])
+        result = _result(search.session, body)
+        if any(
+            search.bad(array) and not search.bad(before)
+            for array, before in zip(result.values(), state.values(), strict=True)
+        ):
+            return body
+        state = {Value(0, value.path): array for value, array in result.items()}
+    return None
+
+
+def _enter_branch(
+    search: _Search, frame: Frame, conditional: XlaMessage, operands: Sequence[Values]
+) -> Frame | None:
+    number = branch_taken(conditional, operands[0])
+    called = conditional.called_computation_ids[number]
+    taken = [operands[number + 1]]
+    names = (*frame.names, f"{conditional.name} branch {number}")
+    return called_with(frame_of(frame.sides, (called, called), taken), names, taken)
+
+
+_ENTER = {"while": _enter_loop, "conditional": _enter_branch}
+
+
+def _result(session: Session, frame: Frame) -> Values:
+    (values,) = run_suspect(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
+    return values
+
+
+def _ids(known: Values) -> set[int]:
+    return {one.instruction for one in known}
+
+
+def _of(values: Values, instruction: int) -> Values:
+    return {one: array for one, array in values.items() if one.instruction == instruction}
+
+
+def _named(frame: Frame, values: Values) -> list[tuple[str, np.ndarray]]:
+    return [(frame.line.by_id[one.instruction].name, array) for one, array in values.items()]

@@ -1,0 +1,420 @@
+"""Find where two sides of one program start to differ, or where it first goes wrong by itself.
+
+The pipeline of `snaprt localise` on one page: load both programs, run them whole, choose the
+question, search, and say what was found. It must not know how the user asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.errors import SnapshotError, UsageError
+from snaprt.hlo.proto import HloModuleProto, parse
+from snaprt_replay.hlo import hlo_module
+from snaprt_replay.hlo.extract import Value
+from snaprt_replay.load.case import Case, NamedArray
+from snaprt_replay.localize import nonfinite, wording
+from snaprt_replay.localize.edits import Edit, edits_between
+from snaprt_replay.localize.findings import (
+    InstructionPlace,
+    Kind,
+    Localisation,
+    PassEffect,
+    RegionError,
+    ValueDifference,
+)
+from snaprt_replay.localize.matching import Comparison, compare, count_matched, signature
+from snaprt_replay.localize.measure import difference, error_between
+from snaprt_replay.localize.passes import try_passes
+from snaprt_replay.localize.program import Program, flatten
+from snaprt_replay.localize.proof import MOST_NAMED, prove, whole
+from snaprt_replay.localize.search import Found, Search
+from snaprt_replay.localize.session import BudgetSpentError, Run, Session, Side, Values
+from snaprt_replay.localize.sides import Frame, Pair, frame_of
+from snaprt_replay.run.player import check_playable, check_runs_on_one_device
+from snaprt_replay.run.variants.variants import Variant, parse_variant
+from snaprt_replay.run.workers import Workers
+
+Find = Literal["auto", "difference", "nonfinite"]
+_DEFAULT_REFERENCE = "f64"
+_PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to localise, and how.
+
+    Args:
+        suspect: The side that is looked at; None for the platform that the case was recorded on.
+        reference: The side that it is compared with; None for float64, or with another case for
+            the suspect's own variant.
+        find: Which question; ``auto`` looks for NaN and Inf where nothing else differs.
+        budget: Seconds; None for no limit.
+        timeout: Seconds for one module.
+        state: A folder in which a search that was broken off goes on; None for none. When the
+            search ends, what it kept there is removed.
+    """
+
+    suspect: Variant | None = None
+    reference: Variant | None = None
+    find: Find = "auto"
+    budget: float | None = None
+    timeout: float = 120.0
+    state: Path | None = None
+
+
+def localise(
+    case: Case,
+    request: Request | None = None,
+    against: Case | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Localisation:
+    """Localise a difference.
+
+    Args:
+        case: With inputs. The suspect side runs its module.
+        request: See `Request`.
+        against: Another case of the same program, whose module the reference side runs: edited, or
+            recorded on another device. The inputs are those of the first.
+        tell: Called with a line of progress.
+
+    Raises:
+        UsageError: There are no inputs, a variant cannot be run, or the programs are not the same.
+        SnapshotError: A module cannot be read.
+        ExecutionError: A side fails on a part of the program.
+    """
+    request = request or Request()
+    check_playable(case, 1)
+    check_runs_on_one_device(case)
+    suspect = _runnable(request.suspect) or parse_variant(_platform(case))
+    reference = _runnable(request.reference) or (
+        suspect if against is not None else parse_variant(_DEFAULT_REFERENCE)
+    )
+    programs = (read_program(case), read_program(against) if against is not None else None)
+    names = [suspect.text, reference.text]
+    if against is not None:
+        names = [f"{names[0]} of {case.path.name}", f"{names[1]} of {against.path.name}"]
+    if names[0] == names[1]:
+        names = [f"{names[0]} (a)", f"{names[1]} (b)"]
+    with Workers(2, request.timeout) as workers:
+
+        @functools.cache
+        def run(variant: Variant) -> Run:
+            return _submitting(workers, with_options(variant, case))
+
+        def side(variant: Variant, name: str, program: Program) -> Side:
+            return Side(name, program, run(variant))
+
+        sides = (
+            side(suspect, names[0], programs[0]),
+            side(reference, names[1], programs[1] or programs[0]),
+        )
+
+        def vary(addition: str) -> Side:
+            text = f"{suspect.text},{addition}"
+            return side(parse_variant(text), text, programs[0])
+
+        session = Session(request.state, request.budget, tell)
+        inputs = [one.value for one in case.inputs or ()]
+        recorded = None if case.outputs is None else [one.value for one in case.outputs]
+        found = search(session, sides, inputs, request.find, vary, recorded)
+    if found.kind != "unfinished":
+        session.forget()
+    notes = (*found.notes, *_notes_on_files(case, against))
+    return dataclasses.replace(found, notes=notes)
+
+
+def search(
+    session: Session,
+    sides: tuple[Side, Side],
+    inputs: Sequence[np.ndarray],
+    find: Find = "auto",
+    vary: Callable[[str], Side] | None = None,
+    recorded: Sequence[np.ndarray] | None = None,
+) -> Localisation:
+    """Localise on two sides that are ready to run.
+
+    Args:
+        session: Runs them.
+        sides: The suspect and the reference, of different names.
+        inputs: The program's, in order.
+        find: See `Request`.
+        vary: Gives the suspect with an addition to its variant; None where it has none.
+        recorded: The outputs that were recorded, to say which side gives them.
+
+    Raises:
+        UsageError: The two are not the same program.
+        ExecutionError: A side fails on a part of the program.
+    """
+    task = _task(session, sides, inputs)
+    try:
+        outputs = _run_whole(task)
+        result = _answer(task, outputs, find, vary)
+    except BudgetSpentError:
+        return _localisation(task, None, Found("unfinished", ()))
+    notes = (*result.notes, *_notes_on_recorded(task.frame, outputs, recorded))
+    return dataclasses.replace(result, notes=notes)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Task:
+    """What is localised.
+
+    Args:
+        session: Runs it.
+        sides: The suspect and the reference, each with its program.
+        frame: The suspect's program on both sides.
+        compared: The two programs.
+        inputs: The inputs of both.
+    """
+
+    session: Session
+    sides: tuple[Side, Side]
+    frame: Frame
+    compared: Comparison
+    inputs: Sequence[np.ndarray]
+
+
+def _answer(
+    task: _Task, outputs: Pair, find: Find, vary: Callable[[str], Side] | None
+) -> Localisation:
+    differ = outputs.error() > 1.0
+    if find == "nonfinite" or (find == "auto" and not differ and _is_nonfinite(outputs)):
+        return _localise_nonfinite(task, outputs)
+    if not differ:
+        return _agreement(task, outputs)
+    if task.compared.is_same:
+        return _between_variants(task, outputs, vary)
+    # Which of the two makes the difference: that the programs differ, or what runs them?
+    suspect, reference = task.sides
+    crossed = outputs.reference
+    if suspect.run is not reference.run:
+        crossed = dict(zip(crossed, _run_crossed(task).values(), strict=True))
+    if Pair(outputs.suspect, crossed).error() > 1.0:
+        return _between_programs(task, outputs, crossed)
+    sides = (dataclasses.replace(suspect, program=reference.program), reference)
+    task = _task(task.session, sides, task.inputs)
+    outputs = _run_whole(task)
+    return _between_variants(task, outputs, vary)
+
+
+def _between_variants(
+    task: _Task, outputs: Pair, vary: Callable[[str], Side] | None
+) -> Localisation:
+    """Localise a difference that two ways to run one program make."""
+    session = task.session
+    state = Search(session)
+    found = state.whole(task.frame, outputs)
+    effects: tuple[PassEffect, ...] = ()
+    if state.healed is not None and found.kind == "interaction" and vary is not None:
+        healed = state.healed
+        effects = try_passes(session, healed.frame, healed.piece, healed.known, healed.whole, vary)
+    result = dataclasses.replace(
+        _localisation(task, outputs, found),
+        path=tuple(state.path),
+        observer_effect=state.observer_effect,
+        passes=effects,
+        notes=_notes_on_regions(state.path),
+    )
+    return dataclasses.replace(result, sentence=wording.sentence(result))
+
+
+def _notes_on_regions(path: Sequence[RegionError]) -> tuple[str, ...]:
+    wrong = sum(one.made > 1.0 and not one.chosen for one in path if one.depth == 0)
+    return (f"{wrong} more of the first regions go wrong on the same inputs",) if wrong else ()
+
+
+def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localisation:
+    """Localise a difference that two programs make, both run as the suspect is."""
+    suspect = task.sides[0]
+    proof = prove(task.session, suspect, task.compared, task.inputs, outputs.suspect, crossed)
+    kind: Kind = "candidates"
+    if proof.is_proven:
+        kind = "instruction" if len(proof.edits) == 1 else "interaction"
+    named, differences = _edited(proof.edits, proof.before)
+    result = _localisation(task, outputs, Found(kind, named, differences))
+    result = dataclasses.replace(result, substituted=(proof.before, proof.after))
+    if proof.others:
+        places = "1 more place" if proof.others == 1 else f"{proof.others} more places"
+        note = f"the programs differ in {places}, without which the difference goes too"
+        result = dataclasses.replace(result, notes=(*result.notes, note))
+    return dataclasses.replace(result, sentence=wording.sentence(result))
+
+
+def _agreement(task: _Task, outputs: Pair) -> Localisation:
+    edits = [] if task.compared.is_same else edits_between(task.compared)
+    places, differences = _edited(edits[:MOST_NAMED], outputs.error())
+    found = Found("nothing", places, differences)
+    return _localisation(task, outputs, found)
+
+
+def _edited(
+    edits: Sequence[Edit], error: float
+) -> tuple[tuple[InstructionPlace, ...], tuple[ValueDifference, ...]]:
+    places = tuple(place for one in edits for place in one.places)
+    reasons = [reason for one in edits for reason in one.reasons]
+    differences = (
+        ValueDifference(place.name, error, reason)
+        for place, reason in zip(places, reasons, strict=True)
+    )
+    return places, tuple(differences)
+
+
+def read_program(case: Case) -> Program:
+    """Return a case's module as a flat HLO program.
+
+    Raises:
+        SnapshotError: It cannot be read, or has no HLO.
+    """
+    try:
+        proto = jaxapi.module_to_hlo_proto(jaxapi.parse_module(case.stablehlo))
+    except ValueError as error:
+        raise SnapshotError(f"the module in {case.path} has no HLO: {error}") from error
+    module = parse(HloModuleProto, proto, case.path)
+    program = flatten(module)
+    hlo_module.verify(module)
+    return program
+
+
+def with_options(variant: Variant, case: Case) -> Variant:
+    """Return a variant with the options too that a case was compiled with."""
+    options = {**case.compiler_options, **dict(variant.options)}
+    return dataclasses.replace(variant, options=tuple(sorted(options.items())))
+
+
+def _runnable(variant: Variant | None) -> Variant | None:
+    if variant is not None and variant.kind == "recorded":
+        raise UsageError(
+            "what was recorded has outputs only, there is nothing inside it to look at",
+            hint="name a side that runs the program, such as the device that it was recorded on",
+        )
+    return variant
+
+
+def _platform(case: Case) -> str:
+    return _PLATFORMS.get(str(case.environment.get("platform", "")).lower(), "cpu")
+
+
+def _submitting(workers: Workers, variant: Variant) -> Run:
+    return lambda module, inputs: workers.submit(variant, module, inputs)
+
+
+def _task(session: Session, sides: tuple[Side, Side], inputs: Sequence[np.ndarray]) -> _Task:
+    suspect, reference = sides
+    compared = compare(suspect.program.entry, reference.program.entry)
+    if signature(compared.lines[0]) != signature(compared.lines[1]):
+        raise UsageError(
+            "the two files are not of the same program: their inputs or results differ in number, "
+            "shape or type",
+            hint="`snaprt inspect FILE` shows what a file holds",
+        )
+    entry = suspect.program.module.entry_computation_id
+    one_program = (suspect, dataclasses.replace(reference, program=suspect.program))
+    frame = frame_of(one_program, (entry, entry), [{Value(0): one} for one in inputs])
+    return _Task(session, sides, frame, compared, inputs)
+
+
+def _run_whole(task: _Task) -> Pair:
+    """Run both sides' programs as they are."""
+    ((got,), (right,)) = task.session.run(*(whole(side, task.inputs) for side in task.sides))
+    return Pair(got, dict(zip(got, right.values(), strict=True)))
+
+
+def _run_crossed(task: _Task) -> Values:
+    """Run the reference's program as the suspect's is run."""
+    suspect, reference = task.sides
+    crossed = dataclasses.replace(suspect, program=reference.program)
+    ((values,),) = task.session.run(whole(crossed, task.inputs))
+    return values
+
+
+def _is_nonfinite(outputs: Pair) -> bool:
+    return not all(map(nonfinite.is_finite, outputs.suspect.values()))
+
+
+def _localise_nonfinite(task: _Task, outputs: Pair) -> Localisation:
+    origin = nonfinite.first_origin(task.session, task.frame, outputs.suspect)
+    if origin is None:
+        result = _localisation(task, outputs, Found("nothing", ()))
+        told = wording.no_origin_sentence(task.sides[0].name, _is_nonfinite(outputs))
+        return dataclasses.replace(result, reference="", sentence=told)
+    found = Found("instruction", (origin.place,), (), float("inf"))
+    result = _localisation(task, outputs, found)
+    return dataclasses.replace(result, reference="", sentence=wording.origin_sentence(origin))
+
+
+def _localisation(task: _Task, outputs: Pair | None, found: Found) -> Localisation:
+    matched, count = count_matched(task.compared)
+    session = task.session
+    result = Localisation(
+        kind=found.kind,
+        sentence="",
+        suspect=task.sides[0].name,
+        reference=task.sides[1].name,
+        instructions=found.places,
+        difference=found.difference,
+        outputs=_output_differences(outputs) if outputs is not None else (),
+        matched=matched,
+        instruction_count=count,
+        compiles=session.compiles,
+        executions=session.executions,
+        seconds=session.seconds,
+    )
+    return dataclasses.replace(result, sentence=wording.sentence(result))
+
+
+def _output_differences(outputs: Pair) -> tuple[ValueDifference, ...]:
+    return tuple(
+        difference(f"out{index}", outputs.reference[value], array)
+        for index, (value, array) in enumerate(outputs.suspect.items())
+    )
+
+
+def _notes_on_recorded(
+    frame: Frame, outputs: Pair, recorded: Sequence[np.ndarray] | None
+) -> tuple[str, ...]:
+    """Say which sides give what was recorded."""
+    if recorded is None or len(recorded) != len(outputs.suspect):
+        return ()
+    told = []
+    for side, values in zip(frame.sides, (outputs.suspect, outputs.reference), strict=True):
+        error = max(
+            (error_between(got, one) for got, one in zip(values.values(), recorded, strict=True)),
+            default=0.0,
+        )
+        gives = "gives" if error <= 1.0 else "does not give"
+        told.append(f"{side.name} {gives} what was recorded ({wording.error_text(error)})")
+    return tuple(told)
+
+
+def _notes_on_files(case: Case, against: Case | None) -> tuple[str, ...]:
+    """Say how what was recorded in two files differs."""
+    if against is None:
+        return ()
+    notes = []
+    if not _same(case.inputs, against.inputs):
+        notes.append(f"{against.path.name} has other inputs; those of {case.path.name} are used")
+    elif case.outputs is not None and against.outputs is not None:
+        same = _same(case.outputs, against.outputs)
+        notes.append(
+            f"the two files' recorded outputs are {'the same' if same else 'not the same'}"
+        )
+    return tuple(notes)
+
+
+def _same(ones: Sequence[NamedArray] | None, others: Sequence[NamedArray] | None) -> bool:
+    if ones is None or others is None:
+        return True  # nothing that could differ
+    return len(ones) == len(others) and all(
+        one.value.shape == other.value.shape
+        and one.dtype == other.dtype
+        and one.value.tobytes() == other.value.tobytes()
+        for one, other in zip(ones, others, strict=True)
+    )

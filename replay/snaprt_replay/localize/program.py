@@ -1,0 +1,203 @@
+"""A computation as a line of instructions that can be cut; it must not know sides, runs or errors.
+
+A *position* is a place between two instructions of the line. What is computed before it and used
+after it is *live* there: whoever knows the live values can go on from that position. Constants and
+what is made of them alone are never live, they are made again wherever they are used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
+
+from snaprt.hlo.literals import ELEMENT_TYPES, TOKEN, TUPLE, leaf_shapes
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.hlo_module import entry_computation, reached, root_instruction
+from snaprt_replay.hlo.inline import Scopes, inline_calls
+from snaprt_replay.localize.findings import InstructionPlace
+
+_SOURCES = frozenset({"constant", "iota", "after-all", "partition-id", "replica-id"})
+_MADE_OF_SOURCES = frozenset({"broadcast", "reshape", "convert", "transpose", "slice"})
+NO_WORK = frozenset({"parameter", "tuple", "get-tuple-element", "constant", "after-all"})
+_INSTALLED = ("site-packages", "dist-packages", "/jax/_src/", "<frozen")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A flattened module.
+
+    Args:
+        module: The HloModuleProto, its calls inlined.
+        scopes: Which calls an inlined instruction was in.
+        origins: Which instruction of a called computation it is a copy of.
+    """
+
+    module: XlaMessage
+    scopes: Scopes
+    origins: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def computations(self) -> Mapping[int, XlaMessage]:
+        """Return the module's computations by id."""
+        return {one.id: one for one in self.module.computations}
+
+    @functools.cached_property
+    def entry(self) -> Line:
+        """Return the entry computation's line."""
+        return Line(self, entry_computation(self.module))
+
+    def line(self, computation_id: int) -> Line:
+        """Return the line of any computation."""
+        return Line(self, self.computations[computation_id])
+
+
+def flatten(module: XlaMessage) -> Program:
+    """Return a module as a `Program`; the module is edited in place."""
+    return Program(module, *inline_calls(module))
+
+
+class Line:
+    """The instructions of one computation that its result depends on, in order."""
+
+    def __init__(self, program: Program, computation: XlaMessage) -> None:
+        self.program = program
+        self.computation = computation
+        self.by_id: dict[int, XlaMessage] = {one.id: one for one in computation.instructions}
+        self.root = root_instruction(computation)
+        used = reached([self.root.id], lambda one: self.by_id[one].operand_ids)
+        self.order: list[XlaMessage] = [one for one in computation.instructions if one.id in used]
+        self.free = self._free()
+        self.position = {one.id: index for index, one in enumerate(self.order)}
+        self._last_use = self._last_uses()
+
+    def _free(self) -> set[int]:
+        free: set[int] = set()
+        for one in self.order:
+            of_free = one.opcode in _MADE_OF_SOURCES and all(i in free for i in one.operand_ids)
+            if one.opcode in _SOURCES or of_free:
+                free.add(one.id)
+        return free
+
+    def _last_uses(self) -> dict[int, int]:
+        last: dict[int, int] = {}
+        for index, one in enumerate(self.order):
+            # What a free value is made of is free: it lives nowhere.
+            for operand in () if one.id in self.free else one.operand_ids:
+                last[operand] = index
+        last[self.root.id] = len(self.order)
+        return last
+
+    def live(self, position: int) -> tuple[int, ...]:
+        """Return the ids of the values that are live at a position, parameters left out."""
+        return tuple(
+            one.id
+            for one in self.order[:position]
+            if self._last_use.get(one.id, -1) >= position
+            and one.id not in self.free
+            and one.opcode != "parameter"
+        )
+
+    def results(self, start: int, stop: int) -> tuple[int, ...]:
+        """Return what the instructions from `start` to `stop` leave to those after them."""
+        inside = {one.id for one in self.order[start:stop]}
+        made = tuple(one for one in self.live(stop) if one in inside)
+        return made or ((self.root.id,) if stop == len(self.order) else ())
+
+    def taken(self, start: int, stop: int) -> tuple[int, ...]:
+        """Return what the instructions from `start` to `stop` read that is live at `start`."""
+        read = {operand for one in self.order[start:stop] for operand in one.operand_ids}
+        return tuple(one for one in self.live(start) if one in read)
+
+    def live_totals(self, weigh: Callable[[XlaMessage], int]) -> list[int]:
+        """Return for each position the sum of what `weigh` says of the values live there."""
+        changes = [0] * (len(self.order) + 2)
+        for index, one in enumerate(self.order):
+            if one.id in self._last_use and one.id not in self.free and one.opcode != "parameter":
+                weight = weigh(one)
+                changes[index + 1] += weight
+                changes[self._last_use[one.id] + 1] -= weight
+        return list(itertools.accumulate(changes[:-1]))
+
+    def work(self, start: int = 0, stop: int | None = None) -> list[XlaMessage]:
+        """Return the instructions of a range that do something: the ones that can be at fault."""
+        return [
+            one
+            for one in self.order[start:stop]
+            if one.opcode not in NO_WORK and one.id not in self.free
+        ]
+
+    def sources(self, start: int, stop: int) -> list[XlaMessage]:
+        """Return what is made of constants alone and used in a range, in order."""
+
+        def free_operands(instructions: Iterable[XlaMessage]) -> Iterator[int]:
+            for one in instructions:
+                yield from self.free.intersection(one.operand_ids)
+
+        found = reached(
+            free_operands(self.order[start:stop]), lambda one: free_operands([self.by_id[one]])
+        )
+        return [one for one in self.order if one.id in found and one.opcode not in NO_WORK]
+
+    def place(self, instruction: XlaMessage, frame: Sequence[str] = ()) -> InstructionPlace:
+        """Describe an instruction for a person."""
+        operands = [self.by_id[one] for one in instruction.operand_ids]
+        return InstructionPlace(
+            name=instruction.name,
+            opcode=instruction.opcode,
+            shape=shape_text(instruction.shape),
+            operands=tuple(f"{one.name} {shape_text(one.shape)}" for one in operands),
+            op_name=instruction.metadata.op_name,
+            source=source_of(self.program.module, instruction),
+            calls=tuple(self.program.scopes.get(instruction.id, ())),
+            frame=tuple(frame),
+        )
+
+
+def bytes_of(shape: XlaMessage) -> int:
+    """Return how many bytes the arrays of a shape have."""
+    total = 0
+    for leaf in leaf_shapes(shape):
+        row = ELEMENT_TYPES.get(leaf.element_type)
+        total += prod(leaf.dimensions) * (row.bits if row else 0) // 8
+    return total
+
+
+def shape_text(shape: XlaMessage) -> str:
+    """Return a shape as HLO text has it: ``f32[8,16]``, ``(s32[], f32[4])``."""
+    if shape.element_type == TUPLE:
+        return f"({', '.join(map(shape_text, shape.tuple_shapes))})"
+    if shape.element_type == TOKEN:
+        return "token[]"
+    row = ELEMENT_TYPES.get(shape.element_type)
+    return f"{row.name if row else '?'}[{','.join(map(str, shape.dimensions))}]"
+
+
+def source_of(module: XlaMessage, instruction: XlaMessage) -> str:
+    """Return ``file:line (function)`` of the user's innermost frame for an instruction, or ''.
+
+    Source: OpMetadata and StackFrameIndexProto of openxla's xla/xla_data.proto and hlo.proto.
+    """
+    metadata, index = instruction.metadata, module.stack_frame_index
+    innermost, frame_id = "", metadata.stack_frame_id
+    while 0 < frame_id <= len(index.stack_frames):
+        frame = index.stack_frames[frame_id - 1]
+        if 0 < frame.file_location_id <= len(index.file_locations):
+            location = index.file_locations[frame.file_location_id - 1]
+            file = _numbered(index.file_names, location.file_name_id)
+            function = _numbered(index.function_names, location.function_name_id)
+            text = f"{file}:{location.line}" + (f" ({function})" if function else "")
+            if not any(part in file for part in _INSTALLED):
+                return text
+            innermost = innermost or text
+        # An index from a file may go round in a circle: parents come first in a whole one.
+        frame_id = frame.parent_frame_id if frame.parent_frame_id < frame_id else 0
+    if not innermost and metadata.source_file:
+        return f"{metadata.source_file}:{metadata.source_line}"
+    return innermost
+
+
+def _numbered(names: Sequence[str], number: int) -> str:
+    return names[number - 1] if 0 < number <= len(names) else ""

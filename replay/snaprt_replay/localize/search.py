@@ -1,0 +1,389 @@
+"""Narrow a difference down to an instruction; it must not know files, variants or processes.
+
+One round cuts a region into a few, runs it with taps at the cuts on both sides (carried inputs:
+what became of the error so far), then runs every piece from the reference's values (clean inputs:
+who makes an error), and goes on inside the first that makes one, provided that the suspect gives
+there what it gave before it was cut. Four modules a round, whatever the number of pieces, and a
+round divides the number of instructions by `REGIONS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.extract import Piece
+from snaprt_replay.localize import nested
+from snaprt_replay.localize.findings import InstructionPlace, Kind, RegionError, ValueDifference
+from snaprt_replay.localize.measure import difference
+from snaprt_replay.localize.regions import Region, between, choose_cuts
+from snaprt_replay.localize.session import BudgetSpentError, Session, Values
+from snaprt_replay.localize.sides import (
+    Frame,
+    Pair,
+    run_both,
+    run_clean,
+    run_reference,
+    run_suspect,
+)
+
+COARSE_REGIONS = 8
+"""Into how many regions the whole program is cut: few taps, so that they change little."""
+REGIONS = 16
+"""Into how many a region is cut."""
+_FEWER = (2, 4)  # where that many taps heal the program: into two, in the middle, then elsewhere
+_CLEAR = 0.03  # a region is at fault if its error is not small beside the largest that one makes
+_LARGEST_CLEAR = 1e4
+_BEYOND_CUTTING = 4.0  # and if it is so many times what cutting alone makes of the suspect
+_MOST_TRIED = 3  # regions that make an error and turn out only to amplify what is inside them
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Found:
+    """Where a search ended.
+
+    Args:
+        kind: As of a `Localisation`.
+        places: The instructions.
+        difference: The values of the last of them on both sides.
+        error: The error they make, or carry where it is amplification.
+    """
+
+    kind: Kind
+    places: tuple[InstructionPlace, ...]
+    difference: tuple[ValueDifference, ...] = ()
+    error: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Healed:
+    """A piece that goes wrong as a whole, but not when any cut is made in it."""
+
+    frame: Frame
+    piece: Piece
+    known: Values
+    whole: Pair
+
+
+@dataclasses.dataclass(eq=False)
+class Search:
+    """The state of one search: what has been seen on the way.
+
+    Args:
+        session: Runs the pieces.
+        path: The regions looked at.
+        observer_effect: The outputs' error without taps and with the first ones.
+        last: Where the search was when it had to stop.
+        healed: What goes wrong in one piece, and not when it is cut, if that was found.
+        innermost: The region looked at last, its frame and the clean values at its start.
+    """
+
+    session: Session
+    path: list[RegionError] = dataclasses.field(default_factory=list)
+    observer_effect: tuple[float, float] | None = None
+    last: tuple[InstructionPlace, ...] = ()
+    healed: Healed | None = None
+    innermost: tuple[Frame, Region, Values] | None = None
+
+    def whole(self, frame: Frame, outputs: Pair) -> Found:
+        """Search a frame whose result differs.
+
+        Args:
+            frame: The frame.
+            outputs: Its result on both sides, run in one piece from the frame's arguments.
+        """
+        region = Region(0, len(frame.line.order))
+        try:
+            return self._inside(frame, region, frame.arguments, outputs, 0)
+        except BudgetSpentError:
+            return Found("unfinished", self.last, error=outputs.error())
+
+    def _inside(
+        self, frame: Frame, region: Region, known: Values, whole: Pair, depth: int
+    ) -> Found:
+        """Search a region that goes wrong on the clean values `known`; `whole` is what it gave."""
+        work = frame.line.work(region.start, region.stop)
+        self.last = tuple(frame.line.place(one, frame.names) for one in work[:REGIONS])
+        self.innermost = (frame, region, known)
+        if len(work) <= 1:
+            return self._at_one(frame, region, known, whole, depth)
+        ways = self._ways_to_cut(frame, region, depth)
+        if not ways:  # the reference has other instructions here
+            return Found("candidates", self.last, _differences(frame, whole), whole.error())
+        tapped = self._tap(frame, region, known, whole, ways, depth)
+        if tapped is None:
+            self.healed = Healed(frame, piece_of(frame, region, [region]), known, whole)
+            return Found("interaction", self.last, _differences(frame, whole), whole.error())
+        regions, carried = tapped
+        made = self._clean(frame, regions, known, carried)
+        errors = [pair.error() for pair in made]
+        chosen = _at_fault(errors)
+        if chosen:
+            by_cutting = self._by_cutting(frame, regions, known, carried)
+            chosen = [one for one in chosen if errors[one] > _BEYOND_CUTTING * by_cutting[one]]
+            if not chosen:
+                return Found("candidates", self.last, _differences(frame, whole), whole.error())
+        self._note(frame, region, regions, made, carried, chosen, depth)
+        best: Found | None = None
+        for index in chosen[:_MOST_TRIED]:
+            inner = self._inside(
+                frame,
+                regions[index],
+                known_at(frame, regions[index], known, carried.clean()),
+                made[index],
+                depth + 1,
+            )
+            if inner.kind != "amplification":
+                return inner
+            best = best or inner
+        return best or self._amplifying(frame, region, regions, known, carried)
+
+    # --- the two tests ---
+
+    def _tap(
+        self,
+        frame: Frame,
+        region: Region,
+        known: Values,
+        whole: Pair,
+        ways: Sequence[Sequence[int]],
+        depth: int,
+    ) -> tuple[list[Region], Pair] | None:
+        """Cut a region and run it with taps on both sides; None if any cut makes the error go.
+
+        Returns:
+            The regions, and all the values that are live at a cut or at the end.
+        """
+        for cuts in ways:
+            regions = between(region, cuts)
+            self._tell(frame, region, f"{len(regions)} regions")
+            piece = piece_of(frame, region, regions)
+            (carried,) = run_both(self.session, frame, [piece], [known])
+            ends = frame.line.results(region.start, region.stop)
+            tapped, untapped = carried.error(*ends), whole.error()
+            if depth == 0 and self.observer_effect is None:
+                self.observer_effect = (untapped, tapped)
+            if tapped > max(1.0, min(untapped, _LARGEST_CLEAR) * _CLEAR) or untapped <= 1.0:
+                return regions, carried
+        return None
+
+    def _ways_to_cut(self, frame: Frame, region: Region, depth: int) -> Sequence[Sequence[int]]:
+        most = REGIONS if depth else COARSE_REGIONS
+        ways = [choose_cuts(frame.line, frame.matching, region, most)]
+        quarters = choose_cuts(frame.line, frame.matching, region, _FEWER[1])
+        ways += [[one] for one in (*quarters[1:2], *quarters[:1], *quarters[2:])]
+        return [way for index, way in enumerate(ways) if way and way not in ways[:index]]
+
+    def _clean(
+        self, frame: Frame, regions: Sequence[Region], known: Values, carried: Pair
+    ) -> list[Pair]:
+        """Run each region alone on both sides, from the reference's values at its start."""
+        pieces = [piece_of(frame, one, [one]) for one in regions]
+        values = [known_at(frame, one, known, carried.clean()) for one in regions]
+        return run_clean(self.session, frame, pieces, values)
+
+    def _by_cutting(
+        self, frame: Frame, regions: Sequence[Region], known: Values, carried: Pair
+    ) -> list[float]:
+        """Return how far cutting alone takes the suspect from itself, region by region."""
+        pieces = [piece_of(frame, one, [one]) for one in regions]
+        values = [known_at(frame, one, known, carried.suspect) for one in regions]
+        alone = run_suspect(self.session, frame, pieces, values)
+        return [
+            Pair(one, {value: carried.suspect[value] for value in one}).error() for one in alone
+        ]
+
+    # --- where it ends ---
+
+    def _at_one(
+        self, frame: Frame, region: Region, known: Values, whole: Pair, depth: int
+    ) -> Found:
+        line = frame.line
+        work = line.work(region.start, region.stop)
+        sources = line.sources(region.start, region.stop)
+        found = self._among_sources(frame, sources) if sources else None
+        if found is not None:
+            return found
+        if not work:  # an output that is a constant, or an input
+            place = line.place(line.root, frame.names)
+            return Found("instruction", (place,), _differences(frame, whole), whole.error())
+        instruction = work[0]
+        enter = nested.ENTER.get(instruction.opcode)
+        if enter is not None:
+            inner = self._enter(enter, frame, instruction, known, depth)
+            if inner is not None:
+                return inner
+        place = line.place(instruction, frame.names)
+        return Found("instruction", (place,), _differences(frame, whole), whole.error())
+
+    def _among_sources(self, frame: Frame, sources: Sequence[XlaMessage]) -> Found | None:
+        """Look at what is made of constants alone, and is part of every region that uses it."""
+        ids = tuple(one.id for one in sources if one.id in frame.matching)
+        (pair,) = run_both(self.session, frame, [Piece(ids)], [frame.arguments])
+        for one in ids:
+            if pair.error(one) > 1.0:
+                place = frame.line.place(frame.line.by_id[one], frame.names)
+                differing = _differences(frame, pair, one)
+                return Found("instruction", (place,), differing, pair.error(one))
+        return None
+
+    def _enter(
+        self,
+        enter: nested.Enter,
+        frame: Frame,
+        instruction: XlaMessage,
+        known: Values,
+        depth: int,
+    ) -> Found | None:
+        """Go into a loop or a branch; None if what it computes is right, step by step."""
+        if instruction.id not in frame.matching:
+            return None
+        operands = _operand_values(self.session, frame, instruction, known)
+        stepped = enter(self.session, frame, instruction, operands)
+        if stepped is None:
+            return None
+        inner, result = stepped
+        self._tell(inner, Region(0, len(inner.line.order)), inner.names[-1])
+        region = Region(0, len(inner.line.order))
+        return self._inside(inner, region, inner.arguments, result, depth + 1)
+
+    def _amplifying(
+        self,
+        frame: Frame,
+        region: Region,
+        regions: Sequence[Region],
+        known: Values,
+        carried: Pair,
+    ) -> Found:
+        """Follow the error along the cuts to the instruction that makes it grow most.
+
+        No region makes an error, so what is looked at is the whole of `region` each time, with
+        more taps where the growth is.
+        """
+        while True:
+            growth = [_growth(frame, one, carried) for one in regions]
+            steepest = regions[growth.index(max(growth))]
+            cuts = choose_cuts(frame.line, frame.matching, steepest, REGIONS)
+            if not cuts:
+                break
+            regions = between(steepest, cuts)
+            self._tell(frame, steepest, f"{len(regions)} regions, for what amplifies the error")
+            bounds = between(region, [*_inner_bounds(region, steepest, cuts)])
+            (carried,) = run_both(self.session, frame, [piece_of(frame, region, bounds)], [known])
+        work = frame.line.work(steepest.start, steepest.stop)
+        ends = frame.line.results(steepest.start, steepest.stop)
+        places = tuple(frame.line.place(one, frame.names) for one in work)
+        differing = _differences(frame, carried, *ends)
+        return Found("amplification", places, differing, carried.error(*ends))
+
+    # --- what is told ---
+
+    def _note(
+        self,
+        frame: Frame,
+        region: Region,
+        regions: Sequence[Region],
+        made: Sequence[Pair],
+        carried: Pair,
+        chosen: Sequence[int],
+        depth: int,
+    ) -> None:
+        for index, (one, pair) in enumerate(zip(regions, made, strict=True)):
+            work = frame.line.work(one.start, one.stop)
+            taken = frame.line.taken(one.start, one.stop)
+            comes_in = carried.error(*taken) if taken else 0.0
+            self.path.append(
+                RegionError(
+                    first=frame.line.place(work[0], frame.names),
+                    last=frame.line.place(work[-1], frame.names),
+                    instructions=len(work),
+                    depth=depth,
+                    made=pair.error(),
+                    carried_in=comes_in,
+                    carried_out=carried.error(*frame.line.results(one.start, one.stop)),
+                    chosen=index in chosen[:1],
+                )
+            )
+
+    def _tell(self, frame: Frame, region: Region, what: str) -> None:
+        left = len(frame.line.work(region.start, region.stop))
+        rounds = max(1, math.ceil(math.log(max(left, 2), REGIONS)))
+        session = self.session
+        each = session.seconds / max(1, session.compiles)
+        estimate = f", about {rounds * 4 * each:.0f} s more" if session.compiles else ""
+        where = " in ".join(("", *reversed(frame.names)))
+        session.tell(f"{left} instructions{where}: {what}{estimate}")
+
+
+def _at_fault(made: Sequence[float]) -> list[int]:
+    """Return which regions make an error, in order; the first is the likely one."""
+    largest = min(max(made), _LARGEST_CLEAR)
+    return [index for index, error in enumerate(made) if error > max(1.0, largest * _CLEAR)]
+
+
+def piece_of(frame: Frame, region: Region, regions: Sequence[Region]) -> Piece:
+    """Return a region as a piece that also gives what is live where its parts end."""
+    results = [one for part in regions for one in frame.line.results(part.start, part.stop)]
+    return Piece(tuple(dict.fromkeys(results)), frozenset(frame.line.live(region.start)))
+
+
+def known_at(frame: Frame, region: Region, known: Values, tapped: Values) -> Values:
+    """Return the clean values at a region's start: what was known before, and what taps gave."""
+    live = set(frame.line.live(region.start))
+    return {
+        **{one: array for one, array in known.items() if _is_parameter(frame, one.instruction)},
+        **{
+            one: array
+            for source in (known, tapped)
+            for one, array in source.items()
+            if one.instruction in live
+        },
+    }
+
+
+def _is_parameter(frame: Frame, instruction: int) -> bool:
+    return frame.line.by_id[instruction].opcode == "parameter"
+
+
+def _operand_values(
+    session: Session, frame: Frame, instruction: XlaMessage, known: Values
+) -> list[Values]:
+    """Return the clean values of an instruction's operands, in order."""
+    ids = tuple(dict.fromkeys(instruction.operand_ids))
+    given = frozenset(one.instruction for one in known)
+    (values,) = run_reference(session, frame, [Piece(ids, given)], [known])
+    return [
+        {one: array for one, array in values.items() if one.instruction == operand}
+        for operand in instruction.operand_ids
+    ]
+
+
+def _growth(frame: Frame, region: Region, carried: Pair) -> float:
+    """Return how much larger the error is where a region ends than where it starts."""
+    taken = frame.line.taken(region.start, region.stop)
+    comes_in = carried.error(*taken) if taken else 0.0
+    goes_out = carried.error(*frame.line.results(region.start, region.stop))
+    # Where next to none comes in, the first rounding would look like the steepest growth.
+    return goes_out / max(comes_in, 1e-2) if math.isfinite(goes_out) else math.inf
+
+
+def _inner_bounds(region: Region, steepest: Region, cuts: Sequence[int]) -> list[int]:
+    bounds = [steepest.start, *cuts, steepest.stop]
+    return [one for one in bounds if region.start < one < region.stop]
+
+
+def _differences(frame: Frame, pair: Pair, *instructions: int) -> tuple[ValueDifference, ...]:
+    """Compare what instructions gave, by default all, in words."""
+    names: Mapping[int, str] = {one.id: one.name for one in frame.line.order}
+    return tuple(
+        difference(
+            ".".join(map(str, (names[value.instruction], *value.path))),
+            pair.reference[value],
+            array,
+            pair.moved.get(value),
+        )
+        for value, array in pair.suspect.items()
+        if not instructions or value.instruction in instructions
+    )

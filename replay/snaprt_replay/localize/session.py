@@ -1,0 +1,217 @@
+"""Run pieces of the two sides, and remember what came out; it must not know what is looked for.
+
+Every answer is kept in a folder under the hash of what was run on what, so that a search that was
+broken off takes the same way again without running anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+
+from snaprt.errors import ExecutionError, SnaprtError
+from snaprt.hlo.literals import dtype_of
+from snaprt.hlo.proto import XlaMessage, serialise
+from snaprt_replay import floatbits
+from snaprt_replay.hlo.extract import Extract, Piece, Value, extract
+from snaprt_replay.hlo.hlo_module import entry_computation, parameters
+from snaprt_replay.localize.program import Line, Program
+from snaprt_replay.run.workers import Outcome
+
+Values = Mapping[Value, np.ndarray]
+"""Arrays by the value of the computation that they are."""
+
+
+Run = Callable[[bytes, Sequence[np.ndarray]], "Future[Outcome]"]
+"""Start a serialised HloModuleProto on inputs: `Workers.submit` with a variant, or another."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+    """One of the two that are compared.
+
+    Args:
+        name: What to call it: the variant as the user wrote it, and whose program it runs.
+        program: What it runs.
+        run: How.
+    """
+
+    name: str
+    program: Program
+    run: Run
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Order:
+    """Some pieces of one computation of a side, and the values that they take."""
+
+    side: Side
+    line: Line
+    pieces: Sequence[Piece]
+    values: Sequence[Values]
+
+
+_KEPT_EXTRACTS = 8
+_ANSWER, _UNFINISHED = ".answer", ".unfinished"
+
+
+class BudgetSpentError(Exception):
+    """The seconds that the user gave are over. It never leaves this package."""
+
+
+class Session:
+    """Count, remember and limit what is run.
+
+    Args:
+        state: A folder to remember answers in; None to forget them.
+        budget: Seconds after which no further module is started; None for no limit.
+        tell: Called with a line for the user before each round of runs.
+    """
+
+    def __init__(
+        self,
+        state: Path | None = None,
+        budget: float | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.compiles = 0
+        self.executions = 0
+        self.remembered = 0
+        self.tell = tell
+        self._state = state
+        self._started = time.perf_counter()
+        self._budget = budget
+        self._compiled: set[str] = set()
+        # With the line itself, so that no other gets its id in the meantime.
+        self._extracts: dict[object, tuple[Line, Extract, bytes]] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the session began."""
+        return time.perf_counter() - self._started
+
+    def run(self, *orders: Order) -> list[list[Values]]:
+        """Run each order, all at a time, and return the results of each of its pieces.
+
+        Raises:
+            BudgetSpentError: Before anything is started.
+            ExecutionError: A side cannot compile or run a piece.
+        """
+        return [[*finish()] for finish in [self._start(order) for order in orders]]
+
+    def _start(self, order: Order) -> Callable[[], list[Values]]:
+        made, hlo = self._extract(order)
+        inputs = _inputs(made, order.values)
+        key, module_key = _key(order.side.name, hlo, inputs)
+        remembered = self._recall(key)
+        if remembered is not None:
+            self.remembered += 1
+            return lambda: _sort(made, remembered)
+        if self._budget is not None and self.seconds > self._budget:
+            raise BudgetSpentError
+        self.executions += 1
+        if module_key not in self._compiled:
+            self._compiled.add(module_key)
+            self.compiles += 1
+        future = order.side.run(hlo, inputs)
+
+        def finish() -> list[Values]:
+            outcome = future.result()
+            if outcome.outputs is None:
+                raise _failed(order.side, outcome)
+            self._remember(key, outcome.outputs)
+            return _sort(made, outcome.outputs)
+
+        return finish
+
+    def _extract(self, order: Order) -> tuple[Extract, bytes]:
+        """Return a module of the order's pieces; the iterations of a loop share theirs."""
+        key = (id(order.line), tuple(order.pieces))
+        if key not in self._extracts:
+            while len(self._extracts) >= _KEPT_EXTRACTS:
+                del self._extracts[next(iter(self._extracts))]
+            made = extract(order.line.program.module, order.line.computation, order.pieces)
+            self._extracts[key] = (order.line, made, serialise(made.module))
+        return self._extracts[key][1:]
+
+    def _recall(self, key: str) -> tuple[np.ndarray, ...] | None:
+        if self._state is None:
+            return None
+        try:
+            with (self._state / f"{key}{_ANSWER}").open("rb") as file:
+                kinds = json.loads(file.readline())
+                return tuple(
+                    _read_array(file.read(size), dtype, shape) for dtype, shape, size in kinds
+                )
+        except (OSError, ValueError, TypeError):
+            return None  # not there, or broken off while it was written
+
+    def forget(self) -> None:
+        """Remove the answers from the folder, and the folder if nothing else is in it."""
+        if self._state is None:
+            return
+        with contextlib.suppress(OSError):
+            for path in [*self._state.glob(f"*{_ANSWER}"), *self._state.glob(f"*{_UNFINISHED}")]:
+                path.unlink()
+            self._state.rmdir()
+
+    def _remember(self, key: str, outputs: Sequence[np.ndarray]) -> None:
+        if self._state is None:
+            return
+        kinds = [(one.dtype.name, one.shape, one.nbytes) for one in outputs]
+        unfinished = self._state / f"{key}{_UNFINISHED}"
+        try:
+            self._state.mkdir(parents=True, exist_ok=True)
+            with unfinished.open("wb") as file:
+                file.write(json.dumps(kinds).encode() + b"\n")
+                for one in outputs:
+                    file.write(np.ascontiguousarray(one).tobytes())
+            unfinished.rename(self._state / f"{key}{_ANSWER}")
+        except OSError as error:
+            self.tell(f"{self._state} cannot be written ({error.strerror}): nothing is kept there")
+            self._state = None
+
+
+def _read_array(content: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
+    return np.frombuffer(content, floatbits.dtype_named(dtype)).reshape(shape)
+
+
+def _inputs(made: Extract, values: Sequence[Values]) -> list[np.ndarray]:
+    """Return a module's inputs, in the dtypes that its parameters have."""
+    found = [values[index][value] for index, piece in enumerate(made.parameters) for value in piece]
+    shapes: list[XlaMessage] = [one.shape for one in parameters(entry_computation(made.module))]
+    return [
+        np.ascontiguousarray(one.astype(dtype_of(shape), copy=False)).reshape(one.shape)
+        for one, shape in zip(found, shapes, strict=True)
+    ]
+
+
+def _sort(made: Extract, outputs: Sequence[np.ndarray]) -> list[Values]:
+    """Give each piece its own results."""
+    arrays = iter(outputs)
+    return [{value: next(arrays) for value in piece} for piece in made.results]
+
+
+def _key(side: str, hlo: bytes, inputs: Sequence[np.ndarray]) -> tuple[str, str]:
+    of_module = hashlib.blake2b(side.encode() + b"\0" + hlo, digest_size=16)
+    of_run = of_module.copy()
+    for one in inputs:
+        of_run.update(f"{one.dtype.name}{one.shape}".encode())
+        of_run.update(one.tobytes())
+    return of_run.hexdigest(), of_module.hexdigest()
+
+
+def _failed(side: Side, outcome: Outcome) -> SnaprtError:
+    assert outcome.failure is not None
+    return ExecutionError(
+        f"{side.name} fails on a part of the program: {outcome.failure}: {outcome.failure.message}",
+        hint="`snaprt minify` finds the smallest program that fails so",
+    )

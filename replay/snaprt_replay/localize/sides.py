@@ -1,0 +1,181 @@
+"""The two sides at one place of the program, and how they are compared there.
+
+It must not know how the place was found, nor what is looked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from snaprt_replay.hlo.extract import Piece, Value
+from snaprt_replay.hlo.hlo_module import parameters
+from snaprt_replay.localize.matching import Matching, match
+from snaprt_replay.localize.measure import error_between, move
+from snaprt_replay.localize.program import Line
+from snaprt_replay.localize.session import Order, Session, Side, Values
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Frame:
+    """One computation as it runs once: the program itself, one iteration of a loop, a branch.
+
+    Args:
+        sides: The suspect and the reference.
+        lines: Their computations.
+        matching: Which instruction of the one is which of the other.
+        names: The loops and branches around it, outermost first.
+        arguments: The values of its parameters; like all values, by the suspect's instructions.
+    """
+
+    sides: tuple[Side, Side]
+    lines: tuple[Line, Line]
+    matching: Matching
+    names: tuple[str, ...]
+    arguments: Values
+
+    @property
+    def line(self) -> Line:
+        """Return the suspect's computation."""
+        return self.lines[0]
+
+
+def frame_of(
+    sides: tuple[Side, Side], computation_ids: tuple[int, int], arguments: Sequence[Values]
+) -> Frame:
+    """Return the frame of two computations that take the same arguments.
+
+    Args:
+        sides: The suspect and the reference.
+        computation_ids: Their computations.
+        arguments: For each parameter in order its arrays, by any instruction's values.
+    """
+    suspect, reference = (
+        side.program.line(one) for side, one in zip(sides, computation_ids, strict=True)
+    )
+    frame = Frame(sides, (suspect, reference), match(suspect, reference), (), {})
+    return called_with(frame, (), arguments)
+
+
+def called_with(frame: Frame, names: tuple[str, ...], arguments: Sequence[Values]) -> Frame:
+    """Return a frame of the same computations at another time."""
+    taken = parameters(frame.line.computation)
+    values = {
+        Value(parameter.id, value.path): array
+        for parameter, given in zip(taken, arguments, strict=True)
+        for value, array in given.items()
+    }
+    return dataclasses.replace(frame, names=names, arguments=values)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pair:
+    """The values that a piece gave on both sides, by the suspect's instructions.
+
+    Args:
+        suspect: The suspect's.
+        reference: The reference's.
+        moved: The reference's for inputs moved by a rounding (`measure.move`); empty if not run.
+    """
+
+    suspect: Values
+    reference: Values
+    moved: Values = dataclasses.field(default_factory=dict)
+
+    def error(self, *instructions: int) -> float:
+        """Return the largest error of some instructions' values, by default of all."""
+        return max(
+            (
+                error_between(self.reference[value], array, self.moved.get(value))
+                for value, array in self.suspect.items()
+                if not instructions or value.instruction in instructions
+            ),
+            default=0.0,
+        )
+
+    def clean(self) -> Values:
+        """Return the reference's values in the program's own dtypes: what both sides go on from."""
+        return {
+            value: array.astype(self.suspect[value].dtype, copy=False)
+            for value, array in self.reference.items()
+        }
+
+
+def run_suspect(
+    session: Session, frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]
+) -> list[Values]:
+    """Run pieces on the suspect side alone."""
+    return session.run(_suspect_order(frame, pieces, values))[0]
+
+
+def run_reference(
+    session: Session, frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]
+) -> list[Values]:
+    """Run pieces on the reference side alone."""
+    return _by_suspect(frame, session.run(_reference_order(frame, pieces, values))[0])
+
+
+def run_both(
+    session: Session, frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]
+) -> list[Pair]:
+    """Run the same pieces on both sides, from the same values."""
+    got, right = session.run(
+        _suspect_order(frame, pieces, values), _reference_order(frame, pieces, values)
+    )
+    return [Pair(*pair) for pair in zip(got, _by_suspect(frame, right), strict=True)]
+
+
+def run_clean(
+    session: Session, frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]
+) -> list[Pair]:
+    """Run pieces on both sides, to see who makes an error that rounding does not explain.
+
+    Where an error shows, the reference runs again, the same modules, with inputs moved by a
+    rounding: what a cancellation makes of that, it makes of any correct execution's rounding too.
+    """
+    pairs = run_both(session, frame, pieces, values)
+    if all(pair.error() <= 1.0 for pair in pairs):
+        return pairs
+    generator = np.random.default_rng(0)
+    moved = [{one: move(array, generator) for one, array in known.items()} for known in values]
+    answers = run_reference(session, frame, pieces, moved)
+    return [
+        dataclasses.replace(pair, moved=answer) for pair, answer in zip(pairs, answers, strict=True)
+    ]
+
+
+def _suspect_order(frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]) -> Order:
+    return Order(frame.sides[0], frame.line, pieces, values)
+
+
+def _reference_order(frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]) -> Order:
+    there = frame.matching
+    return Order(
+        frame.sides[1],
+        frame.lines[1],
+        [
+            Piece(
+                tuple(there[one] for one in piece.results),
+                frozenset(there[one] for one in piece.given),
+            )
+            for piece in pieces
+        ],
+        [
+            {
+                Value(there[value.instruction], value.path): array
+                for value, array in known.items()
+                if value.instruction in there
+            }
+            for known in values
+        ],
+    )
+
+
+def _by_suspect(frame: Frame, results: Sequence[Values]) -> list[Values]:
+    here: Mapping[int, int] = {other: one for one, other in frame.matching.items()}
+    return [
+        {Value(here[value.instruction], value.path): array for value, array in one.items()}
+        for one in results
+    ]

@@ -1,0 +1,1 @@
+"""Run a case, here or in a process of its own."""

@@ -1,0 +1,202 @@
+"""Find the device the user names, and say where we are; it must not know what will run there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Final
+
+import jax
+
+from snaprt import jaxapi
+from snaprt.errors import DeviceError, UsageError
+from snaprt.snapshot.recorder import surroundings
+from snaprt.snapshot.recorder.flags import take_over
+
+_NAME = re.compile(r"([a-z][a-z0-9_]*)(?::(\d+))?")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_KINDS: Final = ("cpu", "gpu", "tpu")
+_PACKAGES: Final = ("snaprt", "jax", "jaxlib", "numpy", "ml_dtypes")
+
+# What people should know of when a result differs: key of the environment -> words for it.
+_TELLING: Final = {
+    "platform": "platform",
+    "device_kind": "device",
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+    "snaprt": "snaprt",
+    "libtpu": "libtpu",
+    "platform_version": "platform version",
+    "driver": "driver",
+    "processor": "processor",
+    "xla_flags": "XLA_FLAGS",
+    "aliases": "aliases (result <- parameter)",
+    "optimised_hlo": "optimised HLO",
+}
+# Flags that change no result, and those that jaxlib sets itself, which XLA's dumps list as well.
+_QUIET_FLAGS: Final = (
+    "--xla_dump",
+    "--xla_detailed_logging",
+    "--xla_cpu_enable_fast_min_max=false",
+    "--xla_force_host_platform_device_count",
+)
+
+
+def check_device_name(name: str) -> str:
+    """Return ``name`` if it has the form of a device's name, such as ``cpu`` or ``gpu:1``.
+
+    Raises:
+        UsageError: It has another form.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} names no device", hint="write cpu, gpu, tpu, or gpu:1")
+    return name
+
+
+def find_device(name: str | None) -> jaxapi.Device:
+    """Return the device called ``name``: a platform, and after a colon its number there.
+
+    Args:
+        name: ``cpu``, ``gpu:1``, ``tpu``, ...; None for JAX's own default device.
+
+    Raises:
+        DeviceError: There is no such device; the hint lists those present.
+        UsageError: It is not the name of a device, or XLA would end the process over ``XLA_FLAGS``.
+    """
+    take_over()
+    if name is None:
+        return jax.local_devices()[0]
+    found = _NAME.fullmatch(check_device_name(name))
+    assert found is not None
+    kind, number = found[1], int(found[2] or 0)
+    try:
+        devices = jax.local_devices(backend=kind)
+    except RuntimeError as error:
+        raise DeviceError(f"there is no {kind} device here", hint=_present()) from error
+    if number >= len(devices):
+        raise DeviceError(f"there is no device {name} here", hint=_present())
+    return devices[number]
+
+
+def find_devices(name: str | None, count: int) -> list[jaxapi.Device]:
+    """Return ``count`` devices of one platform: the one called ``name``, or the first so many.
+
+    Raises:
+        DeviceError: There are not so many.
+        UsageError: As `find_device`; or a number was given where several are needed.
+    """
+    if count == 1:
+        return [find_device(name)]
+    if name is not None and ":" in name:
+        raise UsageError(
+            f"the program runs on {count} devices, and {name} is one",
+            hint=f"name the platform alone: --device {name.partition(':')[0]}",
+        )
+    first = find_device(name)
+    there = jax.local_devices(backend=first.platform)
+    if len(there) < count:
+        raise DeviceError(
+            f"the program runs on {count} devices, and there are {len(there)} {first.platform} "
+            "devices here",
+            hint="replay it on host devices of the processor: --device cpu",
+        )
+    return there[:count]
+
+
+def needs_host_devices(name: str | None, count: int) -> bool:
+    """Say whether a process with more host devices is needed for ``count`` devices."""
+    if count == 1 or name not in (None, "cpu"):
+        return False
+    return len(jax.local_devices(backend=find_device(name).platform)) < count
+
+
+def name_devices(devices: Sequence[jaxapi.Device]) -> str:
+    """Return the name of one device, or of a row of several, as in ``cpu:0-7``."""
+    first = device_name(devices[0])
+    return first if len(devices) == 1 else f"{first}-{len(devices) - 1}"
+
+
+def device_name(device: jaxapi.Device) -> str:
+    """Return the name by which `find_device` finds ``device``."""
+    local = jax.local_devices(backend=device.platform)
+    return f"{device.platform}:{local.index(device)}"
+
+
+def _present() -> str:
+    names = ", ".join(f"{device_name(device)} ({device.device_kind})" for device in _devices())
+    limit = os.environ.get("JAX_PLATFORMS")
+    limited = f"; JAX_PLATFORMS={limit} hides others" if limit else ""
+    return f"present: {names}{limited}"
+
+
+def _devices() -> Iterator[jaxapi.Device]:
+    seen = set()
+    for kind in (jax.default_backend(), *_KINDS):
+        try:
+            devices = jax.local_devices(backend=kind)
+        except RuntimeError:  # JAX's way to say that there are none
+            continue
+        for device in devices:
+            if device not in seen:
+                seen.add(device)
+                yield device
+
+
+def environment(device: jaxapi.Device) -> Mapping[str, str]:
+    """Return what a snapshot records of where it ran, for ``device`` in this process."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {
+        **{name: version for name, version in versions.items() if version},
+        "python": platform.python_version(),
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "platform_version": device.client.platform_version,
+        "driver": surroundings.driver(device.platform),
+        "processor": surroundings.processor(device.platform),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return ""
+
+
+def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a sentence for each thing that was otherwise when the file was recorded.
+
+    What was not recorded is not compared.
+    """
+    return tuple(
+        f"recorded with {words} {_shown(recorded[key])}, replayed {_with(key, here)}"
+        for key, words in _TELLING.items()
+        if _is_recorded(key, recorded) and _compared(key, recorded) != _compared(key, here)
+    )
+
+
+def _with(key: str, here: Mapping[str, str]) -> str:
+    value = here.get(key, "")
+    return f"with {_shown(value)}" if value or key == "xla_flags" else "without it"
+
+
+def _is_recorded(key: str, recorded: Mapping[str, str]) -> bool:
+    return key in recorded if key == "xla_flags" else bool(recorded.get(key))
+
+
+def _compared(key: str, environment: Mapping[str, str]) -> str:
+    """Return an environment's value without what does not matter to results."""
+    value = environment.get(key, "")
+    if key == "xla_flags":
+        return " ".join(flag for flag in value.split() if not flag.startswith(_QUIET_FLAGS))
+    return value
+
+
+def _shown(value: str) -> str:
+    if _DIGEST.fullmatch(value):
+        return value[:16]
+    return repr(value) if not value or re.search(r"\s", value) else value

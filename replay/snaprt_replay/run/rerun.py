@@ -1,0 +1,159 @@
+"""Replay one file from end to end: load, play, compare. The order of things, on one page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from snaprt_replay.compare.compare import compare
+from snaprt_replay.compare.results import MISMATCH, Comparison, worst_verdict
+from snaprt_replay.compare.tolerance import ToleranceRequest
+from snaprt_replay.load.case import Case, CompilerOption
+from snaprt_replay.load.load import load
+from snaprt_replay.load.shards import ShardedArray, parts_of_device
+from snaprt_replay.run import devices, isolate, player
+from snaprt_replay.run.player import PlayResult
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replay:
+    """A file, replayed.
+
+    Args:
+        case: What was replayed.
+        played: What running it gave.
+        comparison: Of the recorded with the replayed outputs; None where none are recorded.
+        warnings: What was otherwise when the file was recorded, in sentences.
+        by_device: Where there are several, of what each device held of the outputs, in the
+            program's order; without those outputs that are spread in another way than recorded.
+    """
+
+    case: Case
+    played: PlayResult
+    comparison: Comparison | None
+    warnings: tuple[str, ...]
+    by_device: tuple[Comparison, ...] = ()
+
+    @property
+    def mismatch(self) -> bool:
+        """Return whether the outputs differ, on any device, or the runs among themselves."""
+        compared = [*self.by_device, *([] if self.comparison is None else [self.comparison])]
+        differs = worst_verdict(one.verdict for one in compared) == MISMATCH
+        return differs or self.played.agrees_with_itself is False
+
+    @property
+    def summary(self) -> str:
+        """Return one sentence on the outputs; empty where none are recorded."""
+        if self.comparison is None:
+            return ""
+        bad = [str(n) for n, one in enumerate(self.by_device) if one.verdict == MISMATCH]
+        if bad and self.comparison.verdict != MISMATCH:
+            return f"the whole arrays match, but not what these devices hold: {', '.join(bad)}"
+        return self.comparison.summary
+
+
+def replay(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    repeat: int = 1,
+    tolerance: ToleranceRequest | None = None,
+    inputs: str | Path | None = None,
+    random_seed: int | None = None,
+    compiler_options: Mapping[str, CompilerOption] | None = None,
+    isolated: bool | None = None,
+) -> Replay:
+    """Run a recorded execution again and compare its outputs with the recorded ones.
+
+    Args:
+        path: Any file that `load` takes.
+        device: Where to run: ``cpu``, ``gpu:1``, ...; None for JAX's default device.
+        repeat: How often to run it, to see whether it agrees with itself.
+        tolerance: What to allow; None for the defaults, see docs/comparison.md.
+        inputs: An ``.npz`` file with other inputs.
+        random_seed: Draw other inputs, from this seed.
+        compiler_options: XLA options for this replay, by name without dashes.
+        isolated: Run in a process of its own? None for "if snaprt did not write the module".
+
+    Raises:
+        SnaprtError: The file cannot be read, compiled or run.
+    """
+    return replay_case(
+        load(path, inputs, random_seed),
+        device=device,
+        repeat=repeat,
+        tolerance=tolerance,
+        compiler_options=compiler_options,
+        isolated=isolated,
+    )
+
+
+def replay_case(
+    case: Case,
+    *,
+    device: str | None = None,
+    repeat: int = 1,
+    tolerance: ToleranceRequest | None = None,
+    compiler_options: Mapping[str, CompilerOption] | None = None,
+    isolated: bool | None = None,
+    timeout: float | None = None,
+) -> Replay:
+    """Do what `replay` does, with what was loaded already.
+
+    Args:
+        case: What to replay; the other arguments are those of `replay`.
+        device: Where to run.
+        repeat: How often.
+        tolerance: What to allow.
+        compiler_options: XLA options beside the recorded ones.
+        isolated: Run in a process of its own?
+        timeout: Seconds for that process; None for no limit.
+
+    Raises:
+        SnaprtError: It cannot be compiled or run.
+    """
+    if compiler_options:
+        options = {**case.compiler_options, **compiler_options}
+        case = dataclasses.replace(case, compiler_options=options)
+    player.check_playable(case, repeat)
+    in_child = not case.trusted if isolated is None else isolated
+    if devices.needs_host_devices(device, case.devices):
+        played = isolate.play(case, "cpu", repeat, host_devices=case.devices, timeout=timeout)
+    elif in_child:
+        played = isolate.play(case, device, repeat, timeout=timeout)
+    else:
+        played = player.play(case, device, repeat)
+    comparison = None
+    if case.outputs is not None:
+        comparison = compare(case.outputs, played.outputs, tolerance)
+    by_device, spread_otherwise = _compare_devices(case, played, tolerance)
+    warnings = list(devices.differences(case.environment, played.environment))
+    if case.compiler_options:
+        told = ", ".join(f"{name}={value}" for name, value in case.compiler_options.items())
+        warnings.append(f"replayed with the compiler options {told}")
+    warnings += [f"{name} is spread over the devices in another way" for name in spread_otherwise]
+    return Replay(case, played, comparison, tuple(warnings), by_device)
+
+
+def _compare_devices(
+    case: Case, played: PlayResult, tolerance: ToleranceRequest | None
+) -> tuple[tuple[Comparison, ...], list[str]]:
+    """Compare what each device held; return also the outputs of which the parts are others."""
+    pairs = list(zip(case.output_parts, played.parts, strict=False))
+    alike = [pair for pair in pairs if _spread_alike(*pair)]
+    comparisons = tuple(
+        compare(
+            parts_of_device([recorded for recorded, _ in alike], number),
+            parts_of_device([replayed for _, replayed in alike], number),
+            tolerance,
+        )
+        for number in range(case.devices if alike else 0)
+    )
+    return comparisons, [pair[0].name for pair in pairs if not _spread_alike(*pair)]
+
+
+def _spread_alike(recorded: ShardedArray, replayed: ShardedArray) -> bool:
+    # The data of PRNG keys have one dimension more than what was recorded of the keys.
+    cut = (index[: len(own)] for index, own in zip(replayed.indices, recorded.indices, strict=True))
+    return recorded.indices == tuple(cut)

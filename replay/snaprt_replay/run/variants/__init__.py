@@ -1,0 +1,1 @@
+"""Other ways to run a case: interpreted, operation by operation, in another precision."""

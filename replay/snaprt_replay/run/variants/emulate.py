@@ -1,0 +1,143 @@
+"""Round the operands of dots and convolutions as a TPU does, on the HloModuleProto.
+
+A TPU multiplies bfloat16 numbers and adds up in float32. Of a float32 operand it takes the first
+8 bits of the mantissa, in one pass (precision *default*), or writes it as a sum of two or three
+bfloat16 numbers and adds the products that matter, in three (*high*) or six passes (*highest*).
+Source: PrecisionConfig in openxla's xla_data.proto, and XLA's DotDecomposer for bf16_3x and 6x.
+
+It must not know how a module is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from snaprt.hlo.literals import array_shape, array_to_literal
+from snaprt.hlo.proto import HloInstructionProto, HloModuleProto, ShapeProto, XlaMessage
+from snaprt_replay.hlo.hlo_module import Editor
+from snaprt_replay.run.variants.variants import PRECISIONS
+
+_PRED, _F32 = 1, 11
+_MULTIPLIED: Final = ("dot", "convolution")
+# Which parts of the left and of the right operand are multiplied, the smallest products first: they
+# are added in this order.
+_PASSES: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
+    "default": ((0, 0),),
+    "high": ((1, 0), (0, 1), (0, 0)),
+    "highest": ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0)),
+}
+
+
+def with_matmul_precision(module: XlaMessage, precision: str) -> XlaMessage:
+    """Return the program with a precision for each dot and convolution that asks for none.
+
+    Args:
+        module: An HloModuleProto; it is not changed.
+        precision: One of `variants.PRECISIONS`.
+    """
+    asked = HloModuleProto()
+    asked.CopyFrom(module)
+    for computation in asked.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode in _MULTIPLIED and not _asked(instruction):
+                wanted = PRECISIONS.index(precision)
+                instruction.precision_config.operand_precision[:] = [wanted, wanted]
+    return asked
+
+
+def with_tpu_precision(module: XlaMessage, precision: str) -> XlaMessage:
+    """Return the program with its float32 dots and convolutions as a TPU computes them.
+
+    Args:
+        module: An HloModuleProto with default layouts; it is not changed.
+        precision: What stands for ``default`` where an operation asks for no more.
+    """
+    emulated = with_matmul_precision(module, precision)
+    editor = Editor(emulated)
+    for computation in emulated.computations:
+        by_id = {one.id: one for one in computation.instructions}
+
+        def replace(
+            instruction: XlaMessage, by_id: Mapping[int, XlaMessage] = by_id
+        ) -> Sequence[XlaMessage]:
+            operands = [by_id[one] for one in instruction.operand_ids]
+            wide = [one for one in operands if one.shape.element_type == _F32]
+            if instruction.opcode not in _MULTIPLIED or len(wide) < 2:
+                return [instruction]
+            return _in_passes(editor, instruction, operands)
+
+        editor.replace_each(computation, replace)
+    return emulated
+
+
+def _asked(instruction: XlaMessage) -> int:
+    """Return the place in `PRECISIONS` of the most that an operation asks for an operand."""
+    return min(max(instruction.precision_config.operand_precision, default=0), 2)
+
+
+def _in_passes(
+    editor: Editor, instruction: XlaMessage, operands: Sequence[XlaMessage]
+) -> Sequence[XlaMessage]:
+    passes = _PASSES[PRECISIONS[_asked(instruction)]]
+    made: list[XlaMessage] = []
+    depth = 1 + max(one for pair in passes for one in pair)
+    left, right = (_parts(editor, operand, depth, instruction, made) for operand in operands)
+    total: XlaMessage | None = None
+    for one, other in passes:
+        product = HloInstructionProto()
+        product.CopyFrom(instruction)
+        new = editor.new(instruction.opcode, instruction.shape, (), like=instruction)
+        product.id, product.name = new.id, new.name
+        product.operand_ids[:] = [left[one].id, right[other].id]
+        made.append(product)
+        if total is not None:
+            if (one, other) == (0, 0):
+                total = _finite_or_zero(editor, total, instruction, made)
+            product = editor.new("add", product.shape, [total, product], like=instruction)
+            made.append(product)
+        total = product
+    # The last one stands for the operation: what reads its result knows it by its id.
+    made[-1].id, made[-1].name = instruction.id, instruction.name
+    return made
+
+
+def _finite_or_zero(
+    editor: Editor, value: XlaMessage, like: XlaMessage, made: list[XlaMessage]
+) -> XlaMessage:
+    """Append to ``made`` what drops the small products of an infinity, which has no rest."""
+
+    def new(opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
+        made.append(editor.new(opcode, shape, operands, like=like))
+        return made[-1]
+
+    flags = ShapeProto()
+    flags.CopyFrom(value.shape)
+    flags.element_type = _PRED
+    finite = new("is-finite", flags, value)
+    zero = new("constant", array_shape(np.dtype(np.float32), ()))
+    zero.literal.CopyFrom(array_to_literal(np.zeros((), np.float32)))
+    return new("select", value.shape, finite, value, new("broadcast", value.shape, zero))
+
+
+def _parts(
+    editor: Editor, value: XlaMessage, depth: int, like: XlaMessage, made: list[XlaMessage]
+) -> list[XlaMessage]:
+    """Append to ``made`` what splits a value into ``depth`` bfloat16 parts; return the parts."""
+
+    def new(opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
+        made.append(editor.new(opcode, shape, operands, like=like))
+        return made[-1]
+
+    parts = []
+    rest = value
+    for number in range(depth):
+        # Not two conversions, which XLA takes to be superfluous.
+        part = new("reduce-precision", value.shape, rest)
+        part.exponent_bits, part.mantissa_bits = 8, 7
+        parts.append(part)
+        if number + 1 < depth:
+            rest = new("subtract", value.shape, rest, part)
+    return parts

@@ -1,0 +1,93 @@
+"""Prepare a program for the StableHLO reference interpreter; it must not know how that is called.
+
+Python reads the interpreter's results only where they are real numbers of an ordinary type. So the
+program is made to return other types in parts of such a type, which are put together again here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from snaprt.hlo.literals import TUPLE, array_shape, dtype_of
+from snaprt.hlo.proto import HloModuleProto, ShapeProto, XlaMessage
+from snaprt_replay import floatbits
+from snaprt_replay.hlo import hlo_module
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Readable:
+    """A program that returns real numbers of ordinary types only.
+
+    Args:
+        module: The HloModuleProto.
+        dtypes: The dtypes of the program's own results.
+    """
+
+    module: XlaMessage
+    dtypes: tuple[np.dtype, ...]
+
+    def assemble(self, results: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the program's own results from those of `module`."""
+        left = iter(results)
+        assembled = []
+        for dtype in self.dtypes:
+            value = np.asarray(next(left))
+            if floatbits.is_complex(dtype):
+                whole = np.empty(value.shape, dtype)
+                whole.real, whole.imag = value, next(left)
+                value = whole
+            assembled.append(value.astype(dtype))
+        return assembled
+
+
+def make_readable(module: XlaMessage) -> Readable:
+    """Return a program with the same results in types that Python can read.
+
+    Args:
+        module: An HloModuleProto whose result is an array or a flat tuple; it is not changed.
+    """
+    readable = HloModuleProto()
+    readable.CopyFrom(module)
+    for field in ("input_output_alias", "buffer_donor", "schedule"):
+        readable.ClearField(field)
+    editor = hlo_module.Editor(readable)
+    entry = hlo_module.entry_computation(readable)
+    root = hlo_module.root_instruction(entry)
+    made: list[XlaMessage] = []
+
+    def new(opcode: str, shape: XlaMessage, *operands: XlaMessage) -> XlaMessage:
+        made.append(editor.new(opcode, shape, operands, like=root))
+        return made[-1]
+
+    results: list[XlaMessage] = [root]
+    if root.shape.element_type == TUPLE:
+        results = []
+        for index, shape in enumerate(root.shape.tuple_shapes):
+            results.append(new("get-tuple-element", shape, root))
+            results[-1].tuple_index = index
+    dtypes = tuple(dtype_of(one.shape) for one in results)
+    parts: list[XlaMessage] = []
+    for value, dtype in zip(results, dtypes, strict=True):
+        dimensions = tuple(value.shape.dimensions)
+        if floatbits.is_complex(dtype):
+            part = array_shape(np.dtype(f"f{dtype.itemsize // 2}"), dimensions)
+            parts += [new("real", part, value), new("imag", part, value)]
+        elif dtype.kind not in "biuf" or dtype == np.float16:
+            parts.append(new("convert", array_shape(_ordinary(dtype), dimensions), value))
+        else:
+            parts.append(value)
+    shape = ShapeProto(element_type=TUPLE, tuple_shapes=[one.shape for one in parts])
+    result = new("tuple", shape, *parts)
+    entry.instructions.extend(made)
+    entry.root_id = result.id
+    entry.program_shape.result.CopyFrom(shape)
+    readable.host_program_shape.result.CopyFrom(shape)
+    return Readable(readable, dtypes)
+
+
+def _ordinary(dtype: np.dtype) -> np.dtype:
+    """Return an ordinary type that holds every value of a dtype that Python's buffers lack."""
+    return np.dtype(np.float32) if floatbits.is_float(dtype) else np.dtype(np.int32)

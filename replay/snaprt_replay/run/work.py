@@ -1,0 +1,354 @@
+"""Run one variant after the other in this process, a worker's; `workers` is the parent.
+
+It must not know files, comparisons, or who asks. Whatever ends this process ends one run alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.compile.ahead_of_time import topology_devices
+from snaprt.compile.module import LoadedModule, compile_module
+from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.load.case import Signature
+from snaprt_replay.run import devices, framing, player
+from snaprt_replay.run.variants import emulate, interpret, precision, random_rounding
+from snaprt_replay.run.variants.op_by_op import OpByOp
+from snaprt_replay.run.variants.variants import Variant
+
+#: How a program may be given: as a serialised HloModuleProto, or as any form of StableHLO.
+HLO, STABLEHLO = "hlo", "stablehlo"
+
+_KINDS_OF_FAILURE: Final[Mapping[type[Exception], str]] = {
+    CompileError: "compile error",
+    ExecutionError: "run error",
+    DeviceError: "missing device",
+    SnaprtError: "unsupported",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """What a worker is asked to do once.
+
+    Args:
+        variant: How to run it.
+        program: In the form that ``form`` names.
+        form: `HLO` or `STABLEHLO`.
+        inputs: In parameter order.
+        repeat: How often to run it.
+        name: What the cache's index calls it.
+    """
+
+    variant: Variant
+    program: bytes
+    form: str
+    inputs: Sequence[np.ndarray]
+    repeat: int = 1
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program that is ready to run.
+
+    Args:
+        run: Takes the inputs and returns the outputs.
+        from_cache: Whether the executable came from the persistent cache.
+        device: The device's name.
+        environment: See `devices.environment`.
+        notes: What a reader of the results should know.
+        report: What the compiler said of it; JSON values.
+    """
+
+    run: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+    from_cache: bool
+    device: str
+    environment: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def send_job(connection: socket.socket, job: Job) -> None:
+    """Send a job to a worker."""
+    message = {
+        "variant": dataclasses.asdict(job.variant),
+        "form": job.form,
+        "repeat": job.repeat,
+        "name": job.name,
+    }
+    program = np.frombuffer(job.program, np.uint8)
+    framing.send(connection, message, [program, *job.inputs])
+
+
+def _receive_job(connection: socket.socket) -> Job:
+    message, (program, *inputs) = framing.receive(connection)
+    variant = dict(message["variant"])
+    variant["options"] = tuple((name, value) for name, value in variant["options"])
+    return Job(
+        variant=Variant(**variant),
+        program=program.tobytes(),
+        form=message["form"],
+        inputs=inputs,
+        repeat=message["repeat"],
+        name=message["name"],
+    )
+
+
+def serve(descriptor: int) -> None:
+    """Answer jobs until the other end of the socket is gone.
+
+    An answer is two messages, ``prepared`` and ``done``, or ``failed`` at any time.
+    """
+    with socket.socket(fileno=descriptor) as connection:
+        framing.send(connection, {"event": "ready"})
+        while True:
+            try:
+                job = _receive_job(connection)
+            except EOFError:
+                return
+            try:
+                _answer(connection, job)
+            except (SnaprtError, MemoryError) as error:
+                framing.send(connection, _failed(error))
+
+
+def _answer(connection: socket.socket, job: Job) -> None:
+    started = time.perf_counter()
+    prepared = _PREPARE[job.variant.kind](job)
+    told = {
+        "event": "prepared",
+        "compile_seconds": time.perf_counter() - started,
+        "from_cache": prepared.from_cache,
+        "device": prepared.device,
+        "environment": dict(prepared.environment),
+        "notes": prepared.notes,
+        "report": dict(prepared.report),
+    }
+    framing.send(connection, told)
+    seconds: list[float] = []
+    runs: list[Sequence[np.ndarray]] = []
+    for _ in range(job.repeat):
+        started = time.perf_counter()
+        outputs = prepared.run(job.inputs)
+        seconds.append(time.perf_counter() - started)
+        # Runs that are the same bit for bit are sent once.
+        if not any(_same_bits(outputs, before) for before in runs):
+            runs.append(outputs)
+    message = {"event": "done", "execute_seconds": seconds, "runs": [len(run) for run in runs]}
+    framing.send(connection, message, [output for run in runs for output in run])
+
+
+def _same_bits(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> bool:
+    return all(
+        np.array_equal(_bits(one), _bits(other)) for one, other in zip(left, right, strict=True)
+    )
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+def _failed(error: Exception) -> dict[str, str]:
+    for kind, name in _KINDS_OF_FAILURE.items():
+        if isinstance(error, kind):
+            message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
+            return {"event": "failed", "kind": name, "message": message, "hint": hint}
+    return {"event": "failed", "kind": "out of memory", "message": str(error), "hint": ""}
+
+
+# --- the kinds of variants ------------------------------------------------------------------------
+
+
+def _prepare_device(job: Job) -> Prepared:
+    if job.variant.matmul_precision is None:
+        program = job.program if job.form == STABLEHLO else _to_stablehlo(job.program)
+    else:
+        program = _to_stablehlo(_hlo_of(job).SerializeToString())
+    compiled = _compiled(job, program)
+    prepared = _prepared(compiled)
+    if job.form == HLO:  # one of many parts of a program, whose proofs nobody asks for
+        return prepared
+    return dataclasses.replace(prepared, environment=player.environment(compiled))
+
+
+def _prepare_f64(job: Job) -> Prepared:
+    raised = precision.raise_to_f64(_hlo_of(job))
+    module = raised.module.SerializeToString()
+    return _prepared(_compiled(job, _to_stablehlo(module)), raised.notes)
+
+
+def _prepare_random_rounding(job: Job) -> Prepared:
+    """Prepare runs that each draw other roundings, and other last bits of the inputs."""
+    module = random_rounding.round_at_random(_hlo_of(job))
+    compiled = _compiled(job, _to_stablehlo(module.SerializeToString()))
+    random = np.random.default_rng(0)
+
+    def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        moved = [random_rounding.perturb(array, random) for array in inputs]
+        seed = random.integers(2**63, dtype=np.uint64)
+        return compiled.run(_as_taken([*moved, np.asarray(seed)], compiled))
+
+    return dataclasses.replace(_prepared(compiled), run=run)
+
+
+def _prepare_tpu_precision(job: Job) -> Prepared:
+    assert job.variant.precision is not None
+    module = emulate.with_tpu_precision(_hlo_of(job), job.variant.precision)
+    return _prepared(_compiled(job, _to_stablehlo(module.SerializeToString())))
+
+
+def _prepare_op_by_op(job: Job) -> Prepared:
+    device = devices.find_device(job.variant.device)
+    found: list[bool] = []
+
+    def compile_one(module: bytes) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
+        loaded = _compiled(job, _to_stablehlo(module))
+        found.append(loaded.from_cache)
+        return loaded.run
+
+    program = OpByOp(_hlo_of(job), compile_one)
+    # The operations are known, and compiled, once they have run.
+    program.run(job.inputs)
+    return Prepared(
+        run=program.run,
+        from_cache=all(found),
+        device=devices.device_name(device),
+        environment=devices.environment(device),
+        notes=(f"{len(found)} different operations were compiled, each alone",),
+    )
+
+
+def _prepare_interpreter(job: Job) -> Prepared:
+    readable = interpret.make_readable(_hlo_of(job))
+    stablehlo = _to_stablehlo(readable.module.SerializeToString())
+    module = jaxapi.parse_module(stablehlo)
+    cpu = devices.find_device("cpu")
+
+    def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        try:
+            return readable.assemble(jaxapi.interpret(module, inputs))
+        except ValueError as error:
+            raise ExecutionError(f"the reference interpreter gave up: {error}") from error
+
+    return Prepared(
+        run=run,
+        from_cache=False,
+        device="StableHLO interpreter",
+        environment=devices.environment(cpu),
+    )
+
+
+def _prepare_compile_only(job: Job) -> Prepared:
+    program = job.program if job.form == STABLEHLO else _to_stablehlo(job.program)
+    try:
+        module = jaxapi.parse_module(program)
+    except ValueError as error:
+        raise CompileError(f"the program cannot be read: {error}") from error
+    target, options = job.variant.device, dict(job.variant.options)
+    platform, _, topology = (target or "").partition(":")
+    is_absent = platform == "tpu" and not topology.isdecimal() and bool(topology)
+    if is_absent:
+        there = topology_devices(topology)[: jaxapi.partitions_of(module)]
+        name = f"{target} ({there[0].device_kind})"
+    else:
+        there = (devices.find_device(target),)
+        name = devices.device_name(there[0])
+    try:
+        if is_absent:
+            executable = jaxapi.compile_unloaded(module, there, options)
+        else:
+            compile_options = jaxapi.compile_options(there, options)
+            executable = jaxapi.compile_module(module, there, compile_options)
+    except Exception as error:
+        raise CompileError(f"the program cannot be compiled for {name}: {error}") from error
+    memory, cost, text = jaxapi.executable_report(executable)
+    return Prepared(
+        run=lambda _: (),
+        from_cache=False,
+        device=name,
+        environment={},
+        report={"memory": memory, "cost": cost, "hlo": text},
+    )
+
+
+_PREPARE: Final[Mapping[str, Callable[[Job], Prepared]]] = {
+    "compile-only": _prepare_compile_only,
+    "device": _prepare_device,
+    "f64": _prepare_f64,
+    "interpreter": _prepare_interpreter,
+    "op-by-op": _prepare_op_by_op,
+    "random-rounding": _prepare_random_rounding,
+    "tpu-precision": _prepare_tpu_precision,
+}
+
+
+def _hlo_of(job: Job) -> XlaMessage:
+    """Return a job's program as an HloModuleProto with the matmul precision asked for."""
+    module = precision.read_module(_to_hlo(job))
+    if job.variant.matmul_precision is None:
+        return module
+    return emulate.with_matmul_precision(module, job.variant.matmul_precision)
+
+
+def _to_hlo(job: Job) -> bytes:
+    if job.form == HLO:
+        return job.program
+    try:
+        return jaxapi.module_to_hlo_proto(jaxapi.parse_module(job.program))
+    except ValueError as error:
+        raise CompileError(f"the program has no HLO: {error}") from error
+
+
+def _to_stablehlo(module: bytes) -> bytes:
+    try:
+        return jaxapi.hlo_to_stablehlo(module)
+    except ValueError as error:
+        raise CompileError(f"the HLO module has no StableHLO: {error}") from error
+
+
+def _compiled(job: Job, stablehlo: bytes) -> LoadedModule:
+    return compile_module(
+        stablehlo,
+        device=devices.find_device(job.variant.device),
+        name=job.name,
+        compiler_options=dict(job.variant.options),
+    )
+
+
+def _prepared(module: LoadedModule, notes: tuple[str, ...] = ()) -> Prepared:
+    def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        return module.run(_as_taken(inputs, module))
+
+    return Prepared(
+        run=run,
+        from_cache=module.from_cache,
+        device=devices.device_name(module.device),
+        environment=devices.environment(module.device),
+        notes=notes,
+    )
+
+
+def _as_taken(inputs: Sequence[np.ndarray], module: LoadedModule) -> list[np.ndarray]:
+    """Return the inputs in the precision that the module takes; XLA would not ask."""
+    raised = [
+        array.astype(dtype) if precision.is_raised(array.dtype, dtype) else array
+        for array, (_, dtype) in zip(inputs, module.parameters, strict=False)
+    ]
+    given = [Signature(array.shape, array.dtype) for array in raised]
+    taken = [Signature(shape, dtype) for shape, dtype in module.parameters]
+    if given != taken or len(inputs) != len(taken):
+        raise ExecutionError(
+            f"the inputs ({', '.join(map(str, given))}) are not what the module takes "
+            f"({', '.join(map(str, taken))})",
+            hint="the file is damaged, or was put together by hand",
+        )
+    return raised

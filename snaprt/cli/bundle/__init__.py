@@ -1,0 +1,1 @@
+"""``snaprt bundle``: run a program and pack its logs, graphs, metrics and versions."""

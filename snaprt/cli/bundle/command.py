@@ -1,0 +1,315 @@
+"""``snaprt bundle``: runs a program and makes one file of all that tells how it went.
+
+The order of things: the file is opened, the program runs, what it left is collected, what could be
+secret is taken out, the file is put in its place.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.filesize import decimal
+
+from snaprt.cli import output
+from snaprt.cli.bundle import facts
+from snaprt.cli.bundle.archive import BundleFile, prepared
+from snaprt.cli.bundle.hiding import Hiding, hiding
+from snaprt.cli.bundle.run import Ended, run
+from snaprt.errors import SnaprtError, UsageError
+from snaprt.snapshot.format.leftovers import temporary_name
+
+SCHEMA: Final = "snaprt.bundle"
+VERSION: Final = 1
+
+_STDOUT: Final = "stdout.txt"
+_STDERR: Final = "stderr.txt"
+_SNAPSHOTS: Final = "snapshots"
+
+#: The files of a bundle, by how their names begin, and what they are; `snapshots` on request.
+CONTENTS: Final[Mapping[str, str]] = {
+    _STDOUT: "what the program printed",
+    _STDERR: "what it printed to stderr, with the log of snaprt",
+    "graphs/": "the graphs that ran, as XLA_SAVE_TENSORS_FILE has them",
+    "trace/": "a folder for each graph, as SNAPRT_TRACE has it, and a page that links them",
+    "metrics/": "the metrics after each step, and when the program ended",
+    "hlo/": "the modules that XLA compiled, as --xla_dump_to has them",
+    f"{_SNAPSHOTS}/": "recorded executions, for snaprt replay",
+    "environment.json": "environment variables",
+    "flags.json": "flags of XLA, one by one",
+    "machine.json": "system, processor, memory, GPUs, driver",
+    "software.json": "versions of Python, JAX and snaprt, the devices and settings of JAX",
+    "packages.txt": "what is installed, as pip freeze has it",
+    "manifest.json": "how the program ended, and what is in the bundle",
+}
+
+_LOG: Final = "compile=1,cache=1,snapshot=1"
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A file in the bundle: its name there, what it is, and how many bytes it has."""
+
+    name: str
+    what: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    """A file that is not in the bundle, and why."""
+
+    name: str
+    reason: str
+
+
+@click.command("bundle", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--outfile",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the bundle here, a gzipped tar file.",
+)
+@click.option(
+    "--outdir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep the working files here; it must not exist.  [default: a new one beside FILE]",
+)
+@click.option("--tidy", is_flag=True, help="Remove the working files when FILE is written.")
+@click.option("--snapshots", is_flag=True, help="Record executions with their arrays as well.")
+@click.option("--hlo", is_flag=True, help="Save the graphs as HLO rather than as text.")
+@click.option(
+    "--vmodule", metavar="NAME=LEVEL,...", help="Log more: added to TF_CPP_VMODULE for the program."
+)
+@click.option("--show-secrets", is_flag=True, help="Hide nothing.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
+@click.pass_context
+def command(
+    context: click.Context,
+    outfile: Path,
+    outdir: Path | None,
+    tidy: bool,
+    snapshots: bool,
+    hlo: bool,
+    vmodule: str | None,
+    show_secrets: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run a program, and make one file of its logs, graphs, metrics, HLO, versions and settings.
+
+    The program keeps its terminal and its exit status. After Ctrl-C it ends by itself, and the
+    bundle is written all the same. Values of environment variables, except those that are known to
+    be harmless, tokens, paths under the home directory, the user's and the machine's name are
+    hidden. docs/bundle.md says what is in a bundle.
+
+    \b
+    Example:
+      snaprt bundle --outfile run.tar.gz --tidy -- python -u train.py
+      snaprt bundle --outfile run.tar.gz --snapshots -- snaprt run --lazy -- train.py
+    """
+    if not command:
+        raise click.UsageError("there is no program to run", context)
+    outfile = outfile.absolute()
+    hides = Hiding() if show_secrets else hiding(os.environ)
+    with BundleFile(outfile) as bundle:
+        folder = _working_folder(outfile, outdir, tidy=tidy)
+        started = datetime.datetime.now(datetime.UTC)
+        try:
+            environment = _environment(folder, hlo=hlo, vmodule=vmodule, snapshots=snapshots)
+            ended = run(command, environment, folder / _STDOUT, folder / _STDERR)
+            _describe(folder, command, environment, hides)
+            members, left_out = _add_files(bundle, folder, hides)
+            manifest = {
+                "schema": SCHEMA,
+                "version": VERSION,
+                "command": hides.words(command),
+                "directory": hides.text(os.getcwd()),
+                "started": started.isoformat(timespec="seconds"),
+                **asdict(ended),
+                "hidden": not show_secrets,
+                "left_out": [asdict(one) for one in left_out],
+                "files": [asdict(one) for one in members],
+            }
+            _add_manifest(bundle, manifest, started.timestamp())
+            size = bundle.finish()
+        except UsageError:  # nothing has run
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        except OSError as error:
+            raise SnaprtError(
+                f"cannot write {outfile}: {error.strerror or error}",
+                hint=f"what the program left is in {folder}, with nothing hidden",
+            ) from error
+    if tidy:
+        shutil.rmtree(folder, ignore_errors=True)
+    _tell(outfile, size, ended, members, left_out, None if tidy else folder)
+    context.exit(ended.status)
+
+
+def _working_folder(outfile: Path, outdir: Path | None, *, tidy: bool) -> Path:
+    try:
+        if outdir is None and tidy:  # the next bundle removes it where we are killed
+            outdir = outfile.with_name(temporary_name(f"{outfile.name}-work"))
+        elif outdir is None:
+            stem = outfile.name.partition(".")[0]
+            return Path(tempfile.mkdtemp(prefix=f"{stem}-", dir=outfile.parent))
+        outdir.mkdir(mode=0o700)
+    except FileExistsError as error:
+        raise UsageError(f"{outdir} is there already", hint="name another --outdir") from error
+    except OSError as error:
+        raise UsageError(
+            f"cannot make a folder for the working files: {error}",
+            hint="name one with --outdir, where there is room",
+        ) from error
+    return outdir.absolute()
+
+
+def _environment(
+    folder: Path, *, hlo: bool, vmodule: str | None, snapshots: bool
+) -> dict[str, str]:
+    """Return the program's environment, in which all that is collected is switched on."""
+    for name in ("graphs", "metrics", "trace", "hlo"):
+        (folder / name).mkdir()
+    ours = os.environ
+    environment = {
+        **ours,
+        "XLA_IR_DEBUG": "1",
+        "XLA_HLO_DEBUG": "1",
+        "TF_CPP_LOG_THREAD_ID": "1",
+        "TF_CPP_VMODULE": ",".join(filter(None, (ours.get("TF_CPP_VMODULE") or _LOG, vmodule))),
+        "XLA_SAVE_TENSORS_FILE": str(folder / "graphs" / "graphs.txt"),
+        "XLA_METRICS_FILE": str(folder / "metrics" / "steps.txt"),
+        "SNAPRT_METRICS_FILE": str(folder / "metrics" / "end.json"),
+        "SNAPRT_TRACE": str(folder / "trace"),
+    }
+    if hlo:
+        environment["XLA_SAVE_TENSORS_FMT"] = "hlo"
+    if snapshots:
+        environment["SNAPRT_DUMP_DIR"] = str(folder / _SNAPSHOTS)
+    flags = ours.get("XLA_FLAGS", "").strip()
+    # What is dumped already stays where it is; and flags may be the name of a file that has them.
+    if "--xla_dump_" not in flags and flags[:1] in ("", "-"):
+        environment["XLA_FLAGS"] = f"{flags} --xla_dump_to={folder / 'hlo'}".lstrip()
+    return environment
+
+
+def _describe(
+    folder: Path, command: Sequence[str], environment: Mapping[str, str], hides: Hiding
+) -> None:
+    """Write what is known of the machine, the software and the settings beside the rest."""
+    software = facts.software(command[0])
+    packages = software.pop("packages", {})
+    described: dict[str, Any] = {
+        "environment.json": hides.environment(environment),
+        "flags.json": facts.flags(environment),
+        "machine.json": facts.machine(),
+        "software.json": software,
+    }
+    for name, content in described.items():
+        (folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    lines = [f"{name}=={version}\n" for name, version in packages.items()]
+    (folder / "packages.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def _add_files(
+    bundle: BundleFile, folder: Path, hides: Hiding
+) -> tuple[list[_Member], list[_LeftOut]]:
+    members: list[_Member] = []
+    left_out: list[_LeftOut] = []
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".scratch-") as scratch:
+        found = {
+            hides.text(path.relative_to(folder).as_posix()): path
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and not path.is_symlink()
+        }
+        if hides.rules:
+            found = {name: path for name, path in found.items() if not _is_snapshot(name)}
+            packed, left_out = _packed_snapshots(folder / _SNAPSHOTS, Path(scratch))
+            found |= packed
+        for name, path in found.items():
+            as_it_is = Hiding() if _is_snapshot(name) else hides
+            content = prepared(path, as_it_is, Path(scratch))
+            if content is None:
+                left_out.append(_LeftOut(name, "it is not text, and holds what is hidden"))
+                continue
+            with content:
+                length = content.seek(0, os.SEEK_END)
+                content.seek(0)
+                bundle.add(f"{_root(bundle)}/{name}", content, length, path.stat().st_mtime)
+            members.append(_Member(name, _what(name), length))
+    return members, left_out
+
+
+def _is_snapshot(name: str) -> bool:
+    return name.startswith(f"{_SNAPSHOTS}/")
+
+
+def _packed_snapshots(place: Path, scratch: Path) -> tuple[dict[str, Path], list[_LeftOut]]:
+    """Pack each execution that was recorded, without paths; return what cannot be shared so."""
+    packed: dict[str, Path] = {}
+    left_out: list[_LeftOut] = []
+    if place.is_dir():
+        from snaprt.snapshot.share import pack
+        from snaprt.snapshot.share.executions import executions_in
+
+        try:
+            for path in executions_in(place):
+                out = scratch / f"{path.name.partition('.inputs')[0]}.pack"
+                try:
+                    pack.pack([path], out, kinds=("paths",))
+                    packed[f"{_SNAPSHOTS}/{out.name}"] = out
+                except SnaprtError as error:
+                    left_out.append(_LeftOut(f"{_SNAPSHOTS}/{path.name}", error.message))
+        except SnaprtError as error:
+            left_out.append(_LeftOut(_SNAPSHOTS, error.message))
+    return packed, left_out
+
+
+def _add_manifest(bundle: BundleFile, manifest: Mapping[str, Any], moment: float) -> None:
+    content = (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
+    bundle.add(f"{_root(bundle)}/manifest.json", io.BytesIO(content), len(content), moment)
+
+
+def _root(bundle: BundleFile) -> str:
+    """Return the folder that the bundle unpacks into."""
+    return bundle.path.name.partition(".")[0] or "bundle"
+
+
+def _what(name: str) -> str:
+    return next((what for start, what in CONTENTS.items() if name.startswith(start)), "")
+
+
+def _tell(
+    outfile: Path,
+    size: int,
+    ended: Ended,
+    members: Sequence[_Member],
+    left_out: Sequence[_LeftOut],
+    folder: Path | None,
+) -> None:
+    how = f"was ended by {ended.signal}" if ended.signal else f"ended with status {ended.status}"
+    output.log.print(
+        f"snaprt: the program {how}; wrote {outfile} ({len(members) + 1} files, {decimal(size)})"
+    )
+    for problem in ended.problems:
+        output.log.print(f"snaprt: {problem}")
+    for one in left_out:
+        output.log.print(f"snaprt: left out {one.name}: {one.reason}")
+    if not any(one.name.startswith(("graphs/", "trace/")) for one in members):
+        output.log.print(
+            "snaprt: there are no graphs in it, because nothing ran lazily; "
+            "`snaprt run --lazy -- SCRIPT` runs a program so"
+        )
+    if folder is not None:
+        output.log.print(f"snaprt: the working files, with nothing hidden, are in {folder}")

@@ -1,0 +1,1 @@
+"""``snaprt cache`` and its subcommands."""

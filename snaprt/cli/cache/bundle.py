@@ -1,0 +1,134 @@
+"""``snaprt cache export`` and ``import``: entries in one file, from one cache to another."""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+
+import click
+from rich.filesize import decimal
+from snaprt_cache import CacheError, EntryRow
+from snaprt_cache.bundle import bundled_blobs, read_bundle, write_bundle
+from snaprt_cache.signing import read_key_file
+
+from snaprt import settings
+from snaprt.cli import output
+from snaprt.cli.cache.words import SCHEMA_VERSION, counted, dir_option
+from snaprt.compile.store import open_cache
+
+
+@click.command("export")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@dir_option
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="TEXT",
+    help="Only programs with this in their name; * and ? match any. May be given again.",
+)
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="KEY",
+    help="Only entries whose key starts with this. May be given again.",
+)
+@output.json_option
+def export(
+    file: Path,
+    folder: Path | None,
+    names: tuple[str, ...],
+    keys: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Write entries into one FILE, to be imported into another cache.
+
+    The same entries give the same bytes. Where SNAPRT_CACHE_KEY_FILE is set, the file is signed.
+
+    \b
+    Example:
+      snaprt cache export step.snapbundle --name train_step
+    """
+    cache = open_cache(folder)
+    rows = [row for row in cache.entries() if _is_wanted(row, names, keys)]
+    if not rows:
+        raise CacheError(
+            f"no entry in {cache.path} is to be exported",
+            hint="`snaprt cache ls` lists the entries.",
+        )
+    bundle = write_bundle(file, [row.key for row in rows], cache.open_blob, _signing_key())
+    size = sum(blob.bytes for blob in bundle.blobs)
+    if as_json:
+        content = {
+            "file": file,
+            "entries": [blob.key for blob in bundle.blobs],
+            "bytes": size,
+            "signed": bundle.signed,
+        }
+        output.emit_json("snaprt.cache.export", SCHEMA_VERSION, content)
+    else:
+        output.log.print(
+            f"Wrote {counted(len(rows), 'entry', 'entries')} ({decimal(size)}, "
+            f"{'signed' if bundle.signed else 'not signed'}) to {file}."
+        )
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@dir_option
+@output.json_option
+def import_(file: Path, folder: Path | None, as_json: bool) -> None:
+    """Take the entries of FILE, which `snaprt cache export` wrote, into the cache.
+
+    All of FILE is verified first; if anything in it is damaged, nothing is imported. Where
+    SNAPRT_CACHE_KEY_FILE is set, FILE must be signed with that key. Entries are code: without a
+    key, import only what comes from somebody you trust. Entries that are there already stay.
+
+    \b
+    Example:
+      snaprt cache import step.snapbundle
+    """
+    key = _signing_key()
+    bundle = read_bundle(file, key)
+    cache = open_cache(folder)
+    there = {blob.key for blob in bundle.blobs if cache.header(blob.key) is not None}
+    added = 0
+    for digest, content in bundled_blobs(bundle):
+        if digest in there:
+            continue
+        if not cache.adopt(digest, content):
+            raise CacheError(
+                f"only {added} of {len(bundle.blobs) - len(there)} new entries could be stored in "
+                f"{cache.path}",
+                hint="The warning above says why; the import can be repeated.",
+            )
+        added += 1
+    cache.close()
+    if as_json:
+        content_ = {
+            "file": file,
+            "path": cache.path,
+            "entries": [blob.key for blob in bundle.blobs],
+            "imported": added,
+            "already_there": len(there),
+            "signed": bundle.signed,
+            "signature_checked": key is not None,
+        }
+        output.emit_json("snaprt.cache.import", SCHEMA_VERSION, content_)
+        return
+    checked = "signature checked" if key is not None else "signature not checked: no key is set"
+    output.log.print(
+        f"Imported {counted(added, 'entry', 'entries')} into {cache.path}; {len(there):,} were "
+        f"there already ({checked})."
+    )
+
+
+def _is_wanted(row: EntryRow, names: tuple[str, ...], keys: tuple[str, ...]) -> bool:
+    named = not names or any(fnmatch.fnmatchcase(row.name, f"*{name}*") for name in names)
+    return named and (not keys or row.key.startswith(tuple(key.lower() for key in keys)))
+
+
+def _signing_key() -> bytes | None:
+    path = settings.get("SNAPRT_CACHE_KEY_FILE")
+    return None if path is None else read_key_file(path)

@@ -1,0 +1,285 @@
+"""``snaprt cache ls``, ``show``, ``du`` and ``path``: what is in the cache, and where."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from snaprt_cache import Cache, CacheError, EntryRow
+
+from snaprt.cli import output
+from snaprt.cli.cache.words import (
+    NO_PROGRAMS,
+    SCHEMA_VERSION,
+    SHORT_KEY,
+    Moment,
+    bar,
+    dir_option,
+    moment_in_words,
+    one_entry,
+    print_pairs,
+    seconds_in_words,
+    short_name,
+    size_in_words,
+)
+from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.compile.store import open_cache
+
+#: Metadata that no person reads as it stands: `snaprt cache why` does.
+_NOT_SHOWN: Final = frozenset({"summary"})
+
+_ORDERS: Final[dict[str, Callable[[EntryRow], Any]]] = {
+    "newest": lambda row: -row.created,
+    "used": lambda row: -(row.last_used or row.created),
+    "hits": lambda row: -row.hits,
+    "size": lambda row: -row.stored_bytes,
+    "compile": lambda row: -row.compile_seconds,
+    "saved": lambda row: -row.saved_seconds,
+    "name": lambda row: (row.name, -row.created),
+}
+_LIST_COLUMNS: Final = (
+    Column("key"),
+    Column("name"),
+    Column("platform", rank=2),
+    Column("on disk", right=True),
+    Column("compile", right=True, rank=1),
+    Column("hits", right=True),
+    Column("saved", right=True),
+    Column("last used", rank=3),
+)
+_PINNED: Final = Column("pinned", rank=1)
+
+
+@click.command("ls")
+@dir_option
+@click.option(
+    "--sort",
+    type=click.Choice(list(_ORDERS)),
+    default="newest",
+    show_default=True,
+    help="The order of the entries.",
+)
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option("--name", metavar="TEXT", help="Only names with this in them; * and ? match any.")
+@click.option("--platform", metavar="TEXT", help="Only this platform: cpu, gpu or tpu.")
+@click.option("--kind", metavar="TEXT", help="Only this kind: compiled, module, jit; note, list.")
+@click.option("--since", type=Moment(), help="Only what was made or used since: 2026-01-31, 3d.")
+@click.option("--limit", type=click.IntRange(min=1), help="So many entries at most.")
+@output.json_option
+def ls(
+    folder: Path | None,
+    sort: str,
+    reverse: bool,
+    name: str | None,
+    platform: str | None,
+    kind: str | None,
+    since: float | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """List the entries that hold programs.
+
+    Others hold what is known about programs: --kind note where their graphs lead, --kind list what
+    a script wants loaded when it starts.
+
+    \b
+    Example:
+      snaprt cache ls --sort saved --limit 10
+      snaprt cache ls --name 'train*' --since 3d
+    """
+    cache = open_cache(folder)
+    there = cache.entries()
+    chosen = [
+        row
+        for row in there
+        if _matches(row.name, name)
+        and (platform is None or row.platform == platform.lower())
+        and (row.kind == kind if kind else row.kind not in NO_PROGRAMS)
+        and (since is None or max(row.created, row.last_used) >= since)
+    ]
+    rows = sorted(chosen, key=_ORDERS[sort], reverse=reverse)[:limit]
+    if as_json:
+        content = {"entries": rows, "matching": len(chosen), "all": len(there)}
+        output.emit_json("snaprt.cache.ls", SCHEMA_VERSION, content)
+        return
+    cells = [
+        (
+            row.key[:SHORT_KEY],
+            short_name(row.name),
+            row.platform,
+            size_in_words(row.stored_bytes),
+            seconds_in_words(row.compile_seconds),
+            f"{row.hits:,}",
+            seconds_in_words(row.saved_seconds),
+            moment_in_words(row.last_used or row.created),
+            "pinned" if row.pinned else "",
+        )
+        for row in rows
+    ]
+    columns = (*_LIST_COLUMNS, _PINNED) if any(row.pinned for row in rows) else _LIST_COLUMNS
+    output.console.print(FittedTable(columns, cells))
+    others = sum(row.kind in NO_PROGRAMS for row in there) if kind is None else 0
+    beside = f"; {others:,} not shown, of --kind note or list" if others else ""
+    of_all = f" of {len(there):,}" if len(rows) < len(there) else ""
+    output.log.print(f"{len(rows):,}{of_all} {'entry' if len(there) == 1 else 'entries'}{beside}")
+    if not cache.path.exists():
+        output.log.print(f"There is no directory {cache.path} yet.")
+
+
+def _matches(text: str, pattern: str | None) -> bool:
+    if pattern is None:
+        return True
+    wanted = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
+    return fnmatch.fnmatchcase(text.lower(), wanted.lower())
+
+
+@click.command("show")
+@click.argument("key")
+@dir_option
+@output.json_option
+def show(key: str, folder: Path | None, as_json: bool) -> None:
+    """Print what is known about the entry KEY, and the parts of its key.
+
+    KEY is the key as `snaprt cache ls` prints it, or the start of it.
+
+    \b
+    Example:
+      snaprt cache show 3f9a
+    """
+    cache = open_cache(folder)
+    row = one_entry(cache, key)
+    header = cache.header(row.key)
+    if header is None:
+        raise CacheError(
+            f"the entry {row.key[:SHORT_KEY]} is damaged, or was removed just now",
+            hint="It is compiled and stored again when a program next needs it.",
+        )
+    parts = [{"name": part.name, "value": part.value} for part in header.key.parts]
+    metadata = {name: value for name, value in header.metadata.items() if name not in _NOT_SHOWN}
+    path = cache.blob_path(row.key)
+    if as_json:
+        content = {"entry": row, "key_parts": parts, "metadata": metadata, "path": path}
+        output.emit_json("snaprt.cache.show", SCHEMA_VERSION, content)
+        return
+    ratio = header.payload_bytes / max(header.stored_bytes, 1)
+    packed = f", compressed {ratio:.1f} times" if ratio > 1.05 else ""
+    print_pairs(
+        [
+            ("key", row.key),
+            *(
+                ("compile time", seconds_in_words(row.compile_seconds))
+                if name == "compile_seconds"
+                else (name, str(value))
+                for name, value in metadata.items()
+            ),
+            ("size", f"{size_in_words(row.payload_bytes)}{packed}"),
+            ("created", moment_in_words(row.created)),
+            ("last used", moment_in_words(row.last_used) if row.last_used else "never"),
+            ("hits", f"{row.hits:,}, which saved {seconds_in_words(row.saved_seconds)}"),
+            ("pinned", "yes, it is never evicted" if row.pinned else "no"),
+            ("file", str(path)),
+        ]
+    )
+    output.console.print("\nThe key is made of:")
+    print_pairs([(f"  {part['name']}", part["value"]) for part in parts])
+
+
+@click.command("du")
+@dir_option
+@output.json_option
+def du(folder: Path | None, as_json: bool) -> None:
+    """Print what takes the space: entries by platform and kind, the index, the quarantine.
+
+    \b
+    Example:
+      snaprt cache du
+    """
+    cache = open_cache(folder)
+    rows = cache.entries()
+    groups: dict[tuple[str, str], list[EntryRow]] = {}
+    for row in rows:
+        groups.setdefault((row.platform, row.kind), []).append(row)
+    places = [
+        _Place(
+            " ".join(filter(None, ("entries", *group))),
+            len(members),
+            sum(row.stored_bytes for row in members),
+        )
+        for group, members in groups.items()
+    ]
+    places += _beside_the_entries(cache)
+    places.sort(key=lambda place: -place.bytes)
+    total = sum(place.bytes for place in places)
+    if as_json:
+        content = {"path": cache.path, "bytes": total, "places": places}
+        output.emit_json("snaprt.cache.du", SCHEMA_VERSION, content)
+        return
+    largest = max((place.bytes for place in places), default=0)
+    cells = [
+        (
+            place.what,
+            f"{place.files:,}",
+            size_in_words(place.bytes),
+            bar(place.bytes, largest),
+        )
+        for place in places
+    ]
+    output.console.print(FittedTable(_USE_COLUMNS, cells))
+    output.log.print(f"{size_in_words(total)} in {cache.path}")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What takes space, how many files and how many bytes that are."""
+
+    what: str
+    files: int
+    bytes: int
+
+
+_USE_COLUMNS: Final = (
+    Column("what"),
+    Column("files", right=True, rank=2),
+    Column("bytes", right=True),
+    Column("share", rank=1),
+)
+
+
+def _beside_the_entries(cache: Cache) -> list[_Place]:
+    """Return what the files beside the blobs take, by the first folder or file of their path."""
+    found: dict[str, list[int]] = {}
+    for place, _, names in os.walk(cache.folder):
+        inside = Path(place).relative_to(cache.folder).parts
+        if inside[:1] == ("blobs",):
+            continue
+        for name in names:
+            try:
+                size = os.stat(os.path.join(place, name)).st_size
+            except OSError:
+                continue
+            what = inside[0] if inside else "index" if name.startswith("index") else "other files"
+            found.setdefault(what, []).append(size)
+    return [_Place(what, len(sizes), sum(sizes)) for what, sizes in found.items()]
+
+
+@click.command("path")
+@dir_option
+@output.json_option
+def path(folder: Path | None, as_json: bool) -> None:
+    """Print the cache directory in use.
+
+    \b
+    Example:
+      du -sh "$(snaprt cache path)"
+    """
+    cache = open_cache(folder)
+    if as_json:
+        content = {"path": cache.path, "index": cache.index_path}
+        output.emit_json("snaprt.cache.path", SCHEMA_VERSION, content)
+    else:
+        click.echo(cache.path)

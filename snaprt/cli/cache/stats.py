@@ -1,0 +1,225 @@
+"""``snaprt cache stats``: hits, misses and why, seconds saved, bytes, by program and by day."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from snaprt_cache import CacheStats, EntryRow
+
+from snaprt.cli import output
+from snaprt.cli.cache.misses import Neighbours
+from snaprt.cli.cache.words import (
+    NO_PROGRAMS,
+    SCHEMA_VERSION,
+    bar,
+    counted,
+    dir_option,
+    print_pairs,
+    seconds_in_words,
+    short_name,
+    size_in_words,
+)
+from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.compile.store import open_cache
+
+#: 2: reasons, programs and days.
+_VERSION: Final = SCHEMA_VERSION + 1
+_MOST_PROGRAMS: Final = 10
+_BAR_WIDTH: Final = 16
+
+
+@click.command("stats")
+@dir_option
+@click.option(
+    "--days", type=click.IntRange(min=1), default=7, show_default=True, help="So many days back."
+)
+@output.json_option
+def stats(folder: Path | None, days: int, as_json: bool) -> None:
+    """Print the cache in numbers: hits, misses and why, seconds saved, by program and by day.
+
+    Reasons are known of the last few hundred misses. Days are those of UTC.
+
+    \b
+    Example:
+      snaprt cache stats --days 30
+      snaprt cache stats --json
+    """
+    cache = open_cache(folder)
+    numbers = cache.stats()
+    neighbours = Neighbours(cache)
+    reasons = Counter(neighbours.explain_miss(miss).reason for miss in neighbours.misses)
+    missed = Counter(miss.name for miss in neighbours.misses)
+    programs = _programs(neighbours.rows.values(), missed)
+    history = _days(cache.events_by_day(), days)
+    if as_json:
+        content = {
+            **dataclasses.asdict(numbers),
+            "reasons": dict(reasons.most_common()),
+            "programs": programs,
+            "days": history,
+        }
+        output.emit_json("snaprt.cache.stats", _VERSION, content)
+        return
+    _print_numbers(numbers, sum(one["entries"] for one in programs))
+    _print_reasons(reasons)
+    _print_programs(programs)
+    _print_days(history)
+
+
+def _programs(rows: Iterable[EntryRow], missed: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the sums by the name of a program, the most seconds saved first."""
+    groups: dict[str, list[EntryRow]] = {name: [] for name in missed}
+    for row in rows:
+        if row.kind not in NO_PROGRAMS:
+            groups.setdefault(row.name, []).append(row)
+    sums = [
+        {
+            "name": name,
+            "entries": len(members),
+            "stored_bytes": sum(row.stored_bytes for row in members),
+            "hits": sum(row.hits for row in members),
+            "recent_misses": missed.get(name, 0),
+            "compile_seconds": sum(row.compile_seconds for row in members),
+            "saved_seconds": sum(row.saved_seconds for row in members),
+        }
+        for name, members in groups.items()
+    ]
+    return sorted(sums, key=lambda one: (-one["saved_seconds"], -one["stored_bytes"], one["name"]))
+
+
+def _days(events: Mapping[str, Mapping[str, float]], count: int) -> list[dict[str, Any]]:
+    """Return what happened on each of the last days on which something did, the oldest first."""
+    first = time.strftime("%Y-%m-%d", time.gmtime(time.time() - (count - 1) * 86400))
+    return [
+        {
+            "day": day,
+            "hits": int(happened.get("PersistentCacheHit", 0)),
+            "misses": int(happened.get("PersistentCacheMiss", 0)),
+            "puts": int(happened.get("PersistentCachePut", 0)),
+            "saved_seconds": happened.get("PersistentCacheSavedSeconds", 0.0),
+        }
+        for day, happened in events.items()
+        if day >= first
+    ]
+
+
+def _print_numbers(numbers: CacheStats, programs: int) -> None:
+    asked = numbers.hits + numbers.misses
+    share = f" ({numbers.hits / asked:.0%})" if asked else ""
+    remote = f", {numbers.remote_hits:,} from the remote tier" if numbers.remote_hits else ""
+    ratio = numbers.payload_bytes / max(numbers.stored_bytes, 1)
+    packed = f" (compressed {ratio:.1f} times)" if ratio > 1.05 else ""
+    limit = "" if numbers.max_bytes is None else f" of at most {size_in_words(numbers.max_bytes)}"
+    pairs = [
+        ("directory", str(numbers.path)),
+        (
+            "entries",
+            f"{numbers.entries:,} ({counted(programs, 'program')}), {numbers.pinned:,} pinned",
+        ),
+        (
+            "size on disk",
+            f"{size_in_words(numbers.stored_bytes)}{limit}{packed}",
+        ),
+        ("hits", f"{numbers.hits:,}{share}{remote}"),
+        ("misses", f"{numbers.misses:,}"),
+        # Notes and lists are evicted as well, and not counted where they are stored.
+        (
+            "stored",
+            f"{counted(numbers.puts, 'program')}, "
+            f"{counted(numbers.evicted, 'entry', 'entries')} evicted",
+        ),
+        ("time saved", seconds_in_words(numbers.saved_seconds)),
+        ("damaged", f"{numbers.corrupt:,}, {numbers.set_aside:,} kept in quarantine"),
+        ("file errors", f"{numbers.errors:,}"),
+        ("index journal", numbers.journal_mode),
+    ]
+    if numbers.refused:
+        pairs.append(("not signed", f"{numbers.refused:,}"))
+    print_pairs(pairs)
+
+
+def _print_reasons(reasons: Counter[str]) -> None:
+    if not reasons:
+        return
+    most = max(reasons.values())
+    cells = [
+        (words, f"{count:,}", bar(count, most, _BAR_WIDTH))
+        for words, count in reasons.most_common()
+    ]
+    columns = (Column("why it missed"), Column("misses", right=True), Column("share", rank=1))
+    _print_table(f"The last {reasons.total():,} compilations", columns, cells)
+
+
+def _print_programs(programs: Sequence[Mapping[str, Any]]) -> None:
+    if not programs:
+        return
+    most = max(one["saved_seconds"] for one in programs)
+    cells = [
+        (
+            short_name(one["name"]),
+            f"{one['entries']:,}",
+            size_in_words(one["stored_bytes"]),
+            f"{one['hits']:,}",
+            f"{one['recent_misses']:,}",
+            seconds_in_words(one["saved_seconds"]),
+            bar(one["saved_seconds"], most, _BAR_WIDTH),
+        )
+        for one in programs[:_MOST_PROGRAMS]
+    ]
+    hidden = len(programs) - len(cells)
+    title = "By program" + (f" (and {hidden:,} more, in --json)" if hidden else "")
+    _print_table(title, _PROGRAM_COLUMNS, cells)
+
+
+_PROGRAM_COLUMNS: Final = (
+    Column("program"),
+    Column("entries", right=True, rank=2),
+    Column("on disk", right=True, rank=3),
+    Column("hits", right=True),
+    Column("recent misses", right=True, rank=4),
+    Column("saved", right=True),
+    Column("share", rank=1),
+)
+
+
+def _print_days(days: Sequence[Mapping[str, Any]]) -> None:
+    if not days:
+        return
+    most = max(one["hits"] + one["misses"] for one in days)
+    cells = [
+        (
+            one["day"],
+            f"{one['hits']:,}",
+            f"{one['misses']:,}",
+            seconds_in_words(one["saved_seconds"]),
+            _stacked(one["hits"], one["misses"], most),
+        )
+        for one in days
+    ]
+    _print_table("By day", _DAY_COLUMNS, cells)
+
+
+_DAY_COLUMNS: Final = (
+    Column("day"),
+    Column("hits", right=True),
+    Column("misses", right=True),
+    Column("saved", right=True, rank=2),
+    Column("hits, then misses as dots", rank=1),
+)
+
+
+def _stacked(hits: int, misses: int, most: int) -> str:
+    dots = bar(misses, most, 2 * _BAR_WIDTH)
+    return bar(hits, most, 2 * _BAR_WIDTH) + "." * len(dots)
+
+
+def _print_table(title: str, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
+    output.console.print()
+    output.console.print(title)
+    output.console.print(FittedTable(columns, cells))

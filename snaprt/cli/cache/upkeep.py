@@ -1,0 +1,204 @@
+"""``snaprt cache verify``, ``gc``, ``pin``, ``unpin`` and ``clear``: keep the cache in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+from snaprt_cache.miss.journal import forget_misses
+
+from snaprt.cli import output, progress
+from snaprt.cli.cache.words import (
+    SCHEMA_VERSION,
+    SHORT_KEY,
+    Size,
+    counted,
+    dir_option,
+    one_entry,
+    seconds_in_words,
+    short_name,
+    size_in_words,
+)
+from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.compile.store import open_cache
+
+
+@click.command("verify")
+@dir_option
+@click.option(
+    "--heal",
+    is_flag=True,
+    help="Set damaged entries aside, so that they are compiled anew, and mend the index.",
+)
+@output.json_option
+@click.pass_context
+def verify(context: click.Context, folder: Path | None, heal: bool, as_json: bool) -> None:
+    """Read every entry and check it against its digests, and the index against the entries.
+
+    Leaves with status 1 if something was wrong, healed or not.
+
+    \b
+    Example:
+      snaprt cache verify --heal
+    """
+    cache = open_cache(folder)
+    findings = []
+    with progress.showing("checking entries") as line:
+        for finding in cache.verify(heal=heal):
+            findings.append(finding)
+            line.done(len(findings))
+    wrong = [finding for finding in findings if finding.problem]
+    if as_json:
+        content = {"path": cache.path, "checked": len(findings), "problems": wrong}
+        output.emit_json("snaprt.cache.verify", SCHEMA_VERSION, content)
+    else:
+        if wrong:
+            cells = [
+                (
+                    finding.key[:SHORT_KEY] or finding.path.name,
+                    finding.subject,
+                    "healed" if finding.healed else "not healed",
+                    finding.problem,
+                )
+                for finding in wrong
+            ]
+            output.console.print(FittedTable(_FINDING_COLUMNS, cells))
+        entries = sum(finding.subject == "entry" for finding in findings)
+        found = counted(len(wrong), "problem") if wrong else "nothing wrong"
+        output.log.print(f"{counted(entries, 'entry', 'entries')} checked, {found}.")
+        if not heal and any(not finding.healed for finding in wrong):
+            output.log.print("`snaprt cache verify --heal` sets damaged entries aside.")
+    if wrong:
+        context.exit(output.EXIT_MISMATCH)
+
+
+_FINDING_COLUMNS: Final = (
+    Column("which"),
+    Column("what", rank=2),
+    Column("state", rank=1),
+    Column("problem"),
+)
+
+
+@click.command("gc")
+@dir_option
+@click.option(
+    "--max-size",
+    type=Size(),
+    help="What may stay, such as 2GiB; by default SNAPRT_CACHE_MAX_SIZE.",
+)
+@output.json_option
+@click.pass_context
+def gc(context: click.Context, folder: Path | None, max_size: int | None, as_json: bool) -> None:
+    """Remove the entries that are worth least until the others fit; pinned entries stay.
+
+    An entry is worth the seconds that it saved per byte, and less the longer it was not used.
+
+    \b
+    Example:
+      snaprt cache gc --max-size 2GiB
+    """
+    cache = open_cache(folder)
+    if max_size is None and cache.max_bytes is None:
+        raise click.UsageError("SNAPRT_CACHE_MAX_SIZE sets no limit: give --max-size", context)
+    gone = cache.gc(max_size)
+    freed = sum(row.stored_bytes for row in gone)
+    if as_json:
+        content = {"path": cache.path, "removed": gone, "freed_bytes": freed}
+        output.emit_json("snaprt.cache.gc", SCHEMA_VERSION, content)
+        return
+    if gone:
+        cells = [
+            (
+                row.key[:SHORT_KEY],
+                short_name(row.name),
+                size_in_words(row.stored_bytes),
+                f"{row.hits:,}",
+                seconds_in_words(row.saved_seconds),
+            )
+            for row in gone
+        ]
+        output.console.print(FittedTable(_GONE_COLUMNS, cells))
+    removed = counted(len(gone), "entry", "entries")
+    output.log.print(f"Removed {removed}, which frees {size_in_words(freed)}.")
+
+
+_GONE_COLUMNS: Final = (
+    Column("removed"),
+    Column("name"),
+    Column("on disk", right=True),
+    Column("hits", right=True, rank=2),
+    Column("saved", right=True, rank=1),
+)
+
+
+@click.command("pin")
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@dir_option
+@output.json_option
+def pin(keys: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
+    """Never evict the entries of these keys, or starts of keys.
+
+    \b
+    Example:
+      snaprt cache pin 3f9a 71c0
+    """
+    _set_pinned(keys, folder, True, as_json)
+
+
+@click.command("unpin")
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@dir_option
+@output.json_option
+def unpin(keys: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
+    """Let the entries of these keys be evicted again.
+
+    \b
+    Example:
+      snaprt cache unpin 3f9a
+    """
+    _set_pinned(keys, folder, False, as_json)
+
+
+def _set_pinned(keys: tuple[str, ...], folder: Path | None, pinned: bool, as_json: bool) -> None:
+    cache = open_cache(folder)
+    rows = [one_entry(cache, key) for key in keys]  # all, before any is changed
+    for row in rows:
+        if pinned:
+            cache.pin(row.key)
+        else:
+            cache.unpin(row.key)
+    if as_json:
+        content = {"path": cache.path, "pinned": pinned, "keys": [row.key for row in rows]}
+        output.emit_json(f"snaprt.cache.{'pin' if pinned else 'unpin'}", SCHEMA_VERSION, content)
+        return
+    for row in rows:
+        state = "is never evicted" if pinned else "may be evicted again"
+        output.log.print(f"{row.key[:SHORT_KEY]} {row.name} {state}.")
+
+
+@click.command("clear")
+@dir_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output.json_option
+def clear(folder: Path | None, yes: bool, as_json: bool) -> None:
+    """Remove every entry and the usage figures; other files in the directory stay.
+
+    \b
+    Example:
+      snaprt cache clear --yes
+    """
+    cache = open_cache(folder)
+    count = len(cache.entries())
+    if not yes and count:
+        click.confirm(
+            f"Remove {counted(count, 'entry', 'entries')} from {cache.path}?", abort=True, err=True
+        )
+    removed = cache.clear()
+    forget_misses(cache)
+    if as_json:
+        content = {"path": cache.path, "removed": removed}
+        output.emit_json("snaprt.cache.clear", SCHEMA_VERSION, content)
+    else:
+        output.log.print(f"Removed {removed} entries from {cache.path}.")

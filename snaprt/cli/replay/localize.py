@@ -1,0 +1,177 @@
+"""``snaprt localise``: find the operation where two sides of a program start to differ.
+
+It knows options and how findings are shown; the work is `snaprt_replay.localise`'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.table import Table
+from rich.text import Text
+from snaprt_replay.batch import gather
+from snaprt_replay.load.load import load
+from snaprt_replay.localize.findings import Localisation, RegionError, to_json
+from snaprt_replay.localize.pipeline import Find, Request, localise
+from snaprt_replay.localize.wording import error_text, place_text
+from snaprt_replay.run.variants.variants import Variant
+
+from snaprt.cli import output, progress, tables
+from snaprt.cli.replay import report_files, two_sides
+
+_PATH: Final = click.Path(path_type=Path)
+_STATE_SUFFIX: Final = ".localise"
+
+
+@click.command("localise")
+@click.argument("file", metavar="FILE", type=_PATH)
+@two_sides.variant_option(
+    "--a",
+    "suspect",
+    help="The side to look at.  [default: the platform that FILE was recorded on, or cpu]",
+)
+@two_sides.variant_option(
+    "--b",
+    "reference",
+    help="The side to compare it with.  [default: f64; with --against, what --a is]",
+)
+@two_sides.against_option
+@click.option(
+    "--find",
+    type=click.Choice(["auto", "difference", "nonfinite"]),
+    default="auto",
+    help="What to look for; auto looks for NaN and Inf where the sides agree.",
+    show_default=True,
+)
+@two_sides.search_options
+@click.option(
+    "--state",
+    type=_PATH,
+    metavar="DIR",
+    help="Where a search that was broken off goes on.  [default: FILE.localise]",
+)
+@click.option("--html", type=_PATH, metavar="OUT", help="Write what was found as a page.")
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    file: Path,
+    suspect: Variant | None,
+    reference: Variant | None,
+    against: Path | None,
+    find: Find,
+    budget: float | None,
+    timeout: float,
+    state: Path | None,
+    inputs: Path | None,
+    seed: int | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Find the operation where two sides of a program start to differ.
+
+    Both sides run the program of FILE, in two variants (docs/variants.md), or side A runs it and
+    side B that of OTHER. The program is cut into regions; each is run on both sides from the same
+    values, and the search goes on inside the first that goes wrong, down to one instruction, in
+    loops and branches too. Where the sides agree on a NaN or an infinity, it is the first operation
+    that makes one of finite values. Where the programs of FILE and OTHER differ, only what differs
+    is named: the fewest operations with which, as OTHER has them, the difference is gone.
+
+    The status is 0 if the sides agree, 1 if something was found or the budget is spent.
+
+    \b
+    Example:
+      snaprt localise step.inputs.snap
+      snaprt localise step.inputs.snap --a gpu --b cpu --budget 600
+      snaprt localise on_a.inputs.snap --against on_b.inputs.snap
+      snaprt localise step.inputs.snap --find nonfinite
+    """
+    case = load(file, inputs, seed)
+    other = load(against) if against is not None else None
+    state = state or file.with_name(file.name + _STATE_SUFFIX)
+    request = Request(suspect, reference, find, budget, timeout, state)
+    with progress.showing("localizing"):
+        found = localise(
+            case, request, other, tell=lambda line: output.log.print(tables.printable(line))
+        )
+    if html is not None:
+        report_files.write_reports([gather.of_localisation(case, found, Path())], html)
+    if as_json:
+        envelope = to_json(found)
+        output.emit_json(envelope.pop("schema"), envelope.pop("version"), envelope)
+    else:
+        _show(found)
+    context.exit(output.EXIT_OK if found.kind == "nothing" else output.EXIT_MISMATCH)
+
+
+def _show(found: Localisation) -> None:
+    console = output.console
+    for note in found.notes:
+        console.print(f"note: {tables.printable(note)}")
+    if found.share_matched < 1.0:
+        console.print(
+            f"{found.matched} of {found.instruction_count} instructions "
+            f"({found.share_matched:.0%}) have their like in the reference"
+        )
+    if found.path:
+        console.print(_path_table(found.path))
+        console.print("errors are in multiples of the default tolerance, docs/comparison.md")
+    if found.observer_effect is not None:
+        untapped, tapped = map(error_text, found.observer_effect)
+        console.print(f"the outputs' error: {untapped} without taps, {tapped} with the first taps")
+    if found.substituted is not None:
+        before, after = map(error_text, found.substituted)
+        console.print(f"the outputs' error: {before}, {after} with these as in the reference")
+    for effect in found.passes:
+        outcome = effect.failed or error_text(effect.error)
+        console.print(f"{tables.printable(effect.variant)}: {tables.printable(outcome)}")
+    console.print()
+    for place in found.instructions:
+        console.print(tables.printable(place_text(place)))
+        if place.op_name:
+            console.print(f"  {tables.printable(place.op_name)}")
+        for operand in place.operands:
+            console.print(f"  reads {tables.printable(operand)}")
+    for one in found.difference:
+        if one.reason:
+            console.print(f"  {tables.printable(one.name)}: {tables.printable(one.reason)}")
+    console.print(
+        f"{found.compiles} modules compiled or loaded, {found.executions} runs, "
+        f"{tables.seconds_text(found.seconds)}"
+    )
+    console.print()
+    console.print(Text.assemble(_headline(found), f": {tables.printable(found.sentence)}"))
+
+
+_HEADLINES: Final = {
+    "instruction": ("FOUND", "bold red"),
+    "interaction": ("FOUND", "bold red"),
+    "amplification": ("ILL-CONDITIONED", "yellow"),
+    "candidates": ("NOT PROVEN", "yellow"),
+    "nothing": ("NOTHING FOUND", "green"),
+    "unfinished": ("UNFINISHED", "yellow"),
+}
+
+
+def _headline(found: Localisation) -> tuple[str, str]:
+    return _HEADLINES[found.kind]
+
+
+def _path_table(path: tuple[RegionError, ...]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("region")
+    for head in ("instructions", "made", "carried in", "carried out"):
+        table.add_column(head, justify="right")
+    for one in path:
+        name = one.first.name if one.instructions == 1 else f"{one.first.name} .. {one.last.name}"
+        mark = "> " if one.chosen else "  "
+        errors = map(error_text, (one.made, one.carried_in, one.carried_out))
+        table.add_row(
+            Text(f"{'  ' * one.depth}{mark}{tables.printable(name)}"),
+            str(one.instructions),
+            *errors,
+            style="bold" if one.chosen else "",
+        )
+    return table

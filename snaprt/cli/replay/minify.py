@@ -1,0 +1,218 @@
+"""``snaprt minify``: find the smallest program that still shows a failure.
+
+It knows options and how results are shown; the work is `snaprt_replay.minify`'s.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.text import Text
+from snaprt_replay.load.load import load
+from snaprt_replay.minify.checks import CheckName
+from snaprt_replay.minify.judge import Patience
+from snaprt_replay.minify.pipeline import Minified, Request, minify
+from snaprt_replay.run.variants.variants import Variant
+
+from snaprt.cli import output, progress, tables
+from snaprt.cli.replay import two_sides
+from snaprt.errors import UsageError
+
+SCHEMA: Final = "snaprt.minify"
+SCHEMA_VERSION: Final = 1
+
+_PATH: Final = click.Path(path_type=Path)
+_SUFFIX: Final = ".minified"
+_WITHOUT_VALUES: Final = ("crash", "slow-compile")
+
+
+@click.command("minify")
+@click.argument("file", metavar="FILE", type=_PATH)
+@click.option(
+    "--check",
+    type=click.Choice(["mismatch", "nan", "crash", "slow-compile"]),
+    help="What counts as the failure.  [default: mismatch]",
+)
+@click.option(
+    "--check-command",
+    metavar="COMMAND",
+    help="A command that says so, with an exit status as in `git bisect run`; {} is the file.",
+)
+@two_sides.variant_option(
+    "--a",
+    "suspect",
+    help="The side that fails.  [default: the platform that FILE was recorded on, or cpu]",
+)
+@two_sides.variant_option(
+    "--b",
+    "reference",
+    help="What a mismatch is with.  [default: what was recorded, or f64; with --against, as --a]",
+)
+@two_sides.against_option
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="M",
+    help="Look at each program up to M times.",
+    show_default=True,
+)
+@click.option(
+    "--needed",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="How often of M the failure must be seen.",
+    show_default=True,
+)
+@click.option(
+    "--slower-than",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="For slow-compile.  [default: half of what FILE takes]",
+)
+@two_sides.search_options
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=2,
+    metavar="N",
+    help="How many programs to look at at the same time.",
+    show_default=True,
+)
+@click.option(
+    "-o", "--output", "folder", type=_PATH, metavar="DIR", help="[default: FILE.minified]"
+)
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    file: Path,
+    check: CheckName | None,
+    check_command: str | None,
+    suspect: Variant | None,
+    reference: Variant | None,
+    against: Path | None,
+    repeat: int,
+    needed: int,
+    slower_than: float | None,
+    budget: float | None,
+    timeout: float,
+    jobs: int,
+    folder: Path | None,
+    inputs: Path | None,
+    seed: int | None,
+    as_json: bool,
+) -> None:
+    """Find the smallest program that still shows a failure, and write it down for a bug report.
+
+    Instructions are replaced by the values that they had, dimensions cut, values and flags made
+    simple, for as long as the failure stays the same one. What is left goes into a folder: a
+    snapshot, a script that needs jax and numpy alone, the module as text, an ISSUE.md.
+
+    The status is 0 if FILE does not fail, 1 if it does and was minified.
+
+    \b
+    Example:
+      snaprt minify step.inputs.snap
+      snaprt minify step.inputs.snap --a gpu --b cpu --budget 600
+      snaprt minify module.hlo.txt --check crash
+      snaprt minify step.inputs.snap --check nan --repeat 5 --needed 2
+      snaprt minify step.inputs.snap --check-command 'python is_it_wrong.py {}'
+    """
+    if check is not None and check_command is not None:
+        raise UsageError(
+            "--check and --check-command exclude each other", hint="the command is the check"
+        )
+    if needed > repeat:
+        raise UsageError(
+            f"--needed {needed} of --repeat {repeat} looks",
+            hint="raise --repeat, or lower --needed",
+        )
+    name: CheckName = "command" if check_command is not None else check or "mismatch"
+    case = load(file, inputs, seed)
+    if case.inputs is None and name in _WITHOUT_VALUES:
+        case = load(file, None, 0)
+    request = Request(
+        check=name,
+        suspect=suspect,
+        reference=reference,
+        command=shlex.split(check_command or ""),
+        slower_than=slower_than,
+        patience=Patience(repeat, needed, budget, jobs),
+        timeout=timeout,
+    )
+    with progress.showing("minifying"):
+        found = minify(
+            case,
+            request,
+            folder or file.with_name(file.name + _SUFFIX),
+            load(against) if against is not None else None,
+            tell=lambda line: output.log.print(tables.printable(line)),
+        )
+    if as_json:
+        output.emit_json(SCHEMA, SCHEMA_VERSION, _to_json(file, found))
+    else:
+        _show(file, name, found)
+    context.exit(output.EXIT_OK if found is None else output.EXIT_MISMATCH)
+
+
+def _to_json(file: Path, found: Minified | None) -> dict[str, Any]:
+    if found is None:
+        return {"file": file, "fails": False}
+    shrunk = found.shrunk
+    return {
+        "file": file,
+        "fails": True,
+        "check": found.check,
+        "folder": found.folder,
+        "failure_before": shrunk.first,
+        "failure": shrunk.signature,
+        "instructions_before": shrunk.original.instructions,
+        "instructions": shrunk.candidate.instructions,
+        "steps": shrunk.steps,
+        "programs_looked_at": shrunk.asked,
+        "seconds": shrunk.seconds,
+        "finished": shrunk.finished,
+        "confirmed": found.confirmed,
+        "script_fails": found.script_fails,
+        "neighbour": None if shrunk.neighbour is None else shrunk.neighbour.change,
+        "notes": found.notes,
+    }
+
+
+def _show(file: Path, check: CheckName, found: Minified | None) -> None:
+    console = output.console
+    if found is None:
+        console.print(Text.assemble(("NO FAILURE", "green"), f": {file} does not show {check}"))
+        return
+    shrunk = found.shrunk
+    for note in found.notes:
+        console.print(f"note: {tables.printable(note)}")
+    if shrunk.first.what != shrunk.signature.what:
+        console.print(f"the whole program: {tables.printable(str(shrunk.first))}")
+    if shrunk.neighbour is not None:
+        console.print(f"passes with: {tables.printable(shrunk.neighbour.change)}")
+    if not shrunk.finished:
+        console.print("the budget was spent: it may become smaller still")
+    if not found.confirmed:
+        console.print(
+            "it did NOT fail once more in new processes: the failure comes and goes; "
+            "see --repeat and --needed"
+        )
+    if found.script_fails is not None:
+        console.print(
+            f"repro.py {'fails, as it should' if found.script_fails else 'does not fail'}"
+        )
+    console.print(
+        f"{shrunk.asked} programs looked at in {tables.seconds_text(shrunk.seconds)}; "
+        f"all is in {found.folder}"
+    )
+    console.print()
+    before, now = shrunk.original.instructions, shrunk.candidate.instructions
+    told = f": {now} of {before} instructions fail: {tables.printable(str(shrunk.signature))}"
+    console.print(Text.assemble(("MINIFIED", "bold red"), told))

@@ -1,0 +1,226 @@
+"""``snaprt report``: show what was found, from a saved result or by finding it now.
+
+It knows options and the order of things; what a report is made of is `snaprt_replay.report`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from snaprt_replay.localize import findings
+from snaprt_replay.report import model, saved
+from snaprt_replay.report.model import Report
+
+from snaprt.cli import output, tables
+from snaprt.cli.replay import report_files
+from snaprt.errors import SnaprtError, UsageError
+
+if TYPE_CHECKING:
+    from snaprt_replay.load.case import Case
+    from snaprt_replay.localize.findings import Localisation
+
+_PATH: Final = click.Path(path_type=Path)
+_MOST_BYTES: Final = 1 << 28
+
+
+@click.command("report")
+@click.argument("file", metavar="RESULT.json|FILE", type=_PATH)
+@click.option("--html", type=_PATH, metavar="OUT", help="Write it as one self-contained page.")
+@click.option("--junit", type=_PATH, metavar="OUT", help="Write it as JUnit XML.")
+@click.option("--save", type=_PATH, metavar="OUT.json", help="Save it, to be reported again.")
+@click.option(
+    "--model-explorer",
+    "explorer",
+    type=_PATH,
+    metavar="DIR",
+    help="Write the program and its errors for Google's Model Explorer.",
+)
+@click.option(
+    "--localised",
+    type=_PATH,
+    metavar="FOUND.json",
+    help="What `snaprt localise --json` printed of FILE.",
+)
+@click.option(
+    "--localise/--no-localise",
+    "localises",
+    default=None,
+    help="Find where it starts.  [default: if FILE's outputs differ or hold a NaN]",
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0),
+    default=120.0,
+    metavar="SECONDS",
+    help="Time to find where it starts.",
+    show_default=True,
+)
+@click.option("--device", metavar="cpu|gpu|tpu[:N]", help="Where to run.  [default: JAX's choice]")
+@click.option(
+    "--sources",
+    type=_PATH,
+    default=Path("."),
+    metavar="DIR",
+    help="Show lines of Python files in this folder alone.  [default: the current one]",
+)
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    file: Path,
+    html: Path | None,
+    junit: Path | None,
+    save: Path | None,
+    explorer: Path | None,
+    localised: Path | None,
+    localises: bool | None,
+    budget: float,
+    device: str | None,
+    sources: Path,
+    as_json: bool,
+) -> None:
+    """Show what a replay found: in the terminal, as a page, as JSON, in Model Explorer.
+
+    RESULT.json is what `snaprt replay`, `snaprt localise` or `snaprt report` printed with --json;
+    nothing is run again. FILE is anything that `snaprt replay` takes: it is replayed, and if its
+    outputs differ or hold a NaN, the operation where that starts is looked for.
+
+    The status is 0 if all is well, 1 if something was found, 2 if something failed.
+
+    \b
+    Example:
+      snaprt report step.inputs.snap --html report.html
+      snaprt replay dump --json > result.json; snaprt report result.json --html report.html
+      snaprt report step.inputs.snap --model-explorer explorer
+    """
+    found = None if localised is None else findings.from_json(_read_json(localised))
+    if _is_json(file):
+        reports = saved.read(_read_json(file), str(file))
+        if found is not None:
+            if len(reports) != 1:
+                raise UsageError(f"{file} is of {len(reports)} files, --localised of one")
+            reports = (dataclasses.replace(reports[0], localisation=found),)
+        if explorer is not None:
+            raise UsageError(
+                "--model-explorer shows a program, and a saved result holds none",
+                hint="give the FILE that it was made of, with --localised FOUND.json",
+            )
+    else:
+        finding = _Finding(device, localises, budget, sources, found, explorer)
+        reports = (_find(file, finding),)
+    report_files.write_reports(reports, html, junit)
+    if save is not None:
+        report_files.save(reports, save)
+    if as_json:
+        output.emit_json(model.SCHEMA, model.SCHEMA_VERSION, report_files.to_json(reports))
+    else:
+        _show(reports)
+    context.exit(report_files.status_of(reports))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Finding:
+    """How to find what is reported of a file; see the options."""
+
+    device: str | None
+    localises: bool | None
+    budget: float
+    sources: Path
+    found: Localisation | None
+    explorer: Path | None
+
+
+def _find(path: Path, finding: _Finding) -> Report:
+    # Here, because a saved result is shown without JAX.
+    from snaprt_replay.batch import gather
+    from snaprt_replay.load.trace_errors import replay_trace_error
+    from snaprt_replay.run.rerun import replay
+
+    from snaprt.snapshot.recorder import flags
+
+    flags.take_over()
+    try:
+        raised = replay_trace_error(path)
+        if raised is not None:
+            return gather.of_trace_error(raised)
+        replayed = replay(path, device=finding.device)
+    except SnaprtError as error:
+        return gather.of_failure(path, error)
+    words = [] if finding.device is None else ["--device", finding.device]
+    report = gather.of_replay(replayed, words)
+    case, found = replayed.case, finding.found
+    wanted = finding.localises
+    if wanted is None:
+        comparison = replayed.comparison
+        has_nan = comparison and any(one.specials.nan_both for one in comparison.outputs)
+        wanted = replayed.mismatch or bool(has_nan)
+    if found is None and wanted and case.inputs is not None:
+        found = _localise(case, finding)
+    if found is not None:
+        report = gather.with_localisation(report, case, found, finding.sources, words)
+    if finding.explorer is not None:
+        _write_explorer(case, found, finding.explorer)
+    return report
+
+
+def _localise(case: Case, finding: _Finding) -> Localisation | None:
+    from snaprt_replay.localize.pipeline import Request, localise
+    from snaprt_replay.run.variants.variants import parse_variant
+
+    suspect = None if finding.device is None else parse_variant(finding.device)
+    request = Request(suspect=suspect, budget=finding.budget)
+    try:
+        return localise(case, request, tell=lambda line: output.log.print(tables.printable(line)))
+    except SnaprtError as error:  # what was found before is worth a report
+        output.error(tables.printable(error.message), tables.printable(error.hint))
+        return None
+
+
+def _write_explorer(case: Case, found: Localisation | None, folder: Path) -> None:
+    from snaprt_replay.localize.pipeline import read_program
+    from snaprt_replay.report import model_explorer
+
+    with output.writing(f"write into {folder}", hint="is the disk full, is it a folder?"):
+        written = model_explorer.write(read_program(case), found, folder)
+    for path in written:
+        output.log.print(f"wrote {tables.printable(str(path))}")
+
+
+def _show(reports: Sequence[Report]) -> None:
+    for number, report in enumerate(reports):
+        if number:
+            output.console.print()
+        report_files.show(report)
+    if len(reports) > 1:
+        output.console.print()
+        report_files.show_sum(reports)
+
+
+def _is_json(path: Path) -> bool:
+    """Return whether a file is a saved result: neither snapshots nor modules begin with a brace."""
+    if path.suffix == ".json":
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(64).lstrip()[:1] == b"{"
+    except OSError:
+        return False
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"{path} is too large for a result that snaprt saved")
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}", hint="give what a command printed with --json"
+        ) from error
+    if not isinstance(plain, dict):
+        raise UsageError(f"{path} holds no result of snaprt's")
+    return plain

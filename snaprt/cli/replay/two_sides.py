@@ -1,0 +1,60 @@
+"""Options of the commands that look at two sides of a program; knows no command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from snaprt_replay.run.variants.variants import Variant, parse_variant
+
+_AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
+_PATH: Final = click.Path(path_type=Path)
+
+
+def _variant(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> Variant | None:
+    return None if value is None else parse_variant(value)
+
+
+def variant_option(flag: str, name: str, help: str) -> Callable[[_AnyFunction], _AnyFunction]:  # noqa: A002 (click's word)
+    """Return the option of one side, passed to the command as a `Variant` called ``name``."""
+    return click.option(flag, name, metavar="VARIANT", callback=_variant, help=help)
+
+
+def against_option(function: _AnyFunction) -> _AnyFunction:
+    """Give a command ``--against OTHER``."""
+    return click.option(
+        "--against",
+        type=_PATH,
+        metavar="OTHER",
+        help="Side B runs this file's module: the same program, edited, or recorded elsewhere.",
+    )(function)
+
+
+def search_options(function: _AnyFunction) -> _AnyFunction:
+    """Give a command ``--budget``, ``--timeout``, ``--inputs`` and ``--random`` (``seed``)."""
+    for option in reversed(_SEARCH_OPTIONS):
+        function = option(function)
+    return function
+
+
+_SEARCH_OPTIONS: Final = (
+    click.option(
+        "--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after these."
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(min=1),
+        default=120.0,
+        metavar="SECONDS",
+        help="For each program that is compiled and run.",
+        show_default=True,
+    ),
+    click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs."),
+    click.option(
+        "--random", "seed", type=click.IntRange(min=0), help="Run on random inputs: a seed."
+    ),
+)

@@ -1,0 +1,423 @@
+"""``snaprt run``: runs an unmodified program in this process, as ``python`` would run it.
+
+Knows nothing of graphs: laziness, cache and recorder are switched on from outside, through
+``snaprt.enable()`` and the environment variables that the program could have set itself. Does not
+import JAX: the program does, when it has set what JAX is to find.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import importlib.util
+import io
+import itertools
+import os
+import pkgutil
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, Final
+
+import click
+
+import snaprt
+from snaprt import after_import, autoload, settings
+from snaprt.cli import output
+from snaprt.cli.run import own_frames
+from snaprt.cli.run.environment import check_environment
+from snaprt.cli.run.explained import RunExplained
+from snaprt.errors import SnaprtError, UsageError
+from snaprt.snapshot.recorder.conditions import parse_conditions
+
+# What python leaves with after an exception that nothing caught.
+EXIT_UNCAUGHT: Final = 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that is ready to run.
+
+    Attributes:
+        code: Its compiled top level.
+        argument_zero: What it finds in ``sys.argv[0]``.
+        search_path: What it finds in ``sys.path[0]``.
+        file: What it finds in ``__file__``.
+        spec: Its ``__spec__``; None for a script, as under ``python``.
+    """
+
+    code: CodeType
+    argument_zero: str
+    search_path: str
+    file: str | None
+    spec: importlib.machinery.ModuleSpec | None
+
+
+class ProgramCommand(click.Command):
+    """Ends snaprt's own options at ``-m``, as python does, so that the rest is the program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words after the command's name."""
+        takes_value = {
+            name
+            for parameter in self.params
+            if isinstance(parameter, click.Option) and not parameter.is_flag
+            for name in parameter.opts
+        }
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] != "--":
+            if args[position] == "-m":
+                args = [*args[:position], "--", *args[position:]]
+                break
+            position += 2 if args[position] in takes_value else 1
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    "run",
+    cls=ProgramCommand,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.option("--lazy/--no-lazy", default=None, help="Record operations and run them as graphs.")
+@click.option(
+    "--cache", type=click.Path(path_type=Path), metavar="DIR", help="Keep compiled programs here."
+)
+@click.option(
+    "--dump",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Record snapshots into DIR.",
+)
+@click.option("--record", is_flag=True, help="Record calls of jax.jit functions, in every thread.")
+@click.option(
+    "--when",
+    multiple=True,
+    metavar="CONDITION",
+    help="Record only executions for which this holds: 'name=train, step=100-200', nan, error; "
+    "of several, one is enough (docs/recording.md has the words).",
+)
+@click.option(
+    "--keep-last",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Hold the last N executions; write them when something fails, or on SIGUSR1.",
+)
+@click.option("--dedupe", is_flag=True, help="Store an array that several snapshots hold once.")
+@click.option(
+    "--metrics", type=click.Path(path_type=Path), metavar="FILE", help="Save the metrics at exit."
+)
+@click.option(
+    "--explain", is_flag=True, help="Say at the end what cut graphs, at which lines, how often."
+)
+@click.option(
+    "--explain-json",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write that as JSON with a versioned schema.",
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]...")
+@click.pass_context
+def command(
+    context: click.Context,
+    lazy: bool | None,
+    cache: Path | None,
+    dump: Path | None,
+    record: bool,
+    when: tuple[str, ...],
+    keep_last: int | None,
+    dedupe: bool,
+    metrics: Path | None,
+    explain: bool,
+    explain_json: Path | None,
+    program: tuple[str, ...],
+) -> None:
+    """Run a Python program under snaprt, unmodified: a script, or a module with -m.
+
+    The program keeps its arguments, its exit status and its tracebacks. The options set
+    SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR, SNAPRT_RECORD, SNAPRT_RECORD_DEDUPE,
+    SNAPRT_RECORD_KEEP_LAST and SNAPRT_METRICS_FILE for it and its child processes.
+    With SNAPRT_JAX_CACHE=1 its jax.jit compiles through the compile cache.
+    With --lazy, its main thread runs lazily from its own `import jax` on; JAX_... variables and
+    XLA_FLAGS that it sets count as under python.
+    With --explain, a table at the end says for each line that cut graphs why and how often, and
+    what to write instead (docs/explain.md).
+    With --record, calls of what jax.jit returned are recorded in every thread; --when and
+    --keep-last mean the same where the program does not run lazily.
+
+    \b
+    Example:
+      snaprt run --lazy --cache ~/.cache/train -- train.py --epochs 3
+      snaprt run --lazy --explain -- train.py
+      snaprt run --lazy --dump dump -m my_package.train --epochs 3
+      snaprt run --lazy --when nan --when "step=100-200, every=10" -- train.py
+      snaprt run --record --dump dump --when "name=train_step, first=3" -- train.py
+    """
+    if not program:
+        raise click.UsageError("there is no program to run", context)
+    is_lazy = settings.get("SNAPRT_LAZY") if lazy is None else lazy
+    for variable, path in (
+        ("SNAPRT_CACHE_DIR", cache),
+        ("SNAPRT_DUMP_DIR", dump),
+        ("SNAPRT_METRICS_FILE", metrics),
+    ):
+        if path is not None:
+            # Absolute: the program may change its directory.
+            os.environ[variable] = str(path.expanduser().absolute())
+    conditions = "; ".join(when) or os.environ.get("SNAPRT_RECORD", "")
+    parse_conditions(conditions)  # so that a wrong one is told before the program runs
+    if when:
+        os.environ["SNAPRT_RECORD"] = conditions
+    if keep_last is not None:
+        os.environ["SNAPRT_RECORD_KEEP_LAST"] = str(keep_last)
+    if dedupe:
+        os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
+    if settings.get("SNAPRT_JAX_CACHE") or settings.get("SNAPRT_REPRO_AFTER") is not None:
+        after_import.call_after_import("jax", autoload.initialize)
+    is_recording = record or (not is_lazy and (bool(when) or keep_last is not None))
+    explained = RunExplained(shown=explain, file=explain_json)
+    try:
+        status = run(program, lazy=is_lazy, recording=is_recording, at_end=explained.program_ended)
+    finally:
+        explained.end()
+    context.exit(status)
+
+
+def run(
+    words: Sequence[str],
+    *,
+    lazy: bool,
+    recording: bool = False,
+    at_end: Callable[[], None] = lambda: None,
+) -> int:
+    """Run a program as ``__main__`` of this process and return its exit status.
+
+    Args:
+        words: Its file (or a directory or zip file with a ``__main__.py``) or ``-m`` and a
+            module's name, then its arguments.
+        lazy: Whether its JAX operations are recorded and run as graphs.
+        recording: Whether its calls of jitted functions are recorded.
+        at_end: Called when it has ended, before what it left pending runs.
+
+    Raises:
+        UsageError: There is no such program, or nothing can run so under the environment.
+        SnaprtError: It had ended, and what it had recorded and not yet run failed.
+    """
+    check_environment()
+    after_import.call_after_import("snaprt.jaxapi", own_frames.hider())
+    if words[0] == "-m":
+        if len(words) == 1:
+            raise UsageError("-m needs the name of a module", hint="snaprt run -m my_package.train")
+        name, arguments = words[1], words[2:]
+        # While the module is looked for, its packages are imported: they see what python shows.
+        _enter("-m", os.getcwd(), arguments)
+        try:
+            program = _find_module(name)
+        except UsageError:
+            raise
+        except BaseException as error:
+            return _leave_with(error)
+    else:
+        name, arguments = words[0], words[1:]
+        try:
+            program = _find_script(name)
+        except SyntaxError as error:
+            return _leave_with(error)
+    _enter(program.argument_zero, program.search_path, arguments)
+    return _execute(program, lazy=lazy, recording=recording, at_end=at_end)
+
+
+def _enter(argument_zero: str, search_path: str, arguments: Sequence[str]) -> None:
+    sys.argv = [argument_zero, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = search_path
+
+
+def _find_script(name: str) -> Program:
+    path = os.path.abspath(name)
+    if not os.path.exists(path):
+        raise UsageError(
+            f"there is no program {name}",
+            hint="Name a Python file, or a module with -m; options of snaprt come before it.",
+        )
+    importer: Any = pkgutil.get_importer(path)
+    if importer is not None:  # A directory or a zip file.
+        spec = importer.find_spec("__main__")
+        if spec is None:
+            raise UsageError(
+                f"{name} has no __main__.py to run", hint="Name a Python file, or a module with -m."
+            )
+        return Program(spec.loader.get_code("__main__"), name, path, spec.origin, spec)
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
+    # Our own __future__ imports stay ours.
+    code = compile(source, path, "exec", dont_inherit=True)
+    return Program(code, name, os.path.dirname(os.path.realpath(path)), path, None)
+
+
+def _find_module(name: str) -> Program:
+    spec = _find_spec(name)
+    if spec.submodule_search_locations is not None:
+        spec = _find_spec(f"{name}.__main__")
+    loader: Any = spec.loader
+    code = loader.get_code(spec.name) if hasattr(loader, "get_code") else None
+    if code is None:
+        raise UsageError(f"the module {name} has no Python code to run")
+    return Program(code, spec.origin or spec.name, os.getcwd(), spec.origin, spec)
+
+
+def _find_spec(name: str) -> importlib.machinery.ModuleSpec:
+    spec = None
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        # A package on the way to it may be missing, or may itself fail to import something.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+    except ValueError:  # A module without a spec, such as __main__.
+        pass
+    if spec is None:
+        hint = "It is looked for as `import` would look, in the current directory first."
+        if name.endswith(".__main__"):
+            hint = "A package is run through its __main__.py; name a module inside it otherwise."
+        raise UsageError(f"there is no module {name}", hint=hint)
+    return spec
+
+
+def _execute(program: Program, *, lazy: bool, recording: bool, at_end: Callable[[], None]) -> int:
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        __builtins__=builtins,
+        __file__=program.file,
+        __cached__=None,
+        __spec__=program.spec,
+        __package__=program.spec.parent if program.spec is not None else None,
+        __loader__=program.spec.loader if program.spec is not None else None,
+    )
+    # It stays there: threads, exit handlers, pickle and child processes look for it later.
+    sys.modules["__main__"] = module
+    laziness = _Laziness()
+    recorder = _Recording()
+    ended_by: BaseException | None = None
+    try:
+        if recording:
+            after_import.call_after_import("jax", recorder.begin)
+        if lazy:
+            after_import.call_after_import("jax", laziness.begin)
+        exec(program.code, module.__dict__)
+    except BaseException as error:
+        ended_by = error
+    if isinstance(ended_by, SnaprtError) and ended_by in (
+        laziness.refused_with,
+        recorder.refused_with,
+    ):
+        raise ended_by
+    at_end()
+    try:
+        laziness.end(run_pending=not isinstance(ended_by, KeyboardInterrupt))
+    except BaseException as error:
+        # Where the program has an error of its own, that is what it ends with.
+        if ended_by is None or isinstance(ended_by, SystemExit):
+            if isinstance(error, SnaprtError):
+                raise
+            ended_by = error
+    return output.EXIT_OK if ended_by is None else _leave_with(ended_by)
+
+
+class _Recording:
+    """Whether the process records calls of jitted functions, and the error if it could not."""
+
+    def __init__(self) -> None:
+        self.refused_with: SnaprtError | None = None
+
+    def begin(self) -> None:
+        """Record from here on, in every thread; to be called when JAX is there."""
+        from snaprt.runtime.record_scope import record_process
+
+        try:
+            record_process()
+        except SnaprtError as error:
+            self.refused_with = error
+            raise
+
+
+class _Laziness:
+    """Whether the thread that made this runs lazily, and the error if it could not begin to."""
+
+    def __init__(self) -> None:
+        self.refused_with: SnaprtError | None = None
+        self._has_begun = False
+        self._thread = threading.get_ident()
+
+    def begin(self) -> None:
+        """Make the thread lazy; to be called when JAX is there."""
+        if threading.get_ident() != self._thread:
+            output.log.print(
+                "snaprt: the program runs eagerly, for another thread was the first to import jax; "
+                "import it in the main thread before"
+            )
+            return
+        try:
+            snaprt.enable()
+        except SnaprtError as error:
+            self.refused_with = error
+            raise
+        self._has_begun = True
+
+    def end(self, *, run_pending: bool) -> None:
+        """Make the thread eager again, and run what eager JAX would have run by now."""
+        if not self._has_begun:
+            return
+        try:
+            if run_pending:
+                snaprt.mark_step(wait=True)
+        finally:
+            snaprt.disable()
+
+
+def _leave_with(error: BaseException) -> int:
+    """Say what python would say when ``error`` ends the program, and return its exit status."""
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return output.EXIT_OK
+        if isinstance(error.code, int):
+            return error.code
+        print(error.code, file=sys.stderr)
+        return EXIT_UNCAUGHT
+    traceback = _of_program(error.__traceback__)
+    sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+    return output.EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_UNCAUGHT
+
+
+_OURS: Final = (__file__, after_import.__file__)
+
+
+def _of_program(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without our frames and those of the import system around them."""
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    kept: list[TracebackType] = []
+    for is_machinery, group in itertools.groupby(entries, key=_is_machinery):
+        frames = list(group)
+        if not is_machinery or not any(_filename(entry) in _OURS for entry in frames):
+            kept += frames
+    for entry, following in itertools.zip_longest(kept, kept[1:]):
+        entry.tb_next = following
+    return kept[0] if kept else None
+
+
+def _is_machinery(entry: TracebackType) -> bool:
+    name = _filename(entry)
+    return name in (*_OURS, importlib.util.__file__) or name.startswith("<frozen importlib")
+
+
+def _filename(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename

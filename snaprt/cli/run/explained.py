@@ -1,0 +1,100 @@
+"""Explains a run of ``snaprt run``: collects what the lazy runtime did, and says it at the end.
+
+Does not import JAX before the program does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from snaprt import after_import
+from snaprt.cli import output
+from snaprt.errors import UsageError
+
+if TYPE_CHECKING:
+    from snaprt.explain.cuts import Collector, Row, Rows
+
+SCHEMA: Final = "snaprt.explain"
+VERSION: Final = 1
+
+
+class RunExplained:
+    """What happens in this process from the program's own import of JAX on.
+
+    Args:
+        shown: Whether to print it at the end, to stderr.
+        file: Where to write it as JSON, if anywhere.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+
+    def __init__(self, *, shown: bool, file: Path | None) -> None:
+        self._shown = shown
+        self._file = None if file is None else file.expanduser().absolute()
+        self._rows: Rows | None = None
+        self._collector: Collector | None = None
+        if self._file is not None and not self._file.parent.is_dir():
+            raise UsageError(
+                f"cannot write {file}: there is no directory {self._file.parent}",
+                hint="Name a file in a directory that exists with --explain-json.",
+            )
+        if shown or file is not None:
+            after_import.call_after_import("jax", self._begin)
+
+    def _begin(self) -> None:
+        from snaprt.explain.cuts import Collector, Rows
+        from snaprt.runtime.events import attach
+
+        self._rows = Rows()
+        self._collector = Collector(self._rows.add)
+        attach(self._collector)
+
+    def program_ended(self) -> None:
+        """Call what still runs by its name: the end, and not a step that the program marked."""
+        if self._collector is not None:
+            self._collector.at_steps = "end"
+
+    def end(self) -> None:
+        """Say what happened."""
+        rows = () if self._rows is None else self._rows()
+        if self._file is not None:
+            content = {"schema": SCHEMA, "version": VERSION, "places": list(_places(rows))}
+            try:
+                self._file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"cannot write {self._file}: {error.strerror or error}") from error
+        if not self._shown:
+            return
+        output.log.print()
+        if not rows:
+            output.log.print("nothing ran lazily: run with --lazy, or use snaprt.lazy()")
+            return
+        from snaprt.explain.cuts import explain_rows
+
+        output.log.print(explain_rows(rows))
+
+
+def _places(rows: tuple[Row, ...]) -> Iterator[dict[str, Any]]:
+    from snaprt.runtime.graph_breaks import describe_break
+
+    for row in rows:
+        place = row.place
+        yield {
+            "cause": row.cause,
+            "operation": row.operation or None,
+            "file": None if place is None else place.file,
+            "line": None if place is None else place.line,
+            "function": None if place is None else place.function,
+            "times": row.times,
+            "graphs": row.graphs,
+            "operations": row.operations,
+            "fewest_operations": row.fewest,
+            "most_operations": row.most,
+            "compiled": row.compiled,
+            "loaded": row.loaded,
+            "advice": describe_break(row.cause).advice or None,
+        }

@@ -1,0 +1,1 @@
+"""The commands that handle files of recorded executions without running them."""

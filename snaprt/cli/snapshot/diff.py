@@ -1,0 +1,86 @@
+"""``snaprt diff``: say in what two recorded executions differ.
+
+It knows options and how differences are shown; finding them is `snaprt_replay.compare.differences`'.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.text import Text
+from snaprt_replay.compare.differences import ArrayDifference, Differences, find_differences
+
+from snaprt.cli import output, tables
+from snaprt.cli.fitted_table import Column, FittedTable
+
+SCHEMA: Final = "snaprt.diff"
+SCHEMA_VERSION: Final = 1
+
+_PATH: Final = click.Path(path_type=Path)
+_STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
+
+
+@click.command("diff")
+@click.argument("first", metavar="A", type=_PATH)
+@click.argument("second", metavar="B", type=_PATH)
+@output.json_option
+@click.pass_context
+def command(context: click.Context, first: Path, second: Path, as_json: bool) -> None:
+    """Say in what two recorded executions differ: versions, flags, inputs, outputs, instructions.
+
+    A and B are anything that `snaprt replay` takes. Arrays are compared bit by bit, modules as
+    StableHLO without source locations; large constants by their digests. Nothing is run.
+
+    The status is 0 if they do not differ, 1 if they do.
+
+    \b
+    Example:
+      snaprt diff monday/step.inputs.snap tuesday/step.inputs.snap
+    """
+    found = find_differences(first, second)
+    if as_json:
+        output.emit_json(
+            SCHEMA,
+            SCHEMA_VERSION,
+            {"first": first, "second": second, "differ": found.any, **vars(found)},
+        )
+    else:
+        _show(found)
+    context.exit(output.EXIT_MISMATCH if found.any else output.EXIT_OK)
+
+
+def _show(found: Differences) -> None:
+    if found.facts:
+        columns = (Column("differs"), Column("A"), Column("B"))
+        rows = [
+            [tables.printable(text) or "-" for text in (one.what, one.first, one.second)]
+            for one in found.facts
+        ]
+        output.console.print(FittedTable(columns, rows))
+        output.console.print()
+    for one in found.arrays:
+        output.console.print(tables.printable(_array_line(one)))
+    output.console.print(f"{found.same_arrays} arrays are the same")
+    if found.instructions:
+        output.console.print()
+    for line in found.instructions:
+        text = tables.printable(line)
+        output.console.print(Text(text, style=_STYLES.get(text[:1], "")))
+    for note in found.notes:
+        output.console.print(f"note: {tables.printable(note)}")
+    if not found.any:
+        output.console.print("they do not differ")
+
+
+def _array_line(one: ArrayDifference) -> str:
+    start = f"{one.role} {one.name}"
+    if one.reason or one.comparison is None:
+        return f"{start}: {one.reason}"
+    values = one.comparison
+    kind = tables.type_text(values.dtype, values.shape)
+    return (
+        f"{start} {kind}: {values.differing} of {values.elements} elements differ, by at most "
+        f"{tables.number_text(values.max_abs_error)}"
+    )

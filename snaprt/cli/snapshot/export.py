@@ -1,0 +1,59 @@
+"""``snaprt export``: write a recorded execution in a form that other programs read.
+
+It knows options; the forms are `snaprt_replay.export.formats`'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+from snaprt_replay.export.formats import FORMS, export
+
+from snaprt.cli import output
+
+SCHEMA: Final = "snaprt.export"
+SCHEMA_VERSION: Final = 1
+
+_FORMS_HELP = "\n".join(f"  {name:<13} {form.help}" for name, form in FORMS.items())
+
+_HELP = f"""Write a recorded execution in a form that other programs read.
+
+FILE is anything that `snaprt replay` takes. The forms:
+
+\b
+{_FORMS_HELP}
+
+\b
+Example:
+  snaprt export step.inputs.snap --to python -o step
+  snaprt export step.inputs.snap --to hlo-snapshot -o step.pb
+  snaprt export step.inputs.snap --to stablehlo -o step.mlir
+"""
+
+
+@click.command("export", help=_HELP)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice(list(FORMS)), required=True, help="The form.")
+@click.option(
+    "-o",
+    "--output",
+    "out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="OUT",
+    help="The file to write; for python, the folder.",
+)
+@click.option("--replace", is_flag=True, help="Write over a file that is there.")
+@output.json_option
+def command(file: Path, to: str, out: Path, replace: bool, as_json: bool) -> None:
+    """Write a recorded execution in another form; what is printed as help is `_HELP`."""
+    case = export(file, to, out, replace=replace)
+    if as_json:
+        told = {"path": file, "to": to, "output": out, "notes": case.notes}
+        output.emit_json(SCHEMA, SCHEMA_VERSION, told)
+        return
+    for note in case.notes:
+        output.log.print(f"note: {note}")
+    click.echo(out)

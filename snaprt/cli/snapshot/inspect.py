@@ -1,0 +1,128 @@
+"""``snaprt inspect``: print what is in a file without running it.
+
+It knows options and how contents are shown; reading is `snaprt_replay.load.contents`'.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import numpy as np
+from snaprt_replay.compare.array_statistics import describe
+from snaprt_replay.load import contents
+from snaprt_replay.load.case import NamedArray
+from snaprt_replay.load.contents import Contents
+
+from snaprt.cli import output, tables
+from snaprt.errors import UsageError
+
+SCHEMA: Final = "snaprt.inspect"
+SCHEMA_VERSION: Final = 1
+
+# So many elements of an array are printed, by NumPy's own abbreviation.
+_PRINTED_ELEMENTS = 200
+
+
+@click.command("inspect")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--hlo", is_flag=True, help="Print the module as HLO text.")
+@click.option("--stablehlo", is_flag=True, help="Print the module as StableHLO text.")
+@click.option("--array", "array_name", metavar="NAME", help="Print one array.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    metavar="FILE.npy",
+    help="Save the array of --array; bfloat16 and the like are saved as their bits.",
+)
+@output.json_option
+def command(
+    file: Path, hlo: bool, stablehlo: bool, array_name: str | None, save: Path | None, as_json: bool
+) -> None:
+    """Print what is in FILE without running it: where it was recorded, its module, its arrays.
+
+    FILE is anything that `snaprt replay` takes.
+
+    \b
+    Example:
+      snaprt inspect step.inputs.snap
+      snaprt inspect step.inputs.snap --array arg0 --save arg0.npy
+      snaprt inspect module_0000.jit_step.snapshot.0.pb --hlo
+    """
+    asked = [name for name, given in (("--hlo", hlo), ("--stablehlo", stablehlo)) if given]
+    asked += ["--array"] if array_name is not None else []
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} cannot be printed at once", hint="ask one by one")
+    if save is not None and array_name is None:
+        raise UsageError("--save saves one array", hint="name it: --array NAME --save FILE.npy")
+    found = contents.read(file)
+    if hlo:
+        _print_text(found, "hlo", found.hlo_text(), as_json)
+    elif stablehlo:
+        _print_text(found, "stablehlo", found.stablehlo_text(), as_json)
+    elif array_name is not None:
+        _print_array(found, found.array(array_name), save, as_json)
+    else:
+        _print_summary(found, as_json)
+
+
+def _print_text(found: Contents, form: str, text: str, as_json: bool) -> None:
+    if as_json:
+        output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": found.path, form: text})
+    else:
+        click.echo(tables.printable(text))
+
+
+def _print_array(found: Contents, array: NamedArray, save: Path | None, as_json: bool) -> None:
+    if save is not None:
+        _save(save, array)
+    statistics = describe(array)
+    if as_json:
+        output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": found.path, "array": statistics})
+        return
+    output.console.print(tables.statistics_table([statistics]))
+    output.console.print()
+    click.echo(np.array2string(array.value, threshold=_PRINTED_ELEMENTS, max_line_width=100))
+
+
+def _save(path: Path, array: NamedArray) -> None:
+    with output.writing(f"save {array.name} to {path}"), path.open("wb") as file:
+        np.lib.format.write_array(file, contents.storable(array.value), allow_pickle=False)
+    print(f"saved {array.name} to {path}", file=sys.stderr)
+
+
+def _print_summary(found: Contents, as_json: bool) -> None:
+    statistics = [(role, describe(array)) for role, array in found.arrays()]
+    if as_json:
+        data: dict[str, Any] = {
+            "path": found.path,
+            "format": found.format,
+            "module": found.name,
+            "facts": found.facts,
+            "parameters": [str(parameter) for parameter in found.parameters],
+            "notes": found.notes,
+            "arrays": [{"role": role, **_fields(one)} for role, one in statistics],
+        }
+        output.emit_json(SCHEMA, SCHEMA_VERSION, data)
+        return
+    output.console.print(f"{found.path}: {found.format}, module {tables.printable(found.name)}")
+    width = max((len(label) for label in found.facts), default=0)
+    for label, value in found.facts.items():
+        told = tables.printable(value).replace("\n", "\n    ")
+        output.console.print(f"  {label:<{width}}  {told}")
+    for note in found.notes:
+        output.console.print(f"note: {tables.printable(note)}")
+    for role in ("inputs", "outputs"):
+        chosen = [one for its_role, one in statistics if its_role == role]
+        if chosen:
+            output.console.print(f"\n{role}: {len(chosen)}")
+            output.console.print(tables.statistics_table(chosen))
+    if not statistics:
+        taken = ", ".join(map(str, found.parameters)) or "none"
+        output.console.print(f"\nno arrays; the module takes: {taken}")
+
+
+def _fields(statistics: Any) -> dict[str, Any]:
+    return dict(vars(statistics))

@@ -1,0 +1,264 @@
+"""``snaprt ls``: what was recorded in a folder or a packed file, from the manifests alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from snaprt.cli import output, tables
+from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.errors import SnaprtError, SnapshotError, UsageError
+from snaprt.snapshot.format import places, schema
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.share import glance, prune
+
+SCHEMA: Final = "snaprt.ls"
+SCHEMA_VERSION: Final = 1
+
+_FEW_BYTES: Final = 256 << 20  # of stored arrays, which are read in a second
+
+_COLUMNS: Final = (
+    Column("graph"),
+    Column("step", right=True, rank=3),
+    Column("execution", right=True),
+    Column("device", rank=4),
+    Column("inputs", rank=5),
+    Column("outputs", rank=6),
+    Column("size", right=True, rank=2),
+    Column("because", rank=7),
+    Column("error", rank=1),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was recorded of one execution on one device.
+
+    Attributes:
+        files: Its files, by what they hold.
+        graph: The graph's name.
+        graph_id: 16 hex digits.
+        step: Steps that came before; -1 where nobody counted them.
+        execution: Executions of the same executable that came before.
+        process: The process it ran in.
+        device: Platform, number.
+        device_index: Place of the device among the executable's own.
+        inputs: Types of the recorded inputs; None where none are recorded.
+        outputs: Types of the recorded outputs; None where none are recorded.
+        file_bytes: Size of the files.
+        stored_bytes: Size of the arrays in the store that they refer to, which others may share.
+        reason: What made it be recorded.
+        error: What it failed with.
+        redacted: What was taken out.
+    """
+
+    files: Mapping[str, Path]
+    graph: str
+    graph_id: str
+    step: int
+    execution: int
+    process: int
+    device: str
+    device_index: int
+    inputs: tuple[str, ...] | None
+    outputs: tuple[str, ...] | None
+    file_bytes: int
+    stored_bytes: int
+    reason: str
+    error: str
+    redacted: tuple[str, ...]
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, colon, last = text.partition(":")
+    try:
+        return int(first or 0), int(last) if last else (2**63 if colon else int(first))
+    except ValueError:
+        raise UsageError(f"{text!r} is no number or range", hint="write 7, 7:12 or 7:") from None
+
+
+@click.command("ls")
+@click.argument("place", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--graph", metavar="REGEX", help="Only graphs whose name has a match.")
+@click.option("--step", metavar="N[:M]", help="Only this step, or these.")
+@click.option("--execution", metavar="N[:M]", help="Only these executions of each executable.")
+@click.option("--device", type=click.IntRange(min=0), help="Only this device of each executable.")
+@click.option("--failed", is_flag=True, help="Only what failed.")
+@click.option("--check", is_flag=True, help="Read all modules and arrays: is one damaged?")
+@output.json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    place: Path,
+    graph: str | None,
+    step: str | None,
+    execution: str | None,
+    device: int | None,
+    failed: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """List what was recorded in DIR, which may be a packed file too.
+
+    One line stands for an execution on one device. `snaprt inspect FILE` says more of one file.
+
+    The status is 1 if a file in DIR is damaged: if its manifest is, or an array that is stored for
+    several files is missing or cut short, or, where those take 256 MiB at most, has other values.
+    With --check, if anything is.
+
+    \b
+    Example:
+      snaprt ls dump
+      snaprt ls dump --graph train --step 100:200 --json
+    """
+    tests: list[Callable[[Row], bool]] = []
+    if graph is not None:
+        pattern = _compiled(graph)
+        tests.append(lambda row: pattern.search(row.graph) is not None)
+    for text, name in ((step, "step"), (execution, "execution")):
+        if text is not None:
+            tests.append(_within(name, *_range(text)))
+    if device is not None:
+        tests.append(lambda row: row.device_index == device)
+    if failed:
+        tests.append(lambda row: bool(row.error))
+    files, damaged = _read_all(place)
+    damaged += _damaged_arrays(place, files, check)
+    rows = [row for row in _rows(files) if all(test(row) for test in tests)]
+    store = prune.stored_arrays(place) if place.is_dir() else []
+    store_bytes = sum(path.stat().st_size for path in store)
+    if as_json:
+        told = {"rows": rows, "damaged": damaged, "stored_arrays": len(store)}
+        output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": place, **told, "bytes": store_bytes})
+    else:
+        _show(rows, len(store), store_bytes)
+    for error in damaged:
+        output.error(tables.printable(error))
+    context.exit(output.EXIT_MISMATCH if damaged else output.EXIT_OK)
+
+
+def _compiled(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--graph {text!r} is no regular expression: {error}") from error
+
+
+def _within(name: str, first: int, last: int) -> Callable[[Row], bool]:
+    return lambda row: first <= getattr(row, name) <= last
+
+
+def _read_all(place: Path) -> tuple[list[glance.Glance], list[str]]:
+    if not place.is_dir() and not places.is_pack_file(place):
+        raise UsageError(
+            f"{place} is neither a directory nor a packed file",
+            hint="name the directory that was recorded into",
+        )
+    files, damaged = [], []
+    paths = places.snapshots_in(place)
+    if not paths and place.is_file():
+        damaged.append(f"{place} is damaged: it holds no snapshot that can be read")
+    for path in paths:
+        try:
+            files.append(glance.at(path))
+        except SnaprtError as error:
+            damaged.append(error.message)
+    return files, damaged
+
+
+def _damaged_arrays(place: Path, files: Sequence[glance.Glance], check: bool) -> Iterator[str]:
+    """Yield what is wrong with stored arrays, and with all else in the files if asked for."""
+    sizes = {member: size for file in files for member, size in file.stored}
+    reads = check or sum(sizes.values()) <= _FEW_BYTES
+    seen: set[str] = set()
+    for file in files:
+        fresh = [(member, size) for member, size in file.stored if member not in seen]
+        seen |= {member for member, _ in fresh}
+        try:
+            for member, size in fresh:
+                if places.size(place / member) != size:
+                    raise SnapshotError(f"{place / member}, which {file.path} needs, is damaged")
+            if check or (reads and fresh):
+                snapshot = open_snapshot(file.path)
+                for member, _ in fresh:
+                    snapshot.check_stored(member)
+                if check:
+                    snapshot.check()
+        except SnaprtError as error:
+            yield error.message
+        except OSError as error:
+            reason = error.strerror or error
+            yield f"an array that {file.path} needs cannot be read: {error.filename}: {reason}"
+
+
+def _rows(files: Iterable[glance.Glance]) -> list[Row]:
+    pairs: dict[str, dict[str, glance.Glance]] = {}
+    for file in files:
+        stem = file.path.name.removesuffix(schema.SUFFIXES[file.role])
+        pairs.setdefault(stem, {})[file.role] = file
+    rows = [_row(pair) for pair in pairs.values()]
+    return sorted(rows, key=lambda row: (row.step, row.graph, row.execution, row.device_index))
+
+
+def _row(pair: Mapping[str, glance.Glance]) -> Row:
+    first = next(iter(pair.values()))
+    stored = {member: size for file in pair.values() for member, size in file.stored}
+    return Row(
+        files={role: file.path for role, file in pair.items()},
+        graph=first.graph,
+        graph_id=first.graph_id,
+        step=first.step,
+        execution=first.execution,
+        process=first.process,
+        device=first.device,
+        device_index=first.device_index,
+        inputs=_types(pair.get("inputs")),
+        outputs=_types(pair.get("outputs")),
+        file_bytes=sum(file.file_bytes for file in pair.values()),
+        stored_bytes=sum(stored.values()),
+        reason=next((one.reason for one in pair.values() if one.reason), ""),
+        error=next((one.error for one in pair.values() if one.error), ""),
+        redacted=first.redacted,
+    )
+
+
+def _types(file: glance.Glance | None) -> tuple[str, ...] | None:
+    if file is None:
+        return None
+    return tuple(tables.type_text(dtype, shape) for dtype, shape in file.types)
+
+
+def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:
+    if rows:
+        output.console.print(FittedTable(_COLUMNS, [_cells(row) for row in rows]))
+    total = tables.bytes_text(sum(row.file_bytes for row in rows))
+    executions = "execution" if len(rows) == 1 else "executions"
+    output.log.print(f"{len(rows)} recorded {executions}, {total}")
+    if stored:
+        output.log.print(f"{stored} stored arrays, {tables.bytes_text(stored_bytes)}")
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        tables.printable(row.graph),
+        "-" if row.step < 0 else str(row.step),
+        str(row.execution),
+        row.device,
+        _few(row.inputs),
+        _few(row.outputs),
+        tables.bytes_text(row.file_bytes + row.stored_bytes),
+        tables.printable(row.reason) or "-",
+        tables.printable(row.error.strip().splitlines()[0]) if row.error.strip() else "-",
+    ]
+
+
+def _few(types: tuple[str, ...] | None, most: int = 2) -> str:
+    if types is None:
+        return "-"
+    shown = ", ".join(types[:most])
+    return shown if len(types) <= most else f"{shown} and {len(types) - most} more"

@@ -1,0 +1,218 @@
+"""Compiles ahead of time: what was collected becomes the entry that its run will look up.
+
+It knows programs in files, and the cache; not in which process, or how many at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from snaprt_cache.store import Cache
+
+from snaprt import jaxapi
+from snaprt.compile.collect import GRAPH_NAME
+from snaprt.compile.collected import CollectedProgram, restored
+from snaprt.compile.fast_key import Note, devices_of_placement, read_note, write_note
+from snaprt.compile.key import module_digest, module_key, program_key, topology_key
+from snaprt.compile.lower import placed
+from snaprt.compile.native_calls import obstacle, refuse_objects_of_another_process
+from snaprt.compile.obtain import entry_metadata
+from snaprt.compile.once import compile_once
+from snaprt.compile.summary import summarise
+from snaprt.errors import CompileError, UsageError
+
+#: What libtpu wants to hear on a machine without a TPU, where nobody tells it.
+TOPOLOGY_VARIABLES: Mapping[str, str] = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What became of a program.
+
+    Attributes:
+        key: The digest of the key of its entry.
+        was_there: Whether the cache had the entry before.
+        seconds: Seconds that the compiler took.
+    """
+
+    key: str
+    was_there: bool
+    seconds: float
+
+
+def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Warmed:
+    """Compile a collected program for the devices that are here, as its run would compile it.
+
+    Raises:
+        UsageError: The program is for another version, platform or number of devices.
+        CompileError: XLA refuses it, or the module is not the one that was collected.
+    """
+    check_versions(program)
+    try:
+        client = jax.local_devices(backend=program.platform)[0].client
+        devices = {device.id: device for device in client.devices()}
+        placement = program.placement(devices)
+        arguments = [restored(value, devices) for value in program.arguments]
+        results = [restored(value, {}) for value in program.results]
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise UsageError(
+            f"the program was collected on {program.device_count} devices of platform "
+            f"{program.platform!r}, which are not here: {error}",
+            hint="collect and warm on machines of one kind",
+        ) from error
+    for name, value in program.settings.items():
+        if value is not None:
+            jax.config.update(name, value)
+    with placed(placement):
+        stand_in = jaxapi.lower(jaxapi.zeros_function(results), arguments)
+        if jaxapi.signature_of_lowered(stand_in) != program.signature:
+            raise CompileError(
+                "the program cannot be made again from what was collected",
+                hint="collect it again; it is compiled when it is run",
+            )
+        lowered = jaxapi.with_module(stand_in, _checked_module(program, module))
+        stablehlo = jaxapi.stablehlo_without_locations(lowered)
+        calls = jaxapi.custom_calls(lowered.compiler_ir("stablehlo"), stablehlo)
+        refuse_objects_of_another_process(calls)
+        used = jaxapi.devices_of_lowered(lowered)
+        key = module_key(
+            stablehlo, used, kind="compiled", signature=program.signature, folder=cache.folder
+        )
+
+        def compile_and_put() -> tuple[float, bool]:
+            started = time.perf_counter()
+            try:
+                with jaxapi.without_compilation_cache():
+                    compiled = lowered.compile()
+                payload = jaxapi.serialize_compiled(compiled)
+            except Exception as error:
+                raise CompileError(f"the program cannot be compiled: {error}") from error
+            seconds = time.perf_counter() - started
+            told = entry_metadata(program.name, "compiled", seconds, used[0], calls)
+            told["summary"] = summarise(lowered.compiler_ir("stablehlo"))
+            return seconds, cache.put(key, payload, told)
+
+        seconds, was_there, is_there = _once(cache, key, compile_and_put)
+    if program.program_digest and is_there:
+        key_of_note = program_key(
+            program.program_digest, devices_of_placement(placement), cache.folder
+        )
+        ids = tuple(device.id for device in used)
+        note = Note(key, program.graph_id, len(arguments), len(results), ids)
+        if read_note(cache, key_of_note) != note:
+            write_note(cache, key_of_note, note, GRAPH_NAME)
+    return Warmed(key.digest, was_there, seconds)
+
+
+def _once(cache: Cache, key: Any, compile_and_put: Any) -> tuple[float, bool, bool]:
+    """Compile unless the cache has a sound entry, or another process is about to store one."""
+
+    def sound() -> float | None:
+        return None if cache.get(key, counted=False, obstacle=obstacle) is None else 0.0
+
+    if sound() is not None:
+        return 0.0, True, True
+    seconds, was_there, is_there = compile_once(cache, key, sound, compile_and_put)
+    if not is_there:
+        raise CompileError(
+            f"the executable could not be stored in {cache.path}",
+            hint="the warning above says why",
+        )
+    return seconds, was_there, is_there
+
+
+def check_versions(program: CollectedProgram) -> None:
+    """Refuse a program that another JAX lowered: this one would lower it to another module.
+
+    Raises:
+        UsageError: It was another JAX, or another jaxlib.
+    """
+    if (program.jax, program.jaxlib) != (jax.__version__, jaxapi.JAXLIB_VERSION):
+        raise UsageError(
+            f"the program was collected with jax {program.jax} and jaxlib {program.jaxlib}, and "
+            f"this is jax {jax.__version__} and jaxlib {jaxapi.JAXLIB_VERSION}",
+            hint="collect it again with these versions",
+        )
+
+
+def _checked_module(program: CollectedProgram, module: bytes) -> Any:
+    try:
+        parsed = jaxapi.parse_module(module)
+    except ValueError as error:
+        raise CompileError(f"the module cannot be read: {error}") from error
+    if module_digest(jaxapi.bytecode_without_locations(parsed)) != program.module_digest:
+        raise CompileError(
+            f"the module in {program.module} is not the one that was collected",
+            hint="the file was changed; collect it again",
+        )
+    return parsed
+
+
+def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> Warmed:
+    """Compile a module for a TPU topology, on a machine without one.
+
+    Args:
+        module: StableHLO in any form.
+        topology: As libtpu calls it, such as ``v5e:2x2``.
+        name: What the cache's index calls it.
+        cache: Where the serialised executable goes.
+
+    Raises:
+        UsageError: libtpu is not installed, or knows no such topology.
+        CompileError: The module cannot be read, or the compiler refuses it.
+    """
+    devices = topology_devices(topology)
+    try:
+        parsed = jaxapi.parse_module(module)
+    except ValueError as error:
+        raise CompileError(f"the module cannot be read: {error}") from error
+    calls = jaxapi.custom_calls(parsed)
+    refuse_objects_of_another_process(calls)
+    used = devices[: jaxapi.partitions_of(parsed)]
+    stablehlo = jaxapi.bytecode_without_locations(parsed)
+    key = topology_key(stablehlo, used, topology=topology, folder=cache.folder)
+
+    def compile_and_put() -> tuple[float, bool]:
+        started = time.perf_counter()
+        try:
+            payload = jaxapi.compile_for_topology(parsed, used)
+        except Exception as error:
+            raise CompileError(f"the module cannot be compiled for {topology}: {error}") from error
+        seconds = time.perf_counter() - started
+        told = entry_metadata(name, "topology", seconds, used[0], calls)
+        told["summary"] = summarise(parsed)
+        return seconds, cache.put(key, payload, told)
+
+    seconds, was_there, _ = _once(cache, key, compile_and_put)
+    return Warmed(key.digest, was_there, seconds)
+
+
+def topology_devices(topology: str) -> tuple[Any, ...]:
+    """Return the devices of a TPU topology, none of which is here.
+
+    Raises:
+        UsageError: libtpu is not installed, or knows no such topology.
+    """
+    from jax.experimental import topologies
+
+    for variable, value in TOPOLOGY_VARIABLES.items():
+        os.environ.setdefault(variable, value)
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    except Exception as error:  # of several types, by cause and version
+        raise UsageError(
+            f"there is no TPU topology {topology!r} to compile for: {error}",
+            hint="install snaprt[tpu], and name a topology such as tpu:v5e:2x2",
+        ) from error
+    return tuple(found.devices)

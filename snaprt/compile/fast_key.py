@@ -1,0 +1,121 @@
+"""Notes in the cache: which module, and so which executable, a recorded program becomes.
+
+With a note, a program whose digest is known is loaded without being lowered. A note is an entry of
+the cache like any other, and as well verified; it knows keys, not how programs are compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import jax
+from snaprt_cache.key import Key, KeyPart
+from snaprt_cache.store import Cache
+
+from snaprt import jaxapi, metrics
+from snaprt.compile.key import program_key
+from snaprt.compile.lower import digest_of_lowering
+from snaprt.graph.digest import Unstable
+from snaprt.graph.program import Placement, Program
+
+_log = logging.getLogger("snaprt.cache")
+
+#: What the cache calls the entries of notes.
+KIND: Final = "note"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is known of a program before it is lowered.
+
+    Attributes:
+        executable: The key of its executable.
+        graph_id: See `snaprt.compile.obtain.Executable`.
+        arguments: How many arguments it takes.
+        results: How many results it has.
+        device_ids: The devices it runs on, in the order of its partitions.
+    """
+
+    executable: Key
+    graph_id: str
+    arguments: int
+    results: int
+    device_ids: tuple[int, ...]
+
+
+def note_key(
+    program: Program, promoted: frozenset[int], is_watched: bool, cache: Cache
+) -> Key | None:
+    """Return the key of the program's note; ``None``, counted by its reason, where it has none."""
+    try:
+        digest = digest_of_lowering(program, promoted, is_watched)
+    except Unstable as reason:
+        metrics.counter_add(f"UnstableProgram::{reason}")
+        return None
+    except Exception as error:  # a form of JAX's that is not foreseen: the module decides
+        _log.info("a program has no digest: %r", error)
+        metrics.counter_add(f"UnstableProgram::{type(error).__name__}")
+        return None
+    return program_key(digest, devices_of_placement(program.placement), cache.folder)
+
+
+def devices_of_placement(placement: Placement) -> tuple[jaxapi.Device, ...]:
+    """Return the devices that a program at ``placement`` runs on."""
+    if placement.devices:
+        return placement.devices
+    default = placement.default_device
+    if default is None or isinstance(default, str):
+        return (jax.local_devices(backend=default)[0],)
+    return (default,)
+
+
+def read_note(cache: Cache, key: Key) -> Note | None:
+    """Return the note of that key, or ``None`` where there is none that can be read."""
+    entry = cache.get(key, counted=False)
+    if entry is None:
+        return None
+    try:
+        content = json.loads(entry.payload)
+        return Note(
+            executable=Key(tuple(KeyPart(name, value) for name, value in content["executable"])),
+            graph_id=str(content["graph_id"]),
+            arguments=int(content["arguments"]),
+            results=int(content["results"]),
+            device_ids=tuple(map(int, content["device_ids"])),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        cache.discard(key, f"its note cannot be read: {error!r}")
+        return None
+
+
+def write_note(cache: Cache, key: Key, note: Note, name: str) -> bool:
+    """Store ``note`` under ``key``, and say whether it is there now.
+
+    Args:
+        cache: Where to store it.
+        key: From `note_key`.
+        note: What to store.
+        name: What the cache's index calls it.
+    """
+    content = {
+        "executable": [[part.name, part.value] for part in note.executable.parts],
+        "graph_id": note.graph_id,
+        "arguments": note.arguments,
+        "results": note.results,
+        "device_ids": note.device_ids,
+    }
+    return cache.put(key, json.dumps(content).encode(), {"name": name, "kind": KIND}, counted=False)
+
+
+def devices_by_id(ids: Sequence[int], platform_of: jaxapi.Device) -> tuple[jaxapi.Device, ...]:
+    """Return the devices of these ids on the platform of another device.
+
+    Raises:
+        KeyError: There is no such device any more.
+    """
+    devices = {device.id: device for device in platform_of.client.devices()}
+    return tuple(devices[number] for number in ids)

@@ -1,0 +1,154 @@
+"""The executables that this process has loaded, and which of them a program runs.
+
+It knows programs and executables; how one is compiled, it is told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import jax
+
+from snaprt import jaxapi, metrics
+from snaprt.compile.downcast import Narrowing, narrowings
+from snaprt.compile.obtain import Executable
+from snaprt.graph.program import Program, Structure
+
+MAX_PROGRAMS: Final = 2048
+"""How many programs stay loaded in a process; the least recently used one goes first."""
+
+_DONATIONS_TO_COMPILE: Final = 2
+"""How often in a row a program must find other inputs free before it is compiled for those ..."""
+
+WORTH_COMPILING_BYTES: Final = 64 << 20
+"""... and how much memory the difference must be: less is not worth a compilation."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a program runs.
+
+    Attributes:
+        executable: The executable.
+        arguments: What to call it with: the inputs, then the literals that vary.
+        is_new: Whether it was loaded or compiled for this.
+    """
+
+    executable: Executable
+    arguments: list[jax.Array]
+    is_new: bool
+
+
+@dataclass
+class _Family:
+    """The executables of programs that differ in the values of their literals alone."""
+
+    promoted: frozenset[int] = frozenset()
+    literals: tuple[bytes, ...] = ()
+    executables: dict[tuple[bytes, ...], _Variants] = field(default_factory=dict)
+
+
+@dataclass
+class _Variants:
+    """The executables of one program that differ in the inputs whose memory they take."""
+
+    by_donated: dict[tuple[int, ...], Executable] = field(default_factory=dict)
+    latest: Executable | None = None
+    missed: int = 0
+
+    def find(self, program: Program, *, exactly: bool) -> Executable | None:
+        """Return the executable to use for the inputs that are free; ``None`` to compile one.
+
+        Which inputs are free may change by chance, as when a garbage collector lets go of an
+        array. So a program is compiled anew when it has found others free twice in a row, and they
+        are large; else what an executable takes and should not is copied. If it must be
+        ``exactly`` so, nothing is copied.
+        """
+        found = self.by_donated.get(program.donated)
+        if found is not None or self.latest is None or exactly:
+            self.missed = 0
+            return found
+        others = set(program.donated).symmetric_difference(self.latest.donated)
+        if sum(program.inputs[index].nbytes for index in others) < WORTH_COMPILING_BYTES:
+            return self.latest
+        self.missed += 1
+        return self.latest if self.missed < _DONATIONS_TO_COMPILE else None
+
+    def add(self, executable: Executable) -> None:
+        """Keep an executable that was compiled."""
+        self.by_donated[executable.donated] = self.latest = executable
+        self.missed = 0
+
+
+# By whether they have a flag that tells of NaN, whether literals are constants, what they compute
+# in narrower types, and by their structure.
+_families: OrderedDict[tuple[bool, bool, tuple[Narrowing, ...], Structure], _Family] = OrderedDict()
+_lock = threading.Lock()
+
+
+def executable_for(
+    program: Program,
+    compile_it: Callable[[Program, frozenset[int]], Executable],
+    *,
+    is_watched: bool,
+    exactly: bool,
+    constants: bool = True,
+) -> Ready:
+    """Return the executable of ``program``, which is compiled if this process has none.
+
+    A literal is compiled in as a constant, which XLA can use, until a program comes that differs
+    in its value alone; from then on it is an argument, so that a learning rate that changes at
+    every step costs two compilations and not one a step.
+
+    Args:
+        program: What is to run.
+        compile_it: Compiles a program, with some of its literals as arguments.
+        is_watched: Whether the executable has a flag; see `snaprt.compile.nan_flag`.
+        exactly: Whether it must take the memory of what ``program`` donates, neither more nor less.
+        constants: Whether a literal may be a constant. Eager JAX passes it as an argument, and what
+            XLA makes of a constant can differ from that in the last bits.
+    """
+    literals = tuple([literal.key for literal in program.literals])
+    key = (is_watched, constants, narrowings(), program.structure)
+    with _lock:
+        family = _families.get(key)
+        if family is None:
+            promoted = frozenset(() if constants else range(len(literals)))
+            family = _families[key] = _Family(promoted, literals)
+            if len(_families) > MAX_PROGRAMS:
+                _families.popitem(last=False)
+        else:
+            _families.move_to_end(key)
+        promoted = family.promoted
+        variants = family.executables.get(_constants(literals, promoted))
+        executable = None if variants is None else variants.find(program, exactly=exactly)
+        if variants is None and family.executables:
+            pairs = zip(literals, family.literals, strict=True)
+            varied = [i for i, (a, b) in enumerate(pairs) if a != b]
+            promoted = family.promoted = promoted | frozenset(varied)
+            family.executables.clear()
+    is_new = executable is None
+    if executable is None:
+        # What a first step is given comes from elsewhere; from the second on it is our own.
+        donated = program.free if variants is None else program.donated
+        executable = compile_it(replace(program, donated=donated), promoted)
+        with _lock:
+            if family.promoted == promoted:
+                fixed = _constants(literals, promoted)
+                family.executables.setdefault(fixed, _Variants()).add(executable)
+    arguments = program.arguments(promoted)
+    for index in executable.donated:
+        if index not in program.donated:
+            metrics.counter_add("DonationCopied")
+            arguments[index] = jaxapi.copy_array(arguments[index])
+    return Ready(executable, arguments, is_new)
+
+
+def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[bytes, ...]:
+    if not promoted:
+        return literals
+    return tuple([key for i, key in enumerate(literals) if i not in promoted])

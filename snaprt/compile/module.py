@@ -1,0 +1,241 @@
+"""Compile and run a bare module, as replay does: StableHLO in, arrays in, arrays out.
+
+It goes through the same persistent cache as recorded programs, and knows nothing of snapshots.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from snaprt_cache.miss.journal import record_miss
+
+from snaprt import jaxapi, metrics
+from snaprt.compile.key import module_key
+from snaprt.compile.native_calls import obstacle, refuse_objects_of_another_process
+from snaprt.compile.obtain import entry_metadata
+from snaprt.compile.once import compile_once, load_entry
+from snaprt.compile.proof import Proof, proof_of
+from snaprt.compile.store import persistent_cache
+from snaprt.compile.summary import summarise
+from snaprt.errors import CompileError, ExecutionError
+
+_Type = tuple[tuple[int, ...], np.dtype]
+Index = tuple[tuple[int, int], ...]
+"""Where a part begins and ends in each dimension of the whole."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModule:
+    """A compiled module, ready to run.
+
+    Attributes:
+        parameters: (shape, dtype) of each parameter of ``main``.
+        results: (shape, dtype) of each result of ``main``.
+        devices: Where it runs, in the order of its partitions.
+        from_cache: Whether the executable came from the persistent cache.
+        compile_seconds: Seconds spent on compiling or loading it.
+        executable: XLA's loaded executable.
+    """
+
+    parameters: tuple[_Type, ...]
+    results: tuple[_Type, ...]
+    devices: tuple[jaxapi.Device, ...]
+    from_cache: bool
+    compile_seconds: float
+    executable: Any
+
+    @property
+    def device(self) -> jaxapi.Device:
+        """Where it runs, the first of several."""
+        return self.devices[0]
+
+    @cached_property
+    def proof(self) -> Proof:
+        """What tells the executable from others."""
+        return proof_of(self.executable)
+
+    @property
+    def result_indices(self) -> list[list[Index]]:
+        """For each result and device, which part of the whole the device holds."""
+        return [
+            [
+                _normal(jaxapi.places_of_sharding(sharding, shape)[one], shape)
+                for one in self.devices
+            ]
+            for sharding, (shape, _) in zip(self._shardings[1], self.results, strict=True)
+        ]
+
+    @cached_property
+    def _shardings(self) -> tuple[list[jax.sharding.Sharding], list[jax.sharding.Sharding]]:
+        return jaxapi.shardings_of_module(
+            self.executable, self.devices, len(self.parameters), len(self.results)
+        )
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run once, on one device, and return the results as numpy arrays.
+
+        Args:
+            inputs: One array for each parameter, of its shape and dtype.
+
+        Raises:
+            ExecutionError: If the device reports an error.
+        """
+        return [shards[0] for shards in self.run_sharded(inputs)]
+
+    def run_sharded(
+        self, inputs: Sequence[np.ndarray | Sequence[np.ndarray]]
+    ) -> list[list[np.ndarray]]:
+        """Run once and return, for each result, the part of it that each device holds.
+
+        Args:
+            inputs: For each parameter the whole array, of its shape and dtype, or the parts of it
+                that the devices are to hold, one for each.
+
+        Raises:
+            ExecutionError: If the device reports an error.
+        """
+        try:
+            with jaxapi.x64(True):  # or JAX would make 32-bit arrays of 64-bit inputs
+                if len(self.devices) == 1:
+                    arrays = [jax.device_put(array, self.device) for array in inputs]
+                else:
+                    arrays = [self._spread(number, one) for number, one in enumerate(inputs)]
+                results = jaxapi.run_module(self.executable, arrays)
+                # NumPy alone ends the process where an execution out of memory left nothing.
+                return [
+                    [np.asarray(shard.block_until_ready()) for shard in shards]
+                    for shards in results
+                ]
+        except Exception as error:
+            where = ", ".join(map(str, self.devices))
+            raise ExecutionError(f"the module failed while it ran on {where}: {error}") from error
+
+    def _spread(self, number: int, value: np.ndarray | Sequence[np.ndarray]) -> jax.Array:
+        """Put the parts of a parameter where its sharding has them."""
+        shape, sharding = self.parameters[number][0], self._shardings[0][number]
+        if isinstance(value, np.ndarray):
+            places = jaxapi.places_of_sharding(sharding, shape)
+            value = [value[places[device]] for device in self.devices]
+        parts = [jax.device_put(one, at) for one, at in zip(value, self.devices, strict=True)]
+        return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
+
+def compile_module(
+    stablehlo: bytes | str,
+    *,
+    device: jaxapi.Device,
+    name: str = "",
+    compiler_options: Mapping[str, str | bool | int | float] | None = None,
+) -> LoadedModule:
+    """Load a module's executable from the persistent cache, or compile it.
+
+    Args:
+        stablehlo: StableHLO as text, MLIR bytecode or a portable artifact, for one device.
+        device: Where it will run.
+        name: What the cache's index calls it.
+        compiler_options: Values of ``xla_*`` options by name, without dashes.
+
+    Raises:
+        CompileError: If the module cannot be read or XLA refuses it or its options.
+    """
+    return compile_partitioned(
+        stablehlo, devices=[device], name=name, compiler_options=compiler_options
+    )
+
+
+def compile_partitioned(
+    stablehlo: bytes | str,
+    *,
+    devices: Sequence[jaxapi.Device],
+    partitioning: jaxapi.Partitioning | None = None,
+    name: str = "",
+    compiler_options: Mapping[str, str | bool | int | float] | None = None,
+) -> LoadedModule:
+    """Load the executable of a module for several devices from the cache, or compile it.
+
+    Args:
+        stablehlo: As `compile_module` takes it.
+        devices: Where it will run, in the order of its partitions.
+        partitioning: How XLA was told to spread it when it was recorded.
+        name: What the cache's index calls it.
+        compiler_options: Values of ``xla_*`` options by name, without dashes.
+
+    Raises:
+        CompileError: If the module cannot be read or XLA refuses it or its options.
+    """
+    started = time.perf_counter()
+    try:
+        module = jaxapi.parse_module(stablehlo)
+        calls = jaxapi.custom_calls(module)
+        refuse_objects_of_another_process(calls)
+        parameters, results = jaxapi.module_signature(module)
+        options = jaxapi.compile_options(devices, compiler_options)
+        told = dict(compiler_options or {})
+        if partitioning is not None:
+            jaxapi.partition(options, partitioning)
+            told["partitioning"] = str(partitioning)
+        executable, from_cache = _load_or_compile(module, calls, devices, name, told, options)
+    except CompileError:
+        raise
+    except Exception as error:
+        where = ", ".join(map(str, devices))
+        raise CompileError(f"the module cannot be compiled for {where}: {error}") from error
+    return LoadedModule(
+        parameters=tuple(parameters),
+        results=tuple(results),
+        devices=tuple(devices),
+        from_cache=from_cache,
+        compile_seconds=time.perf_counter() - started,
+        executable=executable,
+    )
+
+
+def _load_or_compile(
+    module: Any,
+    calls: jaxapi.CustomCalls,
+    devices: Sequence[jaxapi.Device],
+    name: str,
+    named_options: Mapping[str, Any],
+    options: Any,
+) -> tuple[Any, bool]:
+    def compile_here() -> Any:
+        with metrics.timed("CompileTime"):
+            return jaxapi.compile_module(module, devices, options)
+
+    cache = persistent_cache()
+    if cache is None:
+        return compile_here(), False
+    stablehlo = jaxapi.bytecode_without_locations(module)
+    key = module_key(stablehlo, devices, kind="module", options=named_options, folder=cache.folder)
+
+    def load() -> Any:
+        entry = cache.get(key, obstacle=obstacle)
+        if entry is None:
+            return None
+        return load_entry(cache, key, entry, lambda content: jaxapi.load_module(content, devices))
+
+    def compile_and_put() -> tuple[Any, bool]:
+        record_miss(cache, key, name)
+        summary = summarise(module)
+        started = time.perf_counter()
+        executable = compile_here()
+        seconds = time.perf_counter() - started
+        payload = jaxapi.serialize_module(executable)
+        told = entry_metadata(name, "module", seconds, devices[0], calls)
+        told["summary"] = summary
+        return executable, cache.put(key, payload, told)
+
+    executable = load()
+    if executable is not None:
+        return executable, True
+    return compile_once(cache, key, load, compile_and_put)[:2]
+
+
+def _normal(index: Sequence[slice], shape: Sequence[int]) -> Index:
+    return tuple(one.indices(size)[:2] for one, size in zip(index, shape, strict=True))

@@ -1,0 +1,238 @@
+"""Loads, in a thread, the executables that this program used when it last ran.
+
+The thread works while Python still imports and traces, and the runtime finds the executable ready,
+or waits for the rest of its loading. What was used is remembered in the cache, by the program's
+path. It knows what kinds of entries can be loaded beforehand, nothing of who asks for them when.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import jax
+from snaprt_cache.frame import BlobHeader
+from snaprt_cache.jax_plugin import KIND as JIT_KIND
+from snaprt_cache.key import Key
+from snaprt_cache.store import Cache, Entry
+
+from snaprt import jaxapi, metrics, settings
+from snaprt.compile.fast_key import KIND as NOTE_KIND
+from snaprt.compile.fast_key import Note, devices_by_id, read_note
+from snaprt.compile.key import start_key
+from snaprt.compile.native_calls import obstacle
+from snaprt.compile.store import persistent_cache
+
+_log = logging.getLogger("snaprt.cache")
+
+#: Loading stops after this many seconds: the program has long overtaken it.
+MAX_SECONDS: Final = 60.0
+#: Nothing more is loaded once the executables loaded so far have this many bytes.
+MAX_BYTES: Final = 1 << 30
+#: How many programs are remembered.
+MAX_PROGRAMS: Final = 256
+# How often to look whether JAX has made its devices: never is it made to make them.
+_PAUSE_SECONDS: Final = 0.002
+
+
+@dataclass(frozen=True)
+class Prefetched:
+    """What was loaded before it was asked for.
+
+    Attributes:
+        loaded: What the loader of the entry's kind returned.
+        devices: Where it runs, in the order of its partitions.
+        note: Of a program that was recorded lazily, else ``None``.
+        entry: The entry of the cache that holds it.
+    """
+
+    loaded: Any
+    devices: tuple[jaxapi.Device, ...]
+    note: Note | None
+    entry: Entry
+
+
+@dataclass
+class _State:
+    """What one process has prefetched and used; guarded by ``lock``.
+
+    ``waiting`` are the digests that nobody has asked for yet, and ``under_way`` those of them that
+    the thread has begun with.
+    """
+
+    cache: Cache | None = None
+    remembered: list[str] = field(default_factory=list)
+    waiting: set[str] = field(default_factory=set)
+    under_way: dict[str, Future[Prefetched | None]] = field(default_factory=dict)
+    used: dict[str, None] = field(default_factory=dict)
+    thread: threading.Thread | None = None
+    stopping: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_state = _State()
+
+
+def start() -> None:
+    """Begin to load what the program used last time; returns at once, and never fails."""
+    if not settings.get("SNAPRT_PREFETCH"):
+        return
+    cache = persistent_cache()
+    with _state.lock:
+        if cache is None or _state.cache is not None:
+            return
+        _state.cache = cache
+        _state.remembered = _read_list(cache)
+        _state.waiting = set(_state.remembered)
+    atexit.register(_finish)
+    os.register_at_fork(after_in_child=_forget_after_fork)
+    if _state.remembered:
+        _state.thread = threading.Thread(
+            target=_load_all, args=(cache,), name="snaprt-prefetch", daemon=True
+        )
+        _state.thread.start()
+
+
+def take(key: Key, devices: Sequence[jaxapi.Device] | None = None) -> Prefetched | None:
+    """Return what the entry of ``key`` leads to, if it was prefetched; remember that it was used.
+
+    An entry that the thread has not begun with is left to the caller, who is there first.
+
+    Args:
+        key: The key of the entry that is remembered.
+        devices: Where it must be loaded; by default where it ran last time.
+    """
+    with _state.lock:
+        _state.used[key.digest] = None
+        _state.waiting.discard(key.digest)
+        future = _state.under_way.pop(key.digest, None)
+    if future is None:
+        return None
+    with metrics.timed("PrefetchWait"):
+        found = future.result()
+    if found is None or (devices is not None and found.devices != tuple(devices)):
+        return None
+    if _state.cache is not None:
+        metrics.counter_add("PrefetchUsed")
+        _state.cache.count_hit(found.entry)
+    return found
+
+
+def _load_all(cache: Cache) -> None:
+    """Load in the order of last time, until the bounds are reached; runs in the thread."""
+    deadline = time.monotonic() + MAX_SECONDS
+    room = MAX_BYTES
+    for digest in _state.remembered:
+        if room <= 0 or time.monotonic() >= deadline or _state.stopping:
+            return
+        future: Future[Prefetched | None] = Future()
+        with _state.lock:
+            if digest not in _state.waiting:  # the program was faster
+                continue
+            _state.under_way[digest] = future
+        found = None
+        try:
+            found = _load(cache, digest, deadline)
+        except Exception as error:  # whoever wants it will meet the error, and compile
+            _log.info("a program could not be prefetched: %s", error)
+        finally:
+            future.set_result(found)
+        if found is not None:
+            room -= len(found.entry.payload)
+            metrics.counter_add("Prefetched")
+
+
+def _load(cache: Cache, digest: str, deadline: float) -> Prefetched | None:
+    header = cache.header(digest)
+    loader = None if header is None else _LOADERS.get(str(header.metadata.get("kind")))
+    return None if header is None or loader is None else loader(cache, header, deadline)
+
+
+def _load_noted(cache: Cache, header: BlobHeader, deadline: float) -> Prefetched | None:
+    note = read_note(cache, header.key)
+    entry = None if note is None else cache.get(note.executable, counted=False)
+    if note is None or entry is None:
+        return None
+    devices = _devices(note.device_ids, entry, deadline)
+    if devices is None or obstacle(entry.metadata):
+        return None
+    compiled = jaxapi.load_compiled(entry.payload, note.arguments, note.results, devices)
+    return Prefetched(compiled, devices, note, entry)
+
+
+def _load_jit(cache: Cache, header: BlobHeader, deadline: float) -> Prefetched | None:
+    entry = cache.get(header.key, counted=False)
+    if entry is None:
+        return None
+    ids = [int(number) for number in str(entry.metadata.get("device_ids", "")).split(",") if number]
+    devices = _devices(ids, entry, deadline) if ids else None
+    if devices is None or obstacle(entry.metadata):
+        return None
+    return Prefetched(jaxapi.load_jit_executable(entry.payload, devices), devices, None, entry)
+
+
+#: An entry's kind, to what loads it before it is asked for.
+_LOADERS: Final[Mapping[str, Callable[[Cache, BlobHeader, float], Prefetched | None]]] = {
+    NOTE_KIND: _load_noted,
+    JIT_KIND: _load_jit,
+}
+
+
+def _devices(ids: Sequence[int], entry: Entry, deadline: float) -> tuple[jaxapi.Device, ...] | None:
+    """Return the devices of these ids once the program has made JAX look for devices."""
+    while not jaxapi.backends_are_initialized():
+        if _state.stopping or time.monotonic() >= deadline:
+            return None
+        time.sleep(_PAUSE_SECONDS)
+    platform = str(entry.metadata.get("platform", "")) or None
+    return devices_by_id(ids, jax.local_devices(backend=platform)[0])
+
+
+def _list_key(cache: Cache) -> Key:
+    """Return the key of the list of a program: its path, or the module's that runs as it."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None) or sys.argv[0]
+    return start_key(os.path.abspath(path), cache.folder)
+
+
+def _read_list(cache: Cache) -> list[str]:
+    entry = cache.get(_list_key(cache), counted=False)
+    if entry is None:
+        return []
+    try:
+        digests = json.loads(entry.payload)
+        return [digest for digest in digests if isinstance(digest, str)][:MAX_PROGRAMS]
+    except (ValueError, TypeError):
+        return []
+
+
+def _forget_after_fork() -> None:
+    """Wait for nothing in a child: the thread that loads is the parent's."""
+    _state.lock = threading.Lock()
+    _state.waiting, _state.under_way = set(), {}
+    _state.thread = None
+
+
+def _finish() -> None:
+    """Store what was used in place of what was remembered, at exit.
+
+    The thread is waited for first: XLA's client must not go away while it loads something.
+    """
+    _state.stopping = True
+    if _state.thread is not None:
+        _state.thread.join()
+    used = list(_state.used)[:MAX_PROGRAMS]
+    if _state.cache is not None and used and used != _state.remembered:
+        metadata = {"name": "prefetch list", "kind": "list"}
+        _state.cache.put(
+            _list_key(_state.cache), json.dumps(used).encode(), metadata, counted=False
+        )

@@ -1,1 +1,0 @@
-"""Lowers, compiles (through the cache) and runs programs; knows nothing of what records them."""

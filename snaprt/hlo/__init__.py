@@ -1,0 +1,1 @@
+"""XLA's own messages, HLO modules and literals, as protocol buffers."""

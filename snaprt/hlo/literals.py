@@ -1,0 +1,267 @@
+"""XLA's element types, and its literals as numpy arrays and back; it must know nothing of JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
+
+from snaprt.errors import SnapshotError
+from snaprt.hlo.proto import LiteralProto, ShapeProto, XlaMessage
+
+TUPLE = 13
+OPAQUE = 14
+TOKEN = 17
+
+
+@dataclasses.dataclass(frozen=True)
+class ElementType:
+    """One row of XLA's enumeration PrimitiveType (xla/xla_data.proto).
+
+    Args:
+        number: Its value on the wire.
+        name: XLA's name for it in HLO text.
+        dtype: numpy's, or ml_dtypes' own; None where the installed ml_dtypes has none.
+        bits: The width of an element.
+        varint: True if a literal holds the elements as protobuf varints, not as plain bytes.
+    """
+
+    number: int
+    name: str
+    dtype: np.dtype | None
+    bits: int
+    varint: bool = False
+
+    @property
+    def literal_field(self) -> str:
+        """Return the field of LiteralProto that holds elements of this type."""
+        return f"{self.name}s"
+
+
+def _dtype(name: str) -> np.dtype | None:
+    scalar = getattr(ml_dtypes, name, None)
+    return None if scalar is None else np.dtype(scalar)
+
+
+_ROWS = (
+    ElementType(1, "pred", np.dtype(np.bool_), 8),
+    ElementType(2, "s8", np.dtype(np.int8), 8),
+    ElementType(3, "s16", np.dtype(np.int16), 16),
+    ElementType(4, "s32", np.dtype(np.int32), 32, varint=True),
+    ElementType(5, "s64", np.dtype(np.int64), 64, varint=True),
+    ElementType(6, "u8", np.dtype(np.uint8), 8),
+    ElementType(7, "u16", np.dtype(np.uint16), 16),
+    ElementType(8, "u32", np.dtype(np.uint32), 32, varint=True),
+    ElementType(9, "u64", np.dtype(np.uint64), 64, varint=True),
+    ElementType(10, "f16", np.dtype(np.float16), 16),
+    ElementType(11, "f32", np.dtype(np.float32), 32),
+    ElementType(12, "f64", np.dtype(np.float64), 64),
+    ElementType(15, "c64", np.dtype(np.complex64), 64),
+    ElementType(16, "bf16", _dtype("bfloat16"), 16),
+    ElementType(18, "c128", np.dtype(np.complex128), 128),
+    ElementType(19, "f8e5m2", _dtype("float8_e5m2"), 8),
+    ElementType(20, "f8e4m3fn", _dtype("float8_e4m3fn"), 8),
+    ElementType(21, "s4", _dtype("int4"), 4),
+    ElementType(22, "u4", _dtype("uint4"), 4),
+    ElementType(23, "f8e4m3b11fnuz", _dtype("float8_e4m3b11fnuz"), 8),
+    ElementType(24, "f8e5m2fnuz", _dtype("float8_e5m2fnuz"), 8),
+    ElementType(25, "f8e4m3fnuz", _dtype("float8_e4m3fnuz"), 8),
+    ElementType(26, "s2", _dtype("int2"), 2),
+    ElementType(27, "u2", _dtype("uint2"), 2),
+    ElementType(28, "f8e4m3", _dtype("float8_e4m3"), 8),
+    ElementType(29, "f8e3m4", _dtype("float8_e3m4"), 8),
+    ElementType(30, "s1", _dtype("int1"), 1),
+    ElementType(31, "u1", _dtype("uint1"), 1),
+    ElementType(32, "f4e2m1fn", _dtype("float4_e2m1fn"), 4),
+    ElementType(33, "f8e8m0fnu", _dtype("float8_e8m0fnu"), 8),
+)
+ELEMENT_TYPES: Mapping[int, ElementType] = MappingProxyType({row.number: row for row in _ROWS})
+_BY_DTYPE = {row.dtype: row for row in _ROWS if row.dtype is not None}
+
+
+_NEWER_XLA = "The file is damaged, or a newer XLA wrote it."
+#: Numbers of the enumeration that are no elements of arrays: what they are, and what to do.
+_NO_ARRAYS = {
+    0: ("0, says that there is none", "The file is damaged; dump it again, or record with snaprt."),
+    TUPLE: ("a tuple", "The file is damaged: XLA takes tuples apart."),
+    OPAQUE: ("opaque", "Nobody but the device can read such a value; replay a part without it."),
+    TOKEN: ("a token", "A token orders effects and has no value; dump the module without it."),
+}
+
+
+def element_type_of(shape: XlaMessage) -> ElementType:
+    """Return the element type of an array's ShapeProto.
+
+    Raises:
+        SnapshotError: It is not an array, or of a type unknown here or to the installed ml_dtypes.
+    """
+    row = ELEMENT_TYPES.get(shape.element_type)
+    if row is None or row.dtype is None:
+        number = shape.element_type
+        what, hint = _NO_ARRAYS.get(number, (f"number {number}", _NEWER_XLA))
+        if row is not None:
+            what, hint = row.name, "A newer ml_dtypes may have it: pip install -U ml_dtypes."
+        raise SnapshotError(f"its XLA element type, {what}, has no NumPy equivalent.", hint=hint)
+    return row
+
+
+def dtype_of(shape: XlaMessage) -> np.dtype:
+    """Return the numpy dtype of an array's ShapeProto; raise SnapshotError if it has none."""
+    dtype = element_type_of(shape).dtype
+    assert dtype is not None  # element_type_of has looked
+    return dtype
+
+
+def leaf_shapes(shape: XlaMessage) -> Iterator[XlaMessage]:
+    """Yield the shapes of a possibly nested tuple that are not tuples, in order."""
+    if shape.element_type == TUPLE:
+        for element in shape.tuple_shapes:
+            yield from leaf_shapes(element)
+    else:
+        yield shape
+
+
+def minor_to_major(shape: XlaMessage) -> tuple[int, ...]:
+    """Return an array shape's layout, fastest varying dimension first; row-major if it has none.
+
+    Raises:
+        SnapshotError: The layout is not an ordering of the shape's dimensions.
+    """
+    rank = len(shape.dimensions)
+    order = tuple(shape.layout.minor_to_major)
+    if not order:
+        return tuple(reversed(range(rank)))
+    if sorted(order) != list(range(rank)):
+        raise SnapshotError(f"The layout {list(order)} does not fit an array of {rank} dimensions.")
+    return order
+
+
+def array_shape(dtype: np.dtype, dimensions: tuple[int, ...]) -> XlaMessage:
+    """Return the ShapeProto of a row-major array; raise SnapshotError if XLA has no such type."""
+    row = _BY_DTYPE.get(dtype)
+    if row is None:
+        raise SnapshotError(f"XLA has no element type for numpy's {dtype}.")
+    shape = ShapeProto(element_type=row.number, dimensions=dimensions)
+    shape.is_dynamic_dimension.extend([False] * len(dimensions))
+    shape.layout.minor_to_major.extend(reversed(range(len(dimensions))))
+    return shape
+
+
+def literal_leaves(literal: XlaMessage) -> Iterator[XlaMessage]:
+    """Yield the array literals of a possibly nested tuple literal, in order."""
+    if literal.shape.element_type == TUPLE:
+        for element in literal.tuple_literals:
+            yield from literal_leaves(element)
+    elif literal.shape.element_type != TOKEN:
+        yield literal
+
+
+def literal_to_array(literal: XlaMessage) -> np.ndarray:
+    """Return an array literal's elements in C order.
+
+    Args:
+        literal: A LiteralProto of an array. Its elements lie in the order of its own layout.
+
+    Returns:
+        An array of the literal's dimensions; read-only where it shares the message's bytes.
+
+    Raises:
+        SnapshotError: It has too few or too many elements, or a type that numpy cannot hold.
+    """
+    row = element_type_of(literal.shape)
+    dtype = dtype_of(literal.shape)
+    dimensions = tuple(literal.shape.dimensions)
+    count = int(np.prod(dimensions, dtype=np.int64))
+    content = getattr(literal, row.literal_field)
+    flat = _read_elements(row, dtype, content, count)
+    if flat.size != count:
+        raise SnapshotError(
+            f"A literal {row.name}{list(dimensions)} holds {flat.size} elements, not {count}.",
+            hint="The file is damaged; dump it again.",
+        )
+    major_to_minor = tuple(reversed(minor_to_major(literal.shape)))
+    physical = flat.reshape([dimensions[dimension] for dimension in major_to_minor])
+    return np.ascontiguousarray(physical.transpose(np.argsort(major_to_minor))).reshape(dimensions)
+
+
+def array_to_literal(value: np.ndarray) -> XlaMessage:
+    """Return the row-major LiteralProto of an array; raise SnapshotError for a foreign dtype."""
+    literal = LiteralProto(shape=array_shape(value.dtype, value.shape))
+    row = _BY_DTYPE[value.dtype]
+    flat = np.ascontiguousarray(value).reshape(-1)
+    if row.varint:
+        content = _encode_varints(flat)
+    elif row.bits < 8:
+        content = (flat.view(np.uint8) & (2**row.bits - 1)).tobytes()
+    else:
+        content = flat.tobytes()
+    setattr(literal, row.literal_field, content)
+    return literal
+
+
+def _read_elements(row: ElementType, dtype: np.dtype, content: bytes, count: int) -> np.ndarray:
+    if row.varint:
+        return _decode_varints(content, dtype)
+    if row.bits < 8:
+        return _widen(row, np.frombuffer(content, np.uint8), count).view(dtype)
+    if row.name == "pred":
+        return np.frombuffer(content, np.uint8).astype(np.bool_)
+    if len(content) % dtype.itemsize:
+        raise SnapshotError(
+            f"A literal of {row.name} holds {len(content)} bytes, no whole number of elements.",
+            hint="The file is damaged; dump it again.",
+        )
+    return np.frombuffer(content, dtype)
+
+
+def _widen(row: ElementType, stored: np.ndarray, count: int) -> np.ndarray:
+    """Return one byte per element, in its low bits as ml_dtypes has it, of types under a byte.
+
+    XLA writes such literals with one element a byte, and once wrote them packed, low bits first.
+    """
+    per_byte = 8 // row.bits
+    if stored.size != count and stored.size == -(-count // per_byte):
+        shifts = np.arange(per_byte, dtype=np.uint8) * row.bits
+        stored = (stored[:, None] >> shifts).reshape(-1)[:count]
+    return stored & (2**row.bits - 1)
+
+
+def _decode_varints(content: bytes, dtype: np.dtype) -> np.ndarray:
+    """Decode packed protobuf varints: 7 bits a byte, low ones first, top bit set but on the last.
+
+    A negative number is sign-extended to 64 bits first, which makes ten bytes of it.
+    """
+    stored = np.frombuffer(content, np.uint8)
+    if stored.size and stored[-1] & 0x80:
+        raise SnapshotError("A literal ends inside a number.", hint="The file is damaged.")
+    ends = np.flatnonzero(stored < 0x80)
+    starts = np.concatenate([[0], ends[:-1] + 1]) if ends.size else ends
+    lengths = ends - starts + 1
+    if lengths.size and lengths.max() > 10:
+        raise SnapshotError("A literal has a number of more than ten bytes.", hint="It is damaged.")
+    values = np.zeros(ends.size, np.uint64)
+    for position in range(int(lengths.max(initial=0))):
+        longer = lengths > position
+        part = (stored[starts[longer] + position] & 0x7F).astype(np.uint64)
+        values[longer] |= part << np.uint64(7 * position)
+    return values.astype(dtype)
+
+
+def _encode_varints(flat: np.ndarray) -> bytes:
+    wide = flat.astype(np.int64) if flat.dtype.kind == "i" else flat
+    values = wide.astype(np.uint64)
+    lengths = np.ones(values.size, np.int64)
+    for position in range(1, 10):
+        lengths += values >> np.uint64(7 * position) != 0
+    ends = np.cumsum(lengths)
+    stored = np.zeros(int(ends[-1]) if ends.size else 0, np.uint8)
+    starts = ends - lengths
+    for position in range(int(lengths.max(initial=0))):
+        longer = lengths > position
+        part = (values[longer] >> np.uint64(7 * position)).astype(np.uint8) & np.uint8(0x7F)
+        more = np.where(lengths[longer] > position + 1, np.uint8(0x80), np.uint8(0))
+        stored[starts[longer] + position] = part | more
+    return stored.tobytes()

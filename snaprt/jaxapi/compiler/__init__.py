@@ -1,0 +1,1 @@
+"""JAX's lowering, compiling and caching, below its public functions."""

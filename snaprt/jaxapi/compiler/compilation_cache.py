@@ -1,0 +1,235 @@
+"""Puts a cache in the place of JAX's own; must not know how it makes keys or stores."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import cache_key as _cache_key
+from jax._src import compilation_cache as _compilation_cache
+from jax._src import config as _config
+from jaxlib.mlir import ir
+
+from snaprt.jaxapi.compiler.modules import bytecode_without_locations
+from snaprt.jaxapi.compiler.options import compile_options
+from snaprt.jaxapi.devices import Device, device_list
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What JAX is about to compile, in the parts that make an executable.
+
+    Attributes:
+        name: The module's name, such as ``jit_train_step``.
+        module: The module as bytecode: without source locations, and with functions named by
+            their order, for their names come from Python and change nothing.
+        options: Serialised compile options, without where to dump or to cache.
+        topology: What XLA says identifies the topology of the devices.
+        extra: What JAX's hook for additions to the key returns.
+        devices: Where it will run.
+        written: The module as JAX has it, with source locations.
+    """
+
+    name: str
+    module: bytes
+    options: bytes
+    topology: bytes
+    extra: str
+    devices: tuple[Device, ...]
+    written: Any
+
+
+JitExecutable = tuple[Any, int]
+"""What JAX takes from its cache: an executable that is loaded, and the seconds its making took."""
+
+
+def load_jit_executable(payload: bytes, devices: Sequence[Device]) -> JitExecutable:
+    """Load what JAX puts into its cache, as JAX does when it finds it there."""
+    packed = _compilation_cache.decompress_executable(payload)
+    serialized, seconds = _compilation_cache.extract_executable_and_time(packed)
+    return devices[0].client.deserialize_executable(serialized, device_list(devices)), seconds
+
+
+class _OwnCache(threading.local):
+    """Whether this thread keeps what it compiles elsewhere."""
+
+    bypassed = False
+
+
+_own_cache = _OwnCache()
+_log = logging.getLogger("snaprt.cache")
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+def use_compilation_cache(
+    cache: Any,
+    key_of: Callable[[Compilation], str | None],
+    loaded: Callable[[str, Sequence[Device]], JitExecutable | None],
+    compiled: Callable[[BaseException | None], None],
+) -> None:
+    """Put ``cache`` in the place of JAX's compilation cache, whatever directory JAX was given.
+
+    Checked with jax 0.10.2 and 0.12.0: JAX makes its cache at the first compilation, unless one is
+    there. It asks `get_cache_key` for every key.
+
+    Args:
+        cache: Has ``get`` and ``put`` as JAX's ``CacheInterface``.
+        key_of: Returns the string by which JAX asks the cache for a compilation; None if it is not
+            to ask.
+        loaded: Returns what is behind a string where it has been loaded for these devices already.
+        compiled: Called after every compilation or load, in its thread, with the error it ended
+            with.
+    """
+
+    def get_cache_key(
+        module: Any, devices: np.ndarray, options: Any, client: Any, *ignored: Any, **named: Any
+    ) -> str | None:
+        if _own_cache.bypassed:
+            return None
+        try:
+            found = Compilation(
+                name=module.operation.attributes["sym_name"].value,
+                module=_module_of_compilation(module, *ignored, *named.values()),
+                options=_options_of_compilation(options, client),
+                topology=_hashed(_cache_key._hash_accelerator_config, devices),
+                extra=_cache_key.custom_hook(),
+                devices=tuple(devices.flat),
+                written=module,
+            )
+            return key_of(found)
+        except Exception as error:  # whatever this JAX does otherwise: the program goes on
+            _log.warning("a program is compiled without the compile cache: %r", error)
+            return None
+
+    def heard(event: str, duration_secs: float, **_: Any) -> None:
+        if event == _COMPILE_EVENT:
+            compiled(sys.exc_info()[1])
+
+    get_from_cache = _compilation_cache.get_executable_and_time
+
+    def get_executable_and_time(
+        cache_key: str, compile_options: Any, backend: Any, executable_devices: Any, *callbacks: Any
+    ) -> Any:
+        # Callbacks into Python are bound to an executable as it is loaded (JAX 0.12).
+        ready = None if any(callbacks) else loaded(cache_key, tuple(executable_devices))
+        if ready is not None:
+            return ready
+        return get_from_cache(cache_key, compile_options, backend, executable_devices, *callbacks)
+
+    _compilation_cache.reset_cache()
+    _compilation_cache._cache = cache
+    _compilation_cache._cache_initialized = True
+    _compilation_cache.get_cache_key = get_cache_key  # type: ignore[assignment]
+    _compilation_cache.get_executable_and_time = get_executable_and_time
+    jax.monitoring.register_event_duration_secs_listener(heard)
+
+
+@contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Keep what is compiled inside the context out of a cache of ours under JAX."""
+    before, _own_cache.bypassed = _own_cache.bypassed, True
+    try:
+        yield
+    finally:
+        _own_cache.bypassed = before
+
+
+class _Collector:
+    """Takes the place of a hash object, and keeps what it is fed."""
+
+    def __init__(self) -> None:
+        self.content = b""
+
+    def update(self, content: bytes) -> None:
+        self.content += content
+
+
+def _hashed(feed: Callable[..., Any], *arguments: Any) -> bytes:
+    collector = _Collector()
+    feed(collector, *arguments)
+    return collector.content
+
+
+def _module_of_compilation(module: Any, *ignored: Any) -> bytes:
+    if _config.compilation_cache_include_metadata_in_key.value:
+        return _hashed(_cache_key._hash_computation, module, *ignored)
+    return _hashed(_cache_key._hash_computation, _without_names(module), *ignored)
+
+
+def module_without_names(module: Any) -> bytes:
+    """Return a module as bytecode, with its functions named by their order, without locations."""
+    return bytecode_without_locations(_without_names(module))
+
+
+def _without_names(module: Any) -> Any:
+    with module.context, ir.Location.unknown():
+        anonymous = module.operation.clone()
+        anonymous.attributes["sym_name"] = ir.StringAttr.get("module")
+        operations = list(anonymous.regions[0].blocks[0].operations)
+        named = [one for one in operations if "sym_name" in one.attributes]
+        private = [one for one in named if _is_private(one)]
+        prefix = "snaprt"
+        while any(_name(one).startswith(f"{prefix}.") for one in named if not _is_private(one)):
+            prefix += "_"
+        # A function of the user's may have one of these names: first all get names that none has.
+        longest = max([len(_name(one)) for one in named], default=0)
+        for form in ("_" * longest + ".{}", prefix + ".{}"):
+            for number, function in enumerate(private):
+                old, new = _name(function), form.format(number)
+                ir.SymbolTable.replace_all_symbol_uses(old, new, anonymous.operation)
+                ir.SymbolTable.set_symbol_name(function, new)
+        return anonymous
+
+
+def _name(function: Any) -> str:
+    return str(function.attributes["sym_name"].value)
+
+
+def _is_private(operation: Any) -> bool:
+    attributes = operation.attributes
+    return (
+        operation.operation.name == "func.func"
+        and "sym_visibility" in attributes
+        and attributes["sym_visibility"].value == "private"
+        # XLA knows some of its own functions by their names.
+        and not _name(operation).startswith("xla.")
+    )
+
+
+# Options that say where XLA writes and what it logs, beside those that JAX leaves out itself.
+_OPTIONS_WITHOUT_EFFECT: Mapping[str, str | bool | int] = {
+    "xla_detailed_logging": False,
+    "xla_enable_dumping": False,
+    "xla_gpu_dump_autotune_logs_to": "",
+    "xla_gpu_dump_autotune_results_to": "",
+    "xla_gpu_experimental_autotune_cache_mode": 0,
+    "xla_gpu_kernel_cache_file": "",
+    "xla_gpu_per_fusion_autotune_cache_dir": "",
+}
+
+
+def options_in_effect(devices: Sequence[Device]) -> bytes:
+    """Return XLA's options for programs over ``devices``, without where to dump or to cache."""
+    return _options_of_compilation(compile_options(devices), devices[0].client)
+
+
+def _options_of_compilation(options: Any, client: Any) -> bytes:
+    options = copy.deepcopy(options)  # the compiler gets the original
+    build_options = options.executable_build_options
+    flags = build_options.debug_options
+    for name, value in _OPTIONS_WITHOUT_EFFECT.items():
+        if hasattr(type(flags), name):
+            setattr(flags, name, value)
+    return _hashed(
+        _cache_key._hash_serialized_compile_options,
+        options,
+        client.platform == "gpu",  # whose processes share entries
+    )

@@ -1,0 +1,160 @@
+"""Programs that JAX has lowered: modules, devices, options; must not compile them."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src.interpreters import pxla as _pxla
+
+from snaprt.jaxapi.compiler.modules import bytecode_without_locations, portable_artifact
+from snaprt.jaxapi.compiler.options import compile_options
+from snaprt.jaxapi.devices import Device
+from snaprt.jaxapi.tracing.abstract_values import is_extended_dtype, key_type_text
+
+
+def lower(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    donated: Sequence[int] = (),
+    shardings: Sequence[jax.sharding.Sharding | None] = (),
+) -> jax.stages.Lowered:
+    """Lower ``function`` for the shapes, dtypes and shardings of ``arguments``; drop none.
+
+    Args:
+        function: Takes and returns arrays.
+        arguments: Describes each argument.
+        donated: The arguments whose memory the results may take.
+        shardings: How each result is to lie, ``None`` where the compiler chooses; or nothing.
+    """
+    named: dict[str, Any] = {"out_shardings": list(shardings)} if any(shardings) else {}
+    jitted = jax.jit(function, keep_unused=True, donate_argnums=tuple(donated), **named)
+    with warnings.catch_warnings():
+        # Where a donation is of no use, that is nothing that the user could change.
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        return jitted.lower(*arguments)
+
+
+def stablehlo_without_locations(lowered: jax.stages.Lowered) -> bytes:
+    """Return the module as MLIR bytecode without source locations."""
+    return bytecode_without_locations(lowered.compiler_ir("stablehlo"))
+
+
+def portable_stablehlo(lowered: jax.stages.Lowered) -> bytes:
+    """Return the module as a portable StableHLO artifact, which later versions of XLA can read.
+
+    Modules with dialects that StableHLO does not version (Shardy) are stored in mixed form.
+    """
+    return portable_artifact(lowered.compiler_ir("stablehlo"))
+
+
+def bytecode(lowered: jax.stages.Lowered) -> bytes:
+    """Return the module as MLIR bytecode with source locations, for this version of jaxlib.
+
+    A portable artifact would come back as a module that is equal in meaning, not in its bytes.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(file=buffer)
+    return buffer.getvalue()
+
+
+def hlo_proto(lowered: jax.stages.Lowered) -> bytes:
+    """Return the unoptimised module as a serialised ``xla.HloModuleProto``."""
+    computation: Any = lowered.compiler_ir("hlo")
+    return computation.as_serialized_hlo_module_proto()
+
+
+def devices_of_lowered(lowered: jax.stages.Lowered) -> tuple[Device, ...]:
+    """Return the devices a lowered program will run on, in the order of its partitions."""
+    return tuple(lowered._lowering._device_list)  # type: ignore[attr-defined]
+
+
+def results_of_lowered(lowered: jax.stages.Lowered) -> list[Any]:
+    """Return the abstract values of a lowered program's results."""
+    return list(lowered._lowering.compile_args["global_out_avals"])
+
+
+def compile_options_of_lowered(lowered: jax.stages.Lowered) -> Any:
+    """Return the options that JAX compiles a lowered program with.
+
+    Checked with jax 0.10.2 and 0.12.0. Source: ``from_hlo`` of jax/_src/interpreters/pxla.py.
+    """
+    lowering: Any = lowered._lowering
+    arguments = lowering.compile_args
+    parameters, results = _pxla.get_prop_to_input_output(
+        arguments["in_shardings"], arguments["out_shardings"], len(arguments["ordered_effects"])
+    )
+    options = compile_options(devices_of_lowered(lowered), dict(lowering._compiler_options_kvs))
+    options.parameter_is_tupled_arguments = arguments["tuple_args"]
+    build_options = options.executable_build_options  # a view
+    build_options.allow_spmd_sharding_propagation_to_parameters = list(parameters)
+    build_options.allow_spmd_sharding_propagation_to_output = list(results)
+    return options
+
+
+def holds_objects(lowered: jax.stages.Lowered) -> bool:
+    """Tell whether a lowered program needs Python objects of this process, such as callbacks.
+
+    Checked with jax 0.10.2 and 0.12.0: what a module names by address JAX keeps alive beside it.
+    """
+    lowering: Any = lowered._lowering
+    arguments = lowering.compile_args
+    return bool(arguments["keepalive"] or arguments["host_callbacks"])
+
+
+_OF_THE_CALL = (
+    *("global_in_avals", "global_out_avals", "in_shardings", "out_shardings", "in_layouts"),
+    *("out_layouts", "tuple_args", "kept_var_idx", "committed", "num_devices", "context_mesh"),
+    *("ordered_effects", "unordered_effects", "host_callbacks"),
+)
+
+
+def signature_of_lowered(lowered: jax.stages.Lowered) -> str:
+    """Return as text what JAX keeps of a lowered program beside its module, and calls it by.
+
+    Checked with jax 0.10.2 and 0.12.0: two programs of one signature differ in their modules alone.
+    """
+    lowering: Any = lowered._lowering
+    parts = {name: lowering.compile_args[name] for name in _OF_THE_CALL}
+    parts["devices"] = [device.id for device in lowering._device_list]
+    parts["donated"] = lowering._donated_invars
+    parts["name"] = lowering._name
+    parts["constants"] = len(lowering.const_args)
+    parts["options"] = lowering._compiler_options_kvs
+    avals = [*parts["global_in_avals"], *parts["global_out_avals"]]
+    dtypes = [getattr(aval, "dtype", None) for aval in avals]  # a token has none
+    parts["keys"] = [key_type_text(dtype) for dtype in dtypes if is_extended_dtype(dtype)]
+    return repr(parts)
+
+
+def call_of_lowered(lowered: jax.stages.Lowered) -> str:
+    """Return as text what JAX stores with an executable beside its module.
+
+    Checked with jax 0.10.2 and 0.12.0: by the shardings inside it names those of the results.
+    """
+    lowering: Any = lowered._lowering
+    inside = lowering.compile_args.get("intermediate_shardings")
+    signature = signature_of_lowered(lowered)
+    return f"{signature} {inside!r}" if inside else signature
+
+
+def is_compiled(lowered: jax.stages.Lowered) -> bool:
+    """Tell whether XLA has compiled a lowered program (JAX 0.10.2 and 0.12.0)."""
+    lowering: Any = lowered._lowering
+    return lowering._executable is not None
+
+
+def identity_of_lowered(lowered: jax.stages.Lowered) -> int:
+    """Return what is the same for the same program, as long as it is alive."""
+    return id(lowered._lowering)
+
+
+def with_module(lowered: jax.stages.Lowered, module: Any) -> jax.stages.Lowered:
+    """Put ``module`` in the place of a lowered program's own; its signature must be the same."""
+    lowering: Any = lowered._lowering
+    lowering._hlo = module
+    return lowered

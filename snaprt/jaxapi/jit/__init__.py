@@ -1,0 +1,1 @@
+"""What happens inside a call of a jitted function."""

@@ -1,0 +1,209 @@
+"""Describes and makes calls of jitted functions, as JAX lowers them; must not know who watches."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax._src import array as _array
+from jax._src import core as _core
+from jax._src import pjit as _pjit
+from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
+
+from snaprt.jaxapi.jit.entry import infer_jit, parse_jit_call, run_jit, run_jit_primitive
+
+
+@dataclass(frozen=True)
+class FlatCall:
+    """A call of a jitted function as JAX lowers it.
+
+    Attributes:
+        args: The leaves of its arguments, static ones left out.
+        names: Of each argument, such as ``params['w']``.
+        results: The name of each result, such as ``result['loss']``.
+        params: The parameters of the primitive ``jit``.
+        unflatten: Makes of the results what the function returns.
+        captured: How many of the arguments are no leaves of the user's, and come before those.
+    """
+
+    args: tuple[Any, ...]
+    names: tuple[str, ...]
+    results: tuple[str, ...]
+    params: dict[str, Any]
+    unflatten: Callable[[Sequence[Any]], Any] = list
+    captured: int = 0
+
+
+def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
+    """Return a call as JAX lowers it; the function is traced if it was not for such arguments."""
+    traced, flat = infer_jit(fun, info, args, kwargs)
+    names = [f"closure{number}" for number in range(len(traced.consts))]
+    names += traced.arg_names or [""] * (len(flat) - len(names))
+    return FlatCall(
+        args=tuple(map(_core.full_lower, flat)),
+        names=_numbered("arg", names, len(flat)),
+        results=_results_of(traced.params["jaxpr"]),
+        params=_params_of_arrays(traced.params),
+        unflatten=traced.out_tree.unflatten,
+        captured=len(traced.consts),
+    )
+
+
+def is_of_arrays_alone(call: FlatCall) -> bool:
+    """Say whether JAX lowers a call as it is; else it makes another of it, of arrays, and binds it.
+
+    JAX 0.10 does so for each function that takes its operations apart only when it is lowered.
+    """
+    return not _is_high(call.params["jaxpr"])
+
+
+def _is_high(jaxpr: Any) -> bool:
+    return jaxpr.jaxpr.is_high
+
+
+def _params_of_arrays(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters with the program that JAX 0.12 lowers in the place of the traced one.
+
+    It does so where nothing but arrays goes in and out, of `searchsorted` and `custom_root` say.
+    """
+    jaxpr = params["jaxpr"]
+    take_apart = getattr(_partial_eval, "lower_jaxpr2", None)
+    if (
+        take_apart is None
+        or not _is_high(jaxpr)
+        or any(aval.is_high for aval in (*jaxpr.in_avals, *jaxpr.out_avals))
+    ):
+        return params
+    return {**params, "jaxpr": take_apart(jaxpr)}
+
+
+def run_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+    """Make a call of a jitted function as JAX does for C++."""
+    return run_jit(*infer_jit(fun, info, args, kwargs), fun, args, kwargs)[0]
+
+
+def leaves_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Return the arguments of a call of a function that captured nothing, as JAX lowers it."""
+    return tuple(
+        [
+            leaf if type(leaf) is _array.ArrayImpl else _core.full_lower(leaf)
+            for leaf in parse_jit_call(info, args, kwargs)[1]
+        ]
+    )
+
+
+def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
+    """Return a call of the primitive ``jit`` as one with names."""
+    jaxpr = params["jaxpr"]
+    names = _numbered("arg", jaxpr.debug_info.arg_names, len(args))
+    return FlatCall(args, names, _results_of(jaxpr), params)
+
+
+def named_call(
+    args: tuple[Any, ...],
+    names: Any,
+    count: int,
+    results: Any,
+    result_count: int,
+    params: dict[str, Any],
+) -> FlatCall:
+    """Return a call, with numbers in the place of the names that JAX does not know."""
+    return FlatCall(
+        args, _numbered("arg", names, count), _numbered("out", results, result_count), params
+    )
+
+
+def _results_of(jaxpr: Any) -> tuple[str, ...]:
+    return _numbered("out", jaxpr.debug_info.result_paths, len(jaxpr.out_avals))
+
+
+def _numbered(word: str, names: Any, count: int) -> tuple[str, ...]:
+    """Return names, made of ``word`` and a number where JAX knows none."""
+    if not isinstance(names, tuple | list) or len(names) != count:
+        names = [""] * count
+    return tuple([name or f"{word}{number}" for number, name in enumerate(names)])
+
+
+def without_donation(call: FlatCall) -> FlatCall:
+    """Return the call of a program that leaves its arguments as they are."""
+    donated = call.params["donated_invars"]
+    return replace(call, params={**call.params, "donated_invars": (False,) * len(donated)})
+
+
+def with_result(
+    call: FlatCall, result_of: Callable[[Sequence[Any]], jax.Array], name: str
+) -> FlatCall:
+    """Return the call of a program that has one more result.
+
+    The operations that the program has stay as they are: those of the result come after them.
+
+    Args:
+        call: Arrays alone go in and out of it.
+        result_of: Computes it, to be traced, from the others: the same for every call.
+        name: Its name.
+    """
+    params = call.params
+    jaxpr = params["jaxpr"]
+    if jaxpr not in _extended:
+        avals = [
+            jax.ShapeDtypeStruct(
+                aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=aval.sharding
+            )
+            for aval in jaxpr.out_avals
+        ]
+        _extended[jaxpr] = _followed_by(jaxpr, jax.make_jaxpr(result_of)(avals))
+    params = {
+        **params,
+        "jaxpr": _extended[jaxpr],
+        "out_shardings": (*params["out_shardings"], _UNSPECIFIED),
+        "out_layouts": (*params["out_layouts"], None),
+    }
+    return replace(call, params=params, results=(*call.results, name))
+
+
+_extended: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _followed_by(first: Any, then: Any) -> Any:
+    """Return a program that has the results of ``first``, and then what ``then`` makes of them."""
+    body, end = first.jaxpr, then.jaxpr
+    given = dict(zip(end.invars, body.outvars, strict=True))
+    given |= {
+        variable: _core.Literal(value, variable.aval)
+        for variable, value in zip(end.constvars, then.consts, strict=True)
+    }
+
+    def renamed(atoms: Sequence[Any]) -> list[Any]:
+        return [
+            atom if isinstance(atom, _core.Literal) else given.get(atom, atom) for atom in atoms
+        ]
+
+    added = [operation.replace(invars=renamed(operation.invars)) for operation in end.eqns]
+    return first.replace(
+        jaxpr=body.replace(
+            eqns=[*body.eqns, *added], outvars=[*body.outvars, *renamed(end.outvars)]
+        ),
+        consts=first.consts,
+    )
+
+
+def run_flat_jit_call(call: FlatCall) -> list[Any]:
+    """Run a flat call as JAX does."""
+    return run_jit_primitive(*call.args, **call.params)
+
+
+def lower_jit_call(call: FlatCall) -> Any:
+    """Lower a flat call as JAX does when it runs it: it then finds this, and compiles it once."""
+    computation = _pjit._resolve_and_lower(
+        tuple(map(_pjit.convert_to_metaty, call.args)),
+        **call.params,
+        lowering_platforms=None,
+        lowering_parameters=_mlir.LoweringParameters(),
+        pgle_profiler=None,
+    )
+    return jax.stages.Lowered(computation, {}, None)

@@ -1,0 +1,103 @@
+"""Asks others before JAX makes a call of a jitted function; must not know who they are."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+from jax._src import pjit as _pjit
+from jax._src import tree_util as _tree_util
+from jax._src.lib import jax_jit as _jax_jit
+
+from snaprt.jaxapi.tracing.traces import staging_for_constants
+
+#: Infers the types of a call of a jitted function: JAX's own, before anybody asks.
+infer_jit: Any = _pjit._infer_params
+
+#: Makes the call whose types the former inferred.
+run_jit: Any = _pjit._run_python_pjit
+
+#: Makes a call of the primitive ``jit``.
+run_jit_primitive: Any = _pjit.jit_p.impl
+
+_ASKED_BY_CPP = next(
+    constant
+    for constant in _pjit._cpp_pjit.__code__.co_consts
+    if isinstance(constant, CodeType) and constant.co_name == "cache_miss"
+)
+
+#: Stands beside what a call returns where C++ is to ask at the next one, too.
+NO_FAST_PATH = (None, None, None, SimpleNamespace(effects=(), consts=()), None, None, None)
+
+MakeCall = Callable[[], tuple[Any, ...]]
+_AskBeforeJit = Callable[[Any, Any, Any, Any], MakeCall | None]
+_asked_before_jit: Mapping[Any, _AskBeforeJit] = {}  # replaced, for threads that look at it
+_asked_before_jit_lock = threading.Lock()
+_MADE_ELSEWHERE = object()
+
+
+def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
+    """Ask before JAX's Python makes a call of a jitted function for C++; once for each owner.
+
+    C++ hands what it does not know to ``cache_miss``, which calls two functions of its module in
+    turn: one infers the types of the call, one makes it. Those are replaced, once for all who ask.
+
+    Args:
+        owner: Who asks.
+        ask: Takes the function, what JAX knows of the jit, and the arguments. Returns ``None``
+            where it leaves the call to others, else what makes it and returns what JAX's does.
+    """
+    global _asked_before_jit
+    with _asked_before_jit_lock:
+        is_asked_already = bool(_asked_before_jit)
+        _asked_before_jit = {**_asked_before_jit, owner: ask}
+    if is_asked_already:
+        return
+
+    # By the names of those whose place they take, what has them in its globals is pickled.
+    @functools.wraps(infer_jit)
+    def infer(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+        if sys._getframe(1).f_code is _ASKED_BY_CPP:  # and not to lower it, say
+            for ask in _asked_before_jit.values():
+                make = ask(fun, info, args, kwargs)
+                if make is not None:
+                    return make, _MADE_ELSEWHERE
+            return infer_jit(fun, info, args, kwargs)
+        with staging_for_constants("ahead_of_time"):
+            return infer_jit(fun, info, args, kwargs)
+
+    @functools.wraps(run_jit)
+    def run(inferred: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+        if flat is _MADE_ELSEWHERE:
+            return inferred()
+        return run_jit(inferred, flat, fun, args, kwargs)
+
+    module: Any = _pjit
+    module._run_python_pjit = run  # first, for what the other returns is its alone
+    module._infer_params = infer
+
+
+def parse_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    """Return what identifies a call of a jitted function, and its leaves that are traced."""
+    return _jax_jit.parse_arguments(
+        args,
+        tuple(kwargs.values()),
+        tuple(kwargs),
+        info.static_argnums,
+        info.static_argnames,
+        _tree_util.tracing_registry,
+    )
+
+
+def jit_again(fun: Any, info: Any) -> Any:
+    """Return another function as `jax.jit` made of ``fun``: both use the same compiled programs."""
+    return _pjit._cpp_pjit(fun, info)
+
+
+def jit_entries(function: Any) -> int:
+    """Return for how many kinds of calls JAX has looked for a compiled program of a function."""
+    return function._cache_size()

@@ -1,0 +1,144 @@
+"""What goes into the module of a jitted function, and out; must not know who records it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import array as _array
+from jax._src import core as _core
+
+from snaprt.jaxapi.compiler.lowered import devices_of_lowered
+from snaprt.jaxapi.devices import Device
+from snaprt.jaxapi.jit.calls import FlatCall
+
+
+@dataclass(frozen=True)
+class JitModule:
+    """What a lowered jitted function is called with, and what it returns.
+
+    Attributes:
+        name: Of the function.
+        devices: Where it runs, in the order of its partitions.
+        input_names: Of each parameter of the module; arguments that it does not use are gone.
+        output_names: Of each result.
+        input_shapes: Of each parameter.
+        donated: The parameters whose memory an execution may take.
+        is_recordable: Whether arrays alone go in and out.
+        is_pure: Whether it neither writes to references nor has effects.
+        kept: Which arguments go in, where those alone do, on one device; else None.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    input_names: tuple[str, ...]
+    input_shapes: list[tuple[int, ...]]
+    output_names: tuple[str, ...]
+    donated: tuple[int, ...]
+    is_recordable: bool
+    is_pure: bool
+    kept: tuple[int, ...] | None
+
+
+def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModule:
+    """Describe what `lower_jit_call` returned for a call."""
+    lowering: Any = lowered._lowering
+    written = _written_references(lowering)
+    is_plain = (
+        len(lowering._device_list) == 1
+        and not lowering.const_args
+        and lowering.compile_args["mut"] is None
+    )
+    constants = [f"constant{number}" for number in range(len(lowering.const_args))]
+    inputs = _module_arguments(lowering, [*constants, *call.names])
+    inputs += [f"reference{number}" for number in range(len(_captured_references(lowering)))]
+    outputs = iter(call.results)
+    taken = {place for place in written if place is not None}
+    donated = {number for number, flag in enumerate(lowering._donated_invars) if flag}
+    avals = [*lowering.compile_args["global_in_avals"], *lowering.compile_args["global_out_avals"]]
+    return JitModule(
+        name=call.params["name"],
+        devices=devices_of_lowered(lowered),
+        input_names=tuple(inputs),
+        input_shapes=[
+            getattr(aval, "shape", ()) for aval in lowering.compile_args["global_in_avals"]
+        ],
+        output_names=tuple(
+            [inputs[place] if place is not None else next(outputs) for place in written]
+            if written
+            else outputs
+        ),
+        donated=tuple(sorted(donated | taken)),
+        is_recordable=all(hasattr(aval, "dtype") and hasattr(aval, "shape") for aval in avals),
+        is_pure=not call.params["jaxpr"].effects and lowering.compile_args["mut"] is None,
+        kept=tuple(sorted(lowering.compile_args["kept_var_idx"])) if is_plain else None,
+    )
+
+
+def jit_module_inputs(
+    lowered: jax.stages.Lowered, module: JitModule, args: Sequence[Any]
+) -> list[Any]:
+    """Return the arrays with which a module is run, placed, for the arguments of a flat call."""
+    lowering: Any = lowered._lowering
+    if module.kept is not None:
+        arrays = [args[number] for number in module.kept]
+        if all(type(array) is _array.ArrayImpl for array in arrays):
+            return arrays
+    given = _module_arguments(lowering, [*lowering.const_args, *args])
+    given += _captured_references(lowering)
+    arrays = [_behind_reference(value) for value in given]
+    if len(lowering._device_list) > 1:
+        shardings = lowering.compile()._in_shardings
+        return [
+            array
+            if isinstance(array, jax.Array)
+            and array.sharding.is_equivalent_to(sharding, array.ndim)
+            else jax.device_put(array, sharding)
+            for array, sharding in zip(arrays, shardings, strict=True)
+        ]
+    avals = lowering.compile_args["global_in_avals"]
+    return [
+        array if isinstance(array, jax.Array) else np.asarray(array, dtype=aval.dtype)
+        for array, aval in zip(arrays, avals, strict=True)
+    ]
+
+
+def jit_module_outputs(
+    lowered: jax.stages.Lowered, args: Callable[[], Sequence[Any]], results: Sequence[Any]
+) -> list[Any]:
+    """Return the arrays that the module of a call returned, whose function returned ``results``."""
+    lowering: Any = lowered._lowering
+    written = _written_references(lowering)
+    if not written:
+        return list(results)
+    given = _module_arguments(lowering, [*lowering.const_args, *args()])
+    given += _captured_references(lowering)
+    rest = iter(results)
+    # The next execution may write to the reference, and take the memory of what is there.
+    return [
+        next(rest) if place is None else jax.numpy.copy(_behind_reference(given[place]))
+        for place in written
+    ]
+
+
+def _module_arguments(lowering: Any, given: Sequence[Any]) -> list[Any]:
+    kept = lowering.compile_args["kept_var_idx"]
+    return [value for number, value in enumerate(given) if number in kept]
+
+
+def _written_references(lowering: Any) -> list[int | None]:
+    """Return for each result of a module the parameter it replaces, if it replaces one."""
+    references = lowering.compile_args["mut"]
+    return [] if references is None else list(references.out_mut)
+
+
+def _captured_references(lowering: Any) -> list[Any]:
+    references = lowering.compile_args["mut"]
+    return [] if references is None else list(references.in_mut)
+
+
+def _behind_reference(value: Any) -> Any:
+    return value._refs._buf if isinstance(value, _core.Ref) else value

@@ -1,0 +1,1 @@
+"""Traces, primitives, abstract values and arrays: JAX's eager dispatch."""

@@ -1,0 +1,125 @@
+"""JAX's own functions, and calls of them that failed; must not know what records those."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import jax
+from jax._src import api as _api
+from jax._src import random as _random
+from jax._src import source_info_util as _source_info
+
+from snaprt.jaxapi.frames import frames_to
+from snaprt.jaxapi.tracing.abstract_values import is_array_aval
+
+_NOT_CALLED_AGAIN = frozenset({"load", "save", "savez", "fromfile"})  # they open files
+
+
+@functools.cache
+def public_functions() -> Mapping[str, Callable[..., Any]]:
+    """Return the public functions of JAX that compute with arrays, by name: ``jax.numpy.where``."""
+    modules = (jax.numpy, jax.numpy.linalg, jax.numpy.fft, jax.nn, jax.lax)
+    return {
+        f"{module.__name__}.{name}": value
+        for module in modules
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and name not in _NOT_CALLED_AGAIN
+        and callable(value)
+        and hasattr(inspect.unwrap(value), "__code__")
+    }
+
+
+@functools.cache
+def _names_of_code() -> Mapping[CodeType, str]:
+    codes: dict[CodeType, str] = {}
+    for name, function in public_functions().items():  # of several names, the first one stays
+        code: Any = inspect.unwrap(function)
+        codes.setdefault(code.__code__, name)
+    return codes
+
+
+@dataclass(frozen=True)
+class FailedCall:
+    """A public function of JAX's that raised an error, with its arguments as they were then."""
+
+    function: str
+    arguments: Mapping[str, Any]
+
+
+def failed_calls(error: BaseException) -> list[FailedCall]:
+    """Return the public functions of JAX's that an error came through, outermost first.
+
+    Only those are returned that were called after the last of the user's own functions.
+    """
+    calls: list[FailedCall] = []
+    for frame, _ in frames_to(error):
+        code = frame.f_code
+        if _source_info.is_user_filename(code.co_filename):
+            calls.clear()
+        elif code in _names_of_code():
+            name = _names_of_code()[code]
+            parameters = inspect.signature(inspect.unwrap(public_functions()[name])).parameters
+            found = {one: frame.f_locals[one] for one in parameters if one in frame.f_locals}
+            calls.append(FailedCall(name, found))
+    return calls
+
+
+def call_abstractly(name: str, arguments: Mapping[str, Any]) -> None:
+    """Call a public function of JAX's with abstract values in place of arrays.
+
+    Args:
+        name: One of `public_functions`.
+        arguments: By parameter; abstract values anywhere inside of them.
+    """
+    function = public_functions()[name]
+    leaves, tree = jax.tree.flatten(dict(arguments), is_leaf=is_array_aval)
+    shapes = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+        for leaf in leaves
+        if is_array_aval(leaf)
+    ]
+
+    def call(*arrays: Any) -> Any:
+        left = iter(arrays)
+        filled = [next(left) if is_array_aval(leaf) else leaf for leaf in leaves]
+        return _call_with(function, jax.tree.unflatten(tree, filled))
+
+    jax.eval_shape(call, *shapes)
+
+
+def _call_with(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    given: list[Any] = []
+    named: dict[str, Any] = {}
+    for name, parameter in inspect.signature(inspect.unwrap(function)).parameters.items():
+        if name not in arguments:
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            given.extend(arguments[name])
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            named.update(arguments[name])
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            named[name] = arguments[name]
+        else:
+            given.append(arguments[name])
+    return function(*given, **named)
+
+
+def random_function_names() -> frozenset[str]:
+    """Return the names of the jitted functions that `jax.random` consists of.
+
+    A module has a function of that name, or of that name, an underscore and a number, where a
+    program calls one. Checked with jax 0.10.2 and 0.12.0.
+    """
+    names = {f"jax._src.random.{found.name}" for found in pkgutil.iter_modules(_random.__path__)}
+    modules = [_random, *(sys.modules[name] for name in names & sys.modules.keys())]
+    jitted: Any = type(_api.jit(lambda: None))
+    functions = [value for module in modules for value in vars(module).values()]
+    return frozenset(one.__name__ for one in functions if isinstance(one, jitted))

@@ -1,0 +1,172 @@
+"""Primitives and jaxprs: binds, evaluates, looks into them; must not know recorded graphs."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src import pjit as _pjit
+from jax._src import source_info_util as _source_info
+from jax._src.interpreters import mlir as _mlir
+from jax.extend import core as jex_core
+
+from snaprt.jaxapi.tracing.traces import evaluating
+
+ClosedJaxpr = jex_core.ClosedJaxpr
+Jaxpr = jex_core.Jaxpr
+_JAX_FOLDER = os.path.dirname(jax.__file__) + os.sep
+JaxprLiteral = jex_core.Literal
+
+
+def operation_context() -> Any:
+    """Return what lowering needs beside the parameters (compute type, mesh, ...); interned."""
+    return _core.JaxprEqnContext()
+
+
+def bind_at(
+    info: Any, context: Any, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
+) -> Any:
+    """Bind ``primitive`` under the current trace, with the recorded location and context."""
+    stack = _source_info.current_name_stack() + info.name_stack
+    with _source_info.user_context(info.traceback, name_stack=stack), context.manager:
+        return primitive.bind(*operands, **primitive.get_bind_params(params))
+
+
+def abstract_evaluate(
+    primitive: Any, avals: Sequence[Any], params: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return (list of abstract values, effects) of one operation."""
+    found, effects = primitive.abstract_eval(*avals, **params)
+    return [*map(_over_mesh, found if primitive.multiple_results else (found,))], effects
+
+
+def _over_mesh(aval: Any) -> Any:
+    """Return the type of a result, as it is once JAX has run the operation on its own.
+
+    Under a mesh with explicit axes a scalar, whose type may name no mesh, then is one on it.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not mesh.are_all_axes_explicit or not isinstance(aval, _core.ShapedArray):
+        return aval
+    if aval.shape or not aval.sharding.mesh.empty:
+        return aval
+    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return _core.update_aval_with_sharding(aval, over)
+
+
+def evaluate_call(name: str, *args: Any, **params: Any) -> Any:
+    """Call the eager trace's own ``process_*`` method of that name."""
+    with evaluating():
+        return getattr(_core.eval_trace, name)(*args, **params)
+
+
+def names_within(primitive: Any, params: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the name of a primitive and, each once, those in the jaxprs among its parameters.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    yield primitive.name
+    for jaxpr in _core.jaxprs_in_params(params):
+        for equation in jaxpr.eqns:
+            yield from names_within(equation.primitive, equation.params)
+
+
+def is_call_of_users_jit(primitive: Any, params: Mapping[str, Any]) -> bool:
+    """Say whether an operation is a call of a jitted function that is not one of JAX's own.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    if primitive is not _pjit.jit_p:
+        return False
+    file = params["jaxpr"].jaxpr.debug_info.func_filename
+    return file is None or not file.startswith(_JAX_FOLDER)
+
+
+def equations_within(primitive: Any, params: Mapping[str, Any]) -> int:
+    """Return how many equations an operation is, those in the jaxprs among its parameters counted.
+
+    An equation that is lowered to many operations counts as so many.
+    """
+    jaxprs = _core.jaxprs_in_params(params)
+    return _LOWERED_TO.get(primitive.name, 1) + sum(_extent_of_jaxpr(one)[0] for one in jaxprs)
+
+
+def extent(
+    primitive: Any, params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]
+) -> tuple[int, float]:
+    """Return how large an operation is: to the compiler, and to the device.
+
+    Args:
+        primitive: The operation.
+        params: Its parameters.
+        operands: The abstract values of its operands.
+        results: Those of its results.
+
+    Returns:
+        The number of equations as `equations_within`, and an estimate of the floating point
+        operations, in which a loop of unknown length runs once.
+    """
+    equations = _LOWERED_TO.get(primitive.name, 1)
+    work = float(equations * sum(getattr(aval, "size", 1) for aval in results))
+    if primitive.name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        work *= 2 * math.prod(operands[0].shape[axis] for axis in contracted)
+    elif primitive.name == "conv_general_dilated":
+        kernel = operands[1]
+        work *= 2 * kernel.size / max(kernel.shape[params["dimension_numbers"].rhs_spec[0]], 1)
+    for jaxpr in _core.jaxprs_in_params(params):
+        inner = _extent_of_jaxpr(jaxpr)
+        equations += inner[0]
+        work += inner[1] * params.get("length", 1)
+    return equations, work
+
+
+#: What XLA takes as long for as for so many simple operations.
+_LOWERED_TO = dict.fromkeys(("random_bits", "random_fold_in", "random_split", "threefry2x32"), 100)
+
+_extents: weakref.WeakKeyDictionary[Any, tuple[int, float]] = weakref.WeakKeyDictionary()
+
+
+def _extent_of_jaxpr(jaxpr: Any) -> tuple[int, float]:
+    known = _extents.get(jaxpr)
+    if known is None:
+        found = [
+            extent(e.primitive, e.params, [v.aval for v in e.invars], [v.aval for v in e.outvars])
+            for e in jaxpr.eqns
+        ]
+        known = sum(n for n, _ in found), sum(work for _, work in found)
+        _extents[jaxpr] = known
+    return known
+
+
+def lowering_module(primitive: Any) -> str:
+    """Return the Python module that defines how ``primitive`` is lowered, "" where none does."""
+    tables = [_mlir._lowerings, *_mlir._platform_specific_lowerings.values()]
+    modules = {_module_of(table[primitive].rule) for table in tables if primitive in table}
+    foreign = [module for module in modules if not module.startswith(("jax.", "jaxlib."))]
+    return foreign[0] if foreign else min(modules, default="")
+
+
+def _module_of(rule: Any) -> str:
+    while isinstance(rule, functools.partial):
+        rule = rule.func
+    return getattr(rule, "__module__", None) or ""
+
+
+def primitive_named(name: str, module: str) -> Any:
+    """Return JAX's own primitive of that name, None where there is none.
+
+    Args:
+        name: Its name, which several may have.
+        module: What `lowering_module` says of it.
+    """
+    tables = [_mlir._lowerings, *_mlir._platform_specific_lowerings.values()]
+    named = {one for table in tables for one in table if one.name == name}
+    ours = [one for one in named if lowering_module(one).partition(".")[0] in ("jax", "jaxlib")]
+    return next((one for one in ours if lowering_module(one) == module), next(iter(ours), None))

@@ -1,0 +1,93 @@
+"""Under which trace a thread runs its operations; must not know any trace but JAX's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax.extend import core as jex_core
+
+# Any: our subclasses answer where the base classes are typed to raise.
+Tracer: Any = _core.Tracer
+Trace: Any = _core.Trace
+set_current_trace = jex_core.set_current_trace
+
+
+def evaluating() -> AbstractContextManager[Any]:
+    """Return a context in which operations run at once, as they do in plain eager JAX."""
+    return set_current_trace(_core.eval_trace)
+
+
+def evaluating_compiled() -> AbstractContextManager[Any]:
+    """Return a context as `evaluating` does, in which programs are compiled and called.
+
+    That holds under `jax.disable_jit` too: what was recorded there is single operations already.
+    """
+    return _with_jit() if _config.disable_jit.value else evaluating()
+
+
+@contextmanager
+def _with_jit() -> Iterator[None]:
+    with _config.disable_jit(False), evaluating():
+        yield
+
+
+class _Staging(threading.local):
+    for_constants = ""  # what traces
+
+
+#: What this thread traces whose closures may hold no tracers: see `snaprt.jaxapi.tracing.values`.
+staging = _Staging()
+
+
+@contextmanager
+def staging_for_constants(name: str) -> Iterator[None]:
+    """Have what is traced inside close over values; ``name`` is what traces."""
+    outer, staging.for_constants = staging.for_constants, name
+    try:
+        yield
+    finally:
+        staging.for_constants = outer
+
+
+def current_trace() -> Any:
+    """Return this thread's current trace (``None`` while JAX 0.12 binds a primitive)."""
+    return _core.trace_ctx.trace
+
+
+#: Its ``value`` is this thread's current trace: `current_trace`, three times as fast.
+current_trace_setting: Any = _core.trace_state_strong_ref
+
+
+def set_thread_trace(trace: Any) -> None:
+    """Make ``trace`` this thread's current trace until told otherwise; ``None`` means eager."""
+    _core.trace_ctx.set_trace(_core.eval_trace if trace is None else trace)
+
+
+def is_eager(trace: Any) -> bool:
+    """Say whether ``trace`` is JAX's own eager trace."""
+    return trace is _core.eval_trace
+
+
+def is_staging() -> bool:
+    """Say whether a function is being traced here whose operations run later, and more than once.
+
+    Checked with jax 0.10.2 and 0.12.0.
+    """
+    trace = current_trace()
+    while trace is not None:
+        if isinstance(trace, _partial_eval.DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def refuse_escaped_tracer(value: Any) -> None:
+    """Raise `jax.errors.UnexpectedTracerError`, as eager JAX does, if ``value`` is a tracer."""
+    if isinstance(value, Tracer):
+        raise _core.escaped_tracer_error(value)

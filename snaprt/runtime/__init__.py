@@ -1,0 +1,1 @@
+"""A running program: here recording, compiling, running and snapshots meet."""

@@ -1,0 +1,166 @@
+"""Functions that wait for the end of a thread's step, with arrays of that step as arguments.
+
+It knows lazy arrays, and nothing of how a step runs: `snaprt.runtime.step` says when one has ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import jax
+
+from snaprt import settings
+from snaprt.errors import UsageError
+from snaprt.trace.array import LazyArray
+
+_log: Final = logging.getLogger("snaprt.steps")
+
+
+@dataclass(frozen=True)
+class _Closure:
+    """A function with its arguments, and whether it runs in the background."""
+
+    function: Callable[..., object]
+    arguments: tuple[Any, ...]
+    run_async: bool
+
+    def lazy_arguments(self) -> list[LazyArray]:
+        return [leaf for leaf in jax.tree.leaves(self.arguments) if type(leaf) is LazyArray]
+
+    def __call__(self) -> None:
+        self.function(*self.arguments)
+
+
+@dataclass(eq=False)
+class _OfThread:
+    """What one thread has queued.
+
+    Attributes:
+        pending: The closures of the step that has not ended.
+        running: Those of earlier steps that were handed to the background.
+    """
+
+    pending: list[_Closure] = field(default_factory=list)
+    running: list[Future[None]] = field(default_factory=list)
+
+
+class _Threads(threading.local):
+    mine: _OfThread | None = None
+
+
+_threads: Final = _Threads()
+_all: Final[weakref.WeakSet[_OfThread]] = weakref.WeakSet()
+# One thread, so that closures run in order; the interpreter waits for it when the process ends.
+_background: Final = ThreadPoolExecutor(1, thread_name_prefix="snaprt-closures")
+
+
+def add_step_closure(
+    closure: Callable[..., object], args: Iterable[Any] = (), run_async: bool = False
+) -> None:
+    """Call ``closure(*args)`` after this thread's next `mark_step`.
+
+    So a step is printed or logged without a read in its middle: the arrays among ``args``, also
+    inside of pytrees, are results of the step's one program, and reading them is free. Closures
+    run in the order in which they were added; what one adds itself belongs to the next step.
+
+    A closure that raises does not keep the others from running. The error leaves the `mark_step`
+    that ran it, further ones are logged. With ``run_async`` it leaves the first `mark_step` after
+    it has happened, at the earliest that of the next step.
+
+    A step that fails runs no closures: they wait for the next one, but for those whose own arrays
+    cannot be computed any more, which are dropped. A step that is never marked runs none either,
+    and a warning says so when the process ends. Then the background is waited for.
+
+    Args:
+        closure: The function; what it returns is dropped.
+        args: Its arguments.
+        run_async: Whether to call it in the background, in one thread for the whole process, while
+            the program goes on. `XLA_MAX_ASYNC_QUEUE` limits how many may wait.
+
+    Raises:
+        UsageError: It is no function.
+    """
+    if not callable(closure):
+        raise UsageError(
+            f"a step closure must be a function, and {closure!r} is none",
+            hint="pass the function and its arguments apart: add_step_closure(print, args=(loss,))",
+        )
+    mine = _threads.mine
+    if mine is None:
+        mine = _threads.mine = _OfThread()
+        _all.add(mine)
+    mine.pending.append(_Closure(closure, tuple(args), run_async))
+
+
+def run_step_closures() -> None:
+    """Run what this thread has queued; to be called when its step has ended well.
+
+    Raises:
+        Exception: What a closure raised.
+    """
+    mine = _threads.mine
+    if mine is None:
+        return
+    closures, mine.pending = mine.pending, []
+    errors = _errors_behind(mine)
+    for closure in closures:
+        try:
+            for array in closure.lazy_arguments():
+                array.compute("closure")  # of another thread, whose step may not have ended
+            if closure.run_async:
+                _send(mine, closure)
+            else:
+                closure()
+        except Exception as error:
+            errors.append(error)
+    for other in errors[1:]:
+        _log.error("another step closure failed", exc_info=other)
+    if errors:
+        raise errors[0]
+
+
+def drop_failed_closures() -> None:
+    """Drop what this thread has queued of which an argument cannot be computed any more."""
+    mine = _threads.mine
+    if mine is not None:
+        mine.pending = [
+            closure
+            for closure in mine.pending
+            if not any(array.has_failed() for array in closure.lazy_arguments())
+        ]
+
+
+def _send(mine: _OfThread, closure: _Closure) -> None:
+    most = settings.get("XLA_MAX_ASYNC_QUEUE")
+    waiting = [future for future in mine.running if not future.done()]
+    if most and len(waiting) >= most:
+        wait(waiting[: len(waiting) - most + 1])
+    mine.running.append(_background.submit(closure))
+
+
+def _errors_behind(mine: _OfThread) -> list[Exception]:
+    """Return the errors of the background that this thread has not seen yet."""
+    done = [future for future in mine.running if future.done()]
+    mine.running = [future for future in mine.running if future not in done]
+    found = [future.exception() for future in done]
+    return [error for error in found if isinstance(error, Exception)]
+
+
+@atexit.register
+def _tell_at_exit() -> None:
+    """Say what never ran, and what failed with no step after it."""
+    for mine in list(_all):
+        if mine.pending:
+            _log.warning(
+                "step closures that never ran, for no mark_step came after them: %d",
+                len(mine.pending),
+            )
+        for error in _errors_behind(mine):
+            _log.error("a step closure failed in the background", exc_info=error)

@@ -1,0 +1,202 @@
+"""What each cause of a cut looks like in a program, and what to write instead: a table.
+
+It knows words, and where the user's program stands; nothing of graphs.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from snaprt import jaxapi
+from snaprt.errors import GraphBreakError
+from snaprt.trace.breaks import READ_METHODS, READ_PROPERTIES
+
+
+class Break(NamedTuple):
+    """A cause of cuts.
+
+    Attributes:
+        what: What the program does, in words; begins with code or a lower-case letter.
+        advice: What to write instead; empty where a cut is what was asked for.
+    """
+
+    what: str
+    advice: str
+
+
+_LOG: Final = (
+    "log it in a step closure, which runs after the step: snaprt.add_step_closure(log, args=(x,)); "
+    "or read it after mark_step, once every few steps"
+)
+_BRANCH: Final = (
+    "choose with jnp.where(x, a, b), or branch on the device with jax.lax.cond and "
+    "jax.lax.while_loop"
+)
+_SIZE: Final = (
+    "use what is known without the value: a Python int, x.shape; or keep the number on the device"
+)
+_HOST: Final = "stay with jax.numpy on the device, or move it to the host after mark_step"
+_DYNAMIC: Final = (
+    "the shape of the result depends on the value: pass size= where the function has it, or keep "
+    "the shape with jnp.where(mask, x, fill)"
+)
+_ONE_PLACE: Final = "put the arrays on one device or sharding first, with jax.device_put"
+_AFTER: Final = "ask after mark_step"
+_MARK: Final = (
+    "call snaprt.mark_step() at the end of each round of the outermost loop; what it does is then "
+    "one program"
+)
+_JIT: Final = "put it inside of a function with jax.jit, which is recorded as one operation"
+
+#: By the cause, as it is counted under ``host::CAUSE`` or ``cut::CAUSE``.
+BREAKS: Final[Mapping[str, Break]] = {
+    "mark_step": Break("mark_step", ""),
+    "end": Break("the end of the function, or of the program", ""),
+    "graph_size": Break(
+        "no mark_step: SNAPRT_AUTO_STEP_SIZE or SNAPRT_MAX_GRAPH_SIZE operations were pending",
+        _MARK,
+    ),
+    "graph_bytes": Break("no mark_step: SNAPRT_AUTO_STEP_BYTES bytes were pending", _MARK),
+    "graph_work": Break("no mark_step: work for a fraction of a second was pending", _MARK),
+    "own_program": Break(
+        "no mark_step: a large call of a jax.jit, a loop, or what draws random numbers is its own "
+        "program",
+        _MARK,
+    ),
+    "repeats": Break(
+        "no mark_step: what was recorded up to this line repeats",
+        "call snaprt.mark_step() before this line, in each round of the loop",
+    ),
+    "array": Break("`np.asarray(x)`", _HOST),
+    "bool": Break("`if x:`, or `bool(x)`", _BRANCH),
+    "complex": Break("`complex(x)`", _LOG),
+    "float": Break("`float(x)`", _LOG),
+    "int": Break("`int(x)`", _SIZE),
+    "item": Break("`x.item()`", _LOG),
+    "format": Break("`f'{x:...}'`", _LOG),
+    "repr": Break(
+        "`print(x)`", "use jax.debug.print, which prints when the graph runs; or " + _LOG
+    ),
+    "hex": Break("`hex(x)`", _SIZE),
+    "oct": Break("`oct(x)`", _SIZE),
+    "index": Break("`range(x)`, `jnp.zeros(x)`, or `a_list[x]`", _SIZE),
+    "slice": Break(
+        "`a[:x]`", "take a slice of a fixed size: jax.lax.dynamic_slice(a, start, size)"
+    ),
+    "shape": Break("`jnp.zeros((x,))`, or another shape made of a value", _SIZE),
+    "bool_mask": Break(
+        "`a[mask]`", "keep the shape: jnp.where(mask, a, fill); or jnp.nonzero(mask, size=n)"
+    ),
+    "nonzero": Break(
+        "`jnp.nonzero(x)`, or `jnp.where(x)`", "pass size=; or choose with jnp.where(x, a, b)"
+    ),
+    "unique": Break("`jnp.unique(x)`", "pass size="),
+    "repeat": Break("`jnp.repeat(a, x)`", "pass total_repeat_length="),
+    "bincount": Break("`jnp.bincount(x)`", "pass length="),
+    "arange": Break("`jnp.arange(x)`", _SIZE),
+    "linspace": Break("`jnp.linspace(..., num=x)`", _SIZE),
+    "tolist": Break("`x.tolist()`", _HOST),
+    "tobytes": Break("`x.tobytes()`", _HOST),
+    "pickle": Break("pickling, as of a checkpoint", "save after mark_step"),
+    "dlpack": Break("giving x to another library by DLPack", _HOST),
+    "device_get": Break("`jax.device_get(x)`", _LOG),
+    "block_until_ready": Break("`x.block_until_ready()`", "wait with mark_step(wait=True)"),
+    "device_put": Break(
+        "`jax.device_put(x, device)`",
+        "place arrays before the step, or inside of it with jax.lax.with_sharding_constraint",
+    ),
+    "sharding": Break("`x.sharding` of an array on several devices", _AFTER),
+    "devices": Break("an operation on arrays of different devices", _ONE_PLACE),
+    "ref": Break("reading or writing a `jax.new_ref`", _JIT),
+    "effect": Break(
+        "`checkify.check`, or another effect that must happen at once",
+        "functionalize it: checkify.checkify(f); and throw its error after mark_step",
+    ),
+    "scope_end": Break("the end of the scope, where effects were pending", ""),
+    "effects_barrier": Break("`jax.effects_barrier()`", "wait with mark_step(wait=True)"),
+    "shard_map": Break("an eager `jax.shard_map`", _JIT),
+    "compiler_options": Break(
+        "a `jax.jit` with compiler_options", "set them for the process, in XLA_FLAGS"
+    ),
+    "compiled": Break(
+        "a call of an executable of `jax.jit(f).lower(x).compile()`",
+        "call what jax.jit returned, which is recorded as one operation",
+    ),
+    "x64": Break(
+        "an array of 64-bit type used where jax_enable_x64 is off",
+        "convert it to a 32-bit type, or enable x64 where it is used",
+    ),
+    "float0": Break(
+        "a derivative by integers", "differentiate by the floating point arguments alone"
+    ),
+    "thread": Break(
+        "another thread that uses x", "call mark_step before x is handed to another thread"
+    ),
+    "eager": Break(
+        "plain JAX with x outside of the lazy scope, or eager mode",
+        "move it into the scope, or call mark_step before",
+    ),
+}
+
+
+_ATTRIBUTES: Final = frozenset({*READ_METHODS.values(), *READ_PROPERTIES.values(), "committed"})
+
+
+def describe_break(cause: str) -> Break:
+    """Return what a cause looks like, and what to write instead."""
+    known = BREAKS.get(cause)
+    if known is not None:
+        return known
+    if cause in _ATTRIBUTES:
+        return Break(f"`x.{cause}`", _AFTER)
+    return Break(f"`{cause}`", _DYNAMIC)  # the function of JAX that needed the value
+
+
+def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
+    """Return the error of a cut where none may be.
+
+    Args:
+        cause: Of the cut.
+        operation: What would have run alone, where it is that.
+    """
+    what, advice = describe_break(cause)
+    place = users_place(jaxapi.user_frames())
+    where = "" if place is None else f" at {place_text(place)}"
+    alone = "" if operation is None else f", for {operation} cannot be part of a graph"
+    return GraphBreakError(
+        f"{what} cuts the graph{where}{alone}; "
+        "snaprt.lazy(fullgraph=True) allows no cut but mark_step",
+        hint=advice,
+    )
+
+
+def count_text(count: int, word: str) -> str:
+    """Return a number of things, such as ``1 graph`` or ``1,200 graphs``."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+_INSTALLED: Final = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")
+)
+
+
+def is_installed(file: str) -> bool:
+    """Say whether a file belongs to Python or to an installed package."""
+    return file.startswith(_INSTALLED)
+
+
+def users_place(stack: Sequence[jaxapi.Frame]) -> jaxapi.Frame | None:
+    """Return the innermost frame that is not in an installed package, else the innermost."""
+    own = [frame for frame in stack if not is_installed(frame.file)]
+    return own[-1] if own else stack[-1] if stack else None
+
+
+def place_text(frame: jaxapi.Frame | None) -> str:
+    """Return a place as in ``train.py:41 in step``; below the current directory without that."""
+    if frame is None:
+        return "(not in your program)"
+    file = os.path.relpath(frame.file) if frame.file.startswith(os.getcwd()) else frame.file
+    return f"{file}:{frame.line} in {frame.function}"

@@ -1,0 +1,375 @@
+"""The pipeline on one page: each call of a jitted function, seen by the recorder, run by JAX.
+
+JAX runs every program here, by the way it would have taken: what it is called with, what it
+compiles and what it returns are its own. A call is looked at closely only when something of it is
+to be recorded, or when it is not clear which program it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import jax
+
+from snaprt import jaxapi
+from snaprt.compile.nan_flag import FLAG_NAME, flag_of
+from snaprt.errors import SnapshotError
+from snaprt.runtime import repro
+from snaprt.runtime.jit_executable import MAX_KINDS, JitExecutable, executable_ahead, executable_of
+from snaprt.snapshot.recorder import flags
+from snaprt.snapshot.recorder.plan import current_plan
+from snaprt.snapshot.recorder.record import Recorder, process_recorder
+
+# What JAX shows as the user's lines is none of ours.
+for _part in ("jit", "snapshot", "jaxapi"):
+    jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
+    jaxapi.hide_traceback_below(Path(__file__).parent.parent / _part)
+
+#: How many functions are remembered; a program with more pays for a closer look at each call.
+MAX_FUNCTIONS = 512
+
+_NOT_ARRAYS = "its inputs or results are not arrays alone"
+_log = logging.getLogger("snaprt.jit")
+
+
+class _Known(NamedTuple):
+    """What calls of one kind run, and one of them without its arguments, if it captured nothing."""
+
+    executable: JitExecutable
+    like: jaxapi.FlatCall | None
+
+
+class _Function:
+    """A jitted function that is called.
+
+    Attributes:
+        fun: What was jitted.
+        info: JAX's description of it; alive, or another's could take its id.
+        again: The function: it shares what JAX has compiled with the user's own.
+        first: The number of the executable that it first ran; None where this is the first time,
+            -1 where it has run several.
+        only: What each call runs, while there is no more than one executable.
+        entries: How many kinds of calls JAX knew of it when that was last clear.
+        kinds: What each kind of call runs, and what must stay alive for that.
+    """
+
+    __slots__ = ("again", "entries", "first", "fun", "info", "kinds", "only")
+
+    def __init__(self, fun: Any, info: Any, first: int | None) -> None:
+        self.fun = fun
+        self.info = info
+        self.again = jaxapi.jit_again(fun, info)
+        self.first = first
+        self.only: _Known | None = None
+        self.entries = -1
+        self.kinds: dict[Any, tuple[_Known, Any]] = {}
+
+    def known(self, args: Any, kwargs: Any) -> _Known | None:
+        """Return what a call runs, or None where that takes a closer look."""
+        # JAX makes an entry for a call that is unlike those before, and asks us afterwards.
+        if jaxapi.jit_entries(self.again) != self.entries:
+            return None
+        if self.only is not None:
+            return self.only
+        kind, _ = jaxapi.kind_of_jit_call(self.info, args, kwargs)
+        return self.kinds[kind][0] if kind in self.kinds else None
+
+    def ran(self, executable: JitExecutable, flat: jaxapi.FlatCall, args: Any, kwargs: Any) -> None:
+        """Learn what a call ran."""
+        known = _Known(executable, None if flat.captured else replace(flat, args=()))
+        if len(self.kinds) >= MAX_KINDS:
+            self.kinds.clear()
+        kind, alive = jaxapi.kind_of_jit_call(self.info, args, kwargs)
+        self.kinds[kind] = known, alive
+        if executable.number != self.first:
+            self.first = -1
+        self.only = known if self.first == executable.number else None
+        self.entries = jaxapi.jit_entries(self.again)
+
+
+class _Call(Sequence[Any]):
+    """A call: the inputs of an execution, which are found when they are first looked at."""
+
+    __slots__ = ("_flat", "_inputs", "_made", "executable")
+
+    def __init__(
+        self,
+        executable: JitExecutable,
+        flat: jaxapi.FlatCall | None = None,
+        made: tuple[_Function, Any, Any, jaxapi.FlatCall | None] | None = None,
+    ) -> None:
+        """Take the call as JAX lowers it, or what to make that of.
+
+        Args:
+            executable: What it runs.
+            flat: The call.
+            made: The function, its arguments by place and by name, and what the call is like.
+        """
+        self.executable = executable
+        self._flat = flat
+        self._made = made
+        self._inputs: Sequence[Any] | None = None
+
+    def flat(self) -> jaxapi.FlatCall:
+        """Return the call as JAX lowers it."""
+        if self._flat is None:
+            assert self._made is not None
+            function, args, kwargs, like = self._made
+            self._flat = (
+                jaxapi.flatten_jit_call(function.fun, function.info, args, kwargs)
+                if like is None
+                else replace(like, args=jaxapi.leaves_of_jit_call(function.info, args, kwargs))
+            )
+        return self._flat
+
+    def _arguments(self) -> Sequence[Any]:
+        if self._flat is None and self._made is not None:
+            function, args, kwargs, like = self._made
+            if like is not None:  # the arguments alone, which takes half the time
+                return jaxapi.leaves_of_jit_call(function.info, args, kwargs)
+        return self.flat().args
+
+    def inputs(self) -> Sequence[Any]:
+        """Return the arrays that go into the module."""
+        if self._inputs is None:
+            self._inputs = jaxapi.jit_module_inputs(
+                self.executable.lowered, self.executable.module, self._arguments()
+            )
+        return self._inputs
+
+    def outputs(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Return the arrays that came out of the module, of which these are the user's."""
+        if self.executable.module.is_pure:
+            return results
+        return jaxapi.jit_module_outputs(self.executable.lowered, self._arguments, results)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Any]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        return self.inputs()[place]
+
+    def __len__(self) -> int:
+        return len(self.executable.input_names)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Threads that call a function for the first time at once may mix up its programs.
+        if [array.shape for array in self.inputs()] != self.executable.module.input_shapes:
+            raise SnapshotError(f"a call of {self.executable.name} may have run another program")
+        return iter(self.inputs())
+
+
+class _Watcher:
+    """Makes the calls of jitted functions in the threads that are watched."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._functions: dict[int, _Function] = {}
+        # What each first ran: one that is made, jitted and called once is not kept alive.
+        self._met: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def leaves_to_jax(self, source: str) -> bool:
+        """Say whether calls of a function are no executions: those of JAX's own, unless named."""
+        return _is_left_to_jax(source, jaxapi.watch())
+
+    def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a jitted function for the user."""
+        before = jaxapi.set_watch(None)
+        try:
+            function = self._functions.get(id(info)) or self._meet(fun, info)
+            known = function.known(args, kwargs)
+            flat = None
+            if known is None:
+                flags.take_over()  # the script may have set XLA_FLAGS since
+                flat = jaxapi.flatten_jit_call(fun, info, args, kwargs)
+                if not jaxapi.is_of_arrays_alone(flat):
+                    jaxapi.restore_watch(before)  # for `bind`, which is asked to run it
+                    return jaxapi.run_jit_call(fun, info, args, kwargs)
+                try:
+                    executable = _recordable(flat)
+                except _NotRecordableError as error:
+                    results = function.again(*args, **kwargs)  # or what is wrong, in JAX's words
+                    self._recorder.missed(flat.params["name"], str(error))
+                    return results
+                call = _Call(executable, flat)
+            else:
+                executable, like = known
+                call = _Call(executable, None, (function, args, kwargs, like))
+            changed = self._changed(call)
+            if changed is not None:
+                results = call.flat().unflatten(self._run_changed(changed))
+            else:
+                results = self._run(call, function.again, args, kwargs)
+            if function.first is None:
+                self._met[fun] = executable.number
+            elif flat is not None:
+                function.ran(executable, flat, args, kwargs)
+            return results
+        finally:
+            jaxapi.restore_watch(before)
+
+    def bind(self, args: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:
+        """Run what a transformation outside of ``jit`` has made of a jitted function."""
+        before = jaxapi.set_watch(None)
+        try:
+            with jaxapi.evaluating():
+                flat = jaxapi.flat_jit_call(args, params)
+                try:
+                    executable = _recordable(flat)
+                except _NotRecordableError as error:
+                    results = jaxapi.run_flat_jit_call(flat)
+                    self._recorder.missed(params["name"], str(error))
+                    return results
+                call = _Call(executable, flat)
+                changed = self._changed(call)
+                if changed is not None:
+                    return self._run_changed(changed)
+                return self._run(call, jaxapi.run_flat_jit_call, (flat,), {})
+        finally:
+            jaxapi.restore_watch(before)
+
+    def call_compiled(
+        self,
+        name: str,
+        ahead: jaxapi.CompiledAhead | None,
+        args: Any,
+        run: Callable[[], Any],
+    ) -> Any:
+        """Call for the user what was compiled ahead of time."""
+        before = jaxapi.set_watch(None)
+        try:
+            if ahead is None:
+                results = run()
+                self._recorder.missed(
+                    name, "it was compiled before recording began, or loaded; jax.jit is seen"
+                )
+                return results
+            executable = executable_ahead(ahead)
+            if not executable.module.is_recordable:
+                results = run()
+                self._recorder.missed(name, _NOT_ARRAYS)
+                return results
+            return self._run(_Call(executable, jaxapi.called_with(ahead, args)), run, (), {})
+        finally:
+            jaxapi.restore_watch(before)
+
+    def _meet(self, fun: Any, info: Any) -> _Function:
+        with self._lock:
+            first = self._met.get(fun)
+            function = _Function(fun, info, first)
+            if first is not None:
+                if len(self._functions) >= MAX_FUNCTIONS:
+                    forgotten = self._functions.pop(next(iter(self._functions)))
+                    self._met[forgotten.fun] = -1
+                self._functions[id(info)] = function
+        return function
+
+    def _changed(self, call: _Call) -> _Call | None:
+        """Return the call of another program, where the recorder needs one to learn how it ends."""
+        plan, module = current_plan(), call.executable.module
+        is_watched, withholds = False, bool(module.donated) and repro.needs_inputs()
+        if plan is not None:
+            may_watch = plan.wants_flag and module.is_pure
+            may_withhold = bool(module.donated) and plan.withholds_donation
+            if (may_watch or may_withhold) and not self._recorder.ignores(call.executable):
+                is_watched, withholds = may_watch, may_withhold or withholds
+        for adds_flag in (True, False) if is_watched else (False,):
+            if not adds_flag and not withholds:
+                break
+            flat = call.flat()
+            try:
+                if adds_flag:
+                    flat = jaxapi.with_result(flat, flag_of, FLAG_NAME)
+                if withholds:
+                    flat = jaxapi.without_donation(flat)
+                executable = _recordable(flat)
+                if adds_flag and not executable.is_compiled:
+                    executable.lowered.compile()  # JAX finds it; the user is not to see it fail
+                return _Call(executable, flat)
+            except Exception as error:
+                if adds_flag:
+                    self._recorder.has_no_flag(call.executable, error)
+        return None
+
+    def _run_changed(self, call: _Call) -> list[Any]:
+        """Run a program in the place of the user's; return the results that are the user's."""
+        results = self._run(call, jaxapi.run_flat_jit_call, (call.flat(),), {})
+        return results[:-1] if call.executable.is_watched else results
+
+    def _run(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run an execution, and tell how it ends to whoever wants to know."""
+        token = self._recorder.before(call.executable, call)
+        is_repro_asked_for = repro.is_asked_for()
+        if token is None and not is_repro_asked_for:
+            return run(*args, **kwargs)
+        is_new = token is not None and not call.executable.is_compiled
+        try:
+            results = run(*args, **kwargs)
+            if is_repro_asked_for:
+                repro.wait_for_failure(results)
+        except Exception as error:
+            if token is not None:
+                self._recorder.failed(token, error)
+            stage: repro.Stage = "run" if call.executable.is_compiled else "compile"
+            repro.after_failure(stage, call.executable, call, error)
+            raise
+        if token is not None:
+            self._record_outputs(token, call, results, has_compiled=is_new)
+        if is_repro_asked_for:
+            repro.after_run(call.executable, call)
+        return results
+
+    def _record_outputs(self, token: Any, call: _Call, results: Any, *, has_compiled: bool) -> None:
+        outputs = call.outputs(jax.tree.leaves(results))
+        if len(outputs) == len(call.executable.output_names):
+            flag = outputs[-1] if call.executable.is_watched else None
+            self._recorder.after(token, outputs, flag, has_compiled=has_compiled)
+        else:
+            _log.error(
+                "the outputs of %s are not recorded: a class of its results holds other arrays "
+                "than it is made of",
+                call.executable.name,
+            )
+
+
+class _NotRecordableError(Exception):
+    """JAX is to run a call unseen."""
+
+
+def _recordable(call: jaxapi.FlatCall) -> JitExecutable:
+    """Return what a call runs.
+
+    Raises:
+        _NotRecordableError: It cannot be lowered, or not arrays alone go in and out.
+    """
+    try:
+        executable = executable_of(call)
+    except Exception as error:
+        raise _NotRecordableError(f"{type(error).__name__}: {error}") from error
+    if not executable.module.is_recordable:
+        raise _NotRecordableError(_NOT_ARRAYS)
+    return executable
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_left_to_jax(source: str, names: tuple[str, ...] | None) -> bool:
+    if not jaxapi.is_source_of_jax(source):
+        return False
+    name = source.partition(" at ")[0]
+    return not any(re.search(pattern, name) for pattern in names or ())
+
+
+@functools.cache
+def start_watching() -> None:
+    """Let JAX ask for each call in threads that are watched; once a process."""
+    jaxapi.use_jit_watcher(_Watcher(process_recorder()))

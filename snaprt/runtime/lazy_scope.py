@@ -1,0 +1,102 @@
+"""When a thread runs lazily: the `lazy` scope, `enable` and `disable`."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ContextDecorator
+from types import TracebackType
+from typing import Any
+
+from snaprt import jaxapi
+from snaprt.runtime.step import left_with, run_effects, thread_trace
+from snaprt.trace.lazy_trace import LazyTrace
+from snaprt.trace.modes import choose_eager, current_modes
+
+_log = logging.getLogger("snaprt.lazy")
+
+
+class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a scope and a decorator
+    """Run eager JAX code lazily inside: ``with snaprt.lazy(): ...`` or ``@snaprt.lazy()``.
+
+    Operations are recorded and run together at `mark_step`, or when a value is read. When the scope
+    ends, pending effects (`jax.debug.print`, callbacks) run. What else is pending stays so: its
+    arrays compute themselves when they are used. Scopes nest, and each thread has its own.
+
+    Args:
+        fullgraph: Whether nothing but `mark_step` may cut a graph inside. What would (a read of a
+            value that is not there yet, an operation that no graph can hold) raises before it runs.
+
+    Raises:
+        GraphBreakError: With ``fullgraph``, at the first cut: the line, and what to write instead.
+    """
+
+    def __init__(self, *, fullgraph: bool = False) -> None:
+        self._fullgraph = fullgraph
+        self._outer: list[tuple[Any, bool]] = []
+
+    def __enter__(self) -> None:
+        trace = _trace_as_asked()
+        self._outer.append((jaxapi.current_trace(), trace.fullgraph))
+        trace.fullgraph = trace.fullgraph or self._fullgraph
+        jaxapi.set_thread_trace(trace)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        outer, thread_trace().fullgraph = self._outer.pop()
+        jaxapi.set_thread_trace(outer)
+        try:
+            if not isinstance(outer, LazyTrace):
+                run_effects("scope_end")
+        except Exception:
+            if error is None:
+                raise
+            _log.exception("effects that were pending when an error left the scope failed")
+        finally:
+            if error is not None:
+                left_with(error)
+
+    def _recreate_cm(self) -> lazy:
+        return lazy(fullgraph=self._fullgraph)
+
+
+def enable() -> None:
+    """Run this thread lazily from here on, until `disable`."""
+    jaxapi.set_thread_trace(_trace_as_asked())
+
+
+def disable() -> None:
+    """Run this thread eagerly again.
+
+    Pending effects run; what else is pending computes itself when it is used.
+    """
+    jaxapi.set_thread_trace(None)
+    run_effects("scope_end")
+
+
+def eager_mode(enable: bool | None = True) -> None:
+    """Compile and run each operation on its own as soon as it is recorded, in every lazy scope.
+
+    This thread does so at once, others from their next step or scope on. It is the function
+    `torch_xla.experimental.eager_mode` of PyTorch/XLA.
+
+    Args:
+        enable: Whether to; ``None`` leaves it to ``XLA_USE_EAGER_DEBUG_MODE``.
+    """
+    choose_eager(enable)
+    _trace_as_asked()
+
+
+def is_eager_mode() -> bool:
+    """Say whether operations in a lazy scope are compiled and run one by one; see `eager_mode`."""
+    return current_modes().eager
+
+
+def _trace_as_asked() -> LazyTrace:
+    """Return this thread's lazy trace, in the modes that are asked for now."""
+    trace = thread_trace()
+    trace.adopt(current_modes())
+    return trace

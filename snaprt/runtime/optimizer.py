@@ -1,0 +1,63 @@
+"""The step of an optimizer with the end of the program's step; it knows optax's and nnx's shapes.
+
+Neither library is imported before an optimizer of it is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from snaprt.errors import UsageError
+from snaprt.runtime.step import mark_step
+
+
+def optimizer_step(optimizer: Any, *arguments: Any, barrier: bool = True, **keywords: Any) -> Any:
+    """Update parameters with an optimizer, and mark the step.
+
+    The arguments are those of the optimizer's own ``update``::
+
+        params, state = snaprt.optimizer_step(transformation, grads, state, params)  # optax
+        snaprt.optimizer_step(optimizer, model, grads)  # flax.nnx.Optimizer, in place
+
+    Gradients are not reduced over devices first, as PyTorch/XLA does: on JAX that follows from how
+    arrays are sharded, or is a `jax.lax.pmean` of yours inside of `shard_map`.
+
+    Args:
+        optimizer: An `optax.GradientTransformation`, or an `flax.nnx.Optimizer`.
+        arguments: What its ``update`` takes.
+        barrier: Whether to call `mark_step` afterwards.
+        keywords: What its ``update`` takes by name, such as ``value=loss``.
+
+    Returns:
+        For optax the new parameters and the new state; else what ``update`` returns.
+
+    Raises:
+        UsageError: ``optimizer`` is neither, or optax's has no parameters to update.
+    """
+    update = getattr(optimizer, "update", None)
+    if not callable(update):
+        raise UsageError(
+            f"a {type(optimizer).__name__} is no optimizer that can be stepped",
+            hint="pass an optax.GradientTransformation or an flax.nnx.Optimizer",
+        )
+    if isinstance(optimizer, tuple):  # as every optax.GradientTransformation is
+        result: Any = _transform(update, *arguments, **keywords)
+    else:
+        result = update(*arguments, **keywords)
+    if barrier:
+        mark_step()
+    return result
+
+
+def _transform(
+    update: Any, grads: Any = None, state: Any = None, params: Any = None, **keywords: Any
+) -> tuple[Any, Any]:
+    if params is None:
+        raise UsageError(
+            "an optax transformation was stepped without parameters",
+            hint="params, state = snaprt.optimizer_step(transformation, grads, state, params)",
+        )
+    import optax
+
+    updates, state = update(grads, state, params, **keywords)
+    return optax.apply_updates(params, updates), state

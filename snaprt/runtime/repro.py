@@ -1,0 +1,214 @@
+"""Save programs that fail, and have them minified, as SNAPRT_REPRO_AFTER asks; knows no graphs.
+
+What TORCHDYNAMO_REPRO_AFTER and TORCHDYNAMO_REPRO_LEVEL are for PyTorch. Minifying is done by
+`snaprt minify` in a process of its own: a compiler that fails may take its process with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import jax
+
+from snaprt import settings
+from snaprt.snapshot.format import schema
+from snaprt.snapshot.format.write import write_snapshot
+from snaprt.snapshot.recorder.conditions import Moment
+from snaprt.snapshot.recorder.describe import Cause, contents, describe, error_text
+from snaprt.snapshot.recorder.filing import run_mark
+from snaprt.snapshot.recorder.pending import Executable, HeldExecution
+from snaprt.snapshot.recorder.plan import Plan
+from snaprt.snapshot.recorder.steps import steps_ended
+
+Stage = Literal["compile", "run"]
+
+SAVE, MINIFY, MINIFY_ASIDE, COMPARE = 1, 2, 3, 4
+"""The levels: save the program; also minify it, before the program goes on; minify it while the
+program goes on; and compare each new program with its operations run one by one."""
+
+SNAPSHOT_NAME: Final = "failing.inputs.snap"
+_FOUND: Final = 1  # the status with which `snaprt minify` says that there was something to minify
+_WAITS: Final = 300  # seconds that a program waits for a smaller one
+_CRASH: Final = ("--check", "crash")
+_COMPARISON: Final = ("--check", "mismatch", "--b", "op-by-op")
+
+
+_texts = settings.Texts("SNAPRT_REPRO_AFTER", "SNAPRT_REPRO_LEVEL")
+_seen: tuple[list[Any], Mapping[Stage, int]] = ([], {})  # the texts, and what follows of them
+
+
+def level(stage: Stage) -> int:
+    """Return the level that is asked for where a program fails at a stage; 0 for nothing."""
+    global _seen
+    texts = _texts.now()
+    if texts != _seen[0]:
+        after = settings.get("SNAPRT_REPRO_AFTER")
+        asked = 0 if after is None else int(settings.get("SNAPRT_REPRO_LEVEL"))
+        _seen = texts, {"compile": asked, "run": asked if after == "run" else 0}
+    return _seen[1][stage]
+
+
+def is_asked_for() -> bool:
+    """Say whether anything is asked for."""
+    return level("compile") > 0
+
+
+def needs_inputs() -> bool:
+    """Say whether what a program is called with may be wanted after it has run."""
+    return level("run") > 0 or level("compile") >= COMPARE
+
+
+def wait_for_failure(results: Any) -> None:
+    """Wait until an execution has ended, and raise its error, where that is to be seen.
+
+    XLA tells of many errors only when somebody reads the results.
+    """
+    if level("run"):
+        jax.block_until_ready(results)
+
+
+def after_failure(
+    stage: Stage, program: Executable, inputs: Sequence[Any], error: BaseException | None = None
+) -> Path | None:
+    """Save a program that failed and what it was called with, and have it minified if asked for.
+
+    Args:
+        stage: Where it failed.
+        program: What was to run.
+        inputs: What it was called with.
+        error: What was raised.
+
+    Returns:
+        The folder, which is also told on stderr; None where nothing is asked for, the program
+        failed before, or it could not be saved.
+    """
+    asked = level(stage)
+    if not asked:
+        return None
+    snapshot = _save(program, inputs, error)
+    if snapshot is None:
+        return None
+    _say(f"the program that failed is in {snapshot.parent}")
+    if asked >= MINIFY_ASIDE:
+        _aside().submit(repro_for, snapshot, asked, _CRASH)
+    elif asked == MINIFY:
+        _say(f"it is minified before the program goes on, for {_WAITS} s at most")
+        repro_for(snapshot, asked, _CRASH)
+    return snapshot.parent
+
+
+def after_run(program: Executable, inputs: Sequence[Any]) -> None:
+    """At level 4, compare a program that has run for the first time with its operations alone."""
+    if level("compile") < COMPARE or program.number in _compared:
+        return
+    _compared.add(program.number)
+    snapshot = _save(program, inputs, None)
+    if snapshot is not None:
+        _aside().submit(_compare, snapshot)
+
+
+def repro_for(snapshot: Path, asked: int, check: Sequence[str] = _CRASH) -> Path | None:
+    """Minify a snapshot in a process of its own, and tell on stderr where the result is.
+
+    Args:
+        snapshot: An ``.inputs.snap``.
+        asked: The level; below 2 nothing is done.
+        check: Options of ``snaprt minify`` that say what the failure is.
+
+    Returns:
+        The folder with the smallest program; None where the failure did not show again.
+    """
+    if asked < MINIFY:
+        return None
+    folder = snapshot.parent / "minified"
+    environment = dict(os.environ)
+    environment.pop("SNAPRT_REPRO_AFTER", None)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    words = ["-m", "snaprt", "minify", str(snapshot), *check, "--output", str(folder)]
+    if asked == MINIFY:
+        words += ["--budget", str(_WAITS)]
+    said = snapshot.parent / "minify.log"
+    with said.open("wb") as log:
+        done = subprocess.run(
+            [sys.executable, *words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            check=False,
+        )
+    if done.returncode == _FOUND:
+        _say(f"the smallest program that fails so is in {folder}: see {folder / 'ISSUE.md'}")
+        return folder
+    if check == _CRASH:
+        _say(f"there is no smaller program that fails so: {said} says why")
+    return None
+
+
+def _compare(snapshot: Path) -> None:
+    found = repro_for(snapshot, COMPARE, _COMPARISON)
+    if found is None:  # it agrees, and there is nothing to keep
+        with contextlib.suppress(OSError):
+            for file in snapshot.parent.iterdir():
+                file.unlink()
+            snapshot.parent.rmdir()
+
+
+_compared: set[int] = set()  # the numbers of programs
+_saved: set[Path] = set()
+
+
+@functools.cache
+def _aside() -> ThreadPoolExecutor:
+    """Return what runs one minification after the other; Python waits for it at its end."""
+    return ThreadPoolExecutor(1, "snaprt-repro")
+
+
+def _say(what: str) -> None:
+    print(f"snaprt: {what}", file=sys.stderr, flush=True)
+
+
+def _save(program: Executable, inputs: Sequence[Any], error: BaseException | None) -> Path | None:
+    """Write the snapshot, once for each graph; a failure to do so must not hide the first one."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", program.name)[:80]
+    path = settings.get("SNAPRT_REPRO_DIR") / f"{name}.{program.graph_id}" / SNAPSHOT_NAME
+    if path in _saved:
+        return None
+    try:
+        write_snapshot(path, _contents(path.parent, program, inputs, error))
+    except Exception as raised:
+        _say(f"the program that failed could not be saved: {raised}")
+        return None
+    _saved.add(path)
+    return path
+
+
+def _contents(
+    folder: Path, program: Executable, inputs: Sequence[Any], error: BaseException | None
+) -> schema.Contents:
+    device = program.devices[0]
+    rank = jax.process_index()
+    held = HeldExecution(
+        executable=program,
+        plan=Plan(folder, (), keep_last=0, keep_bytes=0, hold="device", stops=False),
+        moment=Moment(program.name, program.graph_id, 0, steps_ended(), 0.0, rank),
+        devices=((0, device, frozenset(("inputs",))),),
+        inputs=list(inputs),
+        watching=(),
+        limit=math.inf,
+        began=time.perf_counter_ns(),
+        time=time.time(),
+    )
+    cause = Cause("SNAPRT_REPRO_AFTER", "" if error is None else error_text(error))
+    return contents(describe(held, "inputs", 0, device, cause, run_mark()), held, device)

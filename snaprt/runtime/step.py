@@ -1,0 +1,515 @@
+"""The pipeline on one page: cut the graph, find or compile its programs, run them, keep the values.
+
+A *step* ends with `mark_step`, which runs everything that is pending and still wanted; a *read*
+runs what one value needs. Both go through `_run`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from snaprt import jaxapi, metrics, settings
+from snaprt.compile import collection, prefetch
+from snaprt.compile.loaded import Ready, executable_for
+from snaprt.compile.obtain import Executable, compile_program, uncompiled_program
+from snaprt.compile.refused import refused
+from snaprt.compile.run import run
+from snaprt.compile.unfinished import unfinished_graph
+from snaprt.errors import CompileError, ExecutionError, SnaprtError
+from snaprt.explain.switches import watchers
+from snaprt.graph.program import Program
+from snaprt.runtime import repro
+from snaprt.runtime.closures import drop_failed_closures, run_step_closures
+from snaprt.runtime.events import Watch, Watcher, begin_watch, cut_here
+from snaprt.runtime.graph_breaks import graph_break
+from snaprt.runtime.slow_compiles import told_when_slow
+from snaprt.snapshot.format.trace_errors import describe_trace_error
+from snaprt.snapshot.recorder import flags
+from snaprt.snapshot.recorder.failures import is_recorded, mark_recorded
+from snaprt.snapshot.recorder.plan import current_plan
+from snaprt.snapshot.recorder.record import process_recorder
+from snaprt.snapshot.recorder.steps import end_step, steps_ended
+from snaprt.trace import pacing
+from snaprt.trace.array import LazyArray, read_for_executable, read_to_host
+from snaprt.trace.cut import Part, plan
+from snaprt.trace.exact_types import answer_for_exact_types
+from snaprt.trace.failures import failed_run, uncompiled
+from snaprt.trace.fast_path import follow_indexing, follow_jit
+from snaprt.trace.lazy_trace import LazyTrace
+from snaprt.trace.modes import NONE, current_modes
+from snaprt.trace.recording import DataHandle, carry_over, is_mostly_dead
+from snaprt.trace.trie import Point
+
+# What a recorded operation shows as its source is the user's line, not ours.
+for _part in ("lazy", "execute", "explain", "snapshot", "jaxapi"):
+    jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
+    jaxapi.hide_traceback_below(Path(__file__).parent.parent / _part)
+
+#: A thread's paths are forgotten once they have so many points; its programs stay loaded.
+MAX_POINTS = 200_000
+
+_of_thread = threading.local()
+
+# The traces that effects are pending in; a thread that ends may leave some.
+_effects: set[LazyTrace] = set()
+
+
+def thread_trace() -> LazyTrace:
+    """Return this thread's lazy trace, made at its first use."""
+    trace = getattr(_of_thread, "trace", None)
+    if trace is None:
+        flags.take_over()
+        _watch_waiting()
+        jaxapi.teach_device_get(LazyArray, read_to_host)
+        jaxapi.teach_full(LazyArray)
+        jaxapi.teach_set_mesh(LazyTrace)
+        jaxapi.teach_compiled(LazyArray, read_for_executable)
+        jaxapi.teach_error_check(LazyTrace)
+        jaxapi.teach_values(LazyArray, LazyArray.materialise)
+        prefetch.start()
+        jaxapi.intercept_jit(LazyTrace, follow_jit)
+        jaxapi.intercept_indexing(LazyTrace, follow_indexing)
+        jaxapi.watch_errors(_left_jax)
+        answer_for_exact_types()
+        trace = _of_thread.trace = LazyTrace(
+            _read, _grown, _recording_failed, _at_once, _cut, _effects.add
+        )
+    return trace
+
+
+def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
+    """Compile and run everything this thread has recorded whose arrays are still alive.
+
+    All of it runs as one XLA program (one for each set of devices that it is committed to).
+    Compiled programs are kept, so a step that repeats compiles nothing. Work whose arrays are
+    gone is dropped. At the end the step's closures run, see `add_step_closure`. ``snaprt.sync`` is
+    this function too.
+
+    Args:
+        wait: Whether to return only when the devices have finished, as XLA_SYNC_WAIT=1 asks of
+            every step.
+        reset_scope: Whether names of `jax.named_scope` end with the step: where one is open, what
+            follows is recorded without its name. They stand in profiles and in the metadata of
+            modules, and change no program.
+
+    Raises:
+        CompileError: If JAX or XLA refuses the program. The operations that are refused have
+            failed: arrays that depend on them raise the same error when read, all others stay
+            pending.
+        ExecutionError: If it fails while it runs; its arrays raise the same error when read.
+        Exception: What a closure raised, after all have run.
+    """
+    metrics.counter_add("MarkStep")
+    trace = thread_trace()
+    watching = watchers()
+    with trace.lock:
+        arrays = trace.recording.live_arrays()
+        try:
+            _run(trace, arrays, arrays, "mark_step", watching)
+        except (CompileError, ExecutionError):
+            drop_failed_closures()
+            raise
+        trace.forget_paths(-1 if trace.pacer.step_marked() else MAX_POINTS)
+    step = end_step()
+    collection.step_ended(step)
+    for watcher in watching:
+        watcher.step_ended(step)
+    if wait or trace.modes.waits:
+        with jaxapi.evaluating():
+            jax.block_until_ready([a._value for a in arrays if a._value is not None])
+        process_recorder().look()
+    if reset_scope:
+        jaxapi.leave_name_scopes()
+    run_step_closures()
+
+
+#: As PyTorch/XLA calls it since 2.8.
+sync = mark_step
+
+
+def run_effects(cause: str) -> None:
+    """Run this thread's pending effects, and what they need; the rest stays pending.
+
+    Those that other threads left when they ended run first.
+
+    Args:
+        cause: Why now; see `snaprt.runtime.graph_breaks`.
+
+    Raises:
+        CompileError: If XLA refuses the program that has them.
+        ExecutionError: If an effect, such as a callback, fails; it is not run again.
+    """
+    own = getattr(_of_thread, "trace", None)
+    for trace in sorted(_effects.copy(), key=lambda one: one is own):
+        if trace is own or not trace.has_running_owner():
+            with trace.exclusive():
+                _run_effects(trace, cause)
+
+
+def _run_effects(trace: LazyTrace, cause: str) -> None:
+    if trace.recording.point.effectful:
+        _run(trace, [], trace.recording.live_arrays(), cause, watchers())
+    else:
+        _effects.discard(trace)
+
+
+@functools.cache
+def _watch_waiting() -> None:
+    """Run pending effects where JAX waits for effects, as it does when the process ends."""
+
+    def start() -> None:
+        trace = jaxapi.current_trace()
+        if isinstance(trace, LazyTrace) and trace.fullgraph and trace.recording.point.effectful:
+            raise graph_break("effects_barrier")
+        run_effects("effects_barrier")
+
+    jaxapi.before_waiting_for_effects(start)
+    # Once where threads can still be started, as the recorder may; once for what threads left then.
+    threading._register_atexit(_run_all_effects)  # type: ignore[attr-defined]
+    atexit.register(_run_all_effects)
+
+
+def _run_all_effects() -> None:
+    for trace in list(_effects):
+        with trace.exclusive():
+            _run_effects(trace, "end")
+
+
+def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
+    """Compute one value: run what it needs, and leave the rest pending."""
+    with trace.exclusive():
+        if array._value is None and not array.has_failed():  # another thread may be faster
+            if trace.fullgraph:
+                raise graph_break(cause)
+            _run(trace, [array], trace.recording.live_arrays(), cause, watchers())
+            trace.forget_paths(MAX_POINTS)
+        if array.has_failed():
+            raise array._origin
+
+
+def _at_once(trace: LazyTrace, name: str, cause: str, operands: Sequence[object]) -> None:
+    """Tell of an operation that runs at once, before it does."""
+    if trace.fullgraph and (cause != "device_put" or any(map(_is_pending, operands))):
+        raise graph_break(cause, name)
+    if cause != "device_put":  # it may have effects of its own, after those
+        with trace.lock:
+            _run_effects(trace, cause)
+    for watcher in watchers():
+        watcher.at_once(name, cause)
+
+
+def _is_pending(operand: object) -> bool:
+    return isinstance(operand, LazyArray) and operand._value is None
+
+
+def _grown(trace: LazyTrace) -> None:
+    """Look at a recording that has grown: drop what is dead; in eager mode, run it."""
+    if trace.modes.eager:
+        with trace.lock, metrics.timed("EagerOpExecuteTime"):
+            arrays = trace.recording.live_arrays()
+            _run(trace, arrays, arrays, "eager", watchers())
+            trace.forget_paths(MAX_POINTS)
+        return
+    depth = trace.recording.point.depth
+    if depth & (depth - 1) == 0 and is_mostly_dead(trace.recording):
+        trace.begin(carry_over(trace.recording, trace.root, set(), {}, {}))
+    limit = settings.get("SNAPRT_MAX_GRAPH_SIZE")
+    if trace.fullgraph and limit and trace.recording.point.weight >= limit:
+        raise graph_break("graph_size")
+
+
+def _cut(trace: LazyTrace, cause: str) -> None:
+    """Run all that is pending, where nobody asked for it: an automatic step."""
+    with trace.lock:
+        metrics.counter_add(f"cut::{cause}")
+        begins = trace.pacer.begins(cause)
+        arrays = trace.recording.live_arrays()
+        _run(trace, arrays, arrays, cause, watchers())
+        trace.forget_paths(-1 if begins else MAX_POINTS)
+
+
+def _run(
+    trace: LazyTrace,
+    targets: Sequence[LazyArray],
+    alive: Sequence[LazyArray],
+    cause: str,
+    watching: Sequence[Watcher],
+) -> None:
+    """Compute ``targets`` and run every pending effect; keep what else is alive or needed later."""
+    modes = current_modes()
+    trace.adopt(modes)
+    recording = trace.recording
+    at_step = targets is alive
+    numbers = tuple([array._result.number for array in alive])  # type: ignore[union-attr]
+    wanted = numbers if at_step else tuple([a._result.number for a in targets])  # type: ignore[union-attr]
+    by_operation = modes is not NONE and modes.by_operation(at_step=at_step)
+    is_automatic = cause in pacing.CAUSES and pacing.is_asked_for()
+    key = (at_step, is_automatic, wanted, numbers, modes)
+    found = recording.point.plans.get(key)
+    path = None
+    if found is None:
+        ends: Sequence[int] = ()
+        if is_automatic:
+            path = recording.point.operations()
+            ends = trace.pacer.ends_of(path)
+        places = modes.places_in_modules
+        found = plan(
+            recording, wanted, numbers, by_operation=by_operation, places=places, ends=ends
+        )
+        recording.point.keep_plan(key, found)
+    if targets and not at_step and trace.pacer.runs_all(found.left, recording.is_carried):
+        _run(trace, alive, alive, cause, watching)
+        return
+    trace.pacer.was_cut(cause, path, recording.point.weight)
+    if not found.parts:
+        trace.begin()
+        return
+    watch = begin_watch(watching, cause, steps_ended(), found)
+    metrics.metric_add("LazyTracing", trace.recording_time)
+    progress = _Progress(found.is_all, by_operation, names_operations=modes.notes_places)
+    if trace.recording_time:
+        progress.recording_time = trace.recording_time / found.operations
+        trace.recording_time = 0
+    if by_operation and cause != "eager":
+        counter = "SyncTensorsOpByOp" if at_step else "GetTensorsOpByOp"
+        metrics.counter_add(counter, len(found.parts))
+    complete = False
+    withheld = found.may_donate and _withholds_donation()
+    donate = progress.is_all and not withheld
+    try:
+        with jaxapi.evaluating_compiled():
+            for part in found.parts:
+                program = part.program(recording, progress.values, donate)
+                _run_part(part, program, alive, progress, cause, withheld, watch)
+                for number in part.spent:
+                    del progress.values[number]
+                if not progress.is_all:
+                    progress.done.update(part.nodes)
+        complete = found.complete
+    finally:
+        _effects.discard(trace)
+        trace.begin(
+            None
+            if complete
+            else carry_over(recording, trace.root, progress.done, progress.values, progress.failed)
+        )
+        if watch is not None:
+            watch.done()
+
+
+@dataclass
+class _Progress:
+    """How a cut runs, and what it has come to.
+
+    Attributes:
+        is_all: Whether all that is pending runs as one program.
+        by_operation: Whether each program is one operation, which is waited for.
+        names_operations: Whether errors name the operations of the program that failed.
+        values: What was computed, by the number of the result, for what runs later.
+        done: The operations that were run, in vain or not.
+        failed: The results that will never be there, and why.
+        recording_time: Nanoseconds that recording took for each operation that is run.
+    """
+
+    is_all: bool
+    by_operation: bool
+    names_operations: bool
+    values: dict[int, tuple[jax.Array, DataHandle]] = field(default_factory=dict)
+    done: set[Point] = field(default_factory=set)
+    failed: dict[int, BaseException] = field(default_factory=dict)
+    recording_time: float = 0.0
+
+    def fail(self, nodes: Iterable[Any], error: BaseException) -> None:
+        """Take note that operations have failed; what needs their results fails with them."""
+        for node in nodes:
+            self.done.add(node)
+            self.failed.update({result.number: error for result in node.results})
+
+
+def _calls_back(point: Point) -> bool:
+    names = jaxapi.names_within(point.primitive, point.params)
+    return bool(point.effects) or any("callback" in name for name in names)
+
+
+def _run_part(
+    part: Part,
+    program: Program,
+    alive: Sequence[LazyArray],
+    progress: _Progress,
+    cause: str,
+    withheld: bool,
+    watch: Watch | None,
+) -> None:
+    """Compile and run one program of a cut, and hand out the results."""
+    metrics.metric_add("TensorsGraphSize", len(program.nodes))
+    metrics.counters_add(part.primitives())
+    # XLA turns a loop that starts at a constant and holds an ordered callback into one without end.
+    constants = not (progress.by_operation or part.has_effects)
+    try:
+        ready = _executable_for(program, withheld, cause, watch, constants=constants)
+    except CompileError as error:
+        progress.fail(refused(program, error.__cause__ or error), error)
+        raise
+    executable, arguments = ready.executable, ready.arguments
+    if progress.recording_time:
+        executable.times.recorded(progress.recording_time * len(program.nodes))
+    is_repro_asked_for = repro.is_asked_for()
+    if watch is not None:
+        watch.ready(program, ready)
+    try:
+        # Zeros in place of results are not worth recording.
+        results = run(
+            executable, arguments, None if executable.is_collected else process_recorder()
+        )
+        if progress.by_operation:
+            jax.block_until_ready(results)
+        if is_repro_asked_for:
+            repro.wait_for_failure(results)
+    except ExecutionError:  # the recorder stops the program; its arrays stay pending
+        raise
+    except Exception as error:
+        failure = failed_run(
+            error,
+            f"{executable.name}.{executable.graph_id}",
+            part.nodes if progress.names_operations else (),
+            cause,
+            by_operation=progress.by_operation,
+        )
+        # A callback fails alone. What does not need its result runs again: callbacks apart,
+        # that cannot be seen.
+        callbacks = [] if executable.donated else [one for one in part.nodes if _calls_back(one)]
+        progress.fail(callbacks or part.nodes, failure)
+        repro.after_failure("run", executable, arguments, error)
+        raise failure from error
+    if is_repro_asked_for:
+        repro.after_run(executable, arguments)
+    if watch is not None:
+        watch.ran(results)
+    metrics.counter_add("CreateDataHandles", len(part.numbers))
+    kinds = part.kinds_of(executable.number)
+    for index, (taker, value) in enumerate(zip(part.takers, results, strict=True)):
+        handle = DataHandle(kinds, index)
+        if taker >= 0:
+            alive[taker].settle(value, handle, executable)
+        if not progress.is_all:
+            progress.values[part.numbers[index]] = value, handle
+
+
+def _executable_for(
+    program: Program, withheld: bool, cause: str, watch: Watch | None, *, constants: bool
+) -> Ready:
+    """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
+    is_watched = process_recorder().wants_flag()
+
+    def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
+        told = watch or Watch((), cut_here(cause, steps_ended(), len(program.nodes)))
+        told.compiling(program)
+        flags.take_over()  # the script may have set XLA_FLAGS since
+        overrides = flags.compiler_overrides()
+        started = time.perf_counter()
+        try:
+            with told_when_slow(len(program.nodes), cause):
+                executable = compile_program(program, promoted, overrides, is_watched=is_watched)
+        except CompileError as error:
+            _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
+            named = program.nodes if current_modes().notes_places else ()
+            raise uncompiled(error, named) from error.__cause__
+        seconds = time.perf_counter() - started
+        told.compiled(program, promoted, executable, seconds)
+        if cause == "eager":
+            metrics.metric_add("EagerOpCompileTime", 1e9 * seconds)
+        return executable
+
+    ready = executable_for(
+        program, compile_it, is_watched=is_watched, exactly=withheld, constants=constants
+    )
+    if not ready.executable.is_collected:
+        is_compiled = ready.is_new and not ready.executable.from_cache
+        metrics.counter_add("UncachedCompile" if is_compiled else "CachedCompile")
+    return ready
+
+
+def _withholds_donation() -> bool:
+    """Say whether what a program is called with may be wanted after it has run."""
+    return process_recorder().withholds_donation() or repro.needs_inputs()
+
+
+def _tell_of_uncompiled(
+    program: Program, promoted: frozenset[int], error: CompileError, *, is_watched: bool
+) -> None:
+    """Hand a program that cannot be compiled to whoever wants to save it."""
+    recorder = process_recorder()
+    if not recorder.waits_for_errors() and not repro.level("compile"):
+        return
+    with contextlib.suppress(Exception):  # it cannot be lowered either: nothing would replay
+        executable = uncompiled_program(program, promoted, is_watched=is_watched)
+        arguments = program.arguments(promoted)
+        if recorder.waits_for_errors():
+            recorder.compile_failed(executable, arguments, error)
+        repro.after_failure("compile", executable, arguments, error)
+
+
+def left_with(error: BaseException) -> None:
+    """Learn of an exception that leaves a lazy scope.
+
+    JAX's own is one of recording; for any other, what ran last may have to be recorded.
+    """
+    if isinstance(error, Exception) and jaxapi.raised_inside(error):
+        _recording_failed(thread_trace(), error, None)
+    process_recorder().program_failed(error)
+
+
+def _left_jax(error: BaseException) -> None:
+    """See an error leave a function of JAX's, such as a jitted one that was being traced."""
+    trace = jaxapi.current_trace()
+    if isinstance(trace, LazyTrace) and isinstance(error, Exception):
+        _recording_failed(trace, error, None)
+
+
+def _recording_failed(
+    trace: LazyTrace, error: Exception, bound: jaxapi.BoundOperation | None
+) -> None:
+    """Record an error, if it is asked for and was not recorded yet.
+
+    Args:
+        trace: What was recording.
+        error: What was raised.
+        bound: What was being recorded, where that is known.
+    """
+    if current_plan() is None or is_recorded(error):
+        return
+    if isinstance(error, (SnaprtError, jax.errors.JaxRuntimeError)):  # of running, not recording
+        return
+    recorder = process_recorder()
+    try:
+        mark_recorded(error)
+        operation = jaxapi.failed_operation(error) or bound
+        with trace.lock:
+            pending, part, program = _program_so_far(trace)
+        described = describe_trace_error(error, operation, pending, pending - part)
+        graph = unfinished_graph(program, described)
+        with jaxapi.evaluating():  # it may copy what it holds
+            recorder.compile_failed(graph, program.inputs if program else (), error)
+    except Exception as raised:
+        recorder.writer.complain(raised)
+
+
+def _program_so_far(trace: LazyTrace) -> tuple[int, int, Program | None]:
+    """Return how many operations are pending, how many can be one program now, and that."""
+    recording = trace.recording
+    alive = [array._result.number for array in recording.live_arrays()]
+    parts = plan(recording, alive, alive).parts
+    if not parts:
+        return 0, 0, None
+    pending = sum(len(part.nodes) for part in parts)
+    return pending, len(parts[0].nodes), parts[0].program(recording, {}, donate=False)

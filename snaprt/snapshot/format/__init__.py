@@ -1,0 +1,1 @@
+"""How a snapshot is laid out in files: written, stored and read."""

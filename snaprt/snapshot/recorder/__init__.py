@@ -1,0 +1,1 @@
+"""Decides which executions to record, and hands them to the writer."""

@@ -1,0 +1,280 @@
+"""Executions whose arrays are held until they are written or let go; must not know when or where.
+
+JAX's arrays never change, so a reference holds one, until a program donates it: whoever runs one
+that does says so first (`about_to_donate`), and what is held elsewhere is copied.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.snapshot.format.content import Artifacts, to_host
+from snaprt.snapshot.recorder.conditions import Condition, Moment
+from snaprt.snapshot.recorder.plan import Hold, Plan
+
+_POLL_SECONDS = 0.001
+
+
+class Executable(Protocol):
+    """What the recorder needs to know of an executable."""
+
+    @property
+    def name(self) -> str:
+        """The name of its module."""
+        ...
+
+    @property
+    def graph_id(self) -> str:
+        """16 hex digits that are the same for the same graph."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """Unique in the process."""
+        ...
+
+    @property
+    def devices(self) -> tuple[jaxapi.Device, ...]:
+        """All that it runs on, in its own order."""
+        ...
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """A name for each argument."""
+        ...
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """A name for each result."""
+        ...
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """The numbers of the arguments whose memory an execution may reuse."""
+        ...
+
+    def artifacts(self) -> Artifacts:
+        """Return its module; called in the writer's thread, for it may lower it again."""
+        ...
+
+
+@dataclass(eq=False)
+class HeldExecution:
+    """One execution, with its arrays.
+
+    Attributes:
+        executable: What ran.
+        plan: What was to be recorded when it began.
+        moment: Which execution it is.
+        devices: ``(index, device, roles)`` of each device that may be recorded.
+        inputs: Its inputs.
+        watching: The conditions that hold if it ends as they say.
+        limit: Nanoseconds after which it matters that it has not ended; infinity where it never
+            does.
+        began: ``time.perf_counter_ns()`` when it began.
+        time: Seconds since 1970 when it began.
+        outputs: Its outputs, once there are any.
+        flag: A bool scalar: whether an output has a NaN or an infinity; None where the program does
+            not say so, and the outputs have to be looked at.
+        recorded_for: The conditions for which it is recorded, whatever comes of it.
+        cause: The same for its manifests; None where it is not recorded yet.
+    """
+
+    executable: Executable
+    plan: Plan
+    moment: Moment
+    devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]
+    inputs: list[Any]
+    watching: Sequence[Condition]
+    limit: float
+    began: int
+    time: float
+    # An armed program makes one of these for each execution: the class holds these until then.
+    outputs: list[Any] | None = field(default=None, init=False)
+    flag: Any = field(default=None, init=False)
+    _last_to_come: Any = field(default=None, init=False)
+    recorded_for: Sequence[Condition] = field(default=(), init=False)
+    cause: Any = field(default=None, init=False)
+
+    def take_outputs(self, outputs: Sequence[Any], flag: Any) -> None:
+        """Learn its outputs, which may be on their way, and its flag."""
+        self.outputs, self.flag = list(outputs), flag
+        if flag is not None:
+            self._last_to_come = flag
+        else:
+            for array in outputs:
+                if hasattr(array, "is_ready"):  # arrays of PRNG keys cannot say it
+                    self._last_to_come = array
+                    break
+
+    def let_go(self) -> None:
+        """Hold its arrays no longer: they lie elsewhere."""
+        self.inputs, self.outputs, self._last_to_come = [], None, None
+
+    def is_ready(self) -> bool:
+        """Tell, without waiting, whether it has ended."""
+        last = self._last_to_come
+        try:
+            return last is None or bool(last.is_ready())
+        except RuntimeError:  # it was donated, so it was there
+            return True
+
+    def wait(self) -> None:
+        """Wait until it has ended; raise its error if it failed."""
+        last = self._last_to_come
+        if last is None:
+            return
+        try:
+            last.block_until_ready()
+        except Exception:
+            if not last.is_deleted():  # else somebody else has used it, so it was there
+                raise
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait until it has ended, but not longer than this; tell whether it has."""
+        until = time.monotonic() + seconds
+        while self.outputs is None or not self.is_ready():
+            if time.monotonic() > until:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def has_outputs(self) -> bool:
+        """Tell, without waiting, whether it has ended without an error."""
+        if self.outputs is None or not self.is_ready():
+            return False
+        try:
+            self.wait()
+        except Exception:
+            return False
+        return True
+
+    def may_have_infinity_or_nan(self) -> bool:
+        """Tell whether the flag of an execution that has ended is up; true where it has none."""
+        return self.flag is None or bool(np.asarray(self.flag))
+
+    def has_new_infinity_or_nan(self) -> bool:
+        """Read all arrays: does an output have a NaN, or an infinity, and no input one?"""
+        of_outputs = _kinds(self.outputs or ())
+        return bool(of_outputs) and bool(of_outputs - _kinds(self.inputs))
+
+
+def _kinds(arrays: Iterable[Any]) -> frozenset[str]:
+    """Return ``nan`` and ``inf``, as this process's parts of the arrays hold them."""
+    found: set[str] = set()
+    for array in arrays:
+        if _is_key(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
+            continue
+        for part in _parts(array):
+            if np.isnan(part).any():
+                found.add("nan")
+            if np.isinf(part).any():
+                found.add("inf")
+    return frozenset(found)
+
+
+def _is_key(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.extended))
+
+
+def _parts(array: Any) -> Iterable[np.ndarray]:
+    if isinstance(array, jax.Array):
+        return [to_host(part) for _, _, part in jaxapi.parts_of_array(array)]
+    return [np.asarray(array)]
+
+
+def hold_inputs(inputs: Sequence[Any], donated: Sequence[int], hold: Hold) -> list[Any]:
+    """Return arrays that stay as they are while and after the execution runs.
+
+    Args:
+        inputs: What the execution is called with.
+        donated: Numbers of those whose memory it may take.
+        hold: Whether copies lie on the device or the host; ``host``: whether all are copies there.
+    """
+    # NumPy's own may change.
+    held = [array if _is_of_jax(array.__class__) else np.array(array) for array in inputs]
+    if donated or hold == "host":
+        going = frozenset(donated)
+        for number, array in enumerate(inputs):
+            if isinstance(array, jax.Array) and (
+                number in going or (hold == "host" and not _is_on_host(array))
+            ):
+                held[number] = copy(array, hold)
+    return held
+
+
+@functools.cache
+def _is_of_jax(kind: type) -> bool:
+    """Tell what `isinstance` takes ten times as long to tell of each array."""
+    return issubclass(kind, jax.Array)
+
+
+def copy(array: jax.Array, hold: Hold) -> jax.Array:
+    """Return a copy, with the same sharding, that nobody else can donate."""
+    if hold == "device" or _is_on_host(array):
+        return jaxapi.copy_array(array)
+    return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
+
+
+def _is_on_host(array: jax.Array) -> bool:
+    kind = array.sharding.memory_kind
+    if kind is not None and kind.endswith("host"):
+        return True
+    devices: set[Any] = array.sharding.device_set
+    return all(device.platform == "cpu" for device in devices)
+
+
+_alive: list[weakref.ref[HeldExecution]] = []
+_MANY = 256  # of these, most are dead
+_most = _MANY
+
+
+def remember(held: HeldExecution) -> None:
+    """Let the arrays of ``held`` be copied if somebody donates them while it is alive."""
+    global _most
+    _alive.append(weakref.ref(held))
+    if len(_alive) > _most:
+        _alive[:] = [one for one in _alive if one() is not None]
+        _most = max(_MANY, 2 * len(_alive))
+
+
+def about_to_donate(arrays: Sequence[Any], hold: Hold) -> None:
+    """Copy, where they are held, arrays whose memory the next execution takes."""
+    if not _alive:
+        return
+    _alive[:] = alive = [one for one in _alive if one() is not None]
+    going = {id(array) for array in arrays}
+    copies: dict[int, Any] = {}
+    for held in filter(None, [one() for one in alive]):
+        for places in (held.inputs, held.outputs or []):
+            for place, array in enumerate(places):
+                if id(array) in going:
+                    if id(array) not in copies:
+                        copies[id(array)] = copy(array, hold)
+                    places[place] = copies[id(array)]
+
+
+def about_to_delete(array: Any) -> None:
+    """Copy, where it is held, an array that the program deletes."""
+    about_to_donate([array], "device")
+
+
+def read_again(fetch: Callable[[Any], np.ndarray], places: list[Any], place: int) -> np.ndarray:
+    """Return ``fetch(places[place])``, once more where it was donated and copied meanwhile."""
+    while True:
+        array = places[place]
+        try:
+            return fetch(array)
+        except RuntimeError:
+            if places[place] is array:
+                raise

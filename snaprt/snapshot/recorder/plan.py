@@ -1,0 +1,203 @@
+"""What the environment asks to be recorded, and where; must not know executions or files.
+
+Every execution asks, and a program may change the variables between two: `current_plan` compares
+their texts with those it has read last, which takes 0.5 us.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from snaprt import settings
+from snaprt.errors import SnaprtError
+from snaprt.snapshot.recorder.conditions import Condition, parse_conditions
+from snaprt.snapshot.recorder.flags import dump_folder_of, folder_of
+
+_log = logging.getLogger("snaprt.snapshot")
+
+Hold = Literal["device", "hybrid", "host"]
+
+DEFAULT_FOLDER: Final = "snaprt-dump"
+"""Where conditions record that nobody gave a directory."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is recorded while the environment stays as it is.
+
+    Attributes:
+        folder: The directory.
+        conditions: Executions are recorded for which one of these holds.
+        keep_last: How many executions the flight recorder holds.
+        keep_bytes: How many bytes of them stay in memory.
+        hold: Where inputs are held whose execution may fail: on the device, donated ones on the
+            host, or all on the host.
+        stops: Whether the program is stopped when a failure was recorded.
+        rank: What RANK says; None where it says nothing.
+    """
+
+    folder: Path
+    conditions: tuple[Condition, ...]
+    keep_last: int
+    keep_bytes: int
+    hold: Hold
+    stops: bool
+    rank: int | None = None
+
+    @functools.cached_property
+    def wants_flag(self) -> bool:
+        """Whether programs should say of themselves that an output holds a NaN or an infinity."""
+        return any(condition.trigger == "nan" for condition in self.conditions)
+
+    @functools.cached_property
+    def waits_for_errors(self) -> bool:
+        """Whether an error of the program leads to a snapshot."""
+        return self.keep_last > 0 or any(one.trigger == "error" for one in self.conditions)
+
+    @functools.cached_property
+    def withholds_donation(self) -> bool:
+        """Whether programs should be compiled without donation, so that inputs outlive them."""
+        watches = any(one.trigger for one in self.conditions)
+        return self.hold == "device" and (watches or self.keep_last > 0)
+
+
+_NEURON_HOLDS: Final[dict[str, Hold]] = {
+    "on_nrt_error": "device",
+    "on_nrt_error_hybrid": "hybrid",
+    "on_nrt_error_cpu": "host",
+}
+
+_texts = settings.Texts(
+    *("XLA_FLAGS", "SNAPRT_DUMP_DIR", "SNAPRT_RECORD", "SNAPRT_RECORD_KEEP_LAST"),
+    *("NEURON_DUMP_HLO_SNAPSHOT", "NEURON_FRAMEWORK_DEBUG", "NEURON_NC0_ONLY_SNAPSHOT"),
+    *("SNAPRT_RECORD_HOLD", "SNAPRT_RECORD_STOP", "SNAPRT_RECORD_KEEP_BYTES", "RANK"),
+)
+
+_seen: tuple[list[Any], Plan | None] = ([], None)  # the texts, and what follows of them
+
+
+class _OfThread(threading.local):
+    """What a scope in this thread asks for, in place of the environment."""
+
+    plan: Plan | None = None
+
+
+_of_thread = _OfThread()
+
+
+def set_thread_plan(plan: Plan | None) -> Plan | None:
+    """Put a plan in the place of the environment's for this thread; return what stood there."""
+    before, _of_thread.plan = _of_thread.plan, plan
+    return before
+
+
+def current_plan() -> Plan | None:
+    """Return what is to be recorded, or None while recording is off.
+
+    A setting that cannot be used is logged once and counts as off.
+    """
+    global _seen
+    asked = _of_thread.plan
+    if asked is not None:
+        return asked
+    texts = _texts.now()
+    seen = _seen
+    if texts == seen[0]:
+        return seen[1]
+    plan: Plan | None = None
+    try:
+        plan = _read_plan()
+    except SnaprtError as error:
+        _log.error("nothing is recorded: %s", error)
+    _seen = (texts, plan)
+    return plan
+
+
+def check_plan() -> None:
+    """Raise what `current_plan` would log.
+
+    Raises:
+        UsageError: A variable has a value that is not allowed.
+    """
+    _read_plan()
+
+
+def _read_plan(given: Path | None = None, otherwise: tuple[Condition, ...] = ()) -> Plan | None:
+    """Read what the environment asks for.
+
+    Args:
+        given: The directory, whatever the environment says.
+        otherwise: The conditions where the environment has none.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    chosen: Path | None = settings.get("SNAPRT_DUMP_DIR")
+    folder = dump_folder_of(flags) if chosen is None else chosen.absolute()
+    text: str | None = settings.get("SNAPRT_RECORD")
+    keep_last: int = settings.get("SNAPRT_RECORD_KEEP_LAST")
+    hold: Hold = settings.get("SNAPRT_RECORD_HOLD")
+    stops: bool = settings.get("SNAPRT_RECORD_STOP")
+    conditions = parse_conditions(text or "")
+    neuron = _neuron_conditions()
+    if neuron:
+        folder = folder or folder_of(flags)
+        asked: str = settings.get("NEURON_DUMP_HLO_SNAPSHOT")
+        if asked in _NEURON_HOLDS:
+            # The guide: "snapshots will be automatically produced and execution terminated".
+            hold, stops = _NEURON_HOLDS[asked], True
+        conditions += neuron
+    elif folder is not None and text is None and not keep_last:
+        conditions = parse_conditions("all")
+    if not conditions and not keep_last:
+        conditions = otherwise
+        if not conditions:
+            return None
+    return Plan(
+        folder=given or folder or _default_folder(),
+        conditions=conditions,
+        keep_last=keep_last,
+        keep_bytes=settings.get("SNAPRT_RECORD_KEEP_BYTES"),
+        hold=hold,
+        stops=stops,
+        rank=settings.get("RANK"),
+    )
+
+
+def plan_with(conditions: tuple[Condition, ...] | None, folder: Path | None) -> Plan:
+    """Return the environment's plan with other conditions, another directory, or both.
+
+    Where neither says what is recorded, everything is.
+
+    Raises:
+        UsageError: A variable has a value that is not allowed.
+    """
+    plan = _read_plan(folder, parse_conditions("all"))
+    assert plan is not None
+    return plan if conditions is None else dataclasses.replace(plan, conditions=conditions)
+
+
+def _neuron_conditions() -> tuple[Condition, ...]:
+    """Return what NEURON_DUMP_HLO_SNAPSHOT asks for.
+
+    Source: AWS Neuron, "Developer Guide for Training with PyTorch NeuronX", section "Snapshotting
+    with Torch-Neuronx 1.13", and "PyTorch NeuronX Environment Variables".
+    """
+    asked: str = settings.get("NEURON_DUMP_HLO_SNAPSHOT")
+    if asked == "0" or not settings.get("NEURON_FRAMEWORK_DEBUG"):
+        return ()
+    words = ("all",) if asked == "1" else ("nan", "error")
+    where = ", rank=master, device=0" if settings.get("NEURON_NC0_ONLY_SNAPSHOT") else ""
+    return parse_conditions(";".join(word + where for word in words))
+
+
+@functools.cache
+def _default_folder() -> Path:
+    folder = Path(DEFAULT_FOLDER).absolute()
+    _log.warning("snapshots go to %s; --dump or SNAPRT_DUMP_DIR names another directory", folder)
+    return folder

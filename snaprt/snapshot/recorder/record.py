@@ -1,0 +1,518 @@
+"""Sees executions and hands what is to be recorded to the writer; must not know graphs or files.
+
+While recording is off, an execution costs a comparison and a count. While it is on, arrays are not
+copied here either: JAX's are immutable, so the writer's thread fetches what it holds references to.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from snaprt import jaxapi, metrics
+from snaprt.errors import ExecutionError
+from snaprt.snapshot.recorder import policy, signals
+from snaprt.snapshot.recorder.conditions import (
+    BOTH_ROLES,
+    EVER,
+    Condition,
+    Moment,
+    Prospect,
+    prospect,
+    shortest_limit,
+)
+from snaprt.snapshot.recorder.describe import Cause, error_text
+from snaprt.snapshot.recorder.failures import (
+    OutcomeWatch,
+    is_recorded,
+    listen_for_uncaught_errors,
+    mark_recorded,
+)
+from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, run_mark
+from snaprt.snapshot.recorder.outcomes import Outcomes
+from snaprt.snapshot.recorder.pending import (
+    Executable,
+    HeldExecution,
+    about_to_delete,
+    about_to_donate,
+    hold_inputs,
+    remember,
+)
+from snaprt.snapshot.recorder.plan import Plan, current_plan
+from snaprt.snapshot.recorder.ring import Ring
+from snaprt.snapshot.recorder.steps import steps_ended
+from snaprt.snapshot.recorder.writer import SnapshotWriter
+
+_ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
+_MOST_NAMES = 8  # of programs that are told
+_MOST_SAID = 1000  # of lines that are said once
+_log = logging.getLogger("snaprt.snapshot")
+
+_UNJUDGED = Prospect((), EVER, EVER, is_left_to_the_end=False, limit=math.inf)
+
+
+@dataclass
+class _Seen:
+    """What is known of an executable that has run."""
+
+    name: str
+    counter: itertools.count[int] = field(default_factory=itertools.count)
+    devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...] | None = None
+    output_bytes: int = 0  # as far as it is known
+    watched: int = 0  # executions of which it was found out whether a NaN appears
+    prospect: tuple[Plan | None, Prospect] = (None, _UNJUDGED)  # of that plan
+
+
+_Begun = tuple[Executable, Plan, Prospect, _Seen, Sequence[Any], int, int, float]
+"""An execution that has begun, of which nothing is wanted yet: with its inputs, how many came
+before, and when it began, as `HeldExecution` says it twice."""
+
+
+class Recorder:
+    """Records executions as the policy says; an observer of ``snaprt.compile.run``.
+
+    Args:
+        writer: Writes the files; by default one of its own.
+        step: Returns how many steps came before; called in the thread that executes.
+    """
+
+    def __init__(
+        self, writer: SnapshotWriter | None = None, step: Callable[[], int] | None = None
+    ) -> None:
+        self.writer = SnapshotWriter() if writer is None else writer
+        self._step = step
+        self._seen: dict[int, _Seen] = {}
+        self._plan: Plan | None = None  # the last one that was acted on
+        self._began = 0.0  # when the first plan was acted on
+        self._process = 0  # of JAX's, once somebody asks to record
+        self._filing = Filing(self.writer)
+        self._ring = Ring(self._filing.write_now, run_mark)
+        self._outcomes = Outcomes(self._filing, self._ring)
+        self._watch = OutcomeWatch(self._outcomes.ended)
+        self._last: HeldExecution | None = None  # of those for which errors count
+        self._room_made = 0.0
+        self._is_flushed_by_signal = False  # SIGTERM
+        self._listens = False  # to SIGUSR1
+        self._has_met = False  # a condition that does not wait for the end
+        self._said: set[str] = set()
+
+    def wants_flag(self) -> bool:
+        """Tell whether programs are to be compiled with `snaprt.compile.nan_flag.watched`."""
+        plan = current_plan()
+        return plan is not None and plan.wants_flag
+
+    def withholds_donation(self) -> bool:
+        """Tell whether programs are to be compiled without donation."""
+        plan = current_plan()
+        return plan is not None and plan.withholds_donation
+
+    def waits_for_errors(self) -> bool:
+        """Tell whether an error of the program would be recorded."""
+        plan = current_plan()
+        return plan is not None and plan.waits_for_errors
+
+    def ignores(self, executable: Executable) -> bool:
+        """Tell whether nothing of an executable can be recorded: no condition has its name."""
+        plan = current_plan()
+        if plan is None or plan.keep_last:
+            return plan is None
+        try:
+            if plan is not self._plan:
+                self._act_on(plan)
+            return not self._prospect(plan, executable).conditions
+        except Exception as error:
+            self.writer.complain(error)
+            return True
+
+    def missed(self, name: str, reason: str) -> None:
+        """Learn that an execution ran unseen; say so once a program if it was to be recorded.
+
+        Args:
+            name: Of what ran.
+            reason: Why it could not be looked at.
+        """
+        plan = current_plan()
+        if plan is None:
+            return
+        moment = Moment(name, "", 0, 0, 0.0, 0)
+        if plan.keep_last or prospect(plan.conditions, moment).conditions:
+            metrics.counter_add("SnapshotMissed")
+            self._say_once(f"an execution of {name} is not recorded: {reason}")
+
+    def has_no_flag(self, executable: Executable, error: Exception) -> None:
+        """Learn that a program could not be compiled to say whether it has a NaN; say so once."""
+        self._say_once(
+            f"{executable.name}.{executable.graph_id} runs as it is, and its results are read to "
+            f"find NaN, which takes longer: the test cannot be compiled into it: {error}"
+        )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(text)
+            _log.warning("%s\nThis is said once.", text)
+
+    def before(
+        self, executable: Executable, inputs: Sequence[Any]
+    ) -> HeldExecution | _Begun | None:
+        """See an execution begin: judge the conditions, and queue its inputs if they are wanted.
+
+        Returns:
+            None, unless its end is of interest.
+
+        Raises:
+            ExecutionError: A failure was recorded, and SNAPRT_RECORD_STOP asks to stop.
+        """
+        seen = self._seen.get(executable.number) or self._meet(executable)
+        count = next(seen.counter)
+        if self._outcomes.stop_with is not None:
+            self._stop()
+        plan = current_plan()
+        if executable.donated:
+            hold = "device" if plan is None else plan.hold
+            about_to_donate([inputs[number] for number in executable.donated], hold)
+        if plan is None:
+            self._last = None
+            return None
+        try:
+            if plan is not self._plan:
+                self._act_on(plan)
+            judged, found = seen.prospect
+            if judged is not plan:
+                found = self._prospect(plan, executable)
+            if found.is_left_to_the_end and policy.records_all():
+                self._last = None
+                self._watch.look()
+                began, now = time.perf_counter_ns(), time.time()
+                return executable, plan, found, seen, inputs, count, began, now
+            first, last = found.executions
+            if not first <= count <= last:
+                return None
+            step = -1 if self._step is None else self._step()
+            first, last = found.steps
+            if not first <= step <= last:
+                return None
+            moment = self._moment(plan, executable, count, step)
+            return self._begin(plan, found.conditions, moment, executable, inputs, seen)
+        except Exception as error:
+            self.writer.complain(error)
+            return None
+
+    def after(
+        self,
+        token: HeldExecution | _Begun,
+        outputs: Sequence[Any],
+        flag: Any = None,
+        *,
+        has_compiled: bool = False,
+    ) -> None:
+        """See the outputs of an execution, which may not be computed yet.
+
+        Args:
+            token: What ``before`` returned.
+            outputs: The outputs, a flag included.
+            flag: Whether another output has a NaN or an infinity, of an executable that was
+                compiled to say so: a bool scalar.
+            has_compiled: Whether the program was compiled on the way, so that nobody knows how
+                long it ran.
+
+        Raises:
+            ExecutionError: A failure was recorded, and SNAPRT_RECORD_STOP asks to stop.
+        """
+        try:
+            held = self._held(token)
+            held.take_outputs(outputs, flag)
+            if has_compiled:
+                held.limit = math.inf
+            if held.cause is not None:
+                nbytes = self._filing.queue(held, "outputs", held.recorded_for, held.cause)
+                self._seen[held.executable.number].output_bytes = nbytes
+            if held.watching:
+                if held.plan.wants_flag:
+                    self._seen[held.executable.number].watched += 1
+                self._watch.add(held)
+            if held.plan.keep_last and time.monotonic() - self._room_made > _ROOM_SECONDS:
+                self._room_made = time.monotonic()
+                self.writer.call(lambda: self._ring.make_room(held.plan.keep_bytes))
+            if held.plan.stops and held.watching:
+                self._watch.settle()  # whoever is to stop at a failure waits for each execution
+                self.writer.flush()
+        except Exception as error:
+            self.writer.complain(error)
+        if self._outcomes.stop_with is not None:
+            self._stop()
+
+    def failed(self, token: HeldExecution | _Begun, error: BaseException) -> None:
+        """Learn that an execution failed: there are no outputs; its inputs stay queued."""
+        metrics.counter_add("SnapshotFailedExecution")
+        try:
+            self._outcomes.record_error(self._held(token), error)
+        except Exception as raised:
+            self.writer.complain(raised)
+
+    def compile_failed(
+        self, executable: Executable, inputs: Sequence[Any], error: BaseException
+    ) -> None:
+        """Learn that a program could not be compiled; record it with what it would have run on.
+
+        Args:
+            executable: The program; ``artifacts`` lowers it.
+            inputs: What it would have been called with.
+            error: What was raised.
+        """
+        held = self.before(executable, inputs)
+        if held is not None:
+            self.failed(held, error)
+
+    def program_failed(self, error: BaseException) -> None:
+        """Learn of an exception that ends the program or leaves a scope: record what ran last."""
+        plan = current_plan()
+        if plan is None or not plan.waits_for_errors:
+            return
+        if not isinstance(error, Exception) or is_recorded(error):
+            return
+        try:
+            recorded = metrics.counter_value("SnapshotFailures")
+            self._watch.settle()
+            last = self._last
+            if last is not None and last.plan is not plan:
+                last = None  # it ran when something else was asked for
+            if metrics.counter_value("SnapshotFailures") != recorded:
+                mark_recorded(error)  # an execution had failed, and this came of it
+            elif last is not None:
+                self._outcomes.record_error(last, error)
+            elif plan.keep_last:
+                self._outcomes.dump_ring(Cause(KEEP_LAST, error_text(error)))
+                mark_recorded(error)
+        except Exception as raised:
+            self.writer.complain(raised)
+
+    def look(self) -> None:
+        """Learn how those ended that have, and let go of their inputs, but those of the last one.
+
+        For who has waited for some: the next execution finds their memory free.
+        """
+        self._watch.look()
+
+    def dump_now(self) -> list[Path]:
+        """Write what the flight recorder holds, and empty it; return the files that are there."""
+        for held in self._ring.executions():
+            with contextlib.suppress(Exception):  # it failed: there are no outputs
+                held.wait()
+        files = self._outcomes.dump_ring(Cause(KEEP_LAST))
+        self.flush()
+        return [file for file in files if file.exists()]
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything recorded so far is on disk, at most ``timeout`` seconds."""
+        self._watch.settle()
+        return self.writer.flush(timeout)
+
+    def _act_on(self, plan: Plan) -> None:
+        """Get ready for what a plan that is new may ask for."""
+        if self._plan is None:
+            self._began = time.monotonic()
+            self._process = jax.process_index()
+        self._plan = plan
+        if not self._is_flushed_by_signal:
+            self._is_flushed_by_signal = signals.before_terminated(self.writer.end)
+        if plan.waits_for_errors:
+            listen_for_uncaught_errors(self)
+        if plan.keep_last and not self._listens:
+            self._listens = True
+            signals.on_user_signal(lambda: self._outcomes.dump_ring(Cause(KEEP_LAST)))
+        jaxapi.before_deleted(about_to_delete)
+        atexit.unregister(self._finish)
+        atexit.register(self._finish)
+
+    def _meet(self, executable: Executable) -> _Seen:
+        return self._seen.setdefault(executable.number, _Seen(executable.name))
+
+    def _prospect(self, plan: Plan, executable: Executable) -> Prospect:
+        """Return which conditions of a plan may hold of an executable, and when; judge it once."""
+        seen = self._seen.get(executable.number) or self._meet(executable)
+        judged, found = seen.prospect
+        if judged is not plan:
+            found = prospect(plan.conditions, self._moment(plan, executable, 0, 0))
+            if plan.keep_last:  # the flight recorder holds all, and what hangs in its call too
+                found = found._replace(executions=EVER, steps=EVER, is_left_to_the_end=False)
+            if executable.donated or plan.hold != "device":  # what is held is copied first
+                found = found._replace(is_left_to_the_end=False)
+            seen.prospect = plan, found
+        return found
+
+    def _moment(self, plan: Plan, executable: Executable, count: int, step: int) -> Moment:
+        return Moment(
+            executable.name,
+            executable.graph_id,
+            count,
+            step,
+            time.monotonic() - self._began,
+            plan.rank if plan.rank is not None else self._process,
+        )
+
+    def _begin(
+        self,
+        plan: Plan,
+        conditions: Sequence[Condition],
+        moment: Moment,
+        executable: Executable,
+        inputs: Sequence[Any],
+        seen: _Seen,
+    ) -> HeldExecution | None:
+        at_once: list[Condition] = []
+        watching: list[Condition] = []
+        for condition in conditions:
+            if condition.holds(moment):
+                if condition.trigger:
+                    watching.append(condition)
+                    continue
+                self._has_met = True
+                if condition.takes(executable.graph_id):
+                    at_once.append(condition)
+        if not at_once and not watching and not plan.keep_last:
+            return None
+        self._watch.look()
+        devices = self._devices(executable, moment.execution, seen)
+        if not devices:
+            return None
+        held = HeldExecution(
+            executable,
+            plan,
+            moment,
+            devices,
+            hold_inputs(inputs, executable.donated, plan.hold),
+            watching,
+            shortest_limit(watching),
+            time.perf_counter_ns(),
+            time.time(),
+        )
+        self._keep(held)
+        if at_once and self._filing.admits(held, at_once, seen.output_bytes):
+            held.recorded_for, held.cause = at_once, Cause(at_once[0].text)
+            self._filing.queue(held, "inputs", at_once, held.cause)
+        return held
+
+    def _held(self, token: HeldExecution | _Begun) -> HeldExecution:
+        """Return an execution under way with all that is to be known of it.
+
+        The device is busy with it by now: what this takes, the program does not wait for.
+        """
+        if isinstance(token, HeldExecution):
+            return token
+        executable, plan, found, seen, inputs, count, began, now = token
+        step = -1 if self._step is None else self._step()
+        moment = self._moment(plan, executable, count, step)
+        held = HeldExecution(
+            executable,
+            plan,
+            moment,
+            self._devices(executable, count, seen),
+            hold_inputs(inputs, (), plan.hold),
+            found.conditions,
+            found.limit,
+            began,
+            now,
+        )
+        self._keep(held)
+        return held
+
+    def _keep(self, held: HeldExecution) -> None:
+        """Hold an execution for what may be asked of it later."""
+        remember(held)
+        if held.plan.keep_last:
+            self._ring.add(held)
+        if held.watching and held.plan.waits_for_errors:
+            self._last = held
+
+    def _devices(
+        self, executable: Executable, count: int, seen: _Seen
+    ) -> tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]:
+        """Return this process's devices of which the callback lets something be recorded."""
+        if seen.devices is None:
+            here = [one for one in executable.devices if one.process_index == self._process]
+            seen.devices = tuple((index, one, BOTH_ROLES) for index, one in enumerate(here))
+        if policy.records_all():
+            return seen.devices
+        return tuple(
+            (index, device, words)
+            for index, device, _ in seen.devices
+            if (words := policy.decide(executable.name, index, count))
+        )
+
+    def _finish(self) -> None:
+        """Record what the last executions turn out to be, before the process ends."""
+        signals.stop_listening()
+        self._watch.close()
+        self.writer.flush()
+        self._ring.close()
+        self._tell_if_none_met()
+        self._tell_what_was_watched()
+
+    def _tell_what_was_watched(self) -> None:
+        """Say what was watched for NaN, where none appeared."""
+        plan = self._plan
+        if plan is None or not plan.wants_flag or metrics.counter_value("SnapshotNaN"):
+            return
+        watched = [seen for seen in self._seen.values() if seen.watched]
+        missed = int(metrics.counter_value("SnapshotMissed") or 0)
+        _log.warning(
+            "no NaN and no infinity appeared; watched were %d executions, of programs: %s%s",
+            sum(seen.watched for seen in watched),
+            _few(sorted({seen.name for seen in watched})) or "none ran",
+            f"; {missed} could not be" if missed else "",
+        )
+
+    def _tell_if_none_met(self) -> None:
+        """Say that no condition has held in all this time, which a misspelt name would explain."""
+        plan = self._plan
+        if plan is None or self._has_met or not policy.records_all():
+            return
+        # Of several processes, those of other ranks are to record nothing.
+        texts = [one.text for one in plan.conditions if not one.trigger and "rank" not in one.text]
+        if len(texts) == len(plan.conditions) > 0:
+            ran = sorted({seen.name for seen in self._seen.values()})
+            _log.warning(
+                "nothing was recorded: no execution met %s; what ran was %s",
+                "; ".join(texts),
+                _few(ran),
+            )
+
+    def _stop(self) -> None:
+        self.flush()
+        reason, self._outcomes.stop_with = self._outcomes.stop_with, None
+        error = ExecutionError(
+            f"stopped: {reason}",
+            hint="SNAPRT_RECORD_STOP=0 lets it go on; `snaprt replay` runs what was recorded",
+        )
+        mark_recorded(error)  # it is no failure of its own
+        raise error
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+
+
+@functools.cache
+def process_recorder() -> Recorder:
+    """Return the recorder of this process, made at its first use: every program shares it."""
+    return Recorder(step=steps_ended)
+
+
+def dump_now() -> list[Path]:
+    """Write what the flight recorder holds (``--keep-last``), and begin afresh.
+
+    Returns:
+        The snapshots, oldest execution first; empty where none is held.
+    """
+    return process_recorder().dump_now()

@@ -1,0 +1,1 @@
+"""Lists, packs, redacts and prunes what was recorded."""

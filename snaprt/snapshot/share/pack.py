@@ -1,0 +1,237 @@
+"""Makes one file of an execution's snapshots and their stored arrays, and folders of it again.
+
+A packed file is a zip whose members are the files as they were, bit for bit, so that unpacking is
+copying; ``places.py`` reads them where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from snaprt.errors import SnapshotError, UsageError
+from snaprt.snapshot.format import places, schema, store
+from snaprt.snapshot.format.leftovers import remove_leftovers, temporary_folder, temporary_name
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
+from snaprt.snapshot.format.write import write_snapshot
+from snaprt.snapshot.share.executions import whole_executions
+from snaprt.snapshot.share.redact import Kind, Redaction, redact
+
+COMMENT: Final = b"snaprt-pack 1.0"
+_COMMENT: Final = re.compile(rb"snaprt-pack (\d{1,6})\.\d+")
+_MAJOR: Final = 1
+
+_PIECE = 8 << 20
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What went into a packed file, or came out of it.
+
+    Attributes:
+        path: The packed file.
+        snapshots: Names of the snapshots.
+        arrays: How many stored arrays.
+        bytes: Of all of these together.
+        notes: What who shares it should know.
+    """
+
+    path: Path
+    snapshots: tuple[str, ...]
+    arrays: int
+    bytes: int
+    notes: tuple[str, ...] = ()
+
+
+def pack(
+    files: Sequence[Path], out: Path, kinds: Sequence[Kind] = (), replace: bool = False
+) -> Packed:
+    """Make one self-contained file of snapshots and the stored arrays that they refer to.
+
+    Args:
+        files: Snapshots; the other files of the same executions are taken too.
+        out: The packed file; it appears whole or not at all.
+        kinds: What to take out: see ``redact.py``.
+        replace: Whether ``out`` may be there already.
+
+    Raises:
+        SnapshotError: A file is damaged or missing, or cannot be written.
+        UsageError: Two files have one name, or ``out`` is there.
+    """
+    if out.exists() and not replace:
+        raise UsageError(f"{out} is there already", hint="name another file, or say --replace")
+    temporary = out.with_name(temporary_name(out.name))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(out.parent)
+        with temporary.open("xb") as file:
+            packed = _write(file, whole_executions(files), out, kinds)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, out)
+    except OSError as error:
+        raise not_written(out, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return packed
+
+
+def _write(file: BinaryIO, paths: Sequence[Path], out: Path, kinds: Sequence[Kind]) -> Packed:
+    snapshots: dict[str, None] = {}
+    arrays: dict[str, None] = {}
+    notes: dict[str, None] = {}
+    redaction = Redaction(frozenset(kinds)) if kinds else None
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.comment = COMMENT
+        archive.writestr(zipfile.ZipInfo(places.MARK_MEMBER), places.PACK_MARK)
+        for path in paths:
+            snapshot = open_snapshot(path)
+            with _shareable(snapshot, redaction, out.parent) as (shared, told):
+                notes |= dict.fromkeys(told)
+                name = shared.path.name
+                if name in snapshots:
+                    raise UsageError(
+                        f"two of the files are called {name}", hint="pack them one by one"
+                    )
+                snapshots[name] = None
+                shared.check()
+                _add(archive, name, shared.path)
+                kept = {one.member for one in shared.manifest.arrays if one.in_store}
+                for member, stored in snapshot.stored_files().items():
+                    if member in kept and member not in arrays:
+                        snapshot.check_stored(member)
+                        arrays[member] = None
+                        _add(archive, member, stored)
+    return Packed(out, tuple(snapshots), len(arrays), file.tell(), tuple(notes))
+
+
+@contextlib.contextmanager
+def _shareable(
+    snapshot: SnapshotFile, redaction: Redaction | None, beside: Path
+) -> Iterator[tuple[SnapshotFile, tuple[str, ...]]]:
+    if redaction is None:
+        yield snapshot, ()
+        return
+    contents, notes = redact(snapshot, redaction)
+    with temporary_folder(beside, "pack") as folder:
+        path = folder / schema.file_name(contents.execution)
+        write_snapshot(path, contents)
+        yield open_snapshot(path), notes
+
+
+def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
+    info = zipfile.ZipInfo(name)
+    info.external_attr = 0o644 << 16
+    with places.open_bytes(path) as source, archive.open(info, "w", force_zip64=True) as sink:
+        shutil.copyfileobj(source, sink, _PIECE)
+
+
+def unpack(pack: Path, folder: Path) -> Packed:
+    """Write the files in a packed file into a folder, as they were.
+
+    Raises:
+        SnapshotError: It is none, or damaged, or the folder cannot be written.
+        UsageError: A snapshot is there already with another content.
+    """
+    snapshots, arrays, size = [], 0, 0
+    for place in (folder, folder / store.FOLDER):
+        remove_leftovers(place)
+    for name, copy in _checked_members(pack).items():
+        target = folder / name
+        temporary = folder / temporary_name(target.name)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy(temporary)
+            size += temporary.stat().st_size
+            _keep(temporary, target)
+        except OSError as error:
+            raise not_written(target, error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        is_array = store.MEMBER.fullmatch(name) is not None
+        arrays += is_array
+        snapshots += [] if is_array else [name]
+    return Packed(pack, tuple(snapshots), arrays, size)
+
+
+def _checked_members(pack: Path) -> Mapping[str, Callable[[Path], None]]:
+    """Return, for each member of a packed file, what copies it into a file."""
+    if not places.is_pack_file(pack):
+        missing = f"there is no file {pack}" if not pack.exists() else f"{pack} is no packed file"
+        raise SnapshotError(missing, hint="`snaprt pack` makes packed files")
+    try:
+        with pack.open("rb") as file:
+            comment, members = places.directory(file)
+    except (OSError, zipfile.BadZipFile, ValueError) as error:
+        raise _damaged(pack, error) from error
+    found = _COMMENT.match(comment)
+    if found and int(found[1]) > _MAJOR:
+        raise SnapshotError(
+            f"{pack} was packed by a newer snaprt, format {int(found[1])}",
+            hint="pip install --upgrade snaprt",
+        )
+    names = [name for name in members if name != places.MARK_MEMBER]
+    for name in names:
+        is_snapshot = name.endswith(places.SNAPSHOT_SUFFIX) and not re.search(r"[/\\:]|^\.", name)
+        if not is_snapshot and not store.MEMBER.fullmatch(name):
+            raise SnapshotError(f"{pack} is damaged: it holds a member {name!r:.200}")
+    return {name: _copier(pack, name) for name in names}
+
+
+def _copier(pack: Path, name: str) -> Callable[[Path], None]:
+    def copy(target: Path) -> None:
+        try:
+            # The zip's own checksum is verified on the way.
+            with (
+                zipfile.ZipFile(pack) as archive,
+                archive.open(name) as source,
+                target.open("xb") as sink,
+            ):
+                shutil.copyfileobj(source, sink, _PIECE)
+                sink.flush()
+                os.fsync(sink.fileno())
+        except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+            raise _damaged(pack, error) from error
+
+    return copy
+
+
+def not_written(path: Path, error: OSError) -> SnapshotError:
+    """Return what is to be raised where a file that is to be shared cannot be written."""
+    return SnapshotError(
+        f"cannot write {path}: {error.strerror or error}",
+        hint="is the folder there, is the disk full?",
+    )
+
+
+def _damaged(pack: Path, error: Exception) -> SnapshotError:
+    return SnapshotError(
+        f"{pack} is damaged: {error}", hint="get the file again from where it was made"
+    )
+
+
+def _keep(temporary: Path, target: Path) -> None:
+    """Give a file its name, unless one of that name and content is there."""
+    if not target.exists():
+        os.replace(temporary, target)
+    elif not _same_content(temporary, target):
+        raise UsageError(
+            f"{target} is there already, with another content", hint="unpack into another folder"
+        )
+
+
+def _same_content(one: Path, other: Path) -> bool:
+    if one.stat().st_size != other.stat().st_size:
+        return False
+    with one.open("rb") as first, other.open("rb") as second:
+        while content := first.read(_PIECE):
+            if content != second.read(_PIECE):
+                return False
+    return True

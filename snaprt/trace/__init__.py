@@ -1,0 +1,1 @@
+"""Records eager JAX operations and decides where the recording is cut into programs."""

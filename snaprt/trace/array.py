@@ -1,0 +1,259 @@
+"""The lazy array: what the user holds in place of a `jax.Array` while its value is not computed.
+
+It knows where it stands in a recording and how to ask for its value; how values are computed is
+handed to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from snaprt import jaxapi, metrics
+from snaprt.errors import CompileError, ExecutionError
+from snaprt.trace.breaks import (
+    HANDING_NOTHING_OUT,
+    HOST_TRANSFERS,
+    READ_METHODS,
+    READ_PROPERTIES,
+    count_read,
+)
+from snaprt.trace.failures import FailedOnDevice
+from snaprt.trace.recording import DataHandle, Recording
+from snaprt.trace.trie import Result
+
+
+class LazyArray(jaxapi.ArrayOfTrace):
+    """An array whose value is computed when a step is marked, or when it is read.
+
+    Shape, dtype and weak type are known at once, and asking for them costs nothing. Whatever needs
+    the value (`print`, `float`, `bool`, `numpy.asarray`, `.item()`, `.sharding`, ...) computes
+    what it needs, and no more; afterwards reading is free.
+    """
+
+    __slots__ = ("_handle", "_origin", "_recording", "_result", "_value")
+
+    # ``_origin`` is the executable that computed the value, or the error in its place.
+    _handle: DataHandle
+    _origin: Any
+
+    def __init__(self, trace: Any, recording: Recording | None, result: Result) -> None:
+        self._trace = trace  # type: ignore[misc]  # a slot of the base
+        self.aval = result.aval  # type: ignore[misc]
+        self._recording = recording
+        self._result: Result | None = result
+        self._value: jax.Array | None = None
+
+    @classmethod
+    def failed(cls, trace: Any, aval: Any, error: BaseException) -> LazyArray:
+        """Return an array whose value can never be computed because of ``error``."""
+        array = cls.__new__(cls)
+        array._trace = trace
+        array.aval = aval
+        array._value = None
+        array.fail(error)
+        return array
+
+    def materialise(self, cause: str) -> jax.Array:
+        """Return the value, computing it first if need be; from then on it may have other holders.
+
+        Args:
+            cause: What needs the value, as counted under ``host::CAUSE``.
+
+        Raises:
+            ExecutionError: If the graph that computes it fails, or failed before.
+        """
+        value = self.compute(cause)
+        self._handle.exposed = True
+        return value
+
+    def compute(self, cause: str) -> jax.Array:
+        """Return the value as `materialise`, for a caller that hands it to nobody."""
+        value = self._value
+        if value is None:
+            count_read(cause)
+            self._trace.materialise(self, cause)
+            value = self._value
+            assert value is not None
+        return value
+
+    def full_lower(self) -> jax.Array:
+        """Return the value: plain eager JAX calls this on every operand that is a tracer."""
+        return self.materialise("eager")
+
+    def to_concrete_value(self) -> jax.Array | None:
+        """Return the value if it is truly needed, else ``None``, be it there already or not."""
+        cause = jaxapi.demanded_by()
+        if cause is None:
+            return None
+        self._trace.interruptions += 1  # what is recorded now may depend on the value
+        return self.materialise(cause)
+
+    def settle(self, value: jax.Array, handle: DataHandle, origin: Any) -> None:
+        """Take the value that the executable ``origin`` computed, and let go of the recording."""
+        self._handle = handle
+        self._origin = origin
+        self._value = value
+        self._recording = self._result = None
+
+    def fail(self, error: BaseException) -> None:
+        """Raise ``error`` at every read from now on."""
+        self._origin = error
+        self._recording = self._result = None
+
+    def has_failed(self) -> bool:
+        """Say whether the value can never be computed."""
+        return self._recording is None and self._value is None
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the value in bytes; known without computing it."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding:
+        """Where the value lies. On one device that is mostly known without computing it."""
+        result = self._result
+        known = None if result is None else result.known_sharding()
+        return self.compute("sharding").sharding if known is None else known
+
+    @property
+    def committed(self) -> bool:
+        """Whether the value is pinned to its devices; known without computing it."""
+        result = self._result
+        return (
+            self.compute("committed").committed
+            if result is None
+            else result.point.placement.committed
+        )
+
+    _committed = committed
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether the type gives way to that of another operand; known without computing it."""
+        return self.aval.weak_type
+
+    @property
+    def device(self) -> Any:
+        """The device of the value, or its sharding where it lies on several."""
+        sharding = self.sharding
+        return next(iter(sharding.device_set)) if len(sharding.device_set) == 1 else sharding
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether this process can read all of the value."""
+        return self.sharding.is_fully_addressable
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device has all of the value."""
+        return self.sharding.is_fully_replicated
+
+    def devices(self) -> set[jaxapi.Device]:
+        """Return the devices the value lies on; known without computing it."""
+        result = self._result
+        devices = () if result is None else result.point.placement.devices
+        return set(devices) or self.sharding.device_set
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.ndim and self.committed and len(self.devices()) > 1:
+            value = self.materialise("iter")
+            with jaxapi.evaluating():
+                return iter(list(value))  # as eager JAX: from the host
+        return super().__iter__()
+
+    def platform(self) -> str:
+        """Return the kind of the devices that the value lies on, such as ``"cpu"``."""
+        return next(iter(self.devices())).platform
+
+    def __bytes__(self) -> bytes:
+        return self.tobytes()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the value: whoever loads it needs no snaprt."""
+        return self.materialise("pickle").__reduce_ex__(protocol)
+
+
+def read_to_host(array: LazyArray) -> np.ndarray | jax.Array:
+    """Return what `jax.device_get` does: a numpy array, but random keys as they are."""
+    if jaxapi.is_extended_dtype(array.dtype):
+        return array.materialise("device_get")
+    return np.asarray(array)
+
+
+def read_for_executable(array: LazyArray) -> jax.Array:
+    """Return the value, for an executable that JAX's ahead-of-time API compiled."""
+    return array.materialise("compiled")
+
+
+def _buffer(self: LazyArray, flags: int) -> Any:
+    """Compute the value and return its buffer.
+
+    NumPy asks for that first, and goes on to ``__array__`` whatever it raises. The error of an
+    effect, which is raised once, would be lost.
+    """
+    try:
+        return _buffer_of_value(self, flags)
+    except (CompileError, ExecutionError) as error:
+        self._trace.unseen_error = (self, error)
+        raise
+
+
+def _array(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
+    """Compute the value and return it as a numpy array."""
+    array, error = self._trace.unseen_error
+    self._trace.unseen_error = (None, None)
+    if array is self:
+        raise error
+    return _array_of_value(self, *args, **kwargs)
+
+
+def _reading_method(name: str, cause: str) -> Callable[..., Any]:
+    def read(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
+        value = (self.compute if name in HANDING_NOTHING_OUT else self.materialise)(cause)
+        started = time.perf_counter_ns()
+        try:
+            with jaxapi.evaluating():
+                result = getattr(value, name)(*args, **kwargs)
+        except jax.errors.JaxRuntimeError as error:  # the device found out after the call returned
+            raise _failure(self, error) from error
+        if cause in HOST_TRANSFERS:
+            metrics.metric_add("TransferFromDeviceTime", time.perf_counter_ns() - started)
+            metrics.metric_add("InboundData", self.nbytes)
+        return self if result is value else result
+
+    read.__name__ = name
+    read.__doc__ = f"Compute the value and return its ``{name}``."
+    return read
+
+
+def _failure(array: LazyArray, error: Exception) -> ExecutionError:
+    origin = array._origin
+    graph = "a graph" if origin is None else f"graph {origin.name}.{origin.graph_id}"
+    return FailedOnDevice(
+        f"{graph} failed while it ran: {error}",
+        hint="the arrays it was to compute cannot be used any more",
+    )
+
+
+def _reading_property(name: str, cause: str) -> property:
+    def read(self: LazyArray) -> Any:
+        return getattr(self.materialise(cause), name)
+
+    read.__doc__ = f"Compute the value and return its ``{name}``."
+    return property(read)
+
+
+for _name, _cause in READ_METHODS.items():
+    setattr(LazyArray, _name, _reading_method(_name, _cause))
+_buffer_of_value = LazyArray.__dict__["__buffer__"]
+_array_of_value = LazyArray.__dict__["__array__"]
+for _name, _method in {"__buffer__": _buffer, "__array__": _array}.items():
+    setattr(LazyArray, _name, _method)
+for _name, _cause in READ_PROPERTIES.items():
+    setattr(LazyArray, _name, _reading_property(_name, _cause))

@@ -1,0 +1,85 @@
+"""What the errors of a cut say: the program or operation that failed, and where it was recorded.
+
+It knows recorded operations and what was raised; nothing of what becomes of the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import jax
+
+from snaprt import jaxapi
+from snaprt.errors import CompileError, ExecutionError, NonFiniteError
+from snaprt.graph.program import Node
+
+_MOST_OPERATIONS: Final = 20
+_MOST_FRAMES: Final = 4
+
+_OPERATION_BY_OPERATION: Final = (
+    "SYNC_TENSORS_OPBYOP=1 and GET_TENSORS_OPBYOP=1 run each operation on its own, and name it"
+)
+_LISTED: Final = "XLA_IR_DEBUG=1 lists its operations and their lines"
+
+
+class FailedOnDevice(ExecutionError, jax.errors.JaxRuntimeError):  # noqa: N818 - bases say it
+    """An `ExecutionError` that programs which know only JAX catch as well."""
+
+
+def describe_operation(node: Node) -> str:
+    """Return ``add at train.py:41 (loss_of), from train.py:60 (main)``: an operation's stack."""
+    frames = jaxapi.frames_of_operation(node.source)[: -_MOST_FRAMES - 1 : -1]
+    places = [f"{frame.file}:{frame.line} ({frame.function})" for frame in frames]
+    called = node.params.get("name")  # of a jitted function
+    name = f"{node.primitive.name}({called})" if called else node.primitive.name
+    return f"{name} at {', from '.join(places)}" if places else name
+
+
+def list_operations(nodes: Sequence[Node]) -> str:
+    """Return the operations of a program in lines of their own, to follow a message."""
+    lines = [f"  {describe_operation(node)}" for node in nodes[:_MOST_OPERATIONS]]
+    left = len(nodes) - len(lines)
+    return "\n".join(["", "its operations:", *lines, *([f"  and {left} more"] if left else [])])
+
+
+def uncompiled(error: CompileError, nodes: Sequence[Node]) -> CompileError:
+    """Return the error of a program that could not be compiled, with the operations it has.
+
+    Args:
+        error: What was raised.
+        nodes: Its operations, if they are to be named; else none.
+    """
+    if not nodes:
+        return CompileError(error.message, hint=f"{error.hint}; {_LISTED}")
+    return CompileError(error.message + list_operations(nodes), hint=error.hint)
+
+
+def failed_run(
+    error: Exception, graph: str, nodes: Sequence[Node], cause: str, *, by_operation: bool
+) -> ExecutionError:
+    """Return the error of a program that failed while it ran.
+
+    Args:
+        error: What was raised.
+        graph: The program's name.
+        nodes: Its operations, if they are to be named; else none.
+        cause: Why the recording was cut.
+        by_operation: Whether the program is one operation.
+    """
+    what = f"graph {graph}"
+    if by_operation:
+        what = describe_operation(nodes[0])
+    special = jaxapi.forbidden_value(error)
+    listed = "" if by_operation or not nodes else list_operations(nodes)
+    if special is not None:
+        return NonFiniteError(
+            f"invalid value ({special}) in a result of {what} ({cause}){listed}",
+            hint="jax_debug_nans or jax_debug_infs is set"
+            + ("" if by_operation else f"; {_OPERATION_BY_OPERATION}"),
+        )
+    return FailedOnDevice(
+        f"{what} failed while it ran ({cause}): {error}{listed}",
+        hint="its arrays cannot be used any more; the error above comes from the device"
+        + ("" if by_operation or nodes else f"; {_LISTED}"),
+    )

@@ -1,0 +1,358 @@
+"""Calls that were recorded before: what they lead to is known, and JAX need not be asked again.
+
+An operator of a lazy array, an indexing, or a call of a jitted function records operations that
+depend on the function, its static arguments, what its operands are (not their values) and JAX's
+settings. Where a recording meets the same call at the same point of its path again, it goes on to
+the point where that call had led. Whatever else a call does (it reads a value, runs something at
+once, has an effect, meets an array that is not its operand) is never taken for known.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.trace.array import LazyArray
+from snaprt.trace.recording import Recording
+from snaprt.trace.transfers import send
+from snaprt.trace.trie import GRANULARITY, Point, Result, Shortcut
+
+_SCALARS = frozenset({bool, int, float})
+_MANY = 4
+_NUMBERS = "biufc"  # kinds of numpy dtypes
+
+_current = jaxapi.current_trace_setting
+_trace_context = jaxapi.trace_context
+_ArrayImpl = jaxapi.ArrayImpl
+_CONCRETE = jaxapi.CONCRETE_ARRAYS
+_ref = weakref.ref
+
+
+class Attempt:
+    """A call that is not known yet, between its beginning and its end."""
+
+    __slots__ = ("before", "interruptions", "key", "operands", "recording", "sent", "trace")
+
+    def __init__(
+        self,
+        trace: Any,
+        key: Any,
+        recording: Recording,
+        before: Point,
+        operands: Sequence[Any],
+        sent: dict[int, Any] | None = None,
+    ) -> None:
+        self.trace = trace
+        self.key = key
+        self.recording = recording
+        self.before = before
+        self.operands = operands
+        self.sent = sent  # operands that are numpy arrays, on the device, by ``id``
+        self.interruptions = trace.interruptions
+        trace.cut_for_call = None
+
+    def learn(self, results: Sequence[Any], build: Callable[[Any], Any] | None) -> None:
+        """Remember what the call recorded, if that will be the same the next time.
+
+        Args:
+            results: The arrays in what it returned.
+            build: Makes what it returned out of such arrays; ``None`` if it is the only one.
+        """
+        trace, before = self.trace, self.before
+        with trace.lock:
+            target = self.recording.point
+            if trace.cut_for_call is before:
+                before.alone = {*(before.alone or ()), self.key}
+            if (
+                trace.recording is not self.recording
+                or trace.interruptions != self.interruptions
+                or target.inputs != before.inputs
+                or target.effectful != before.effectful
+                or before.stop is not None
+                or target.depth // GRANULARITY != before.depth // GRANULARITY
+            ):
+                return
+            found: list[Result | int] = []
+            for array in results:
+                result = self._result(array)
+                if result is None:
+                    return
+                found.append(result)
+            literals = tuple(self.recording.literals[before.literals : target.literals])
+            before.keep_shortcut(self.key, Shortcut(target, literals, tuple(found), build))
+
+    def _result(self, array: Any) -> Result | int | None:
+        for index, operand in enumerate(self.operands):
+            if array is operand:
+                return index
+        if type(array) is LazyArray and array._recording is self.recording:
+            result = array._result
+            if result is not None and result.number >= self.before.count:
+                return result
+        return None
+
+
+def follow(
+    trace: Any, function: Any, operands: Sequence[Any], sent: dict[int, Any] | None = None
+) -> Any:
+    """Return what a known call returns; an `Attempt` for one not known, ``None`` if it cannot be.
+
+    Args:
+        trace: The lazy trace of this thread.
+        function: Stands for the function and its static arguments.
+        operands: Its other arguments.
+        sent: Those of them that are numpy arrays and were copied to the device already, by ``id``.
+    """
+    context = _trace_context()
+    if context != trace.context:
+        trace.enter_context(context)
+    if trace.recording.point.stop is not None:
+        trace.cut_where_due()
+    trace.following = True
+    try:
+        if trace.claimed:
+            return None
+        recording = trace.recording
+        met = None
+        if len(operands) >= _MANY and recording.point is trace.root:
+            met = _meet_inputs(trace, recording, operands)
+        wires: list[Any] = []
+        for operand in operands if met is None else ():
+            kind = type(operand)
+            if kind is LazyArray:
+                if operand._recording is recording:
+                    wires.append(operand._result.number)
+                elif operand._value is not None and operand._trace is trace:
+                    wires.append(recording.input_wire(operand._value, operand._handle))
+                else:
+                    return None
+            elif kind in _CONCRETE:
+                wires.append(recording.input_wire(operand, None))
+            elif kind in _SCALARS:
+                wires.append(_scalar_wire(kind, operand))
+            elif kind is np.ndarray and operand.ndim and operand.dtype.kind in _NUMBERS:
+                sent = {} if sent is None else sent
+                if id(operand) not in sent:
+                    sent[id(operand)] = send(operand)
+                wires.append(recording.input_wire(sent[id(operand)], None))
+            else:
+                return None
+        key = (function, trace.context_number, *(met or wires))
+        before = recording.point
+        shortcut = before.shortcuts.get(key)
+        if shortcut is None:
+            if before.alone is None or key not in before.alone or not trace.runs_alone():
+                return Attempt(trace, key, recording, before, operands, sent)
+            trace.following = False
+            trace.cut_before_call()
+            return follow(trace, function, operands, sent)
+        recording.point = shortcut.target
+        recording.literals += shortcut.literals
+        if shortcut.makes_many:
+            arrays = [LazyArray(trace, recording, result) for result in shortcut.results]
+            recording.arrays += map(_ref, arrays)
+        else:
+            arrays = []
+            for result in shortcut.results:
+                if type(result) is int:
+                    arrays.append(operands[result])
+                else:
+                    array = LazyArray(trace, recording, result)
+                    recording.arrays.append(_ref(array))
+                    arrays.append(array)
+    finally:
+        trace.following = False
+    return arrays[0] if shortcut.build is None else shortcut.build(arrays)
+
+
+def _meet_inputs(trace: Any, recording: Recording, operands: Sequence[Any]) -> Sequence[int] | None:
+    """Return the wires of operands that are all inputs, at the beginning of a recording.
+
+    That is how a step under one `jax.jit` begins; one by one they take twice the time. ``None``
+    where something else is among them, or one twice: then nothing has happened.
+    """
+    values, handles, kinds = [], [], []
+    for operand in operands:
+        if type(operand) is not LazyArray or operand._trace is not trace:
+            return None
+        value = operand._value
+        if value is None:
+            return None
+        handle = operand._handle
+        values.append(value)
+        handles.append(handle)
+        kinds.append(handle._kinds[handle._index] or handle.kind(value))
+    return recording.meet_inputs(values, handles, tuple(kinds))
+
+
+def _scalar_wire(kind: type, value: Any) -> Any:
+    # 0.0 equals -0.0, and NaN not even itself.
+    return (kind, value) if value and value == value else (kind, repr(value))
+
+
+def _binary(name: str) -> Callable[[Any, Any], Any]:
+    """Return the operator of two operands of that name; the body is `follow`, written out."""
+    general = getattr(LazyArray, name)
+
+    def operator(self: Any, other: Any) -> Any:
+        trace = self._trace
+        if _current.value is not trace:
+            return general(self, other)
+        context = _trace_context()
+        if context != trace.context:
+            trace.enter_context(context)
+        attempt = left = right = None
+        trace.following = True
+        try:
+            recording = trace.recording
+            kind = type(other)
+            if trace.claimed:
+                pass
+            elif self._recording is recording:
+                left = self._result.number
+            elif self._value is not None:
+                left = recording.input_wire(self._value, self._handle)
+            if left is None:
+                pass
+            elif kind is LazyArray:
+                if other._recording is recording:
+                    right = other._result.number
+                elif other._value is not None and other._trace is trace:
+                    right = recording.input_wire(other._value, other._handle)
+            elif kind is _ArrayImpl:
+                right = recording.input_wires.get(id(other))
+                if right is None:
+                    right = recording.input_wire(other, None)
+            elif kind in _SCALARS:
+                right = (kind, other) if other and other == other else (kind, repr(other))
+            if right is not None:
+                before = recording.point
+                key = (name, trace.context_number, left, right)
+                shortcut = before.shortcuts.get(key)
+                if shortcut is None:
+                    attempt = Attempt(trace, key, recording, before, (self, other))
+                elif type(result := shortcut.results[0]) is Result:
+                    recording.point = shortcut.target
+                    if shortcut.literals:
+                        recording.literals += shortcut.literals
+                    array = LazyArray(trace, recording, result)
+                    recording.arrays.append(_ref(array))
+                    return array
+        finally:
+            trace.following = False
+        returned = general(self, other)
+        if attempt is not None:
+            attempt.learn([returned], None)
+        return returned
+
+    operator.__name__ = name
+    operator.__doc__ = getattr(general, "__doc__", None)
+    return operator
+
+
+def follow_indexing(trace: Any, array: Any, index: Any, general: Callable[[], Any]) -> Any:
+    """Follow the indexing of an array that is not lazy, as `jaxapi.intercept_indexing` asks."""
+    statics = _static_key(index)
+    return general() if statics is None else _follow(trace, ("index", statics), array, general)
+
+
+def _follow(trace: Any, function: Any, operand: Any, general: Callable[[], Any]) -> Any:
+    """Return what a call of one operand returns, which ``general`` finds where it is not known."""
+    found = follow(trace, function, (operand,))
+    if found is None:
+        return general()
+    if type(found) is not Attempt:
+        return found
+    returned = general()
+    found.learn([returned], None)
+    return returned
+
+
+def _with_statics(name: str, general: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of that name, of which all arguments but ``self`` are static."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        trace = self._trace
+        if _current.value is not trace:
+            return general(self, *args, **kwargs)
+        statics = _static_key((args, tuple(kwargs.items())))
+        if statics is None:
+            return general(self, *args, **kwargs)
+        call = functools.partial(general, self, *args, **kwargs)
+        return _follow(trace, (name, statics), self, call)
+
+    method.__name__ = name
+    method.__doc__ = getattr(general, "__doc__", None)
+    return method
+
+
+_STATIC = frozenset({int, str, type(None), type(Ellipsis), type, np.dtype, type(jax.numpy.float32)})
+
+
+def _static_key(value: Any) -> Any:
+    """Return what stands for a static argument in a key; ``None`` where nothing can."""
+    kind = type(value)
+    if kind in _STATIC:
+        return (kind, value)
+    if kind is slice:
+        value = (value.start, value.stop, value.step)
+    elif kind is not tuple and kind is not list:
+        return (kind, value) if isinstance(value, np.dtype) else None
+    parts = [_static_key(part) for part in value]
+    return None if None in parts else (kind, *parts)
+
+
+def follow_jit(
+    trace: Any, function: Callable[..., Any], info: Any, args: Any, kwargs: Any
+) -> tuple[Any, Callable[[Any], None] | None, tuple[Any, Any]]:
+    """Follow a call of a jitted function, as `jaxapi.intercept_jit` asks.
+
+    Returns:
+        What the call returns, or `jaxapi.NOT_KNOWN`; and what is to be told what JAX's own way
+        returned, with the arguments to call it with.
+    """
+    arguments = (args, kwargs)
+    found = jaxapi.parse_call(function, info, args, kwargs)
+    if found is None:
+        return jaxapi.NOT_KNOWN, None, arguments
+    key, operands = found
+    result = follow(trace, key, operands)
+    if result is None:
+        return jaxapi.NOT_KNOWN, None, arguments
+    if type(result) is not Attempt:
+        return result, None, arguments
+
+    def learn(returned: Any) -> None:
+        structure: Any
+        leaves, structure = jax.tree.flatten(returned)
+        result.learn(leaves, structure.unflatten)
+
+    if result.sent:
+        sent = result.sent
+        arguments = jax.tree.map(lambda leaf: sent.get(id(leaf), leaf), arguments)
+    return jaxapi.NOT_KNOWN, learn, arguments
+
+
+# Not `**`, of which JAX looks at the exponent's value.
+_BINARY = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "and", "or", "xor"),
+    *("lshift", "rshift"),
+)
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_UNARY = ("__neg__", "__pos__", "__abs__", "__invert__")
+_METHODS = (
+    *("astype", "flatten", "max", "mean", "min", "prod", "ravel", "reshape", "squeeze", "sum"),
+    *("swapaxes", "transpose"),
+)
+
+for _name in (*_BINARY, *(f"r{name}" for name in _BINARY), *_COMPARISONS):
+    setattr(LazyArray, f"__{_name}__", _binary(f"__{_name}__"))
+for _name in (*_UNARY, "__getitem__", *_METHODS):
+    setattr(LazyArray, _name, _with_statics(_name, getattr(LazyArray, _name)))
+LazyArray.T = property(_with_statics("T", LazyArray.T.fget))

@@ -1,0 +1,488 @@
+"""The trace that JAX binds every eager operation on while a thread runs lazily.
+
+It turns each operation into a step along a path and hands back lazy arrays. It decides what cannot
+be recorded; it does not know how graphs are compiled or run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from snaprt import jaxapi, metrics
+from snaprt.graph.operation import Operation, operation
+from snaprt.graph.program import Literal, Placement, literal
+from snaprt.trace.array import LazyArray
+from snaprt.trace.modes import NONE, Modes
+from snaprt.trace.pacing import ALONE, BYTES, Pacer, is_asked_for, most_bytes
+from snaprt.trace.recording import Recording, carry_over
+from snaprt.trace.transfers import counted_transfer, send
+from snaprt.trace.trie import GRANULARITY, Point, step_key
+
+
+class LazyTrace(jaxapi.Trace):
+    """Record operations; one instance for each thread that runs lazily.
+
+    Args:
+        read: Computes the value of a lazy array of this trace: ``read(trace, array, cause)``.
+        grown: Told when a recording has grown by `GRANULARITY` operations, in eager mode by one.
+        failed: Is told of an error, and of what was bound, before the error goes on to the user:
+            ``failed(trace, error, operation)``.
+        at_once: Is told of an operation that no graph can hold, before it runs:
+            ``at_once(trace, name, cause, operands)``.
+        cut: Runs all that is pending: ``cut(trace, cause)``.
+        effectful: Is told when an operation with effects has been recorded.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[LazyTrace, LazyArray, str], None],
+        grown: Callable[[LazyTrace], None],
+        failed: Callable[[LazyTrace, Exception, jaxapi.BoundOperation], None],
+        at_once: Callable[[LazyTrace, str, str, Sequence[Any]], None],
+        cut: Callable[[LazyTrace, str], None],
+        effectful: Callable[[LazyTrace], None],
+    ) -> None:
+        super().__init__()
+        self.lock = threading.RLock()
+        self.modes = NONE
+        self.following = False
+        self.claimed = 0  # above 0, no known call is followed
+        self._owner = threading.get_ident()
+        self._thread = weakref.ref(threading.current_thread())
+        self.root = Point(None)
+        self.recording = Recording(self.root)
+        self.recording_time = 0
+        self.context: tuple[Any, ...] | None = None
+        self.context_number = -1
+        self._points = 0
+        self.fullgraph = False  # whether a cut is an error
+        self.unseen_error: tuple[Any, Any] = (None, None)  # and of which array's buffer it was
+        self.interruptions = 0  # goes up when what is recorded is not all that happens
+        self._contexts: dict[Any, int] = {}
+        self._operation_context: Any = None
+        self._read = read
+        self._grown = grown
+        self._failed = failed
+        self._at_once = at_once
+        self._cut = cut
+        self.pacer = Pacer()
+        self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
+        self._effectful = effectful
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
+
+    def __hash__(self) -> int:
+        # Equal objects owe each other equal hashes, but nothing hashes an opaque trace state, and
+        # jit's fast path must not find an eager entry under a lazy trace.
+        return id(self)
+
+    def materialise(self, array: LazyArray, cause: str) -> None:
+        """Compute the value of ``array``, which this trace recorded."""
+        self._read(self, array, cause)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep every other thread from this trace, its own included.
+
+        The lock alone does not keep out its own thread while that follows a known call, which
+        takes a third of the time that it took with a lock. So that thread says that it is
+        following and then looks for a claim, and who claims says so and then looks whether it is
+        following: the interpreter lock makes sure that one sees the other.
+        """
+        with self.lock:
+            if threading.get_ident() == self._owner:
+                yield
+                return
+            self.claimed += 1
+            try:
+                while self.following:
+                    time.sleep(0)
+                yield
+            finally:
+                self.claimed -= 1
+
+    def has_running_owner(self) -> bool:
+        """Say whether the thread that this trace records for is still running."""
+        thread = self._thread()
+        return thread is not None and thread.is_alive()
+
+    def adopt(self, modes: Modes) -> None:
+        """Record as ``modes`` say from here on."""
+        if modes is self.modes:
+            return
+        with self.lock:
+            self.claimed += modes.sees_each_operation - self.modes.sees_each_operation
+            self.modes = modes
+
+    def begin(self, recording: Recording | None = None) -> None:
+        """Go on with ``recording``, by default with a new one."""
+        self.recording = Recording(self.root) if recording is None else recording
+
+    def forget_paths(self, most: int) -> None:
+        """Begin the paths anew, between two recordings, if they have more than ``most`` points."""
+        if self._points > most and self.recording.point.depth == 0:
+            self._points = 0
+            self.root = Point(None)
+            self.begin()
+
+    def enter_context(self, context: tuple[Any, ...]) -> None:
+        """Take note that JAX's settings are now ``context``."""
+        self.context = context
+        self.context_number = self._contexts.setdefault(context, len(self._contexts))
+        self._operation_context = jaxapi.operation_context()
+
+    def cut_where_due(self) -> None:
+        """Run what is pending if a recording that has come here is to be cut."""
+        cause = self.recording.point.stop
+        if cause is not None and not self.fullgraph:
+            self._cut(self, cause)
+
+    def cut_before_call(self) -> None:
+        """Run what is pending, for what comes is a program of its own."""
+        self._cut(self, ALONE)
+
+    def runs_alone(self) -> bool:
+        """Say whether calls that are programs of their own cut what is pending."""
+        return (
+            bool(self.recording.point.depth)
+            and self.pacer.cuts_for_calls
+            and not self.fullgraph
+            and is_asked_for()
+        )
+
+    def process_primitive(self, primitive: Any, args: Sequence[Any], params: Any, /) -> Any:
+        """Record one operation and return its results as lazy arrays."""
+        if self.recording.point.stop is not None:
+            self.cut_where_due()
+        if self.pacer.stands_alone(primitive, params) and self.runs_alone():
+            self.cut_for_call = self.recording.point
+            self.cut_before_call()
+        started = time.perf_counter_ns()
+        try:
+            results = self._record(primitive, args, params)
+        except Exception as error:
+            self._failed(self, error, jaxapi.BoundOperation(primitive, args, params))
+            raise
+        if type(results) is str:
+            return self._run_at_once(primitive, args, params, cause=results)
+        self.recording_time += time.perf_counter_ns() - started
+        if self.modes.eager:
+            self._grown(self)
+        return results if primitive.multiple_results else results[0]
+
+    def _record(
+        self, primitive: Any, args: Sequence[Any], params: dict[str, Any]
+    ) -> list[LazyArray] | str:
+        """Record the operation and return its results, or why a graph cannot hold it."""
+        cause = _must_run_at_once(primitive, args, params)
+        if cause is not None:
+            return cause
+        operands: list[Any] = []
+        for arg in args:
+            operand = self._operand(arg)
+            if operand is None:
+                return "ref"
+            operands.append(operand)
+        context = jaxapi.trace_context()
+        if context != self.context:
+            self.enter_context(context)
+        with self.lock:
+            if self.recording.nbytes > self.recording.prune_at:
+                if self.runs_alone() and self.recording.bytes_held_alone() > most_bytes() // 8:
+                    self._cut(self, BYTES)
+                else:
+                    self.begin(carry_over(self.recording, self.root, set(), {}, {}))
+            recording = self.recording
+            wires: list[Any] = []
+            literals: list[Literal] = []
+            for operand in operands:
+                kind = type(operand)
+                if kind is Literal:
+                    wires.append(operand.aval)
+                    literals.append(operand)
+                elif kind is not LazyArray:
+                    wires.append(recording.input_wire(operand, None))
+                elif operand._recording is recording:
+                    wires.append(operand._result.number)
+                elif operand._value is not None:
+                    wires.append(recording.input_wire(operand._value, operand._handle))
+                else:
+                    return self._fail(primitive, operands, params)
+            point = self._next(recording.point, primitive, params, tuple(wires), operands)
+            if isinstance(point, str):
+                return point
+            recording.point = point
+            if point.effects:
+                self._effectful(self)
+            recording.literals += literals
+            arrays = [LazyArray(self, recording, result) for result in point.results]
+            recording.arrays += map(weakref.ref, arrays)
+            if point.depth % GRANULARITY == 0:
+                self._grown(self)
+        return arrays
+
+    def _operand(self, arg: Any) -> LazyArray | Literal | jax.Array | None:
+        """Return what of ``arg`` a recording can hold; ``None`` if nothing."""
+        kind = type(arg)
+        if kind is LazyArray:
+            if arg._trace is not self and arg._value is None:
+                return arg.materialise("thread")  # its graph is not ours to extend
+            if arg._trace is not self:
+                arg._handle.exposed = True
+            return arg
+        if kind is jaxapi.ArrayImpl:
+            return arg
+        jaxapi.refuse_escaped_tracer(arg)
+        if not jaxapi.is_array_aval(jaxapi.typeof(arg)):
+            return None
+        if isinstance(arg, jax.Array):
+            return arg
+        return literal(arg) if jaxapi.host_literal(arg) else send(arg)
+
+    def _next(
+        self,
+        point: Point,
+        primitive: Any,
+        params: dict[str, Any],
+        wires: tuple[Any, ...],
+        operands: Sequence[Any],
+    ) -> Point | str:
+        """Return the point after the operation, or why a graph cannot hold it."""
+        number = self.context_number
+        notes_places = self.modes.notes_places
+        latest = point.latest
+        if (
+            latest is not None
+            and not notes_places
+            and latest.primitive is primitive
+            and latest.wires == wires
+            and latest.context_number == number
+            and latest.parameters == tuple(map(id, params.values()))
+            and latest.params.keys() == params.keys()
+        ):
+            return latest
+        context = self._operation_context
+        what = operation(primitive, params, context)
+        place = jaxapi.place_of_operation(jaxapi.source_info()) if notes_places else None
+        found = point.after.get(step_key(what, wires, number, place))
+        if found is None:
+            x64 = jaxapi.x64_enabled()
+            if not x64 and any(map(_has_64_bits, operands)):
+                return "x64"
+            results, effects, extent = _evaluate(what, primitive, operands, params)
+            if not all(map(jaxapi.is_array_aval, results)):
+                return "ref"
+            if not jaxapi.can_wait(effects):
+                return "effect"
+            if any(map(jaxapi.has_no_values, results)):
+                return "float0"
+            placement = _placement(operands, what.named, x64)
+            devices = 1 if placement is None else len(placement.devices) or 1
+            if placement is None or not all(jaxapi.has_devices_for(r, devices) for r in results):
+                return "devices"
+            found = point.with_operation(
+                what,
+                primitive,
+                params,
+                context,
+                number,
+                wires,
+                results,
+                placement,
+                effects,
+                extent,
+                jaxapi.source_info(),
+                place,
+            )
+            self._points += 1
+            if not self.fullgraph:
+                self.pacer.look(found)
+        point.latest = found
+        return found
+
+    def _fail(
+        self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
+    ) -> list[LazyArray]:
+        """Return the results of an operation of which an operand has failed: they have failed."""
+        what = operation(primitive, params, self._operation_context)
+        avals, _, _ = _evaluate(what, primitive, operands, params)
+        error = next(o._origin for o in operands if type(o) is LazyArray and o.has_failed())
+        return [LazyArray.failed(self, aval, error) for aval in avals]
+
+    def _run_at_once(self, primitive: Any, args: Sequence[Any], params: Any, cause: str) -> Any:
+        """Run an operation that no graph can hold, after the operands it needs."""
+        self.interruptions += 1
+        if cause == "device_put" and not any(isinstance(a, jax.Array) for a in args):
+            return counted_transfer(
+                lambda: jaxapi.evaluate_call("process_primitive", primitive, args, params)
+            )
+        self._at_once(self, primitive.name, cause, args)
+        concrete = [a.materialise(cause) if isinstance(a, LazyArray) else a for a in args]
+        metrics.counter_add(f"eager::{primitive.name}")
+        return jaxapi.evaluate_call("process_primitive", primitive, concrete, params)
+
+    def stage_value(self, val: Any) -> Any:
+        """Lift a host value into an array; it is copied to the device at once."""
+        return val if isinstance(val, jax.Array) else send(val)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any
+    ) -> Any:
+        """Record the function itself: derivatives are taken by the traces inside this one."""
+        with jaxapi.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
+    ) -> Any:
+        """Record the function itself: derivatives are taken by the traces inside this one."""
+        with jaxapi.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_call(self, primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
+        """Record the body of a call."""
+        with jaxapi.set_current_trace(self):
+            return f.call_wrapped(*tracers)
+
+    def process_shard_map(self, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
+        """Run an eager `shard_map` at once; inside `jit` it is recorded like any operation."""
+        self._at_once(self, "shard_map", "shard_map", args)
+        concrete = [a.materialise("shard_map") if isinstance(a, LazyArray) else a for a in args]
+        return jaxapi.evaluate_call("process_shard_map", primitive, fun, concrete, **params)
+
+    def cur_qdd(self, x: Any) -> Any:
+        """Return the quasi-dynamic data of ``x``, as the eager trace does (JAX 0.10)."""
+        return jaxapi.evaluate_call("cur_qdd", x)
+
+
+#: Operations that do another thing when they run than when they are compiled, and why.
+_AT_ONCE = {
+    "global_array_to_host_local_array": "processes",
+    "host_local_array_to_global_array": "processes",
+    "inspect_sharding": "sharding",
+    "layout_constraint": "layout",
+    "relayout": "layout",
+}
+
+_LAYOUTS = ("in_layouts", "out_layouts")
+
+
+def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> str | None:
+    """Return the cause for which an operation cannot wait, or ``None``."""
+    if primitive.name == "device_put" and (
+        any(device is not None for device in params["devices"])
+        or not any(isinstance(arg, LazyArray) for arg in args)
+    ):
+        return "device_put"
+    if params.get("compiler_options_kvs"):  # XLA takes them for a whole program alone
+        return "compiler_options"
+    if jaxapi.closes_over_references(params):
+        return "ref"
+    if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
+        return "layout"  # likewise
+    return _AT_ONCE.get(primitive.name)
+
+
+#: Types that JAX makes narrower where a program without 64-bit types takes them.
+_WITH_64_BITS = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+
+def _has_64_bits(operand: LazyArray | Literal | jax.Array) -> bool:
+    dtype = operand.aval.dtype if type(operand) is Literal else operand.dtype  # type: ignore[union-attr]
+    return dtype in _WITH_64_BITS
+
+
+def _evaluate(
+    what: Operation, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
+) -> tuple[tuple[Any, ...], Any, tuple[int, float]]:
+    avals = [o.aval if type(o) in (LazyArray, Literal) else jaxapi.typeof(o) for o in operands]
+    return what.evaluate(primitive, avals, params, jaxapi.x64_enabled())
+
+
+def _placement(
+    operands: Sequence[LazyArray | Literal | jax.Array], named: jaxapi.NamedShardings, x64: bool
+) -> Placement | None:
+    """Return where an operation runs, or ``None`` where it is told two things at once.
+
+    Args:
+        operands: What it works on.
+        named: What its own parameters say.
+        x64: Whether 64-bit types are enabled.
+    """
+    mesh = named.mesh or jaxapi.concrete_mesh()
+    assignments = set(named.devices)
+    if mesh is not None:
+        assignments.add(tuple(mesh.devices.flat))
+    is_plain = not assignments and not named.commits
+    for index, operand in enumerate(operands):
+        value: Any = operand
+        if type(operand) is LazyArray:
+            value = operand._value
+            if value is None:
+                placement = operand._result.point.placement  # type: ignore[union-attr]
+                if placement.committed:
+                    assignments.add(placement.devices)
+                    is_plain = is_plain and placement.sharding is not None
+                value = None
+        if value is not None and type(value) is not Literal and value.committed:
+            assignments.add(jaxapi.devices_of_sharding(value.sharding))
+            is_plain = is_plain and jaxapi.is_plain_sharding(value.sharding)
+        asked = named.operands[index] if named.operands else None
+        if asked is not None and _contradicts(operand, asked):
+            return None
+    default = jaxapi.default_device()
+    if named.commits and not assignments:
+        assignments.add(jaxapi.devices_of_sharding(jaxapi.single_device_sharding(default)))
+    if len(assignments) > 1:
+        return None
+    return _interned(next(iter(assignments), None), default, x64, mesh, is_plain)
+
+
+def _contradicts(operand: LazyArray | Literal | jax.Array, asked: jax.sharding.Sharding) -> bool:
+    """Say whether JAX refuses an operand, which is known to lie otherwise than is asked for."""
+    if type(operand) is Literal:
+        return False
+    aval = jaxapi.typeof(operand)
+    if jaxapi.type_with_sharding(aval, asked) != aval:
+        return True
+    lies: jax.sharding.Sharding | None
+    if type(operand) is LazyArray and operand._value is None:
+        lies = operand._result.known_sharding()  # type: ignore[union-attr]
+    else:
+        lies = operand.sharding  # type: ignore[union-attr]
+    if lies is None:
+        return False
+    if lies.memory_kind != asked.memory_kind:
+        return True
+    return operand.committed and not lies.is_equivalent_to(asked, operand.ndim)  # type: ignore[union-attr]
+
+
+_placements: dict[Any, Placement] = {}
+
+
+def _interned(
+    pinned: tuple[Any, ...] | None,
+    default_device: Any,
+    x64: bool,
+    mesh: jax.sharding.Mesh | None,
+    is_plain: bool,
+) -> Placement:
+    is_committed = pinned is not None
+    key = (pinned, None if is_committed else default_device, x64, mesh, is_plain)
+    placement = _placements.get(key)
+    if placement is None:
+        device = pinned[0] if pinned else default_device
+        sharding = jaxapi.single_device_sharding(device) if is_plain else None
+        placement = _placements[key] = Placement(
+            is_committed, pinned or (), key[1], x64, mesh, sharding
+        )
+    return placement

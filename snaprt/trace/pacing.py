@@ -1,0 +1,328 @@
+"""Where to cut a recording that nobody cuts: automatic steps, for programs without `mark_step`.
+
+It looks at each point when a path first comes to it, and marks those after which a recording is to
+be cut. The marks stay with the paths, so a program that repeats is cut at the same places and runs
+the same programs again. It knows paths and counts; nothing of arrays, of time and of running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import jax
+
+from snaprt import jaxapi, settings
+from snaprt.trace.trie import Point
+
+#: A call of a jitted function of the user's that has so many equations is a program of its own.
+MIN_CALL: Final = 16
+
+#: Any other operation with so many is, as a loop, or one that draws random numbers.
+MIN_ALONE: Final = 100
+
+#: Less than so many equations are not worth a program of their own ...
+MIN_STEP: Final = 128
+
+#: ... unless they have so many floating point operations, for each that is allowed to be pending.
+_MIN_WORK: Final = 1e-2
+
+#: What may be pending in floating point operations: a fraction of a second, on most devices.
+_MAX_WORK: Final = {"cpu": 1e10}
+_MAX_WORK_ELSEWHERE: Final = 1e12
+
+#: What repeats must do so over so many operations, or a quarter of those pending; twice at least.
+_MIN_RUN: Final = 256
+
+#: A read leaves no more than this pending, where steps are automatic.
+_MAX_LEFT: Final = 32
+
+#: How far back repetitions are looked for, in operations; and how many are known again.
+_MAX_HISTORY: Final = 1 << 15
+_MAX_ENDS: Final = 256
+
+#: A thread that marks steps may have so much more than its largest step pending, and this at least.
+#: Before its first step, it may have so much more pending than between automatic steps.
+_MARKED_STEPS: Final = 4
+_MIN_MARKED: Final = 10_000
+
+#: The causes of automatic cuts, as they are counted under ``cut::CAUSE``.
+ALONE: Final = "own_program"
+REPEATS: Final = "repeats"
+SIZE: Final = "graph_size"
+BYTES: Final = "graph_bytes"
+WORK: Final = "graph_work"
+CAUSES: Final = frozenset({ALONE, REPEATS, SIZE, BYTES, WORK})
+
+
+class Pacer:
+    """Cuts the recordings of one thread where the thread does not.
+
+    Attributes:
+        is_on: Whether steps are automatic: the thread seems to mark none, or has not for long.
+        has_marked: Whether a point of the thread's paths may be marked.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.has_marked = False
+        self._has_stepped = False
+        self._ends: dict[int, list[tuple[int, ...]]] = {}
+        self._history: list[int] = []
+        self._wait_until = 0
+        self._largest = 0
+        self._so_far = 0
+
+    def look(self, point: Point) -> None:
+        """Mark ``point``, which has just been made, if a recording is to be cut after it."""
+        if not is_asked_for():
+            cause = SIZE if _limit() and point.weight >= _limit() else None
+        elif self.is_on:
+            cause = self._cause_to_cut(point)
+        else:
+            cause = self._cause_to_begin(point)
+        if cause is not None:
+            point.stop = cause
+            self.has_marked = True
+
+    @property
+    def cuts_for_calls(self) -> bool:
+        """Whether a call may be a program of its own: until the thread marks its first step."""
+        return self.is_on or not self._has_stepped
+
+    def stands_alone(self, primitive: Any, params: Mapping[str, Any]) -> bool:
+        """Say whether an operation is compiled by itself, and so once, whatever stands around it.
+
+        Of a thread that may yet mark steps, only calls of the user's own are.
+        """
+        if not self.cuts_for_calls:  # first: it is asked for each operation that JAX binds
+            return False
+        is_of_user = jaxapi.is_call_of_users_jit(primitive, params)
+        if not (is_of_user or self.is_on):
+            return False
+        least = MIN_CALL if is_of_user else MIN_ALONE
+        return jaxapi.equations_within(primitive, params) >= least
+
+    def begins(self, cause: str) -> bool:
+        """Take note that a cut is due; say whether steps are automatic from here on."""
+        if self.is_on or (cause == ALONE and not self._has_stepped):
+            return False
+        self.is_on = True
+        return True
+
+    def _cause_to_begin(self, point: Point) -> str | None:
+        """Return why to cut after ``point`` though the thread may yet mark a step."""
+        if self._has_stepped:
+            limit = max(_MIN_MARKED, _MARKED_STEPS * self._largest)
+            limit = min(_limit() or limit, limit)
+            return SIZE if point.weight >= limit else None
+        if self.stands_alone(point.primitive, point.params):
+            return ALONE
+        cause = _exceeded(point, _MARKED_STEPS)
+        if cause is not None:
+            self._find_repetition(point)
+        return cause
+
+    def _cause_to_cut(self, point: Point) -> str | None:
+        if self.stands_alone(point.primitive, point.params):
+            return ALONE
+        if self._ends_repetition(point) and _is_worth_running(point, point.weight, point.work):
+            return REPEATS
+        limit = _automatic_limit()
+        assert point.before is not None
+        if point.before.weight < limit // 2 <= point.weight:
+            self._find_repetition(point)  # early: what is short is cut before much is pending
+        cause = _exceeded(point)
+        if cause is None or point.depth < self._wait_until:
+            return None
+        return None if self._find_repetition(point) else cause
+
+    def ends_of(self, path: Sequence[Point]) -> list[int]:
+        """Return where ``path`` is cut into programs: the depths after which one ends."""
+        limit = _automatic_limit()
+        ends: list[int] = []
+        weight, work = 0, 0.0
+        for point in path[:-1]:
+            if point.weight - weight >= limit or (
+                self._ends_repetition(point)
+                and _is_worth_running(point, point.weight - weight, point.work - work)
+            ):
+                ends.append(point.depth)
+                weight, work = point.weight, point.work
+        for index, point in enumerate(path):
+            if self.stands_alone(point.primitive, point.params):
+                ends += [path[index - 1].depth, point.depth] if index else [point.depth]
+        return sorted(set(ends))
+
+    def runs_all(self, left: int, is_carried: bool) -> bool:
+        """Say whether a read runs all that is pending, and not only what it needs.
+
+        Args:
+            left: How many equations it would leave.
+            is_carried: Whether an earlier cut had left some.
+        """
+        if not is_asked_for():
+            return False
+        if self.is_on:
+            return left > (0 if is_carried else _MAX_LEFT)
+        return not self._has_stepped and is_carried and left > MIN_STEP
+
+    def was_cut(self, cause: str, path: Sequence[Point] | None, weight: int) -> None:
+        """Take note of a cut.
+
+        Args:
+            cause: Why.
+            path: The operations that were pending; ``None`` where it had been cut so before.
+            weight: How many equations were pending.
+        """
+        self._so_far += weight
+        self._wait_until = 0
+        if path is None or cause not in (SIZE, WORK, BYTES):
+            self._history.clear()
+        else:
+            self._history += [point.symbol for point in path]
+            del self._history[:-_MAX_HISTORY]
+
+    def step_marked(self) -> bool:
+        """Take note that the thread marks steps; say whether its paths are to begin anew."""
+        self._largest = max(self._largest, self._so_far)
+        self._so_far = 0
+        self._has_stepped = True
+        self.is_on = False
+        marked, self.has_marked = self.has_marked, False
+        return marked
+
+    def _ends_repetition(self, point: Point) -> bool:
+        return any(_ends_with(point, symbols) for symbols in self._ends.get(point.symbol, ()))
+
+    def _find_repetition(self, point: Point) -> bool:
+        """Look whether what was recorded last repeats; say whether it will soon end once more."""
+        path = point.operations()
+        symbols = self._history + [one.symbol for one in path]
+        period = _period(symbols, min(_MIN_RUN, len(path) // 4))
+        if not period:
+            return False
+        if 2 * period <= len(path):
+            back = _narrowest(path, period)
+            is_near = True
+        else:  # nearly all of what is pending is one round: any place of it is as good
+            back, is_near = 0, False
+        known = self._ends.setdefault(symbols[-1 - back], [])
+        end = _telling_end(symbols[: len(symbols) - back][-period:])
+        if end not in known:
+            if len(self._ends) > _MAX_ENDS:
+                self._ends = {end[0]: known}
+            known.append(end)
+        if is_near:
+            self._wait_until = point.depth + period + 1
+        return is_near
+
+
+def _limit() -> int:
+    return int(settings.get("SNAPRT_MAX_GRAPH_SIZE"))
+
+
+def _automatic_limit() -> int:
+    most = int(settings.get("SNAPRT_AUTO_STEP_SIZE"))
+    return min(most, _limit() or most)
+
+
+def most_bytes() -> int:
+    """Return how many bytes may be pending."""
+    return int(settings.get("SNAPRT_AUTO_STEP_BYTES"))
+
+
+def is_asked_for() -> bool:
+    """Say whether steps may be automatic."""
+    return bool(settings.get("SNAPRT_AUTO_STEP_SIZE"))
+
+
+def _max_work() -> float:
+    return _MAX_WORK.get(jax.default_backend(), _MAX_WORK_ELSEWHERE)
+
+
+def _exceeded(point: Point, times: int = 1) -> str | None:
+    """Return which bound on pending work is exceeded; of bytes there may never be more."""
+    pending = (
+        (SIZE, point.weight, times * _automatic_limit()),
+        (WORK, point.work, times * _max_work()),
+        (BYTES, point.nbytes, most_bytes()),
+    )
+    return next((cause for cause, amount, most in pending if amount >= most), None)
+
+
+def _is_worth_running(point: Point, weight: int, work: float) -> bool:
+    return weight >= min(MIN_STEP, _automatic_limit()) or work >= _MIN_WORK * _max_work()
+
+
+def _ends_with(point: Point, symbols: tuple[int, ...]) -> bool:
+    """Say whether the last operations are those of ``symbols``, the last one first."""
+    at: Point | None = point
+    for symbol in symbols:
+        while at is not None and at.wires is None:
+            at = at.before
+        if at is None or at.symbol != symbol:
+            return False
+        at = at.before
+    return True
+
+
+def _matches(symbols: Sequence[int]) -> list[int]:
+    """Return for each place how many symbols from there on are those from the first on.
+
+    Source: the Z algorithm, D. Gusfield, "Algorithms on Strings, Trees, and Sequences", 1997.
+    """
+    size = len(symbols)
+    found = [0] * size
+    left = right = 0
+    for place in range(1, size):
+        length = min(right - place, found[place - left]) if place < right else 0
+        while place + length < size and symbols[length] == symbols[place + length]:
+            length += 1
+        found[place] = length
+        if place + length > right:
+            left, right = place, place + length
+    return found
+
+
+def _period(symbols: Sequence[int], least: int) -> int:
+    """Return after how many symbols the last ones repeat, ``least`` or more; 0 if they do not."""
+    matches = _matches(symbols[::-1])
+    for period in range(1, len(symbols) // 2 + 1):
+        if matches[period] >= period and matches[period] + period >= least:
+            return period
+    return 0
+
+
+def _telling_end(period: Sequence[int]) -> tuple[int, ...]:
+    """Return the last symbols of a period, the last one first, that stand nowhere else in it."""
+    matches = _matches([*period, *period][::-1])
+    most = max((min(matches[place], len(period)) for place in range(1, len(period))), default=0)
+    return tuple(period[::-1][: most + 1])
+
+
+def _narrowest(path: Sequence[Point], period: int) -> int:
+    """Return how far back, in operations, the fewest bytes go from one to the next.
+
+    There a loop ends: what its rounds hand on is less than what lies within one.
+    """
+    last_use: dict[int, int] = {}
+    for place, point in enumerate(path):
+        for wire in point.wires or ():
+            if type(wire) is int and wire >= 0:
+                last_use[wire] = place
+    changes = [0] * (len(path) + 1)
+    for place, point in enumerate(path):
+        for result in point.results:
+            used = last_use.get(result.number, place)
+            nbytes = result.aval.size * result.aval.dtype.itemsize
+            changes[place] += nbytes
+            changes[used] -= nbytes
+    alive, best = 0, None
+    first, end = len(path) - 2 * period, len(path) - period
+    for place, change in enumerate(changes[:end]):
+        alive += change
+        if place >= first and (best is None or alive <= best[0]):
+            best = alive, place
+    assert best is not None
+    return len(path) - 1 - best[1] - period

@@ -1,0 +1,323 @@
+"""What threads have recorded, as a tree of points that recordings walk; it knows nothing of values.
+
+A recording begins at the root, and each operation leads to a point. A program that does what it did
+in its last step walks the same points again, and so pays for comparisons alone: everything that is
+known of an operation, and of the program that was cut out at its end, stays with the points.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from snaprt import jaxapi
+from snaprt.graph.operation import Operation
+from snaprt.graph.program import Literal, Placement
+
+#: A path is looked at each time it has grown by this many operations: see `LazyTrace`.
+GRANULARITY = 1024
+
+#: How many shortcuts and how many plans one point keeps.
+MAX_SHORTCUTS = 64
+MAX_PLANS = 64
+
+#: How many arrays from outside are known again.
+MAX_MET = 4096
+
+
+class InputKind:
+    """What a program depends on in an input beside its values; one object for each kind."""
+
+    __slots__ = ("aval", "committed", "nbytes", "sharding")
+
+    def __init__(self, aval: Any, sharding: Any, committed: bool) -> None:
+        self.aval = aval
+        self.sharding = sharding
+        self.committed = committed
+        self.nbytes = aval.size * aval.dtype.itemsize
+
+
+_kinds: dict[Any, InputKind] = {}
+
+
+def input_kind(array: jax.Array) -> InputKind:
+    """Return the kind of ``array``."""
+    description = jaxapi.describe_input(array)
+    kind = _kinds.get(description)
+    if kind is None:
+        kind = _kinds.setdefault(description, InputKind(*description))
+    return kind
+
+
+_met: dict[int, tuple[weakref.ref[jax.Array], InputKind]] = {}
+
+
+def met_kind(array: jax.Array) -> InputKind:
+    """Return the kind of ``array``, which is looked up where the array was met before.
+
+    For arrays that come from outside: describing one takes 4 us.
+    """
+    known = _met.get(id(array))
+    if known is not None and known[0]() is array:
+        return known[1]
+    kind = input_kind(array)
+    if type(array) is jaxapi.ArrayImpl:
+        if len(_met) >= MAX_MET:
+            _met.clear()
+        _met[id(array)] = weakref.ref(array), kind
+    return kind
+
+
+class Result:
+    """One result of a recorded operation.
+
+    Attributes:
+        aval: Its abstract value.
+        number: Counts the results from the root on.
+        point: The operation.
+        index: Which of its results it is.
+    """
+
+    __slots__ = ("aval", "index", "number", "point")
+
+    def __init__(self, aval: Any, number: int, point: Point, index: int) -> None:
+        self.aval = aval
+        self.number = number
+        self.point = point
+        self.index = index
+
+    def known_sharding(self) -> jax.sharding.Sharding | None:
+        """Return how it lies, or ``None`` where only the compiler knows."""
+        named = self.point.operation.named.results
+        if named and named[self.index] is not None:
+            return named[self.index]
+        if not jaxapi.is_in_default_memory(self.aval):
+            return None
+        placement = self.point.placement
+        return placement.sharding or jaxapi.sharding_of_type(self.aval, placement.devices)
+
+
+_symbols: dict[Any, int] = {}
+
+
+def step_key(
+    operation: Operation, wires: tuple[Any, ...], context_number: int, place: Any
+) -> tuple[Any, ...]:
+    """Return what leads from a point to the one after an operation.
+
+    Args:
+        operation: The operation.
+        wires: Where its operands come from; see `Point`.
+        context_number: Stands for JAX's settings.
+        place: Where it stands in the source, if that is to be told apart, else ``None``.
+    """
+    key = (operation, wires, context_number)
+    return key if place is None else (*key, place)
+
+
+class Shortcut:
+    """Where a call of a function leads from a point, and what it returns.
+
+    Attributes:
+        target: The point after the call.
+        literals: The host scalars that it recorded.
+        results: What becomes a lazy array, or the number of the operand that is returned itself.
+        makes_many: Whether it returns many arrays, no operand itself among them.
+        build: Makes the value of the call out of those; ``None`` if it is the only one.
+    """
+
+    __slots__ = ("build", "literals", "makes_many", "results", "target")
+
+    def __init__(
+        self,
+        target: Point,
+        literals: tuple[Literal, ...],
+        results: tuple[Result | int, ...],
+        build: Callable[[Any], Any] | None,
+    ) -> None:
+        self.target = target
+        self.literals = literals
+        self.results = results
+        self.makes_many = len(results) > 3 and all(type(result) is Result for result in results)
+        self.build = build
+
+
+class Point:
+    """How far a recording has come: its last operation, or the input that it met last.
+
+    ``wires`` says where each operand comes from: ``n`` is the result of that number, ``~n`` the
+    input of that number, and an abstract value the next of the literals.
+
+    Attributes:
+        before: The point before it; ``None`` at the root.
+        depth: How many operations lie on the way from the root.
+        inputs: How many inputs do.
+        literals: How many literals do.
+        count: How many results do.
+        effectful: How many operations with effects do.
+        weight: How many equations do, those inside of jitted functions and loops counted.
+        work: How many floating point operations do, estimated.
+        nbytes: How many bytes the results of these operations have.
+        symbol: Stands for the operation with the shapes of its results.
+        stop: Why a recording that goes on from here is to be cut first; mostly ``None``.
+        alone: The calls, by the keys of `snaprt.trace.fast_path`, that cut a recording and begin a new
+            one; mostly ``None``.
+        latest: The point that a recording went on to last time.
+        after: The points that recordings have gone on to.
+        after_inputs: Those that they have gone on to by many inputs at once, and the bytes.
+        shortcuts: Where whole calls lead.
+        plans: What was run where a recording was cut here.
+    """
+
+    __slots__ = (
+        *("before", "depth", "inputs", "literals", "count", "effectful"),
+        *("weight", "work", "nbytes", "symbol", "stop", "alone"),
+        *("latest", "after", "after_inputs", "shortcuts", "plans"),
+        *("operation", "primitive", "params", "parameters", "context", "context_number"),
+        *("source", "place", "wires", "results", "placement", "effects"),
+    )
+
+    operation: Operation
+    primitive: Any
+    params: dict[str, Any]
+    parameters: tuple[int, ...]
+    context: Any
+    context_number: int
+    source: Any
+    place: Any
+    wires: tuple[Any, ...] | None
+    results: tuple[Result, ...]
+    placement: Placement
+    effects: Any
+    symbol: int
+
+    def __init__(self, before: Point | None) -> None:
+        self.before = before
+        if before is None:
+            self.depth = self.inputs = self.literals = self.count = self.effectful = 0
+            self.weight = self.nbytes = 0
+            self.work = 0.0
+        else:
+            self.depth = before.depth
+            self.inputs = before.inputs
+            self.literals = before.literals
+            self.count = before.count
+            self.effectful = before.effectful
+            self.weight = before.weight
+            self.work = before.work
+            self.nbytes = before.nbytes
+        self.stop: str | None = None
+        self.alone: set[Any] | None = None
+        self.wires = None
+        self.results = ()
+        self.latest: Point | None = None
+        self.after: dict[Any, Point] = {}
+        self.after_inputs: dict[tuple[InputKind, ...], tuple[Point, int]] = {}
+        self.shortcuts: dict[Any, Shortcut] = {}
+        self.plans: dict[Any, Any] = {}
+
+    def with_input(self, kind: InputKind) -> Point:
+        """Return the point after meeting a new input of ``kind``."""
+        point = self.after.get(kind)
+        if point is None:
+            point = self.after[kind] = Point(self)
+            point.inputs += 1
+            point.stop = self.stop
+        return point
+
+    def with_inputs(self, kinds: tuple[InputKind, ...]) -> tuple[Point, int]:
+        """Return the point after meeting new inputs of these kinds, and their bytes."""
+        found = self.after_inputs.get(kinds)
+        if found is None:
+            point = self
+            for kind in kinds:
+                point = point.with_input(kind)
+            found = self.after_inputs[kinds] = point, sum(kind.nbytes for kind in kinds)
+        return found
+
+    def with_operation(
+        self,
+        operation: Operation,
+        primitive: Any,
+        params: dict[str, Any],
+        context: Any,
+        context_number: int,
+        wires: tuple[Any, ...],
+        avals: tuple[Any, ...],
+        placement: Placement,
+        effects: Any,
+        extent: tuple[int, float],
+        source: Any,
+        place: Any,
+    ) -> Point:
+        """Return the point after a recorded operation, which is made."""
+        point = Point(self)
+        self.after[step_key(operation, wires, context_number, place)] = point
+        point.operation = operation
+        point.primitive = primitive
+        point.params = params
+        point.parameters = tuple(map(id, params.values()))
+        point.context = context
+        point.context_number = context_number
+        point.wires = wires
+        point.results = tuple(
+            [Result(aval, self.count + index, point, index) for index, aval in enumerate(avals)]
+        )
+        point.placement = placement
+        point.effects = effects
+        point.source = source
+        point.place = place
+        point.depth += 1
+        point.literals += sum(type(wire) is not int for wire in wires)
+        point.count += len(avals)
+        point.effectful += bool(effects)
+        point.weight += extent[0]
+        point.work += extent[1]
+        point.nbytes += sum(aval.size * aval.dtype.itemsize for aval in avals)
+        point.symbol = _symbols.setdefault((operation, avals), len(_symbols))
+        return point
+
+    def extent(self) -> tuple[int, float]:
+        """Return how large the operation is: see `jaxapi.extent`."""
+        assert self.before is not None
+        return self.weight - self.before.weight, self.work - self.before.work
+
+    def operations(self) -> list[Point]:
+        """Return the points of all operations from the root to this one."""
+        found = [point for point in self._backwards() if point.wires is not None]
+        found.reverse()
+        return found
+
+    def _backwards(self) -> Iterator[Point]:
+        point: Point | None = self
+        while point is not None:
+            yield point
+            point = point.before
+
+    def keep_shortcut(self, key: Any, shortcut: Shortcut) -> None:
+        """Remember where the call that ``key`` stands for leads."""
+        if len(self.shortcuts) >= MAX_SHORTCUTS:
+            self.shortcuts.clear()
+        self.shortcuts[key] = shortcut
+
+    def keep_plan(self, key: Any, plan: Any) -> None:
+        """Remember what to run when a recording is cut here, as ``key`` says."""
+        if len(self.plans) >= MAX_PLANS:
+            self.plans.clear()
+        self.plans[key] = plan
+
+
+def literal_wires(point: Point) -> Iterator[tuple[Any, int]]:
+    """Yield each wire of an operation with the number of its literal, -1 where it is none."""
+    assert point.wires is not None
+    assert point.before is not None
+    number = point.before.literals
+    for wire in point.wires:
+        if type(wire) is int:
+            yield wire, -1
+        else:
+            yield wire, number
+            number += 1
