@@ -89,8 +89,8 @@ __all__ = [
     "xla_device",
 ]
 
-# Public name -> "module:attribute", or the module that it is. `lazy` is the package, which can be
-# called (see there): importing any part of it would put it in the place of whatever stood here.
+# Public name -> "module:attribute", or the module that it is. `explain` is the package, which
+# can be called: importing any part of it would put it in the place of whatever stood here.
 _WHERE = {
     "CompilationProfiler": "snaprt.explain.recompiles:CompilationProfiler",
     "CompileError": "snaprt.errors:CompileError",
@@ -113,14 +113,16 @@ _WHERE = {
     "get_xla_supported_devices": "snaprt.devices:get_xla_supported_devices",
     "is_eager_mode": "snaprt.runtime.lazy_scope:is_eager_mode",
     "is_master_ordinal": "snaprt.processes:is_master_ordinal",
-    "lazy": "snaprt.lazy",
+    "lazy": "snaprt.runtime.lazy_scope:lazy",
     "manual_seed": "snaprt.random_keys:manual_seed",
     "mark_step": "snaprt.runtime.step:mark_step",
     "master_print": "snaprt.processes:master_print",
     "next_key": "snaprt.random_keys:next_key",
     "optimizer_step": "snaprt.runtime.optimizer:optimizer_step",
     "record": "snaprt.runtime.record_scope:record",
-    "register_hlo_snapshot_callback": "snaprt.snapshot.recorder.policy:register_hlo_snapshot_callback",
+    "register_hlo_snapshot_callback": (
+        "snaprt.snapshot.recorder.policy:register_hlo_snapshot_callback"
+    ),
     "replay": "snaprt.replay",
     "set_rng_state": "snaprt.random_keys:set_rng_state",
     "sync": "snaprt.runtime.step:sync",

@@ -17,7 +17,6 @@ from typing import Final
 
 from snaprt_cache.key import Key
 from snaprt_cache.lock.flight import Flight
-from snaprt_cache.miss.journal import record_miss
 from snaprt_cache.store import Cache, Obstacle
 
 READ_BYTES: Final = "PersistentCacheReadBytes"
@@ -96,7 +95,7 @@ class JaxCache:
             if not role.leader and stored():
                 entry = self._cache.get(cache_key, obstacle=self._obstacle)
             if entry is None:
-                record_miss(self._cache, cache_key, _program(key))
+                self._cache.record_miss(cache_key, _program(key))
                 self._thread.compiling = _Compiling(
                     key, cache_key.digest, flight, lock, since=time.perf_counter()
                 )

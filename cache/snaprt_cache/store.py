@@ -1,12 +1,13 @@
-"""The compile cache itself: get and put verified bytes by key, whatever happens to the disk.
+"""The compile cache itself: verified bytes by key, whatever happens to the disk.
 
-Knows bytes and keys, not programs. The blobs alone decide what is in the cache; the index counts
-and lists. No trouble with files is raised: the caller compiles, and the program goes on.
+The blobs alone decide what is in the cache; the index counts and lists. ``get`` and ``put`` raise
+no trouble with files: the caller compiles, and the program goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 import weakref
@@ -14,31 +15,52 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from snaprt_cache import frame, reports
-from snaprt_cache.blobs import Found, check_content, pieces, read_content
-from snaprt_cache.contents import Contents
+from snaprt_cache import file_digests, frame, reports
+from snaprt_cache.blobs import BlobFolder, Found, check_content, pieces, read_content
 from snaprt_cache.errors import CacheError
-from snaprt_cache.folder import default_path, refuse_if_unsafe
+from snaprt_cache.folder import PRIVATE, Folder, default_path, refuse_if_unsafe, shared_access
 from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused
-from snaprt_cache.index.rows import IndexedEntry, compile_seconds, indexed_entry
-from snaprt_cache.key import Key
+from snaprt_cache.index.database import Index, IndexUnavailable
+from snaprt_cache.index.rows import (
+    KEY_NAME,
+    EntryRow,
+    IndexedEntry,
+    compile_seconds,
+    indexed_entry,
+    is_key,
+)
+from snaprt_cache.index.usage import PendingUsage
+from snaprt_cache.key import Key, KeyPart
 from snaprt_cache.lock import forks
+from snaprt_cache.miss.journal import Miss, append_miss, forget_misses, read_misses
 from snaprt_cache.miss.strict import missing
 from snaprt_cache.modes import FAIL_ON_MISS, OFF, READ_WRITE, Mode, mode_called
 from snaprt_cache.remote.tier import Tier
 from snaprt_cache.reports import CacheStats, Entry, Finding, OnEvent
 from snaprt_cache.signing import Signing
-from snaprt_cache.trouble import LOGGER
+from snaprt_cache.trouble import LOGGER, Warnings
 
 __all__ = ["Cache", "CacheStats", "Entry", "Finding", "default_path"]
 
 Obstacle = Callable[[Mapping[str, str | int | float]], str]
 
-#: What the files of a cache are held under together, in bytes, unless it is told otherwise.
+#: Maximum total size of a cache in bytes, unless it is told otherwise.
 DEFAULT_MAX_BYTES: Final = 10 << 30
 
+#: The folder of this format in the cache directory; another format gets another one.
+FORMAT_FOLDER: Final = "v1"
 
-class Cache(Contents):
+# After the index could not be used, it is left alone this long: waiting for its lock at every
+# entry would slow the program down.
+_INDEX_PAUSE_SECONDS: Final = 30.0
+# How many entries one transaction removes: others wait for it.
+_EVICTED_AT_ONCE: Final = 128
+# Eviction goes on below the limit, so that it is not the business of every put.
+_FILLED_AFTER_EVICTION: Final = 0.9
+_ANY_SIZE: Final = 1 << 62
+
+
+class Cache:
     """A compile cache in a directory; safe for threads, processes and forks.
 
     ``Cache.open`` makes one. It touches the disk at the first ``get`` or ``put``.
@@ -54,17 +76,30 @@ class Cache(Contents):
         signing: Signing | None = None,
         tier: Tier | None = None,
     ) -> None:
-        super().__init__(
-            path, max_bytes=max_bytes, signing=signing or Signing(), writes=mode.writes
-        )
+        signing = signing or Signing()
+        self.path: Final = path
+        #: Where this format's files are; also a place for ``file_digest`` to remember in.
+        self.folder: Final = path / FORMAT_FOLDER
+        #: Maximum total size of the entries, in bytes; None for no limit.
+        self.max_bytes: Final = max_bytes
         #: What programs may do with it.
         self.mode: Final = mode
+        #: The permissions of what is made in the directory.
+        self.access = shared_access(path) if signing.required else PRIVATE
+        #: Why entries could not be used when they were last got, by their digests.
+        self.obstacles: Final[dict[str, str]] = {}
+        self._inside: Final = Folder(path, (FORMAT_FOLDER,), self.access)
+        self._blobs = BlobFolder(self._inside, signing)
+        self._index = Index(self._inside, self._blob_rows)
+        self._pins = self._inside.folder("pins")
+        self._usage = PendingUsage(self._index)
+        self._warnings = Warnings(path)
+        self._index_pause_ends = 0.0
+        self._signing = signing
         self._tier = tier
         self._on_event = on_event
         # Rows of blobs that are stored, until the index has them.
         self._unwritten: dict[str, IndexedEntry] = {}
-        #: Why entries could not be used when they were last got, by their digests.
-        self.obstacles: Final[dict[str, str]] = {}
         # What was made anew in a mode that does not use what was there before.
         self._refreshed: set[str] = set()
         if mode.writes:
@@ -123,6 +158,8 @@ class Cache(Contents):
                 refuse_if_unsafe(cache.path)
                 refuse_if_unsafe(cache.folder)
         return cache
+
+    # For programs.
 
     def get(
         self, key: Key, *, name: str = "", counted: bool = True, obstacle: Obstacle | None = None
@@ -244,12 +281,6 @@ class Cache(Contents):
         if self.mode is FAIL_ON_MISS:
             raise self._useless(key.digest, reason)
 
-    def _useless(self, digest: str, reason: str) -> CacheError:
-        return CacheError(
-            f"the entry {digest[:12]} of the cache in {self.path} is of no use: {reason}",
-            hint="Fill the cache again on a machine that may write to it.",
-        )
-
     def adopt(self, digest: str, content: BinaryIO) -> bool:
         """Store a blob file that another cache made, as it is, in place of what may be there.
 
@@ -280,7 +311,219 @@ class Cache(Contents):
 
         return self._keep(header, all_of_it)
 
-    # Reading.
+    def record_miss(self, key: Key, name: str) -> None:
+        """Remember that an entry was missing, for ``misses``; where the mode writes.
+
+        Args:
+            key: What was asked for.
+            name: The program, as its maker calls it.
+        """
+        if self.mode.writes:
+            obstacle = self.obstacles.get(key.digest, "")
+            append_miss(self._inside, key, name, self.mode.name, obstacle)
+
+    def misses(self) -> list[Miss]:
+        """Return the last misses, oldest first; at most `KEPT_MISSES`."""
+        return read_misses(self._inside)
+
+    # For those who look after it.
+
+    def entries(self) -> list[EntryRow]:
+        """Return a row for every entry, newest first."""
+        return self._rows("")
+
+    def find(self, prefix: str) -> list[EntryRow]:
+        """Return the rows of the entries whose key's digest starts with ``prefix``."""
+        wanted = prefix.lower()
+        return self._rows(wanted) if set(wanted) <= set("0123456789abcdef") else []
+
+    def header(self, digest: str) -> BlobHeader | None:
+        """Return what an entry's blob says about itself: its key's parts, metadata and sizes."""
+        return self._blobs.header(digest)
+
+    def keys(self, digests: Iterable[str]) -> dict[str, Key]:
+        """Return the key with its parts of each of these entries, by digest."""
+        parts: dict[str, list[KeyPart]] = {}
+        with contextlib.suppress(IndexUnavailable):
+            for digest, name, value in self._index.key_parts() if self.folder.is_dir() else ():
+                parts.setdefault(digest, []).append(KeyPart(name, value))
+        keys = {}
+        for digest in digests:
+            if digest in parts:
+                keys[digest] = Key(tuple(parts[digest]))
+            elif (header := self.header(digest)) is not None:
+                keys[digest] = header.key
+        return keys
+
+    def events_by_day(self) -> dict[str, dict[str, float]]:
+        """Return what happened by day (UTC, ``YYYY-MM-DD``) and event, the oldest day first."""
+        days: dict[str, dict[str, float]] = {}
+        with contextlib.suppress(IndexUnavailable):
+            for day, event, value in self._index.totals() if self.folder.is_dir() else ():
+                days.setdefault(day, {})[event] = value
+        return days
+
+    def open_blob(self, digest: str) -> BinaryIO:
+        """Open an entry's blob, unverified.
+
+        Raises:
+            CacheError: There is none, or it cannot be read.
+        """
+        try:
+            return self._blobs.open(digest)
+        except OSError as error:
+            raise CacheError(
+                f"the entry {digest[:12]} cannot be read: {error.strerror or error} "
+                f"({self._blobs.path(digest)})",
+                hint="`snaprt cache verify --heal` removes damaged entries; if another process has "
+                "just removed this one, try again.",
+            ) from error
+
+    def blob_path(self, digest: str) -> Path:
+        """Return where an entry's blob is, or would be."""
+        return self._blobs.path(digest)
+
+    @property
+    def index_path(self) -> Path:
+        """Where the index is, or will be: an SQLite database, described in ``schema.sql``."""
+        return self._index.path
+
+    def stats(self) -> CacheStats:
+        """Return the cache in numbers."""
+        rows = self.entries()
+        totals: dict[str, float] = {}
+        for events in self.events_by_day().values():
+            for event, value in events.items():
+                totals[event] = totals.get(event, 0.0) + value
+        journal = "none"
+        if self.folder.is_dir():
+            with contextlib.suppress(IndexUnavailable):
+                journal = self._index.journal_mode()
+        return CacheStats(
+            path=self.path,
+            entries=len(rows),
+            payload_bytes=sum(row.payload_bytes for row in rows),
+            stored_bytes=sum(row.stored_bytes for row in rows),
+            set_aside=len(self._blobs.set_aside_files()),
+            journal_mode=journal,
+            max_bytes=self.max_bytes,
+            pinned=sum(row.pinned for row in rows),
+            **reports.counts(totals),
+        )
+
+    def verify(self, *, heal: bool = False) -> Iterator[Finding]:
+        """Check every entry, byte by byte, then the index, then what killed writers left.
+
+        Args:
+            heal: Whether to set damaged entries aside, bring the index in line, and remove what
+                was left.
+
+        Yields:
+            What was looked at, the sound included, as it is looked at.
+        """
+        sound: set[str] = set()
+        there: set[str] = set()
+        for digest in self._blobs.digests():
+            finding = self._check_blob(digest, heal)
+            if not finding.problem:
+                sound.add(digest)
+            if not finding.healed:
+                there.add(digest)
+            yield finding
+        if self.folder.is_dir():
+            yield self._check_index(sound, there, heal)
+        if problem := file_digests.problem(self._inside):
+            yield Finding(
+                "file of digests",
+                "",
+                self.folder / file_digests.FILE_NAME,
+                problem,
+                heal and self._is_removed(file_digests.FILE_NAME),
+            )
+        stale = self._blobs.stale_files()
+        if heal:
+            self._blobs.sweep()
+        for path in stale:
+            gone = not path.exists()
+            yield Finding("temporary file", "", path, "its writer was killed", gone)
+
+    def gc(self, max_bytes: int | None = None) -> list[EntryRow]:
+        """Remove the entries least worth keeping until the others are within a limit.
+
+        Args:
+            max_bytes: The limit; by default the cache's own. Pinned entries count, and stay.
+
+        Returns:
+            The rows of the entries removed.
+
+        Raises:
+            CacheError: The index cannot be used, or an entry cannot be removed.
+        """
+        self._blobs.sweep()
+        limit = self.max_bytes if max_bytes is None else max_bytes
+        if limit is None or not self.folder.is_dir():
+            return []
+        with self._index_needed("collect the garbage of"):
+            self._write_usage()
+            self._reconcile()
+            gone = self._evict_to(limit)
+        if gone:
+            self._count(reports.EVICTED, len(gone))
+            self._with_index(self._write_usage)
+        return gone
+
+    def pin(self, digest: str) -> bool:
+        """Never evict an entry; return whether there is one of this key.
+
+        Raises:
+            CacheError: The directory cannot be written.
+        """
+        return self._set_pinned(digest, True)
+
+    def unpin(self, digest: str) -> bool:
+        """Let an entry be evicted again; return whether there is one of this key.
+
+        Raises:
+            CacheError: The directory cannot be written.
+        """
+        return self._set_pinned(digest, False)
+
+    def clear(self) -> int:
+        """Remove entries, pins, usage figures and misses; return how many entries there were.
+
+        Files in the directory that are not the cache's stay.
+
+        Raises:
+            CacheError: An entry cannot be removed.
+        """
+        try:
+            removed = self._blobs.clear()
+            for digest in self._pinned():
+                self._pins.remove(digest)
+        except OSError as error:
+            raise self._error("clear", error) from error
+        self._usage.clear()
+        forget_misses(self._inside)
+        if self.folder.is_dir():
+            self._with_index(self._index.clear)
+        return removed
+
+    def rebuild_index(self) -> None:
+        """Make the index's rows anew from the blobs.
+
+        Raises:
+            CacheError: The index cannot be written.
+        """
+        with self._index_needed("rebuild the index of"):
+            self._index.rebuild()
+
+    def close(self) -> None:
+        """Write the usage figures and close the index; the cache stays usable."""
+        if self.mode.writes:
+            self._with_index(self._write_usage)
+        self._index.close()
+
+    # Reading and storing.
 
     def _may_read(self, digest: str) -> bool:
         return self.mode.reads or digest in self._refreshed
@@ -334,11 +577,26 @@ class Cache(Contents):
         self._note(header)
         return True
 
+    def _check_size(self, header: BlobHeader) -> None:
+        size = header.header_bytes + header.stored_bytes
+        if self.max_bytes is not None and size > self.max_bytes:
+            raise CacheError(
+                f"an entry of {size:,} bytes is larger than all of it may be "
+                f"({self.max_bytes:,} bytes)",
+                hint="Raise SNAPRT_CACHE_MAX_SIZE, such as to 20G; 0 is no limit.",
+            )
+
+    def _useless(self, digest: str, reason: str) -> CacheError:
+        return CacheError(
+            f"the entry {digest[:12]} of the cache in {self.path} is of no use: {reason}",
+            hint="Fill the cache again on a machine that may write to it.",
+        )
+
     # Counting.
 
     def _count(self, event: str, value: float = 1) -> None:
         if self.mode.writes:
-            super()._count(event, value)
+            self._usage.add_event(event, value)
         if self._on_event is not None:
             self._on_event(event, value)
 
@@ -366,6 +624,52 @@ class Cache(Contents):
             "Give all who write there the same SNAPRT_CACHE_KEY_FILE.",
         )
 
+    # The index.
+
+    def _rows(self, prefix: str) -> list[EntryRow]:
+        if not self.folder.is_dir():
+            return []
+        try:
+            self._write_usage()
+            self._reconcile()
+            rows = self._index.entries(prefix)
+        except IndexUnavailable as error:
+            LOGGER.info("listing the blobs, for the index cannot be used: %s", error)
+            listed = [indexed.row for indexed in self._blob_rows()]
+            rows = sorted(
+                (row for row in listed if row.key.startswith(prefix)),
+                key=lambda row: row.created,
+                reverse=True,
+            )
+        pinned = self._pinned()
+        return [dataclasses.replace(row, pinned=row.key in pinned) for row in rows]
+
+    def _reconcile(self) -> None:
+        """Give the index a row for each blob, and no other: a process may die between the two."""
+        known = self._index.sizes()
+        there = self._blobs.sizes()
+        self._put_rows(digest for digest, size in there.items() if known.get(digest) != size)
+        if gone := known.keys() - there.keys():
+            self._index.remove(gone)
+
+    def _blob_rows(self) -> Iterator[IndexedEntry]:
+        return map(indexed_entry, self._blobs.headers())
+
+    def _put_rows(self, digests: Iterable[str]) -> set[str]:
+        """Give the index a row for each of these blobs; return which there are."""
+        headers = map(self._blobs.header, digests)
+        rows = [indexed_entry(header) for header in headers if header is not None]
+        if rows:
+            self._index.put(rows)
+        return {indexed.row.key for indexed in rows}
+
+    def _write_usage(self) -> None:
+        # Blobs whose row was lost with the process that put them, or with a damaged index.
+        if unknown := self._usage.write():
+            found = self._put_rows(unknown)
+            self._usage.drop(unknown - found)
+            self._usage.write()
+
     def _write_usage_if_due(self) -> None:
         if self._usage.is_due():
             self._with_index(self._write_usage)
@@ -386,16 +690,111 @@ class Cache(Contents):
             if gone := self._make_room(self.max_bytes, keep=frozenset(rows)):
                 self._count(reports.EVICTED, len(gone))
 
+    def _with_index(self, *actions: Callable[[], object]) -> None:
+        """Do without the index where it cannot be used; nothing that matters depends on it."""
+        if time.monotonic() < self._index_pause_ends:
+            return
+        try:
+            for action in actions:
+                action()
+        except IndexUnavailable as error:
+            self._index_pause_ends = time.monotonic() + _INDEX_PAUSE_SECONDS
+            LOGGER.info("the cache's index cannot be used: %s", error)
+
+    @contextlib.contextmanager
+    def _index_needed(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except IndexUnavailable as error:
+            raise CacheError(
+                f"cannot {doing} the cache: {error}",
+                hint="Make the directory writable for you and try again.",
+            ) from error
+
+    # Room and pins.
+
+    def _make_room(self, limit: int, keep: frozenset[str]) -> list[EntryRow]:
+        """Evict after a put that went over the limit; a few more than need be, and not too many."""
+        return self._evict(int(limit * _FILLED_AFTER_EVICTION), limit, keep)[0]
+
+    def _evict_to(self, target: int) -> list[EntryRow]:
+        gone: list[EntryRow] = []
+        while True:
+            more, left = self._evict(target, _ANY_SIZE, frozenset())
+            gone += more
+            if not more or left <= target:
+                return gone
+
+    def _evict(self, target: int, limit: int, keep: frozenset[str]) -> tuple[list[EntryRow], int]:
+        return self._index.evict(
+            target,
+            self._blobs.sizes,
+            self._blobs.remove,
+            at_most=_EVICTED_AT_ONCE,
+            limit_bytes=limit,
+            keep=keep | self._pinned(),
+        )
+
+    def _set_pinned(self, digest: str, pinned: bool) -> bool:
+        if not is_key(digest) or not self._blobs.exists(digest):
+            return False
+        try:
+            if pinned and self._pins.status(digest) is None:
+                os.close(self._pins.open(digest, os.O_WRONLY | os.O_CREAT, make=True))
+            elif not pinned:
+                self._pins.remove(digest)
+        except OSError as error:
+            raise self._error(
+                "pin an entry of" if pinned else "unpin an entry of", error
+            ) from error
+        return True
+
+    def _pinned(self) -> frozenset[str]:
+        return frozenset(self._pins.names(KEY_NAME))
+
+    # Checking.
+
+    def _check_blob(self, digest: str, heal: bool) -> Finding:
+        path = self._blobs.path(digest)
+        try:
+            self._blobs.check(digest, set_aside=heal)
+        except BlobDamaged as damage:
+            healed = heal and not path.exists()
+            if healed:
+                self._count(reports.CORRUPT)
+            return Finding("entry", digest, path, str(damage), healed)
+        except BlobRefused as refusal:
+            return Finding("entry", digest, path, str(refusal))
+        except OSError as error:
+            return Finding("entry", digest, path, error.strerror or str(error))
+        return Finding("entry", digest, path)
+
+    def _check_index(self, sound: set[str], there: set[str], heal: bool) -> Finding:
+        try:
+            # A damaged index has been made anew by then: it holds nothing that blobs do not.
+            if damage := self._index.check():
+                return Finding("index", "", self.index_path, damage, True)
+            right = sound <= self._index.sizes().keys() <= there
+            if heal:
+                self._reconcile()
+        except IndexUnavailable as error:
+            return Finding("index", "", self.index_path, str(error))
+        problem = "" if right else "its rows are not those of the entries"
+        return Finding("index", "", self.index_path, problem, bool(problem) and heal)
+
+    def _is_removed(self, name: str) -> bool:
+        with contextlib.suppress(OSError):
+            self._inside.remove(name)
+        return self._inside.status(name) is None
+
     # Trouble.
 
-    def _check_size(self, header: BlobHeader) -> None:
-        size = header.header_bytes + header.stored_bytes
-        if self.max_bytes is not None and size > self.max_bytes:
-            raise CacheError(
-                f"an entry of {size:,} bytes is larger than all of it may be "
-                f"({self.max_bytes:,} bytes)",
-                hint="Raise SNAPRT_CACHE_MAX_SIZE, such as to 20G; 0 is no limit.",
-            )
+    def _error(self, doing: str, error: OSError) -> CacheError:
+        return CacheError(
+            f"cannot {doing} the cache in {self.path}: {error.strerror or error} "
+            f"({error.filename})",
+            hint="Make the directory writable for you and try again.",
+        )
 
     def _failed(self, doing: str, error: OSError) -> None:
         self._count(reports.ERROR)
@@ -407,7 +806,20 @@ class Cache(Contents):
             "refused", f"The compile cache is not used: {error.message}.", error.hint
         )
 
+    # Forks.
+
+    def before_fork(self) -> None:
+        """Let no other thread be inside SQLite while the process forks."""
+        self._index.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on after a fork."""
+        self._index.after_fork_in_parent()
+
     def after_fork_in_child(self) -> None:
         """Take nothing over from the parent that belongs to it: connections, locks, counts."""
-        super().after_fork_in_child()
+        self._index.after_fork_in_child()
+        self._blobs.after_fork_in_child()
+        self._warnings.after_fork_in_child()
+        self._usage.after_fork_in_child()
         self._unwritten.clear()

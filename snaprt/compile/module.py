@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from snaprt_cache.miss.journal import record_miss
 
 from snaprt import jaxapi, metrics
 from snaprt.compile.key import module_key
@@ -221,7 +220,7 @@ def _load_or_compile(
         return load_entry(cache, key, entry, lambda content: jaxapi.load_module(content, devices))
 
     def compile_and_put() -> tuple[Any, bool]:
-        record_miss(cache, key, name)
+        cache.record_miss(key, name)
         summary = summarise(module)
         started = time.perf_counter()
         executable = compile_here()

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from snaprt_cache.errors import CacheError
 from snaprt_cache.key import Key
-from snaprt_cache.miss.journal import record_miss, script_name
+from snaprt_cache.miss.journal import script_name
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, metrics, settings
@@ -362,7 +362,7 @@ def _load_or_compile(
         )
 
     def compile_and_put() -> tuple[jax.stages.Compiled, bool]:
-        record_miss(cache, key, name)
+        cache.record_miss(key, name)
         started = time.perf_counter()
         compiled = _compile(lowered, overrides)
         seconds = time.perf_counter() - started

@@ -16,7 +16,7 @@ from snaprt.explain.operation_log import LOGGER, OperationLog
 from snaprt.explain.recompiles import history
 from snaprt.explain.saved_graphs import saved_graphs
 from snaprt.explain.step_metrics import step_metrics
-from snaprt.runtime.events import Watcher, attach, attached
+from snaprt.runtime.events import Watcher, attach
 
 
 class _Switch:
@@ -63,7 +63,7 @@ attach(history)  # always there, for it is told of compilations alone
 
 
 def watchers() -> tuple[Watcher, ...]:
-    """Return who is to be told: those that were attached, and those that the environment wants.
+    """Return the watchers that the environment asks for now.
 
     Raises:
         UsageError: A variable asks for what cannot be.
@@ -74,5 +74,4 @@ def watchers() -> tuple[Watcher, ...]:
         for switch in _SWITCHES:
             switch.look()
         _seen = now, tuple(one.watcher for one in _SWITCHES if one.watcher is not None)
-    found = (*attached(), *_seen[1]) if _seen[1] else attached()
-    return (*found, _operation_log) if LOGGER.isEnabledFor(logging.DEBUG) else found
+    return (*_seen[1], _operation_log) if LOGGER.isEnabledFor(logging.DEBUG) else _seen[1]

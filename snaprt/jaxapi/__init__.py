@@ -98,6 +98,7 @@ from snaprt.jaxapi.compiler.options import (
     dump_options_of_xla,
 )
 from snaprt.jaxapi.compiler.passes import registered_passes
+from snaprt.jaxapi.compiler.reference_interpreter import interpret
 from snaprt.jaxapi.compiler.reports import (
     executable_fingerprint,
     executable_memory,
@@ -140,6 +141,12 @@ from snaprt.jaxapi.jit.calls import (
     without_donation,
 )
 from snaprt.jaxapi.jit.entry import jit_again, jit_entries
+from snaprt.jaxapi.jit.interception import (
+    NOT_KNOWN,
+    intercept_indexing,
+    intercept_jit,
+    parse_call,
+)
 from snaprt.jaxapi.jit.kinds import kind_of_flat_call, kind_of_jit_call
 from snaprt.jaxapi.jit.modules import (
     JitModule,
@@ -156,24 +163,6 @@ from snaprt.jaxapi.jit.watch import (
 )
 from snaprt.jaxapi.meshes import concrete_mesh, trace_context, under_mesh
 from snaprt.jaxapi.settings import configuration, default_device, x64, x64_enabled
-from snaprt.jaxapi.shardings import (
-    NamedShardings,
-    Partitioning,
-    devices_of_sharding,
-    has_devices_for,
-    hlo_sharding_text,
-    is_plain_sharding,
-    named_shardings,
-    partition,
-    partitioning_of_options,
-    partitions_of,
-    parts_of_array,
-    places_of_sharding,
-    sharding_of_type,
-    shardings_of_module,
-    single_device_sharding,
-    type_with_sharding,
-)
 from snaprt.jaxapi.tracing.abstract_values import (
     ShapedArray,
     dtype_of_name,
@@ -216,12 +205,6 @@ from snaprt.jaxapi.tracing.functions import (
     public_functions,
     random_function_names,
 )
-from snaprt.jaxapi.tracing.interception import (
-    NOT_KNOWN,
-    intercept_indexing,
-    intercept_jit,
-    parse_call,
-)
 from snaprt.jaxapi.tracing.operations import (
     ClosedJaxpr,
     Jaxpr,
@@ -237,7 +220,24 @@ from snaprt.jaxapi.tracing.operations import (
     operation_context,
     primitive_named,
 )
-from snaprt.jaxapi.tracing.reference_interpreter import interpret
+from snaprt.jaxapi.tracing.shardings import (
+    NamedShardings,
+    Partitioning,
+    devices_of_sharding,
+    has_devices_for,
+    hlo_sharding_text,
+    is_plain_sharding,
+    named_shardings,
+    partition,
+    partitioning_of_options,
+    partitions_of,
+    parts_of_array,
+    places_of_sharding,
+    sharding_of_type,
+    shardings_of_module,
+    single_device_sharding,
+    type_with_sharding,
+)
 from snaprt.jaxapi.tracing.teaching import (
     teach_compiled,
     teach_device_get,

@@ -5,11 +5,12 @@ Nothing is made for watchers while there are none: a cut asks once.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 
@@ -150,9 +151,26 @@ def detach(watcher: Watcher) -> None:
         _of_compilations = tuple(one for one in _of_compilations if one is not watcher)
 
 
-def attached() -> tuple[Watcher, ...]:
-    """Return who is to be told of cuts."""
-    return _attached
+#: What names more watchers at each cut, as "module:function". A name, for what looks on imports
+#: what it looks at, and not the reverse.
+_SOURCE: Final = "snaprt.explain.switches:watchers"
+
+_source: Callable[[], tuple[Watcher, ...]] | None = None
+
+
+def watchers() -> tuple[Watcher, ...]:
+    """Return who is to be told of a cut: those attached, and those that the environment asks for.
+
+    Raises:
+        UsageError: A variable asks for what cannot be.
+    """
+    global _source
+    if _source is None:
+        module, _, function = _SOURCE.partition(":")
+        _source = getattr(importlib.import_module(module), function)
+        assert _source is not None
+    asked_for = _source()
+    return (*_attached, *asked_for) if asked_for else _attached
 
 
 class Watch:

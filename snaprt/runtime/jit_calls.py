@@ -14,7 +14,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import jax
@@ -22,16 +21,12 @@ import jax
 from snaprt import jaxapi
 from snaprt.compile.nan_flag import FLAG_NAME, flag_of
 from snaprt.errors import SnapshotError
+from snaprt.runtime import hidden_frames as hidden_frames
 from snaprt.runtime import repro
 from snaprt.runtime.jit_executable import MAX_KINDS, JitExecutable, executable_ahead, executable_of
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.plan import current_plan
 from snaprt.snapshot.recorder.record import Recorder, process_recorder
-
-# What JAX shows as the user's lines is none of ours.
-for _part in ("jit", "snapshot", "jaxapi"):
-    jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
-    jaxapi.hide_traceback_below(Path(__file__).parent.parent / _part)
 
 #: How many functions are remembered; a program with more pays for a closer look at each call.
 MAX_FUNCTIONS = 512

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from snaprt import jaxapi
+from snaprt.errors import UsageError
 from snaprt.runtime.step import left_with, run_effects, thread_trace
 from snaprt.trace.lazy_trace import LazyTrace
 from snaprt.trace.modes import choose_eager, current_modes
@@ -23,14 +24,21 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
     arrays compute themselves when they are used. Scopes nest, and each thread has its own.
 
     Args:
+        words: Nothing is taken without a name.
         fullgraph: Whether nothing but `mark_step` may cut a graph inside. What would (a read of a
             value that is not there yet, an operation that no graph can hold) raises before it runs.
 
     Raises:
         GraphBreakError: With ``fullgraph``, at the first cut: the line, and what to write instead.
+        UsageError: It is given a function: ``@snaprt.lazy`` for ``@snaprt.lazy()``.
     """
 
-    def __init__(self, *, fullgraph: bool = False) -> None:
+    def __init__(self, *words: object, fullgraph: bool = False) -> None:
+        if words:
+            raise UsageError(
+                "snaprt.lazy takes no function and no other arguments without a name",
+                hint="write @snaprt.lazy() above a function, or with snaprt.lazy(): ...",
+            )
         self._fullgraph = fullgraph
         self._outer: list[tuple[Any, bool]] = []
 

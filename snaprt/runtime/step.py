@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,11 +25,11 @@ from snaprt.compile.refused import refused
 from snaprt.compile.run import run
 from snaprt.compile.unfinished import unfinished_graph
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
-from snaprt.explain.switches import watchers
 from snaprt.graph.program import Program
+from snaprt.runtime import hidden_frames as hidden_frames
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
-from snaprt.runtime.events import Watch, Watcher, begin_watch, cut_here
+from snaprt.runtime.events import Watch, Watcher, begin_watch, cut_here, watchers
 from snaprt.runtime.graph_breaks import graph_break
 from snaprt.runtime.slow_compiles import told_when_slow
 from snaprt.snapshot.format.trace_errors import describe_trace_error
@@ -49,11 +48,6 @@ from snaprt.trace.lazy_trace import LazyTrace
 from snaprt.trace.modes import NONE, current_modes
 from snaprt.trace.recording import DataHandle, carry_over, is_mostly_dead
 from snaprt.trace.trie import Point
-
-# What a recorded operation shows as its source is the user's line, not ours.
-for _part in ("lazy", "execute", "explain", "snapshot", "jaxapi"):
-    jaxapi.hide_frames_below(Path(__file__).parent.parent / _part)
-    jaxapi.hide_traceback_below(Path(__file__).parent.parent / _part)
 
 #: A thread's paths are forgotten once they have so many points; its programs stay loaded.
 MAX_POINTS = 200_000

@@ -163,8 +163,8 @@ class Point:
         nbytes: How many bytes the results of these operations have.
         symbol: Stands for the operation with the shapes of its results.
         stop: Why a recording that goes on from here is to be cut first; mostly ``None``.
-        alone: The calls, by the keys of `snaprt.trace.fast_path`, that cut a recording and begin a new
-            one; mostly ``None``.
+        alone: The calls, by the keys of `snaprt.trace.fast_path`, that cut a recording and begin a
+            new one; mostly ``None``.
         latest: The point that a recording went on to last time.
         after: The points that recordings have gone on to.
         after_inputs: Those that they have gone on to by many inputs at once, and the bytes.

@@ -21,7 +21,6 @@ from snaprt_cache.blobs import check_content
 from snaprt_cache.bundle import bundled_blobs, read_bundle, write_bundle
 from snaprt_cache.frame import BlobDamaged
 from snaprt_cache.lock.flight import Flight
-from snaprt_cache.miss.journal import misses, record_miss
 from snaprt_cache.signing import Signing
 
 SECRET = bytes(range(32))
@@ -33,7 +32,7 @@ _USE = """
 import os, sys
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digest
 from snaprt_cache.lock.flight import Flight
-from snaprt_cache.miss.journal import misses, record_miss
+
 shared = sys.argv[2] == "shared"
 options = {"signing_key": bytes(range(32)), "shared": True} if shared else {}
 cache = Cache.open(sys.argv[1], **options)
@@ -43,8 +42,8 @@ with Flight(cache.folder, access=cache.access).lead(key.digest, lambda: False):
 assert entry is None or entry.payload == b"an executable " * 100
 cache.put(key, b"an executable " * 100, {"name": "step", "compile_seconds": 1.0})
 cache.put(Key((KeyPart("module", "other"),)), b"other", {})
-record_miss(cache, key, "step")
-misses(cache)
+cache.record_miss(key, "step")
+cache.misses()
 file_digest(sys.executable, cache.folder)
 for action in (
     lambda: cache.pin(key.digest),
@@ -73,7 +72,7 @@ def _use(path: Path, how: str = "private") -> None:
 def _filled(path: Path, **options: Any) -> Cache:
     cache = Cache.open(path, **options)
     assert cache.put(KEY, PAYLOAD, METADATA)
-    record_miss(cache, KEY, "step")
+    cache.record_miss(KEY, "step")
     cache.pin(KEY.digest)
     cache.close()
     return cache
@@ -438,5 +437,5 @@ def test_a_record_of_misses_of_any_size_is_read_in_little_memory(tmp_path: Path)
         file.seek(0, os.SEEK_END)
         file.write(b"\n" + line)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert [miss.name for miss in misses(cache)][-1] == "step"
+    assert [miss.name for miss in cache.misses()][-1] == "step"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024

@@ -13,7 +13,6 @@ import pytest
 import zstandard
 from click.testing import CliRunner, Result
 from snaprt_cache import Cache, CacheError, Key, KeyPart
-from snaprt_cache.miss.journal import misses, record_miss
 
 from snaprt.cli.cache.group import command
 
@@ -71,7 +70,7 @@ def _json(cache: Path, *words: str) -> dict:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    recorded = misses(Cache.open(folder / "cache"))
+    recorded = Cache.open(folder / "cache").misses()
     programs = [miss for miss in recorded if miss.name == "train.py: lazy_graph"]
     assert len(programs) == len(VARIANTS)
     return {name: miss.key.digest for name, miss in zip(VARIANTS, programs, strict=True)}
@@ -132,7 +131,7 @@ def test_stats_tell_why_each_program_missed(folder: Path) -> None:
     reasons = json.loads(result.stdout)["reasons"]
     assert reasons["other flags"] == 1
     assert reasons["changed code"] == 1
-    assert sum(reasons.values()) == len(misses(Cache.open(folder / "cache")))
+    assert sum(reasons.values()) == len(Cache.open(folder / "cache").misses())
 
 
 def test_a_summary_is_not_shown_as_it_stands(folder: Path) -> None:
@@ -152,14 +151,14 @@ def test_a_miss_of_a_damaged_entry_and_of_a_removed_one_are_told_apart(tmp_path:
     path = cache.blob_path(_key("damaged").digest)
     path.write_bytes(path.read_bytes()[:-1])
     assert cache.get(_key("damaged")) is None
-    record_miss(cache, _key("damaged"), "damaged")
+    cache.record_miss(_key("damaged"), "damaged")
     cache.close()
     assert _json(tmp_path, "--last")["reason"] == "damaged, set aside"
     record = cache.folder / "misses.jsonl"
-    record_miss(cache, _key("removed"), "removed")
+    cache.record_miss(_key("removed"), "removed")
     lines = [{**json.loads(line), "time": 1.0} for line in record.read_text().splitlines()]
     record.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    record_miss(cache, _key("removed"), "removed")
+    cache.record_miss(_key("removed"), "removed")
     assert _json(tmp_path, "--last")["reason"] == "was there, removed since"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from snaprt_cache import Cache, Key, KeyPart
 from snaprt_cache.miss.difference import explain, nearest, reason
-from snaprt_cache.miss.journal import KEPT_MISSES, forget_misses, misses, record_miss
+from snaprt_cache.miss.journal import KEPT_MISSES
 
 
 def _key(**parts: str) -> Key:
@@ -80,17 +80,17 @@ def test_another_compiler_is_the_reason_before_another_module_and_that_before_fl
 
 def test_misses_are_recorded_with_their_key_and_read_back_in_order(tmp_path: Path) -> None:
     cache = Cache.open(tmp_path)
-    record_miss(cache, _key(module="none yet"), "no folder, no record")
+    cache.record_miss(_key(module="none yet"), "no folder, no record")
     assert not cache.folder.exists()
     cache.put(_key(module="a"), b"payload", {})
     for name in ("b", "c"):
-        record_miss(cache, _key(module=name), name)
-    assert [(miss.name, miss.key) for miss in misses(cache)] == [
+        cache.record_miss(_key(module=name), name)
+    assert [(miss.name, miss.key) for miss in cache.misses()] == [
         ("b", _key(module="b")),
         ("c", _key(module="c")),
     ]
-    forget_misses(cache)
-    assert misses(cache) == []
+    cache.clear()
+    assert cache.misses() == []
 
 
 def test_the_record_of_misses_stays_small_and_keeps_the_last(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_the_record_of_misses_stays_small_and_keeps_the_last(tmp_path: Path) -> 
     cache.put(_key(module="a"), b"payload", {})
     long = "x" * 9000
     for number in range(400):
-        record_miss(cache, _key(module=str(number), flags=long), "step")
-    kept = misses(cache)
+        cache.record_miss(_key(module=str(number), flags=long), "step")
+    kept = cache.misses()
     assert len(kept) <= KEPT_MISSES
     assert kept[-1].key == _key(module="399", flags=long)
     assert (cache.folder / "misses.jsonl").stat().st_size < 2 << 20
@@ -109,16 +109,16 @@ def test_the_record_of_misses_stays_small_and_keeps_the_last(tmp_path: Path) -> 
 def test_lines_that_are_damaged_or_foreign_are_left_out(tmp_path: Path) -> None:
     cache = Cache.open(tmp_path)
     cache.put(_key(module="a"), b"payload", {})
-    record_miss(cache, _key(module="b"), "b")
+    cache.record_miss(_key(module="b"), "b")
     path = cache.folder / "misses.jsonl"
     path.write_bytes(
         b'\xff\x00{"version": 2}\n[1]\n{"version": 1}\n' + path.read_bytes() + b'{"ver'
     )
-    assert [miss.name for miss in misses(cache)] == ["b"]
+    assert [miss.name for miss in cache.misses()] == ["b"]
 
 
 def test_a_cache_that_may_not_be_written_gets_no_record(tmp_path: Path) -> None:
     Cache.open(tmp_path).put(_key(module="a"), b"payload", {})
     cache = Cache.open(tmp_path, mode="read-only")
-    record_miss(cache, _key(module="b"), "b")
-    assert misses(cache) == []
+    cache.record_miss(_key(module="b"), "b")
+    assert cache.misses() == []

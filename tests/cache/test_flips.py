@@ -11,7 +11,6 @@ from pathlib import Path
 import blake3
 import pytest
 from snaprt_cache import Cache, Key, KeyPart, file_digest, file_digests
-from snaprt_cache.miss.journal import misses, record_miss
 
 PAYLOAD = b"an executable " * 50 + random.Random(5).randbytes(1200)
 METADATA = {"name": "step", "kind": "compiled", "compile_seconds": 1.0}
@@ -156,12 +155,12 @@ def _run(folder: Path, library: Path) -> int:
     for number in range(6):
         entry = cache.get(_key(number))
         if entry is None:
-            record_miss(cache, _key(number), "step")
+            cache.record_miss(_key(number), "step")
             assert cache.put(_key(number), PAYLOAD, METADATA)
         else:
             assert entry.payload == PAYLOAD
             hits += 1
-    misses(cache)
+    cache.misses()
     assert {row.key for row in cache.entries()} == {_key(number).digest for number in range(6)}
     cache.close()
     return hits

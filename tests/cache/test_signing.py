@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digests, read_key_file
 from snaprt_cache.lock.flight import Flight
-from snaprt_cache.miss.journal import record_miss
 
 from snaprt.compile.store import persistent_cache
 
@@ -57,7 +56,7 @@ def test_what_is_made_in_a_shared_directory_is_for_all_its_users(folder: Path) -
     try:
         cache = _shared(folder)
         cache.put(KEY, b"payload", {})
-        record_miss(cache, KEY, "step")
+        cache.record_miss(KEY, "step")
         with Flight(cache.folder, access=cache.access).lead(KEY.digest, lambda: False):
             [lock] = (cache.folder / "flight").iterdir()
             assert stat.S_IMODE(lock.stat().st_mode) & 0o060 == 0o060

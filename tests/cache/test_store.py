@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import sqlite_utils
 from snaprt_cache import Cache, CacheError, Key, KeyPart, default_path
-from snaprt_cache.miss.journal import misses, record_miss
 
 METADATA = {
     "name": "train_step",
@@ -287,8 +286,8 @@ def test_an_entry_that_this_process_cannot_use_is_a_miss_and_stays(cache: Cache)
     assert other.get(_key("a"), obstacle=obstacle) is None
     assert events == ["PersistentCacheMiss"]
     assert not other.offers(_key("a").digest)  # nobody need wait for it
-    record_miss(other, _key("a"), "train_step")
-    assert misses(other)[-1].obstacle == "train_step needs what is not here"
+    other.record_miss(_key("a"), "train_step")
+    assert other.misses()[-1].obstacle == "train_step needs what is not here"
     assert other.get(_key("a"), obstacle=lambda _: "") is not None
     assert other.offers(_key("a").digest)
 

@@ -12,7 +12,8 @@ from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Signature
 from snaprt_replay.load.inputs import random_inputs, read_inputs
 from snaprt_replay.load.load import load
-from snaprt_replay.run import isolate, player
+from snaprt_replay.process import parsing
+from snaprt_replay.run import player
 
 from snaprt.errors import SnapshotError, UsageError
 
@@ -212,7 +213,7 @@ def test_flipped_bits_in_a_bytecode_neither_end_this_process_nor_raise_foreign_e
 def test_a_bytecode_that_hangs_its_reader_is_an_error(
     monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Path]
 ) -> None:
-    monkeypatch.setattr(isolate, "_PARSE_SECONDS", 0.01)
+    monkeypatch.setattr(parsing, "_PARSE_SECONDS", 0.01)
     with pytest.raises(SnapshotError, match=r"could not be read in 0\.01 seconds"):
         load(modules[sniff.MLIR_BYTECODE])
 

@@ -568,7 +568,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @functools.cache
 def _schema_statements() -> tuple[str, ...]:
-    text = resources.files("snaprt_cache").joinpath("schema.sql").read_text(encoding="utf-8")
+    text = resources.files("snaprt_cache.index").joinpath("schema.sql").read_text(encoding="utf-8")
     statements, pending = [], ""
     for line in text.splitlines(keepends=True):
         pending += line

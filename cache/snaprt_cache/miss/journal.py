@@ -12,14 +12,11 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from snaprt_cache.errors import CacheError
 from snaprt_cache.folder import Folder
 from snaprt_cache.key import Key, KeyPart
-
-if TYPE_CHECKING:
-    from snaprt_cache.store import Cache
 
 FILE_NAME: Final = "misses.jsonl"
 #: How many misses are told of; a few more may be in the file.
@@ -54,16 +51,16 @@ class Miss:
     obstacle: str = ""
 
 
-def record_miss(cache: Cache, key: Key, name: str) -> None:
-    """Append a miss to the file in a cache's folder, if it can be written and the mode writes.
+def append_miss(folder: Folder, key: Key, name: str, mode: str, obstacle: str) -> None:
+    """Append a miss to the file in a cache's folder, if it can be written.
 
     Args:
-        cache: The cache; its folder is not made if it is not there yet.
+        folder: The cache's; it is not made if it is not there yet.
         key: What was asked for.
         name: The program, as its maker calls it.
+        mode: See `Miss`, as the next one.
+        obstacle: Why the entry that was there could not be used.
     """
-    if not cache.mode.writes:
-        return
     line = json.dumps(
         {
             "version": _VERSION,
@@ -71,8 +68,8 @@ def record_miss(cache: Cache, key: Key, name: str) -> None:
             "process": os.getpid(),
             "name": name,
             "script": script_name(),
-            "mode": cache.mode.name,
-            "obstacle": cache.obstacles.get(key.digest, ""),
+            "mode": mode,
+            "obstacle": obstacle,
             "parts": [[part.name, part.value] for part in key.parts],
         },
         separators=(",", ":"),
@@ -81,7 +78,7 @@ def record_miss(cache: Cache, key: Key, name: str) -> None:
     if len(content) > _LARGEST_LINE_BYTES:
         return
     with contextlib.suppress(OSError, CacheError):
-        descriptor = cache.inside.open(FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        descriptor = folder.open(FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(descriptor, content)
             size = os.fstat(descriptor).st_size
@@ -89,7 +86,7 @@ def record_miss(cache: Cache, key: Key, name: str) -> None:
             os.close(descriptor)
         if size > _LARGEST_BYTES:
             # One that is appended at this very moment may be lost.
-            cache.inside.replace(FILE_NAME, *_lines(cache.inside)[-KEPT_MISSES:])
+            folder.replace(FILE_NAME, *_lines(folder)[-KEPT_MISSES:])
 
 
 def script_name() -> str:
@@ -97,16 +94,16 @@ def script_name() -> str:
     return os.path.basename(sys.argv[0]) if sys.argv else ""
 
 
-def misses(cache: Cache) -> list[Miss]:
-    """Return the last misses of a cache, oldest first; lines that cannot be read are left out."""
-    read = (_parse(line) for line in _lines(cache.inside)[-KEPT_MISSES:])
+def read_misses(folder: Folder) -> list[Miss]:
+    """Return the last misses, oldest first; lines that cannot be read are left out."""
+    read = (_parse(line) for line in _lines(folder)[-KEPT_MISSES:])
     return [miss for miss in read if miss is not None]
 
 
-def forget_misses(cache: Cache) -> None:
+def forget_misses(folder: Folder) -> None:
     """Remove the file."""
     with contextlib.suppress(OSError):
-        cache.inside.remove(FILE_NAME)
+        folder.remove(FILE_NAME)
 
 
 def _lines(folder: Folder) -> list[bytes]:

@@ -13,7 +13,6 @@ from snaprt.errors import SnaprtError
 from snaprt_replay.compare.results import Comparison
 from snaprt_replay.compare.verdict import SideJudgement
 from snaprt_replay.load.case import Case
-from snaprt_replay.load.trace_errors import TraceErrorReplay
 from snaprt_replay.localize.findings import Localisation
 from snaprt_replay.localize.pipeline import read_program
 from snaprt_replay.report import surroundings
@@ -32,6 +31,7 @@ from snaprt_replay.report.model import (
 from snaprt_replay.report.saved import headline_of
 from snaprt_replay.report.shown import shell_word
 from snaprt_replay.run.rerun import Replay
+from snaprt_replay.run.trace_errors import TraceErrorReplay
 from snaprt_replay.run.trial import Trial
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Outcome

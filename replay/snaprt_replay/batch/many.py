@@ -19,11 +19,11 @@ from snaprt_replay.compare.results import Comparison
 from snaprt_replay.compare.tolerance import ToleranceRequest
 from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.load import load
-from snaprt_replay.load.trace_errors import replay_trace_error
 from snaprt_replay.report.model import Report
 from snaprt_replay.run import devices, player
 from snaprt_replay.run.player import PlayResult
 from snaprt_replay.run.rerun import Replay, replay_case
+from snaprt_replay.run.trace_errors import replay_trace_error
 from snaprt_replay.run.variants.variants import Variant, with_options
 from snaprt_replay.run.work import STABLEHLO
 from snaprt_replay.run.workers import Outcome, Workers

@@ -20,7 +20,7 @@ from snaprt_replay.export.arrays import write_members
 from snaprt_replay.load.case import Case, NamedArray
 
 SCRIPT, MODULE, ARRAYS = "run.py", "module.mlirbc", "arrays.npz"
-_TEMPLATE = "export_script.txt"
+_TEMPLATE = "script.txt"
 
 
 def write_script(case: Case, folder: Path) -> None:
@@ -33,7 +33,7 @@ def write_script(case: Case, folder: Path) -> None:
     module = jaxapi.parse_module(case.stablehlo)
     (folder / MODULE).write_bytes(jaxapi.portable_artifact(module))
     _, results = jaxapi.module_signature(module)
-    template = importlib.resources.files("snaprt_replay").joinpath(_TEMPLATE).read_text()
+    template = importlib.resources.files("snaprt_replay.export").joinpath(_TEMPLATE).read_text()
     filled = {
         "NAME": pprint.pformat(case.name),
         "VERSIONS": pprint.pformat(

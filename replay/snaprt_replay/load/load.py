@@ -23,7 +23,7 @@ from snaprt_replay.load import shared, siblings, sniff, xla_files
 from snaprt_replay.load.case import Case, NamedArray, Signature, name_arrays
 from snaprt_replay.load.newer_modules import readable_module
 from snaprt_replay.load.shards import ShardedArray, sharded
-from snaprt_replay.run import isolate
+from snaprt_replay.process.parsing import check_parses
 
 
 def load(
@@ -290,7 +290,7 @@ def _load_module_file(path: Path, form: str) -> Case:
 
 
 def _load_bytecode(path: Path) -> Case:
-    isolate.check_parses(path)
+    check_parses(path)
     return _load_module_file(path, sniff.MLIR_BYTECODE)
 
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.format.read import SnapshotFile
-from snaprt_replay.run import isolate
+from snaprt_replay.process.parsing import can_parse
 
 
 def readable_module(file: SnapshotFile) -> tuple[bytes, tuple[str, ...]]:
@@ -26,7 +26,7 @@ def readable_module(file: SnapshotFile) -> tuple[bytes, tuple[str, ...]]:
     """
     module, writer = file.module, file.manifest.execution.versions.get("jaxlib", "")
     here = metadata.version("jaxlib")
-    if _numbers(writer) <= _numbers(here) or isolate.can_parse(module.stablehlo):
+    if _numbers(writer) <= _numbers(here) or can_parse(module.stablehlo):
         return module.stablehlo, ()
     try:
         stablehlo = jaxapi.hlo_to_stablehlo(module.hlo)

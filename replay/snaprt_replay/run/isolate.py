@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,17 +21,16 @@ import ml_dtypes
 import numpy as np
 
 from snaprt import errors, jaxapi
-from snaprt.errors import ExecutionError, SnaprtError, SnapshotError
+from snaprt.errors import ExecutionError, SnaprtError
 from snaprt_replay import floatbits
 from snaprt_replay.compare.results import comparison_from_json, to_json
 from snaprt_replay.load.case import Case, NamedArray, Signature
 from snaprt_replay.load.shards import ShardedArray
+from snaprt_replay.process.child import run_child
 from snaprt_replay.run import player
 from snaprt_replay.run.player import PlayResult
 
 _JOB, _MODULE, _RESULT = "job.json", "module", "result.json"
-# A sound module of any size is read in seconds; damaged bytecode can send MLIR round in circles.
-_PARSE_SECONDS = 60
 # The line that says why a process ended itself: Abseil's fatal log, LLVM's, the C++ library's.
 _LOUD = re.compile(r"Check failed|^F\d{4} |LLVM ERROR|terminate called")
 _LOG_PREFIX = re.compile(r"^[A-Z]\d{4} [\d:.]+\s+\d+ ")
@@ -64,37 +62,12 @@ def play(
         folder = Path(name)
         _write_job(folder, case, device, repeat)
         try:
-            child = _run_child("play", folder, timeout, _environment(host_devices))
+            child = run_child("play", folder, timeout, _environment(host_devices))
         except subprocess.TimeoutExpired as error:
             raise ExecutionError(f"{case.path}: no result within {timeout:g} s") from error
         if child.returncode or not (folder / _RESULT).exists():
             raise _how_it_ended(case, child.returncode, child.stderr.decode(errors="replace"))
         return _read_result(folder)
-
-
-def check_parses(path: Path) -> None:
-    """Raise SnapshotError if reading the module in a file ends the process that does it, or hangs.
-
-    MLIR answers some damaged bytecode so; what it answers with an error is not looked at here.
-    """
-    hint = "get the file again from where it was made"
-    try:
-        child = _run_child("parse", path, _PARSE_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise SnapshotError(
-            f"{path} seems damaged: it could not be read in {_PARSE_SECONDS} seconds", hint=hint
-        ) from error
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
-        raise SnapshotError(f"{path} is damaged: reading it ended the process ({name})", hint=hint)
-
-
-def can_parse(module: bytes) -> bool:
-    """Return whether a module can be read here; MLIR prints why not, which nobody is to see."""
-    with tempfile.NamedTemporaryFile(prefix="snaprt-replay-") as file:
-        file.write(module)
-        file.flush()
-        return _run_child("parse", Path(file.name)).returncode == 0
 
 
 def _environment(host_devices: int | None) -> Mapping[str, str]:
@@ -108,33 +81,9 @@ def _environment(host_devices: int | None) -> Mapping[str, str]:
     }
 
 
-def _run_child(
-    task: str,
-    path: Path,
-    seconds: float | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "snaprt_replay.run.child", task, str(path)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={
-            **os.environ,
-            **(environment or {}),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        },
-        check=False,
-        timeout=seconds,
-    )
-
-
-def serve_parse(path: Path) -> None:
-    """Read the module in a file; this is the child's part of `check_parses`."""
-    jaxapi.parse_module(path.read_bytes())
-
-
-def serve_play(folder: Path) -> None:
-    """Play the job in ``folder`` and write the result there; this is the child's part of `play`."""
+def serve(name: str) -> None:
+    """Play the job in the folder ``name`` and write its result: the child's part of `play`."""
+    folder = Path(name)
     case, device, repeat = _read_job(folder)
     try:
         result = player.play(case, device, repeat)

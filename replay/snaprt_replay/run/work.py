@@ -19,7 +19,8 @@ from snaprt.compile.module import LoadedModule, compile_module
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.load.case import Signature
-from snaprt_replay.run import devices, framing, player
+from snaprt_replay.process import framing
+from snaprt_replay.run import devices, player
 from snaprt_replay.run.variants import emulate, interpret, precision, random_rounding
 from snaprt_replay.run.variants.op_by_op import OpByOp
 from snaprt_replay.run.variants.variants import Variant
@@ -103,12 +104,12 @@ def _receive_job(connection: socket.socket) -> Job:
     )
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: str) -> None:
     """Answer jobs until the other end of the socket is gone.
 
     An answer is two messages, ``prepared`` and ``done``, or ``failed`` at any time.
     """
-    with socket.socket(fileno=descriptor) as connection:
+    with socket.socket(fileno=int(descriptor)) as connection:
         framing.send(connection, {"event": "ready"})
         while True:
             try:

@@ -27,7 +27,7 @@ import snaprt_cache
 
 import snaprt
 import snaprt_replay
-from snaprt_replay.run import framing
+from snaprt_replay.process import elsewhere, framing
 from snaprt_replay.run.variants.variants import Variant
 from snaprt_replay.run.work import HLO, Job, send_job
 
@@ -197,11 +197,11 @@ def _command(python: str | None, *task: str) -> tuple[list[str], dict[str, str]]
     """Return how to start a task of `child` in an environment, and with which variables."""
     if python is None:
         paths = os.pathsep.join(filter(None, sys.path))
-        command = [sys.executable, "-m", "snaprt_replay.run.child", *task]
+        command = [sys.executable, "-m", "snaprt_replay.process.child", *task]
         return command, {**os.environ, "PYTHONPATH": paths}
     folders = {package.__name__: str(Path(package.__path__[0]).parent) for package in _PACKAGES}
     variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    script = str(Path(__file__).with_name("elsewhere.py"))
+    script = elsewhere.__file__
     return [python, script, json.dumps(folders), *task], variables
 
 

@@ -20,7 +20,7 @@ from snaprt_cache.miss.difference import (
     nearest,
     reason,
 )
-from snaprt_cache.miss.journal import Miss, misses
+from snaprt_cache.miss.journal import Miss
 
 from snaprt.compile.operations import Profile, likeness, profile, summary_text
 
@@ -72,7 +72,7 @@ class Neighbours:
         self.rows: Final[Mapping[str, EntryRow]] = rows
         self._keys: Final = cache.keys(rows)
         self._damaged: Final = _set_aside(cache)
-        self.misses: Final[Sequence[Miss]] = misses(cache)
+        self.misses: Final[Sequence[Miss]] = cache.misses()
         self._by_module: Final[dict[str, list[EntryRow]]] = {}
         self._by_name: Final[dict[str, list[EntryRow]]] = {}
         for row in rows.values():

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-from snaprt_cache.miss.journal import forget_misses
 
 from snaprt.cli import output, progress
 from snaprt.cli.cache.words import (
@@ -196,7 +195,6 @@ def clear(folder: Path | None, yes: bool, as_json: bool) -> None:
             f"Remove {counted(count, 'entry', 'entries')} from {cache.path}?", abort=True, err=True
         )
     removed = cache.clear()
-    forget_misses(cache)
     if as_json:
         content = {"path": cache.path, "removed": removed}
         output.emit_json("snaprt.cache.clear", SCHEMA_VERSION, content)

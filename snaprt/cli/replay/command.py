@@ -15,9 +15,9 @@ import numpy as np
 from snaprt_replay.batch.many import ReplayRequest
 from snaprt_replay.compare.tolerance import ToleranceRequest
 from snaprt_replay.load.case import CompilerOption
-from snaprt_replay.load.trace_errors import replay_trace_error
 from snaprt_replay.run import devices
 from snaprt_replay.run.rerun import Replay, replay
+from snaprt_replay.run.trace_errors import replay_trace_error
 from snaprt_replay.run.variants import variants
 from snaprt_replay.run.variants.variants import option_value, parse_variant, with_options
 

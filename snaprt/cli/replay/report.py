@@ -138,8 +138,8 @@ class _Finding:
 def _find(path: Path, finding: _Finding) -> Report:
     # Here, because a saved result is shown without JAX.
     from snaprt_replay.batch import gather
-    from snaprt_replay.load.trace_errors import replay_trace_error
     from snaprt_replay.run.rerun import replay
+    from snaprt_replay.run.trace_errors import replay_trace_error
 
     from snaprt.snapshot.recorder import flags
 

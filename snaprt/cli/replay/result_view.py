@@ -12,8 +12,8 @@ from rich.text import Text
 from snaprt_replay.compare.array_statistics import describe
 from snaprt_replay.compare.results import MISMATCH, Comparison, worst_verdict
 from snaprt_replay.compare.results import to_json as comparison_json
-from snaprt_replay.load.trace_errors import TraceErrorReplay
 from snaprt_replay.run.rerun import Replay
+from snaprt_replay.run.trace_errors import TraceErrorReplay
 
 from snaprt.cli import output, tables
 from snaprt.errors import SnaprtError

@@ -21,7 +21,7 @@ def hider() -> Callable[[], None]:
     To be called itself while ``__main__`` is still the command line's.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
-    hidden = [Path(__file__).parent, Path(after_import.__file__), Path(click.__file__).parent]
+    hidden = [Path(__file__).parents[1], Path(after_import.__file__), Path(click.__file__).parent]
     hidden += [Path("<frozen runpy>")]
     hidden += [Path(script)] if script else []
 

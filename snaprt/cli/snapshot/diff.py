@@ -1,6 +1,6 @@
 """``snaprt diff``: say in what two recorded executions differ.
 
-It knows options and how differences are shown; finding them is `snaprt_replay.compare.differences`'.
+It knows options and how differences are shown; `snaprt_replay.compare.differences` finds them.
 """
 
 from __future__ import annotations

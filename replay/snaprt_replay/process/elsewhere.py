@@ -34,4 +34,4 @@ if __name__ == "__main__":
     del sys.path[0]
     sys.meta_path.insert(0, _OurPackages(json.loads(sys.argv[1])))
     sys.argv[1:] = sys.argv[2:]
-    runpy.run_module("snaprt_replay.run.child", run_name="__main__")
+    runpy.run_module("snaprt_replay.process.child", run_name="__main__")
