@@ -7,12 +7,12 @@ for. ``snaprt help environment`` prints the table; ``docs/environment.md`` expla
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from snaprt import units
 from snaprt.errors import UsageError
 
 
@@ -76,24 +76,8 @@ def _seconds(text: str) -> float:
     return value
 
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-
-
-def parse_size(text: str) -> int:
-    """Return a number of bytes: ``500M`` is 500 * 1024 * 1024; ``K``, ``G`` and ``T`` likewise.
-
-    Raises:
-        ValueError: It is no size.
-    """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(text)
-    return int(float(found[1]) * (1 << _UNITS[found[2].upper()]))
-
-
 def _limit(text: str) -> int | None:
-    return parse_size(text) or None
+    return units.parse_size(text) or None
 
 
 def _number(text: str) -> int | None:
@@ -207,7 +191,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "SNAPRT_AUTO_STEP_BYTES",
-        parse_size,
+        units.parse_size,
         allowed="bytes, such as 500M or 10G",
         default=1 << 30,
         default_text="1G",
@@ -362,7 +346,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "SNAPRT_RECORD_KEEP_BYTES",
-        parse_size,
+        units.parse_size,
         allowed="bytes, such as 500M or 10G",
         default=1 << 30,
         default_text="1G",
@@ -402,7 +386,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "SNAPRT_RECORD_MIN_FREE",
-        parse_size,
+        units.parse_size,
         allowed="bytes, such as 500M or 10G",
         default=0,
         default_text="0",

@@ -18,6 +18,7 @@ from snaprt_replay.compare.results import (
 from snaprt_replay.compare.tolerance import EXACT
 
 from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.units import format_size
 
 _STYLES: dict[Verdict, str] = {IDENTICAL: "green", WITHIN_TOLERANCE: "yellow", MISMATCH: "bold red"}
 _NOTHING = "-"
@@ -40,23 +41,6 @@ def number_text(value: float | int | None) -> str:
     if value is None:
         return _NOTHING
     return str(value) if isinstance(value, int) else f"{value:.4g}"
-
-
-def bytes_text(count: int) -> str:
-    """Return a number of bytes in the unit that suits it."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time in the unit that suits it."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def place_text(place: Place | None) -> str:
@@ -166,7 +150,7 @@ def _statistics_row(array: ArrayStatistics) -> list[str]:
     return [
         printable(array.name),
         type_text(array.dtype, array.shape),
-        bytes_text(array.nbytes),
+        format_size(array.nbytes),
         number_text(array.minimum),
         number_text(array.maximum),
         number_text(array.mean),

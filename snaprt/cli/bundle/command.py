@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.filesize import decimal
 
 from snaprt.cli import output
 from snaprt.cli.bundle import facts
@@ -27,6 +26,7 @@ from snaprt.cli.bundle.hiding import Hiding, hiding
 from snaprt.cli.bundle.run import Ended, run
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.snapshot.format.leftovers import temporary_name
+from snaprt.units import format_size
 
 SCHEMA: Final = "snaprt.bundle"
 VERSION: Final = 1
@@ -299,9 +299,8 @@ def _tell(
     folder: Path | None,
 ) -> None:
     how = f"was ended by {ended.signal}" if ended.signal else f"ended with status {ended.status}"
-    output.log.print(
-        f"snaprt: the program {how}; wrote {outfile} ({len(members) + 1} files, {decimal(size)})"
-    )
+    contents = f"{len(members) + 1} files, {format_size(size)}"
+    output.log.print(f"snaprt: the program {how}; wrote {outfile} ({contents})")
     for problem in ended.problems:
         output.log.print(f"snaprt: {problem}")
     for one in left_out:

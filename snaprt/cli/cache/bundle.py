@@ -6,7 +6,6 @@ import fnmatch
 from pathlib import Path
 
 import click
-from rich.filesize import decimal
 from snaprt_cache import CacheError, EntryRow
 from snaprt_cache.bundle import bundled_blobs, read_bundle, write_bundle
 from snaprt_cache.signing import read_key_file
@@ -15,6 +14,7 @@ from snaprt import settings
 from snaprt.cli import output
 from snaprt.cli.cache.words import SCHEMA_VERSION, counted, dir_option
 from snaprt.compile.store import open_cache
+from snaprt.units import format_size
 
 
 @click.command("export")
@@ -69,7 +69,7 @@ def export(
         output.emit_json("snaprt.cache.export", SCHEMA_VERSION, content)
     else:
         output.log.print(
-            f"Wrote {counted(len(rows), 'entry', 'entries')} ({decimal(size)}, "
+            f"Wrote {counted(len(rows), 'entry', 'entries')} ({format_size(size)}, "
             f"{'signed' if bundle.signed else 'not signed'}) to {file}."
         )
 

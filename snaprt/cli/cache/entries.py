@@ -23,12 +23,11 @@ from snaprt.cli.cache.words import (
     moment_in_words,
     one_entry,
     print_pairs,
-    seconds_in_words,
     short_name,
-    size_in_words,
 )
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.compile.store import open_cache
+from snaprt.units import format_duration, format_size
 
 #: Metadata that no person reads as it stands: `snaprt cache why` does.
 _NOT_SHOWN: Final = frozenset({"summary"})
@@ -112,10 +111,10 @@ def ls(
             row.key[:SHORT_KEY],
             short_name(row.name),
             row.platform,
-            size_in_words(row.stored_bytes),
-            seconds_in_words(row.compile_seconds),
+            format_size(row.stored_bytes),
+            format_duration(row.compile_seconds),
             f"{row.hits:,}",
-            seconds_in_words(row.saved_seconds),
+            format_duration(row.saved_seconds),
             moment_in_words(row.last_used or row.created),
             "pinned" if row.pinned else "",
         )
@@ -172,15 +171,15 @@ def show(key: str, folder: Path | None, as_json: bool) -> None:
         [
             ("key", row.key),
             *(
-                ("compile time", seconds_in_words(row.compile_seconds))
+                ("compile time", format_duration(row.compile_seconds))
                 if name == "compile_seconds"
                 else (name, str(value))
                 for name, value in metadata.items()
             ),
-            ("size", f"{size_in_words(row.payload_bytes)}{packed}"),
+            ("size", f"{format_size(row.payload_bytes)}{packed}"),
             ("created", moment_in_words(row.created)),
             ("last used", moment_in_words(row.last_used) if row.last_used else "never"),
-            ("hits", f"{row.hits:,}, which saved {seconds_in_words(row.saved_seconds)}"),
+            ("hits", f"{row.hits:,}, which saved {format_duration(row.saved_seconds)}"),
             ("pinned", "yes, it is never evicted" if row.pinned else "no"),
             ("file", str(path)),
         ]
@@ -224,13 +223,13 @@ def du(folder: Path | None, as_json: bool) -> None:
         (
             place.what,
             f"{place.files:,}",
-            size_in_words(place.bytes),
+            format_size(place.bytes),
             bar(place.bytes, largest),
         )
         for place in places
     ]
     output.console.print(FittedTable(_USE_COLUMNS, cells))
-    output.log.print(f"{size_in_words(total)} in {cache.path}")
+    output.log.print(f"{format_size(total)} in {cache.path}")
 
 
 @dataclass(frozen=True)

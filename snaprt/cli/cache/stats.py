@@ -21,12 +21,11 @@ from snaprt.cli.cache.words import (
     counted,
     dir_option,
     print_pairs,
-    seconds_in_words,
     short_name,
-    size_in_words,
 )
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.compile.store import open_cache
+from snaprt.units import format_duration, format_size
 
 #: 2: reasons, programs and days.
 _VERSION: Final = SCHEMA_VERSION + 1
@@ -115,7 +114,7 @@ def _print_numbers(numbers: CacheStats, programs: int) -> None:
     remote = f", {numbers.remote_hits:,} from the remote tier" if numbers.remote_hits else ""
     ratio = numbers.payload_bytes / max(numbers.stored_bytes, 1)
     packed = f" (compressed {ratio:.1f} times)" if ratio > 1.05 else ""
-    limit = "" if numbers.max_bytes is None else f" of at most {size_in_words(numbers.max_bytes)}"
+    limit = "" if numbers.max_bytes is None else f" of at most {format_size(numbers.max_bytes)}"
     pairs = [
         ("directory", str(numbers.path)),
         (
@@ -124,7 +123,7 @@ def _print_numbers(numbers: CacheStats, programs: int) -> None:
         ),
         (
             "size on disk",
-            f"{size_in_words(numbers.stored_bytes)}{limit}{packed}",
+            f"{format_size(numbers.stored_bytes)}{limit}{packed}",
         ),
         ("hits", f"{numbers.hits:,}{share}{remote}"),
         ("misses", f"{numbers.misses:,}"),
@@ -134,7 +133,7 @@ def _print_numbers(numbers: CacheStats, programs: int) -> None:
             f"{counted(numbers.puts, 'program')}, "
             f"{counted(numbers.evicted, 'entry', 'entries')} evicted",
         ),
-        ("time saved", seconds_in_words(numbers.saved_seconds)),
+        ("time saved", format_duration(numbers.saved_seconds)),
         ("damaged", f"{numbers.corrupt:,}, {numbers.set_aside:,} kept in quarantine"),
         ("file errors", f"{numbers.errors:,}"),
         ("index journal", numbers.journal_mode),
@@ -164,10 +163,10 @@ def _print_programs(programs: Sequence[Mapping[str, Any]]) -> None:
         (
             short_name(one["name"]),
             f"{one['entries']:,}",
-            size_in_words(one["stored_bytes"]),
+            format_size(one["stored_bytes"]),
             f"{one['hits']:,}",
             f"{one['recent_misses']:,}",
-            seconds_in_words(one["saved_seconds"]),
+            format_duration(one["saved_seconds"]),
             bar(one["saved_seconds"], most, _BAR_WIDTH),
         )
         for one in programs[:_MOST_PROGRAMS]
@@ -197,7 +196,7 @@ def _print_days(days: Sequence[Mapping[str, Any]]) -> None:
             one["day"],
             f"{one['hits']:,}",
             f"{one['misses']:,}",
-            seconds_in_words(one["saved_seconds"]),
+            format_duration(one["saved_seconds"]),
             _stacked(one["hits"], one["misses"], most),
         )
         for one in days

@@ -15,12 +15,11 @@ from snaprt.cli.cache.words import (
     counted,
     dir_option,
     one_entry,
-    seconds_in_words,
     short_name,
-    size_in_words,
 )
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.compile.store import open_cache
+from snaprt.units import format_duration, format_size
 
 
 @click.command("verify")
@@ -112,15 +111,15 @@ def gc(context: click.Context, folder: Path | None, max_size: int | None, as_jso
             (
                 row.key[:SHORT_KEY],
                 short_name(row.name),
-                size_in_words(row.stored_bytes),
+                format_size(row.stored_bytes),
                 f"{row.hits:,}",
-                seconds_in_words(row.saved_seconds),
+                format_duration(row.saved_seconds),
             )
             for row in gone
         ]
         output.console.print(FittedTable(_GONE_COLUMNS, cells))
     removed = counted(len(gone), "entry", "entries")
-    output.log.print(f"Removed {removed}, which frees {size_in_words(freed)}.")
+    output.log.print(f"Removed {removed}, which frees {format_size(freed)}.")
 
 
 _GONE_COLUMNS: Final = (

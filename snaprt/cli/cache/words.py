@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import click
-from rich.filesize import decimal
 from rich.table import Table
 from snaprt_cache import Cache, CacheError, EntryRow
 
+from snaprt import units
 from snaprt.cli import output
 
 SCHEMA_VERSION: Final = 1
@@ -31,11 +31,7 @@ dir_option = click.option(
 )
 
 _LONGEST_NAME: Final = 29
-_UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
 _DATES: Final = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S")
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 class Moment(click.ParamType):
@@ -49,8 +45,8 @@ class Moment(click.ParamType):
         """Return Unix time in seconds."""
         if not isinstance(value, str):
             return float(value)
-        if age := _AGE.fullmatch(value.strip()):
-            return time.time() - float(age[1]) * _UNITS[age[2]]
+        with contextlib.suppress(ValueError):
+            return time.time() - units.parse_duration(value)
         for form in _DATES:
             try:
                 return time.mktime(time.strptime(value.strip(), form))
@@ -72,11 +68,10 @@ class Size(click.ParamType):
         """Return the number of bytes."""
         if not isinstance(value, str):
             return int(value)
-        size = _SIZE.fullmatch(value.strip())
-        if size is None:
+        try:
+            return units.parse_size(value)
+        except ValueError:
             self.fail(f"{value!r} is no size, such as 500MB, 2GiB or 1000")
-        base = 1024 if size[3] else 1000
-        return int(float(size[1]) * base ** _POWERS[size[2].lower()])
 
 
 def one_entry(cache: Cache, prefix: str) -> EntryRow:
@@ -130,20 +125,6 @@ def short_name(name: str) -> str:
 def counted(count: int, one: str, many: str = "") -> str:
     """Return a number with its noun: ``1 entry``, ``2 entries``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def size_in_words(count: float) -> str:
-    """Return a number of bytes for people: ``1.5 MB``."""
-    return decimal(int(count))
-
-
-def seconds_in_words(seconds: float) -> str:
-    """Return a duration for people: ``0.25 s``, ``4.5 min``, ``2.0 h``."""
-    if seconds >= 3600:
-        return f"{seconds / 3600:.1f} h"
-    if seconds >= 60:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds:.2f} s"
 
 
 def moment_in_words(unix_seconds: float) -> str:

@@ -17,6 +17,7 @@ from snaprt_replay.run.workers import Outcome, Workers
 
 from snaprt.cli import output, tables
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.units import format_duration, format_size
 
 SCHEMA: Final = "snaprt.compile-only"
 SCHEMA_VERSION: Final = 1
@@ -125,10 +126,10 @@ def _show(found: dict[str, Any]) -> None:
         told = tables.printable(found["sentence"])
         output.console.print(f"{found['path']}: DOES NOT COMPILE for {device}: {told}")
         return
-    seconds = tables.seconds_text(found["compile_seconds"])
+    seconds = format_duration(found["compile_seconds"])
     output.console.print(f"{found['path']}: compiles for {device} in {seconds}")
     memory = [
-        f"{words} {tables.bytes_text(found['memory'][name])}"
+        f"{words} {format_size(found['memory'][name])}"
         for name, words in _MEMORY.items()
         if name in found["memory"]
     ]

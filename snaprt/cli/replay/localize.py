@@ -20,6 +20,7 @@ from snaprt_replay.run.variants.variants import Variant
 
 from snaprt.cli import output, progress, tables
 from snaprt.cli.replay import report_files, two_sides
+from snaprt.units import format_duration
 
 _PATH: Final = click.Path(path_type=Path)
 _STATE_SUFFIX: Final = ".localise"
@@ -139,7 +140,7 @@ def _show(found: Localisation) -> None:
             console.print(f"  {tables.printable(one.name)}: {tables.printable(one.reason)}")
     console.print(
         f"{found.compiles} modules compiled or loaded, {found.executions} runs, "
-        f"{tables.seconds_text(found.seconds)}"
+        f"{format_duration(found.seconds)}"
     )
     console.print()
     console.print(Text.assemble(_headline(found), f": {tables.printable(found.sentence)}"))

@@ -20,6 +20,7 @@ from snaprt_replay.run.variants.variants import Variant
 from snaprt.cli import output, progress, tables
 from snaprt.cli.replay import two_sides
 from snaprt.errors import UsageError
+from snaprt.units import format_duration
 
 SCHEMA: Final = "snaprt.minify"
 SCHEMA_VERSION: Final = 1
@@ -209,7 +210,7 @@ def _show(file: Path, check: CheckName, found: Minified | None) -> None:
             f"repro.py {'fails, as it should' if found.script_fails else 'does not fail'}"
         )
     console.print(
-        f"{shrunk.asked} programs looked at in {tables.seconds_text(shrunk.seconds)}; "
+        f"{shrunk.asked} programs looked at in {format_duration(shrunk.seconds)}; "
         f"all is in {found.folder}"
     )
     console.print()

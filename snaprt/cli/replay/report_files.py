@@ -16,6 +16,7 @@ from snaprt_replay.report.model import Report, Status
 from snaprt_replay.report.page import page
 
 from snaprt.cli import output, tables
+from snaprt.units import format_duration
 from snaprt.whole_files import write_whole
 
 STATUSES: Final[dict[Status, int]] = {
@@ -89,7 +90,7 @@ def show_sum(reports: Sequence[Report]) -> None:
             Text(report.headline.word, style=STYLES[report.headline.status]),
             Text(shown.name(report.path, 400)),
             Text(worst),
-            tables.seconds_text(sum(report.seconds)),
+            format_duration(sum(report.seconds)),
         )
     output.console.print(table)
     output.console.print()

@@ -17,6 +17,7 @@ from snaprt_replay.run.trace_errors import TraceErrorReplay
 
 from snaprt.cli import output, tables
 from snaprt.errors import SnaprtError
+from snaprt.units import format_duration
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,12 +66,12 @@ def show(outcome: Outcome, *, is_first: bool) -> None:
     case, played, comparison = result.case, result.played, result.comparison
     output.console.print(f"{outcome.path}: {case.format}, module {tables.printable(case.name)}")
     source = "loaded from the cache" if played.from_cache else "compiled"
-    times = ", ".join(map(tables.seconds_text, played.execute_seconds[:3]))
+    times = ", ".join(map(format_duration, played.execute_seconds[:3]))
     more = ", ..." if len(played.execute_seconds) > 3 else ""
     alone = " in a process of its own" if played.isolated else ""
     output.console.print(
         f"replayed on {played.device} ({played.environment['device_kind']}){alone}: "
-        f"{source} in {tables.seconds_text(played.compile_seconds)}, ran in {times}{more}"
+        f"{source} in {format_duration(played.compile_seconds)}, ran in {times}{more}"
     )
     for note in case.notes:
         output.console.print(f"note: {tables.printable(note)}")

@@ -20,6 +20,7 @@ from snaprt_replay.run.workers import Outcome, Workers
 from snaprt.cli import output, tables
 from snaprt.cli.replay import report_files
 from snaprt.errors import SnaprtError
+from snaprt.units import format_duration
 
 SCHEMA: Final = "snaprt.verdict"
 SCHEMA_VERSION: Final = 1
@@ -126,10 +127,10 @@ def _side_text(side: SideJudgement, outcome: Outcome) -> str:
     if not outcome.execute_seconds:
         return side.name + where
     source = "loaded from the cache" if outcome.from_cache else "compiled"
-    times = ", ".join(map(tables.seconds_text, outcome.execute_seconds[:3]))
+    times = ", ".join(map(format_duration, outcome.execute_seconds[:3]))
     agrees = {None: "", True: "; all runs gave the same bits", False: "; its runs differ"}
     return (
-        f"{side.name}{where}: {source} in {tables.seconds_text(outcome.compile_seconds)}, "
+        f"{side.name}{where}: {source} in {format_duration(outcome.compile_seconds)}, "
         f"ran in {times}{agrees[outcome.agrees_with_itself]}"
     )
 

@@ -16,6 +16,7 @@ from snaprt.errors import SnaprtError, SnapshotError, UsageError
 from snaprt.snapshot.format import places, schema
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.share import glance, prune
+from snaprt.units import format_size
 
 SCHEMA: Final = "snaprt.ls"
 SCHEMA_VERSION: Final = 1
@@ -236,11 +237,11 @@ def _types(file: glance.Glance | None) -> tuple[str, ...] | None:
 def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:
     if rows:
         output.console.print(FittedTable(_COLUMNS, [_cells(row) for row in rows]))
-    total = tables.bytes_text(sum(row.file_bytes for row in rows))
+    total = format_size(sum(row.file_bytes for row in rows))
     executions = "execution" if len(rows) == 1 else "executions"
     output.log.print(f"{len(rows)} recorded {executions}, {total}")
     if stored:
-        output.log.print(f"{stored} stored arrays, {tables.bytes_text(stored_bytes)}")
+        output.log.print(f"{stored} stored arrays, {format_size(stored_bytes)}")
 
 
 def _cells(row: Row) -> list[str]:
@@ -251,7 +252,7 @@ def _cells(row: Row) -> list[str]:
         row.device,
         _few(row.inputs),
         _few(row.outputs),
-        tables.bytes_text(row.file_bytes + row.stored_bytes),
+        format_size(row.file_bytes + row.stored_bytes),
         tables.printable(row.reason) or "-",
         tables.printable(row.error.strip().splitlines()[0]) if row.error.strip() else "-",
     ]

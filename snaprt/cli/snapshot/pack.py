@@ -12,10 +12,10 @@ from typing import Final
 import click
 
 from snaprt.cli import output, progress
-from snaprt.cli.tables import bytes_text
 from snaprt.snapshot.share import redact
 from snaprt.snapshot.share.pack import Packed, pack, unpack
 from snaprt.snapshot.share.prune import AGE, orphans, prune
+from snaprt.units import format_size
 
 SCHEMA: Final = "snaprt.pack"
 PRUNE_SCHEMA: Final = "snaprt.prune"
@@ -93,7 +93,7 @@ def _report(packed: Packed, word: str, as_json: bool) -> None:
         output.log.print(f"note: {note}")
     output.log.print(
         f"{word} {len(packed.snapshots)} snapshots and {packed.arrays} stored arrays, "
-        f"{bytes_text(packed.bytes)}: {packed.path}"
+        f"{format_size(packed.bytes)}: {packed.path}"
     )
 
 
@@ -125,5 +125,5 @@ def prune_command(directory: Path, age: float, dry_run: bool, as_json: bool) -> 
     for orphan in found:
         click.echo(orphan.path)
     word = "would be removed" if dry_run else "removed"
-    total = bytes_text(sum(orphan.bytes for orphan in found))
+    total = format_size(sum(orphan.bytes for orphan in found))
     output.log.print(f"{len(found)} stored arrays, {total}: {word}")

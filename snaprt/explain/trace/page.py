@@ -15,6 +15,7 @@ from snaprt.compile.times import STAGES
 from snaprt.explain.trace.forms import FORMS
 from snaprt.explain.trace.templates import render, style
 from snaprt.explain.trace.told import TracedGraph
+from snaprt.units import format_duration, format_size
 
 #: What of XLA's memory and cost analysis the page shows; ``analysis.json`` has all of it.
 _MEMORY: Final = (
@@ -68,7 +69,7 @@ def page(graphs: Sequence[TracedGraph], turns: Sequence[tuple[TracedGraph, int]]
 def _shown(number: int, graph: TracedGraph) -> _Shown:
     stack = graph.cut.stack
     facts = [
-        *((words, _bytes(graph.memory[key])) for key, words in _MEMORY if key in graph.memory),
+        *((words, format_size(graph.memory[key])) for key, words in _MEMORY if key in graph.memory),
         *((words, f"{graph.cost[key]:,.0f}") for key, words in _COST if key in graph.cost),
     ]
     seconds = graph.seconds
@@ -79,7 +80,9 @@ def _shown(number: int, graph: TracedGraph) -> _Shown:
         inputs=_types(graph.inputs),
         outputs=_types(graph.outputs),
         facts=tuple(facts),
-        spent=tuple((stage, _time(seconds[stage])) for stage in STAGES if stage in seconds),
+        spent=tuple(
+            (stage, format_duration(seconds[stage])) for stage in STAGES if stage in seconds
+        ),
         links=tuple(
             (form.title, f"{graph.folder}/{form.file}", graph.missing.get(form.file, ""))
             for form in FORMS
@@ -91,17 +94,3 @@ def _shown(number: int, graph: TracedGraph) -> _Shown:
 def _types(types: Sequence[str]) -> str:
     more = f" and {len(types) - _TYPES_SHOWN} more" if len(types) > _TYPES_SHOWN else ""
     return ", ".join(types[:_TYPES_SHOWN]) + more
-
-
-def _bytes(count: int) -> str:
-    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return f"{size:.4g} {units[0]}"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
+from snaprt import units
 from snaprt.errors import UsageError
 
 Trigger = Literal["", "nan", "error", "slower"]
@@ -182,17 +183,6 @@ def _around(spans: Sequence[Span]) -> Span:
     return min(lows), max(highs)
 
 
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?) ?(us|ms|s|m|h|)", re.ASCII)
-_SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def _seconds(text: str) -> float:
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(text)
-    return float(found[1]) * _SECONDS[found[2]]
-
-
 def _clock(text: str) -> float:
     time = datetime.time.fromisoformat(text.strip())
     return time.hour * 3600.0 + time.minute * 60 + time.second
@@ -296,7 +286,7 @@ WORDS: Final[tuple[Word, ...]] = (
     ),
     Word(
         "time",
-        _ranges(_seconds),
+        _ranges(units.parse_duration),
         "a range of us, ms, s, m or h since the start, such as 90s-5m or 1h-",
         "Executions that begin in this time since recording was first asked for.",
         lambda ranges, moment: moment.seconds in ranges,
@@ -325,7 +315,7 @@ WORDS: Final[tuple[Word, ...]] = (
     Word("record", _roles, "inputs, outputs or inputs|outputs", "What is written; else both are."),
     Word(
         "slower",
-        _seconds,
+        units.parse_duration,
         "a time, such as 50ms or 2s; without a unit it is seconds",
         "Executions that take longer than this; their inputs are held until that is known.",
     ),

@@ -1,0 +1,78 @@
+"""Sizes and durations as people write and read them: one meaning of each unit everywhere."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?B)?|B)?", re.IGNORECASE | re.ASCII)
+_POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
+_SECONDS: Final = {
+    "us": 1e-6,
+    "ms": 1e-3,
+    "": 1.0,
+    "s": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "w": 7 * 86400.0,
+}
+
+
+def parse_size(text: str) -> int:
+    """Return a number of bytes.
+
+    Args:
+        text: ``1000``, ``500MB`` (powers of 1,000), ``500M`` or ``500MiB`` (powers of 1,024), as
+            the commands of GNU take them; K, M, G and T, small or large.
+
+    Raises:
+        ValueError: It is no size.
+    """
+    size = _SIZE.fullmatch(text.strip())
+    if size is None:
+        raise ValueError(text)
+    number, unit, suffix = size.groups()
+    base = 1000 if (suffix or "").upper() == "B" else 1024
+    return int(float(number) * base ** (_POWERS[unit.upper()] if unit else 0))
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds.
+
+    Args:
+        text: ``250us``, ``1.5 ms``, ``30`` or ``30s``, ``5m`` or ``5min``, ``12h``, ``3d``, ``2w``.
+
+    Raises:
+        ValueError: It is no duration.
+    """
+    duration = _DURATION.fullmatch(text.strip())
+    if duration is None or duration[2] not in _SECONDS:
+        raise ValueError(text)
+    return float(duration[1]) * _SECONDS[duration[2]]
+
+
+def format_size(count: float) -> str:
+    """Return a number of bytes in the decimal unit that suits it: ``512 B``, ``1.5 MB``."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    units = ["kB", "MB", "GB", "TB"]
+    size = count / 1000
+    while size >= 999.95 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.1f} {units[0]}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in the unit that suits it: ``12 us``, ``1.5 ms``, ``0.25 s``, ``2.0 h``."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    if seconds >= 60:
+        return f"{seconds / 60:.1f} min"
+    if seconds >= 0.1 or not seconds:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
