@@ -21,12 +21,20 @@ class LazyGroup(click.Group):
 
     Args:
         table: Where each command lives, "module:attribute", and its line in the help, by name.
+        aliases: Other names, which no help shows, and the command that each stands for.
         options: As for ``click.Group``.
     """
 
-    def __init__(self, *, table: Mapping[str, tuple[str, str]], **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        table: Mapping[str, tuple[str, str]],
+        aliases: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self._table = table
+        self._aliases = aliases or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Print the help to stdout and leave with status 0 where there are no words at all."""
@@ -39,6 +47,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or say which one is spelled like it."""
+        args = [self._aliases.get(args[0], args[0]), *args[1:]]
         if not ctx.resilient_parsing and args[0] not in self._table and args[0][:1] != "-":
             ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], self._table)}")
         return super().resolve_command(ctx, args)

@@ -54,7 +54,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "Run recorded executions again and compare.",
         uses_xla=True,
     ),
-    "localise": _Entry(
+    "localize": _Entry(
         "snaprt.cli.replay.localize:command",
         "Find the operation where two sides differ.",
         uses_xla=True,
@@ -154,6 +154,7 @@ def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> N
 @click.group(
     cls=_Commands,
     table={name: (entry.where, entry.summary) for name, entry in COMMANDS.items()},
+    aliases={"localise": "localize"},
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from sample_reports import HOSTILE, sample_report
-from snaprt_replay.report import model, shown, text
+from snaprt_replay.report import model, saved, shown, text
 from snaprt_replay.report.surroundings import source_excerpts
 
 from snaprt.errors import UsageError
@@ -16,10 +16,9 @@ from snaprt.errors import UsageError
 
 def test_a_saved_report_is_read_back_as_it_was():
     report = sample_report()
-    saved = json.loads(json.dumps(model.to_json(report), allow_nan=False))
-    again = model.from_json(saved)
+    again = model.from_json(json.loads(json.dumps(model.to_json(report), allow_nan=False)))
     assert model.to_json(again) == model.to_json(report)
-    assert again.localisation == report.localisation
+    assert again.localization == report.localization
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ def test_a_saved_report_is_read_back_as_it_was():
         {"headline": {"status": "javascript:", "word": "", "sentence": ""}},
         {"headline": None},
         {"grids": [{"rows": 9, "columns": 9}]},
-        {"neighbourhood": {"nodes": [], "edges": [[0, 7]], "hidden": 0}},
+        {"neighborhood": {"nodes": [], "edges": [[0, 7]], "hidden": 0}},
         {"comparison": {"schema": "another"}},
         {"unknown": 1},
     ],
@@ -95,5 +94,20 @@ def test_source_lines_come_from_python_files_below_the_folder_alone(tmp_path: Pa
 
 
 def test_a_report_without_anything_but_a_verdict_is_shown_too():
-    bare = dataclasses.replace(sample_report(), comparison=None, grids=(), localisation=None)
+    bare = dataclasses.replace(sample_report(), comparison=None, grids=(), localization=None)
     assert list(text.lines(bare))[-1].startswith("MISMATCH")
+
+
+def test_results_that_were_saved_under_british_names_are_read():
+    report = sample_report()
+    assert report.localization is not None
+    old = json.loads(
+        json.dumps(model.to_json(report))
+        .replace('"localization"', '"localisation"')
+        .replace('"neighborhood"', '"neighbourhood"')
+        .replace("snaprt.localize", "snaprt.localise")
+    )
+    assert "localisation" in old
+    reports = {"schema": model.SCHEMA, "version": 1, "reports": [old]}
+    assert model.to_json(*saved.read(reports, "old.json")) == model.to_json(report)
+    assert saved.read(old["localisation"], "old.json")[0].localization == report.localization

@@ -15,6 +15,13 @@ from snaprt_replay.report.model import Headline, Report, Side, Status
 
 _VERSION: Final = 1
 
+# What was spelled otherwise in results that were saved earlier: a schema, and names in them.
+_OLD_NAMES: Final = {
+    "snaprt.localise": "snaprt.localize",
+    "localisation": "localization",
+    "neighbourhood": "neighborhood",
+}
+
 
 def read(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
     """Return the reports that a saved result stands for.
@@ -26,6 +33,7 @@ def read(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
     Raises:
         UsageError: It is none of these, of another version, or damaged.
     """
+    plain = _with_new_names(plain)
     reader = _READERS.get(str(plain.get("schema")))
     if reader is None:
         raise UsageError(
@@ -47,8 +55,20 @@ def read(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
         ) from error
 
 
-def headline_of(found: findings.Localisation) -> Headline:
-    """Return the headline of what localising found."""
+def _with_new_names(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    renamed = {_OLD_NAMES.get(name, name): value for name, value in plain.items()}
+    for name, value in renamed.items():
+        if isinstance(value, dict):
+            renamed[name] = _with_new_names(value)
+        elif name == "schema":
+            renamed[name] = _OLD_NAMES.get(str(value), value)
+        elif name == "reports" and isinstance(value, list):
+            renamed[name] = [_with_new_names(one) for one in value]
+    return renamed
+
+
+def headline_of(found: findings.Localization) -> Headline:
+    """Return the headline of what localizing found."""
     status, word = _FOUND[found.kind]
     return Headline(status, word, found.sentence)
 
@@ -67,9 +87,9 @@ def _read_reports(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
     return tuple(model.from_json(one) for one in plain["reports"])
 
 
-def _read_localisation(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
+def _read_localization(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
     found = findings.from_json(plain)
-    return (Report(path, headline_of(found), localisation=found),)
+    return (Report(path, headline_of(found), localization=found),)
 
 
 def _read_comparison(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
@@ -164,7 +184,7 @@ def _word(verdict: str) -> str:
 
 _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], str], tuple[Report, ...]]]] = {
     model.SCHEMA: _read_reports,
-    findings.SCHEMA: _read_localisation,
+    findings.SCHEMA: _read_localization,
     "snaprt.comparison": _read_comparison,
     "snaprt.replay": _read_replays,
     "snaprt.verdict": _read_verdicts,
