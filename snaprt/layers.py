@@ -1,7 +1,7 @@
 """Lays out a graph of boxes in rows, with the ways of its arrows; it must not know what they show.
 
 Sugiyama's layout, small: an edge that passes rows gets a slot in each, rows are ordered by where
-their neighbours stand, and what stands in a row is centred.
+their neighbors stand, and what stands in a row is centred.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Floating-point numbers as bits: ULP distance and bit equality for every dtype XLA has.
 
 It must not know what a comparison is. A distance in ULPs ("units in the last place") is the number
-of representable values one passes on the way from one number to the other: neighbours are 1 apart,
+of representable values one passes on the way from one number to the other: neighbors are 1 apart,
 whatever their size, and -0.0 and 0.0 are the same place.
 """
 
@@ -75,7 +75,7 @@ def _ranks(dtype: np.dtype) -> np.ndarray:
 def ulp_distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Count the representable values between two arrays of one float dtype.
 
-    Infinity counts as the neighbour of the largest finite number. Where either side is NaN the
+    Infinity counts as the neighbor of the largest finite number. Where either side is NaN the
     result means nothing.
 
     Args:

@@ -54,7 +54,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         "Run recorded executions again and compare.",
         uses_xla=True,
     ),
-    "localise": _Entry(
+    "localize": _Entry(
         "snaprt.cli.replay.localize:command",
         "Find the operation where two sides differ.",
         uses_xla=True,

@@ -65,7 +65,7 @@ def place_text(place: Place | None) -> str:
 
 
 def verdict_text(verdict: Verdict) -> Text:
-    """Return a verdict in its words and its colour."""
+    """Return a verdict in its words and its color."""
     return Text(verdict, style=_STYLES[verdict])
 
 

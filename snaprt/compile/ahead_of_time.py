@@ -23,7 +23,7 @@ from snaprt.compile.lower import placed
 from snaprt.compile.native_calls import obstacle, refuse_objects_of_another_process
 from snaprt.compile.obtain import entry_metadata
 from snaprt.compile.once import compile_once
-from snaprt.compile.summary import summarise
+from snaprt.compile.summary import summarize
 from snaprt.errors import CompileError, UsageError
 
 #: What libtpu wants to hear on a machine without a TPU, where nobody tells it.
@@ -100,7 +100,7 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
                 raise CompileError(f"the program cannot be compiled: {error}") from error
             seconds = time.perf_counter() - started
             told = entry_metadata(program.name, "compiled", seconds, used[0], calls)
-            told["summary"] = summarise(lowered.compiler_ir("stablehlo"))
+            told["summary"] = summarize(lowered.compiler_ir("stablehlo"))
             return seconds, cache.put(key, payload, told)
 
         seconds, was_there, is_there = _once(cache, key, compile_and_put)
@@ -166,7 +166,7 @@ def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> 
         module: StableHLO in any form.
         topology: As libtpu calls it, such as ``v5e:2x2``.
         name: What the cache's index calls it.
-        cache: Where the serialised executable goes.
+        cache: Where the serialized executable goes.
 
     Raises:
         UsageError: libtpu is not installed, or knows no such topology.
@@ -191,7 +191,7 @@ def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> 
             raise CompileError(f"the module cannot be compiled for {topology}: {error}") from error
         seconds = time.perf_counter() - started
         told = entry_metadata(name, "topology", seconds, used[0], calls)
-        told["summary"] = summarise(parsed)
+        told["summary"] = summarize(parsed)
         return seconds, cache.put(key, payload, told)
 
     seconds, was_there, _ = _once(cache, key, compile_and_put)

@@ -23,7 +23,7 @@ from snaprt.compile.key import jit_key
 from snaprt.compile.native_calls import obstacle, told_of_calls
 from snaprt.compile.once import flight
 from snaprt.compile.store import count_event, is_bypassed
-from snaprt.compile.summary import summarise
+from snaprt.compile.summary import summarize
 
 # JAX asks for a program and then puts it: the keys of a few programs on their way are enough.
 _KEPT_KEYS: Final = 256
@@ -173,7 +173,7 @@ class _UnderJax:
             return told
         ids = ",".join(str(device.id) for device in compilation.devices)
         calls = told_of_calls(self._asked.calls, compilation.devices[0].platform)
-        summary = summarise(compilation.written)
+        summary = summarize(compilation.written)
         return {**told, **calls, "summary": summary, "device_ids": ids}
 
 

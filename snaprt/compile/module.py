@@ -22,7 +22,7 @@ from snaprt.compile.obtain import entry_metadata
 from snaprt.compile.once import compile_once, load_entry
 from snaprt.compile.proof import Proof, proof_of
 from snaprt.compile.store import persistent_cache
-from snaprt.compile.summary import summarise
+from snaprt.compile.summary import summarize
 from snaprt.errors import CompileError, ExecutionError
 
 _Type = tuple[tuple[int, ...], np.dtype]
@@ -222,7 +222,7 @@ def _load_or_compile(
 
     def compile_and_put() -> tuple[Any, bool]:
         record_miss(cache, key, name)
-        summary = summarise(module)
+        summary = summarize(module)
         started = time.perf_counter()
         executable = compile_here()
         seconds = time.perf_counter() - started

@@ -1,6 +1,6 @@
 """The native functions that executables call: told by their entries, there before they are loaded.
 
-An executable that calls a function which nobody has initialised ends the process. It knows entries
+An executable that calls a function which nobody has initialized ends the process. It knows entries
 by what is said about them, not how they are stored.
 """
 

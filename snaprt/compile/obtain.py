@@ -38,7 +38,7 @@ from snaprt.compile.native_calls import bound_to_process, obstacle, told_of_call
 from snaprt.compile.once import compile_once, load_entry
 from snaprt.compile.proof import Proof, proof_of
 from snaprt.compile.store import persistent_cache
-from snaprt.compile.summary import summarise
+from snaprt.compile.summary import summarize
 from snaprt.errors import CompileError, UsageError
 from snaprt.graph.program import Program
 
@@ -57,8 +57,8 @@ class ModuleArtifacts:
 
     Attributes:
         stablehlo: Portable StableHLO artifact (versioned bytecode) with source locations.
-        hlo: Serialised ``xla.HloModuleProto``, before optimisation.
-        compile_options: Serialised ``xla.CompileOptionsProto``.
+        hlo: Serialized ``xla.HloModuleProto``, before optimization.
+        compile_options: Serialized ``xla.CompileOptionsProto``.
         num_devices: How many devices one execution runs on.
         proof: What tells the executable from others.
         trace_error: What a snapshot says of the error that ended its recording, if one did.
@@ -373,7 +373,7 @@ def _load_or_compile(
             _log.info("an executable cannot be stored: %s", error)
             return compiled, False
         told = entry_metadata(name, "compiled", seconds, devices[0], calls)
-        told["summary"] = summarise(lowered.compiler_ir("stablehlo"))
+        told["summary"] = summarize(lowered.compiler_ir("stablehlo"))
         return compiled, cache.put(key, payload, told)
 
     with times.stage(times.CACHE):

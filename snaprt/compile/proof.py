@@ -1,4 +1,4 @@
-"""What tells one executable from another: fingerprint, optimised HLO, aliases; knows no snapshots.
+"""What tells one executable from another: fingerprint, optimized HLO, aliases; knows no snapshots.
 
 Source of the aliases: ``input_output_alias`` in the first line of HLO text, as openxla's
 ``hlo_input_output_alias_config.cc`` prints it.
@@ -28,7 +28,7 @@ class Proof:
 
     Attributes:
         fingerprint: XLA's own of the executable, in its words; empty where it has none.
-        optimised_hlo: BLAKE3, in hex, of the optimised module as text with canonical names and
+        optimised_hlo: BLAKE3, in hex, of the optimized module as text with canonical names and
             without source locations, and with ``{...}`` in place of constants of more than ten
             elements where those have more than 16,384 together; empty where the platform keeps it
             to itself.

@@ -23,7 +23,7 @@ _LARGEST_CONSTANT: Final = 16
 _ATTEMPTS: Final = 8
 
 
-def summarise(module: Any) -> str:
+def summarize(module: Any) -> str:
     """Return an MLIR module's operations as compressed text; empty where that cannot be done.
 
     The text is StableHLO as MLIR prints it, with locations, compressed with zstd, in base64. What
@@ -32,7 +32,7 @@ def summarise(module: Any) -> str:
     try:
         return _pack(jaxapi.stablehlo_with_locations(module, _LARGEST_CONSTANT))
     except Exception as error:  # nobody's program may fail for it
-        _log.info("a program could not be summarised: %s", error)
+        _log.info("a program could not be summarized: %s", error)
         return ""
 
 

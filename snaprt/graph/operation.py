@@ -2,7 +2,7 @@
 
 Above all its signature: two operations with equal signatures and equal operands compute the same.
 Jaxprs that JAX traces anew at every step (the body of a `scan` written as a lambda) are compared by
-structure, so that a step that repeats is recognised although none of its objects is the same.
+structure, so that a step that repeats is recognized although none of its objects is the same.
 """
 
 from __future__ import annotations

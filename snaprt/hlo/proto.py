@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from snaprt.errors import SnapshotError
 
 PROTOBUF_LIMIT = 2**31 - 1
-"""The most bytes a serialised protobuf message may have."""
+"""The most bytes a serialized protobuf message may have."""
 
 if TYPE_CHECKING:
 
@@ -254,11 +254,11 @@ HloUnoptimizedSnapshot = _MESSAGES["HloUnoptimizedSnapshot"]
 
 
 def parse(message_type: type[XlaMessage], content: bytes, source: str | Path) -> XlaMessage:
-    """Parse a serialised message.
+    """Parse a serialized message.
 
     Args:
         message_type: One of this module's classes.
-        content: The serialised message.
+        content: The serialized message.
         source: The file it came from, for the error.
 
     Raises:
@@ -281,8 +281,8 @@ def parse(message_type: type[XlaMessage], content: bytes, source: str | Path) ->
     return message
 
 
-def serialise(message: XlaMessage) -> bytes:
-    """Serialise a message, its unknown fields included.
+def serialize(message: XlaMessage) -> bytes:
+    """Serialize a message, its unknown fields included.
 
     Raises:
         SnapshotError: It would be more than protobuf can hold.
@@ -291,6 +291,6 @@ def serialise(message: XlaMessage) -> bytes:
         return message.SerializeToString()
     except (EncodeError, ValueError) as error:
         raise SnapshotError(
-            f"An xla.{message.DESCRIPTOR.name} message cannot be serialised ({error}).",
+            f"An xla.{message.DESCRIPTOR.name} message cannot be serialized ({error}).",
             hint="A module with more than 2 GiB of constants cannot be replayed from XLA's protos.",
         ) from error

@@ -185,14 +185,14 @@ class Partitioning:
     shardy: bool = False
 
 
-def partitioning_of_options(serialised: bytes) -> Partitioning:
-    """Return what serialised compile options say of devices.
+def partitioning_of_options(serialized: bytes) -> Partitioning:
+    """Return what serialized compile options say of devices.
 
     Raises:
         ValueError: They cannot be read.
     """
     try:
-        options = _jaxlib.CompileOptions.ParseFromString(serialised)
+        options = _jaxlib.CompileOptions.ParseFromString(serialized)
     except Exception as error:
         raise ValueError(str(error)) from None
     build_options = options.executable_build_options

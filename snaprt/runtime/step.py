@@ -75,7 +75,7 @@ def thread_trace() -> LazyTrace:
         jaxapi.teach_set_mesh(LazyTrace)
         jaxapi.teach_compiled(LazyArray, read_for_executable)
         jaxapi.teach_error_check(LazyTrace)
-        jaxapi.teach_values(LazyArray, LazyArray.materialise)
+        jaxapi.teach_values(LazyArray, LazyArray.materialize)
         prefetch.start()
         jaxapi.intercept_jit(LazyTrace, follow_jit)
         jaxapi.intercept_indexing(LazyTrace, follow_indexing)

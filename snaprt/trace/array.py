@@ -58,7 +58,7 @@ class LazyArray(jaxapi.ArrayOfTrace):
         array.fail(error)
         return array
 
-    def materialise(self, cause: str) -> jax.Array:
+    def materialize(self, cause: str) -> jax.Array:
         """Return the value, computing it first if need be; from then on it may have other holders.
 
         Args:
@@ -72,18 +72,18 @@ class LazyArray(jaxapi.ArrayOfTrace):
         return value
 
     def compute(self, cause: str) -> jax.Array:
-        """Return the value as `materialise`, for a caller that hands it to nobody."""
+        """Return the value as `materialize`, for a caller that hands it to nobody."""
         value = self._value
         if value is None:
             count_read(cause)
-            self._trace.materialise(self, cause)
+            self._trace.materialize(self, cause)
             value = self._value
             assert value is not None
         return value
 
     def full_lower(self) -> jax.Array:
         """Return the value: plain eager JAX calls this on every operand that is a tracer."""
-        return self.materialise("eager")
+        return self.materialize("eager")
 
     def to_concrete_value(self) -> jax.Array | None:
         """Return the value if it is truly needed, else ``None``, be it there already or not."""
@@ -91,7 +91,7 @@ class LazyArray(jaxapi.ArrayOfTrace):
         if cause is None:
             return None
         self._trace.interruptions += 1  # what is recorded now may depend on the value
-        return self.materialise(cause)
+        return self.materialize(cause)
 
     def settle(self, value: jax.Array, handle: DataHandle, origin: Any) -> None:
         """Take the value that the executable ``origin`` computed, and let go of the recording."""
@@ -162,7 +162,7 @@ class LazyArray(jaxapi.ArrayOfTrace):
 
     def __iter__(self) -> Iterator[Any]:
         if self.ndim and self.committed and len(self.devices()) > 1:
-            value = self.materialise("iter")
+            value = self.materialize("iter")
             with jaxapi.evaluating():
                 return iter(list(value))  # as eager JAX: from the host
         return super().__iter__()
@@ -176,19 +176,19 @@ class LazyArray(jaxapi.ArrayOfTrace):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle the value: whoever loads it needs no snaprt."""
-        return self.materialise("pickle").__reduce_ex__(protocol)
+        return self.materialize("pickle").__reduce_ex__(protocol)
 
 
 def read_to_host(array: LazyArray) -> np.ndarray | jax.Array:
     """Return what `jax.device_get` does: a numpy array, but random keys as they are."""
     if jaxapi.is_extended_dtype(array.dtype):
-        return array.materialise("device_get")
+        return array.materialize("device_get")
     return np.asarray(array)
 
 
 def read_for_executable(array: LazyArray) -> jax.Array:
     """Return the value, for an executable that JAX's ahead-of-time API compiled."""
-    return array.materialise("compiled")
+    return array.materialize("compiled")
 
 
 def _buffer(self: LazyArray, flags: int) -> Any:
@@ -215,7 +215,7 @@ def _array(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
 
 def _reading_method(name: str, cause: str) -> Callable[..., Any]:
     def read(self: LazyArray, *args: Any, **kwargs: Any) -> Any:
-        value = (self.compute if name in HANDING_NOTHING_OUT else self.materialise)(cause)
+        value = (self.compute if name in HANDING_NOTHING_OUT else self.materialize)(cause)
         started = time.perf_counter_ns()
         try:
             with jaxapi.evaluating():
@@ -243,7 +243,7 @@ def _failure(array: LazyArray, error: Exception) -> ExecutionError:
 
 def _reading_property(name: str, cause: str) -> property:
     def read(self: LazyArray) -> Any:
-        return getattr(self.materialise(cause), name)
+        return getattr(self.materialize(cause), name)
 
     read.__doc__ = f"Compute the value and return its ``{name}``."
     return property(read)

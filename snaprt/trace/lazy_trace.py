@@ -85,7 +85,7 @@ class LazyTrace(jaxapi.Trace):
         # jit's fast path must not find an eager entry under a lazy trace.
         return id(self)
 
-    def materialise(self, array: LazyArray, cause: str) -> None:
+    def materialize(self, array: LazyArray, cause: str) -> None:
         """Compute the value of ``array``, which this trace recorded."""
         self._read(self, array, cause)
 
@@ -235,7 +235,7 @@ class LazyTrace(jaxapi.Trace):
         kind = type(arg)
         if kind is LazyArray:
             if arg._trace is not self and arg._value is None:
-                return arg.materialise("thread")  # its graph is not ours to extend
+                return arg.materialize("thread")  # its graph is not ours to extend
             if arg._trace is not self:
                 arg._handle.exposed = True
             return arg
@@ -326,7 +326,7 @@ class LazyTrace(jaxapi.Trace):
                 lambda: jaxapi.evaluate_call("process_primitive", primitive, args, params)
             )
         self._at_once(self, primitive.name, cause, args)
-        concrete = [a.materialise(cause) if isinstance(a, LazyArray) else a for a in args]
+        concrete = [a.materialize(cause) if isinstance(a, LazyArray) else a for a in args]
         metrics.counter_add(f"eager::{primitive.name}")
         return jaxapi.evaluate_call("process_primitive", primitive, concrete, params)
 
@@ -356,7 +356,7 @@ class LazyTrace(jaxapi.Trace):
     def process_shard_map(self, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
         """Run an eager `shard_map` at once; inside `jit` it is recorded like any operation."""
         self._at_once(self, "shard_map", "shard_map", args)
-        concrete = [a.materialise("shard_map") if isinstance(a, LazyArray) else a for a in args]
+        concrete = [a.materialize("shard_map") if isinstance(a, LazyArray) else a for a in args]
         return jaxapi.evaluate_call("process_shard_map", primitive, fun, concrete, **params)
 
     def cur_qdd(self, x: Any) -> Any:

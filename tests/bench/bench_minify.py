@@ -52,7 +52,7 @@ def minify_all(
 ) -> Iterator[Result]:
     """Plant, minify."""
     from snaprt_replay.minify.checks import Mismatch
-    from snaprt_replay.minify.cutting import Tap, normalised
+    from snaprt_replay.minify.cutting import Tap, normalized
     from snaprt_replay.minify.judge import Patience
     from snaprt_replay.minify.work import shrink
     from snaprt_replay.run.variants.variants import parse_variant
@@ -60,7 +60,7 @@ def minify_all(
 
     cpu, right = parse_variant("cpu"), parse_variant(reference)
     for index, model in enumerate(models):
-        found = normalised([model.program.module], model.inputs)
+        found = normalized([model.program.module], model.inputs)
         assert found is not None
         candidate, _ = found
 

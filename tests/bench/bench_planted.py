@@ -1,4 +1,4 @@
-"""Plant faults in real models, and see whether `snaprt localise` finds the instruction.
+"""Plant faults in real models, and see whether `snaprt localize` finds the instruction.
 
 Run it: python tests/bench/bench_planted.py [--all] [--reference cpu|f64] [--seed N]
 
@@ -40,7 +40,7 @@ class Result:
 
 
 def run_all(workers, models: Sequence, count: int, reference: str, seed: int) -> Iterator[Result]:
-    """Plant, localise, judge."""
+    """Plant, localize, judge."""
     import planted_faults
     from snaprt_replay.hlo.extract import Piece, extract
     from snaprt_replay.localize.measure import error_between
@@ -129,11 +129,11 @@ def _each(results: Sequence[Result], field: str) -> list[str]:
 
 
 def main() -> None:
-    """Plant, localise, print the table; fail below the share that is needed."""
+    """Plant, localize, print the table; fail below the share that is needed."""
     results = run_plants(run_all, __doc__)
     show(results)
     found = sum(one.outcome != WRONG for one in results) / len(results)
-    print(f"localised {found:.1%} of {len(results)}, needed {NEEDED:.0%}")
+    print(f"localized {found:.1%} of {len(results)}, needed {NEEDED:.0%}")
     if found < NEEDED:
         raise SystemExit(1)
 

@@ -1,9 +1,9 @@
-"""Edit one operation in a program's text, and see what `snaprt localise --against` accuses.
+"""Edit one operation in a program's text, and see what `snaprt localize --against` accuses.
 
 Run it: python tests/bench/bench_text_plants.py [--each N] [--model NAME] [--seed N] [--command]
 
 A program of each kind is written down twice, as it is and with one operation edited in its
-StableHLO text, and `snaprt localise A --against B` gets the two files and the inputs. Only edits
+StableHLO text, and `snaprt localize A --against B` gets the two files and the inputs. Only edits
 that XLA compiles, and that change an output beyond its tolerance, count. What is named is right if
 it is the edited operation, or, where that was taken out, one that read it.
 """
@@ -91,7 +91,7 @@ def by_command(folder: Path) -> tuple[dict, str]:
 
     out, err = io.StringIO(), io.StringIO()
     words = [folder / "original.mlir", "--against", folder / "edited.mlir", "--json"]
-    words = ["localise", *words, "--inputs", folder / "in.npz"]
+    words = ["localize", *words, "--inputs", folder / "in.npz"]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         main([str(one) for one in words])
     said = out.getvalue()
@@ -126,7 +126,7 @@ def judge(plant, found: dict) -> str:
 
 
 def run_all(workers, names: Sequence[str], each: int, seed: int, command: bool) -> Iterator[Result]:
-    """Plant, localise, judge."""
+    """Plant, localize, judge."""
     import jax
     import text_models
     import text_plants
@@ -178,7 +178,7 @@ def _row(name: str, chosen: Sequence[Result]) -> list[str]:
 
 
 def main() -> None:
-    """Plant, localise, print the table; fail below the share that is needed."""
+    """Plant, localize, print the table; fail below the share that is needed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--each", type=int, default=1, help="edits of each kind in each model")
     parser.add_argument("--model", action="append", help="only this one; several times: only these")

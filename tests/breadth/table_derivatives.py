@@ -126,11 +126,11 @@ def custom_vjp_with_static_arguments(x: Any, y: Any) -> Any:
 
 def custom_vjp_that_reads(x: Any) -> Any:
     @jax.custom_vjp
-    def normalised(v: Any) -> Any:
+    def normalized(v: Any) -> Any:
         return v / v.max()
 
-    normalised.defvjp(lambda v: (normalised(v), v.max()), lambda top, g: (g * float(top),))
-    return jax.grad(lambda v: normalised(v).sum())(x)
+    normalized.defvjp(lambda v: (normalized(v), v.max()), lambda top, g: (g * float(top),))
+    return jax.grad(lambda v: normalized(v).sum())(x)
 
 
 def custom_batching(x: Any) -> Any:

@@ -83,7 +83,7 @@ def inspected_shardings(x: Any) -> Any:
     return total, len(seen)
 
 
-def visualised_shardings(x: Any) -> Any:
+def visualized_shardings(x: Any) -> Any:
     with contextlib.redirect_stdout(io.StringIO()):
         jax.debug.visualize_array_sharding(x * 2)
         jax.debug.visualize_sharding((3, 4), x.sharding)
@@ -256,7 +256,7 @@ PROGRAMS = [
     debug_callback,
     debug_log,
     inspected_shardings,
-    visualised_shardings,
+    visualized_shardings,
     ordered_io_callbacks,
     io_callback_under_grad,
     references,

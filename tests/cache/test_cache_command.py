@@ -117,7 +117,7 @@ def test_stats_are_told_by_program_and_by_day(cache: Cache) -> None:
     assert (numbers["days"][0]["hits"], numbers["days"][0]["misses"]) == (3, 1)
 
 
-def test_stats_fit_80_columns_and_need_no_colour(
+def test_stats_fit_80_columns_and_need_no_color(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.close()

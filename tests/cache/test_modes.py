@@ -11,7 +11,7 @@ import pytest
 from snaprt_cache import MODES, Cache, CacheError, Key, KeyPart
 
 from snaprt import metrics, settings
-from snaprt.cli.cache.misses import NEW_PROGRAM, REFRESHED, Neighbours
+from snaprt.cli.cache.misses import NEW_PROGRAM, REFRESHED, Neighbors
 from snaprt.compile.store import open_cache, persistent_cache
 from snaprt.errors import UsageError
 
@@ -225,6 +225,6 @@ def test_a_program_that_is_made_anew_is_counted_once_and_said_to_be(
         subprocess.run([sys.executable, "-c", _STEP], check=True, timeout=120)
     counters = metrics.load(tmp_path / "metrics.json").counters
     assert (counters["PersistentCacheMiss"], counters["PersistentCachePut"]) == (1, 1)
-    neighbours = Neighbours(open_cache())
-    first, second = map(neighbours.explain_miss, neighbours.misses)
+    neighbors = Neighbors(open_cache())
+    first, second = map(neighbors.explain_miss, neighbors.misses)
     assert (first.reason, second.reason) == (NEW_PROGRAM, REFRESHED)

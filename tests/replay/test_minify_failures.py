@@ -16,7 +16,7 @@ from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.inline import inline_calls
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check, Crash, Mismatch, NonFinite, Run, Signature
-from snaprt_replay.minify.cutting import Tap, normalised
+from snaprt_replay.minify.cutting import Tap, normalized
 from snaprt_replay.minify.judge import Judge, Patience
 from snaprt_replay.minify.work import Shrunk, shrink
 from snaprt_replay.run.variants.variants import Variant, parse_variant
@@ -24,7 +24,7 @@ from snaprt_replay.run.workers import Workers
 
 from snaprt import jaxapi
 from snaprt.cli.main import group
-from snaprt.hlo.proto import HloModuleProto, XlaMessage, parse, serialise
+from snaprt.hlo.proto import HloModuleProto, XlaMessage, parse, serialize
 
 CPU = parse_variant("cpu")
 
@@ -47,7 +47,7 @@ def lowered(function: Callable, *arguments: np.ndarray) -> XlaMessage:
 
 
 def candidate_of(modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]) -> Candidate:
-    found = normalised(modules, inputs)
+    found = normalized(modules, inputs)
     assert found is not None
     return found[0]
 
@@ -107,7 +107,7 @@ def test_a_nan_is_followed_to_where_finite_values_make_it(workers: Workers) -> N
     found = shrunk(candidate_of([lowered(loss, INPUTS[0])], INPUTS[:1]), NonFinite(), workers, 0)
     assert found is not None
     assert opcodes(found.candidate) == ["log"]
-    assert found.neighbour is not None
+    assert found.neighbor is not None
 
 
 REFUSED = """HloModule refused
@@ -207,8 +207,8 @@ def minified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a program whose cosine is a sine, from the command line."""
     folder = tmp_path_factory.mktemp("minify")
     right = lowered(network, *INPUTS)
-    (folder / "right.hlo.pb").write_bytes(serialise(right))
-    (folder / "wrong.hlo.pb").write_bytes(serialise(edited(right, "cosine", "sine")))
+    (folder / "right.hlo.pb").write_bytes(serialize(right))
+    (folder / "wrong.hlo.pb").write_bytes(serialize(edited(right, "cosine", "sine")))
     np.savez(folder / "inputs.npz", **{f"arg{n}": one for n, one in enumerate(INPUTS)})
     words = ["minify", str(folder / "wrong.hlo.pb"), "--against", str(folder / "right.hlo.pb")]
     words += ["--inputs", str(folder / "inputs.npz"), "--a", "cpu,optimization=0", "--json"]
@@ -235,7 +235,7 @@ def test_every_form_of_the_program_can_be_replayed(minified: Path) -> None:
         statuses[file] = done.exit_code
     # The snapshot has the outputs that are right; XLA's those that the failing side gives.
     assert statuses == {"minified.inputs.snap": 1, "minified.snapshot.pb": 0}
-    for name in ("minified", "against", "neighbour"):
+    for name in ("minified", "against", "neighbor"):
         assert "HloModule" in (minified / f"{name}.hlo.txt").read_text()
         assert "stablehlo." in (minified / f"{name}.stablehlo.mlir").read_text()
 

@@ -12,7 +12,7 @@ import pytest
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.inline import inline_calls
 from snaprt_replay.minify.candidate import Candidate
-from snaprt_replay.minify.cutting import Base, Tap, normalised
+from snaprt_replay.minify.cutting import Base, Tap, normalized
 from snaprt_replay.minify.views import (
     dtypes,
     flags,
@@ -47,7 +47,7 @@ def lowered(function: Callable, *arguments: np.ndarray) -> XlaMessage:
 
 
 def candidate_of(function: Callable, *arguments: np.ndarray) -> Candidate:
-    found = normalised([lowered(function, *arguments)], arguments)
+    found = normalized([lowered(function, *arguments)], arguments)
     assert found is not None
     return found[0]
 

@@ -102,7 +102,7 @@ def test_a_folder_that_lacks_a_file_of_a_device_is_a_failure_that_names_it(
     assert all(missing.name in one["headline"]["sentence"] for one in reports)
 
 
-@pytest.mark.parametrize("words", [("localise",), ("minify",), ("replay", "--b", "cpu")])
+@pytest.mark.parametrize("words", [("localize",), ("minify",), ("replay", "--b", "cpu")])
 def test_what_runs_on_one_device_refuses_a_program_that_says_what_each_device_does(
     recorded: Path, words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,7 +129,7 @@ def test_a_copy_that_one_device_got_wrong_is_found_there(
     assert "device 6: 1 of 2 outputs differ; first: out1" in told
     verdict = "MISMATCH: the whole arrays match, but not what these devices hold: 6"
     assert verdict in told
-    assert main(["report", str(of_executable(copied, 0)[0]), "--no-localise"]) == 1
+    assert main(["report", str(of_executable(copied, 0)[0]), "--no-localize"]) == 1
     assert verdict in capfd.readouterr().out
 
 

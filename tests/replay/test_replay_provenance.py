@@ -126,11 +126,11 @@ def test_every_difference_is_told_and_none_is_a_failure(
         "processor Z80",
         "XLA_FLAGS --xla_cpu_enable_fast_math=true, replayed with ''",
         "aliases (result <- parameter) '0 <- 1'",
-        "optimised HLO 0000000000000000, replayed with ",
+        "optimized HLO 0000000000000000, replayed with ",
     ):
         assert words in told
     assert main(["replay", str(path)]) == 0
-    assert "warning: recorded with optimised HLO 0000000000000000" in capfd.readouterr().out
+    assert "warning: recorded with optimized HLO 0000000000000000" in capfd.readouterr().out
 
 
 def open_snapshot_device(changed: Callable[..., Path]) -> Any:
@@ -165,7 +165,7 @@ def test_a_file_of_format_1_0_replays_without_what_it_does_not_know() -> None:
     result = replay(OLD)
     assert result.comparison is not None
     assert not result.mismatch
-    assert not any("optimised HLO" in one or "processor" in one for one in result.warnings)
+    assert not any("optimized HLO" in one or "processor" in one for one in result.warnings)
 
 
 def test_the_proof_is_the_same_wherever_the_source_lies() -> None:

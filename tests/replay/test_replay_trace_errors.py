@@ -123,7 +123,7 @@ def test_a_folder_with_one_that_does_not_come_again_ends_with_1(
     assert "DOES NOT REPRODUCE" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("words", [("localise",), ("minify",), ("replay", "--b", "cpu")])
+@pytest.mark.parametrize("words", [("localize",), ("minify",), ("replay", "--b", "cpu")])
 def test_what_needs_an_execution_refuses_it(
     recorded: Path, words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:

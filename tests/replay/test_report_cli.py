@@ -63,7 +63,7 @@ def test_a_page_of_a_mismatch_says_what_and_where_it_starts(
     assert (again, out_again) == (status, out)
 
 
-def test_a_match_is_not_localised(snaprt: Run, recorded: Path) -> None:
+def test_a_match_is_not_localized(snaprt: Run, recorded: Path) -> None:
     status, out, err = snaprt("report", recorded)
     assert status == 0
     assert out.rstrip().endswith("MATCH: all 3 outputs are identical, bit for bit")
@@ -97,17 +97,17 @@ def test_what_replay_printed_as_json_is_reported_without_running_anything(
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_what_localise_printed_as_json_is_reported_alone_or_with_a_replay(
+def test_what_localize_printed_as_json_is_reported_alone_or_with_a_replay(
     snaprt: Run, tmp_path: Path
 ) -> None:
     found, saved = tmp_path / "found.json", tmp_path / "saved.json"
     report = sample_report()
-    found.write_text(json.dumps(findings.to_json(report.localisation)))
+    found.write_text(json.dumps(findings.to_json(report.localization)))
     status, out, _ = snaprt("report", found)
     assert status == 1
     assert out.rstrip().endswith("FOUND: loss goes wrong")
-    report_files.save([dataclasses.replace(report, localisation=None)], saved)
-    status, out, _ = snaprt("report", saved, "--localised", found)
+    report_files.save([dataclasses.replace(report, localization=None)], saved)
+    status, out, _ = snaprt("report", saved, "--localized", found)
     assert "starts: loss goes wrong" in out
     assert out.rstrip().endswith("MISMATCH: 1 of 2 outputs differ: loss")
 

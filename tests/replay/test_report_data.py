@@ -19,7 +19,7 @@ def test_a_saved_report_is_read_back_as_it_was():
     saved = json.loads(json.dumps(model.to_json(report), allow_nan=False))
     again = model.from_json(saved)
     assert model.to_json(again) == model.to_json(report)
-    assert again.localisation == report.localisation
+    assert again.localization == report.localization
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_saved_report_is_read_back_as_it_was():
         {"headline": {"status": "javascript:", "word": "", "sentence": ""}},
         {"headline": None},
         {"grids": [{"rows": 9, "columns": 9}]},
-        {"neighbourhood": {"nodes": [], "edges": [[0, 7]], "hidden": 0}},
+        {"neighborhood": {"nodes": [], "edges": [[0, 7]], "hidden": 0}},
         {"comparison": {"schema": "another"}},
         {"unknown": 1},
     ],
@@ -95,5 +95,5 @@ def test_source_lines_come_from_python_files_below_the_folder_alone(tmp_path: Pa
 
 
 def test_a_report_without_anything_but_a_verdict_is_shown_too():
-    bare = dataclasses.replace(sample_report(), comparison=None, grids=(), localisation=None)
+    bare = dataclasses.replace(sample_report(), comparison=None, grids=(), localization=None)
     assert list(text.lines(bare))[-1].startswith("MISMATCH")

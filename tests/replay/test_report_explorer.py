@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from planted_faults import mlp
-from snaprt_replay.localize.findings import Localisation, RegionError, ValueDifference
+from snaprt_replay.localize.findings import Localization, RegionError, ValueDifference
 from snaprt_replay.localize.program import Program, flatten
 from snaprt_replay.report import model_explorer
-from snaprt_replay.report.graph import neighbourhood
+from snaprt_replay.report.graph import neighborhood
 from snaprt_replay.report.surroundings import surroundings
 
 from snaprt import jaxapi
@@ -27,11 +27,11 @@ def program() -> Program:
 
 
 @pytest.fixture(scope="module")
-def found(program: Program) -> Localisation:
+def found(program: Program) -> Localization:
     line = program.entry
     work = line.work()
     first, bad, last = (line.place(one) for one in (work[3], work[5], work[8]))
-    return Localisation(
+    return Localization(
         kind="instruction",
         sentence="",
         suspect="a",
@@ -60,7 +60,7 @@ def test_the_graphs_are_whole(program: Program) -> None:
 
 
 def test_the_errors_are_those_of_the_regions_and_of_what_was_found(
-    program: Program, found: Localisation, tmp_path: Path
+    program: Program, found: Localization, tmp_path: Path
 ) -> None:
     graphs, errors = model_explorer.write(program, found, tmp_path / "new" / "folder")
     data = json.loads(errors.read_text())
@@ -75,7 +75,7 @@ def test_the_errors_are_those_of_the_regions_and_of_what_was_found(
 
 
 def test_the_surroundings_have_what_is_read_above_what_reads_it(
-    program: Program, found: Localisation
+    program: Program, found: Localization
 ) -> None:
     around = surroundings(program, found.instructions)
     assert around is not None
@@ -83,7 +83,7 @@ def test_the_surroundings_have_what_is_read_above_what_reads_it(
     assert 3 <= len(around.nodes) <= 16
     for start, stop in around.edges:
         assert around.nodes[start].level < around.nodes[stop].level
-    drawn = neighbourhood("g", around)
+    drawn = neighborhood("g", around)
     assert drawn.count("<rect") == len(around.nodes)
     assert drawn.count('class="edge"') == len(around.edges)
 

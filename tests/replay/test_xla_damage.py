@@ -54,7 +54,7 @@ def refused(path: Path) -> bool:
 
 
 def test_a_snapshot_built_here_loads(tmp_path: Path, snapshot: proto.XlaMessage) -> None:
-    loaded = load_hlo_snapshot(written(tmp_path, proto.serialise(snapshot)))
+    loaded = load_hlo_snapshot(written(tmp_path, proto.serialize(snapshot)))
     assert loaded.outputs is not None
 
 
@@ -66,7 +66,7 @@ def test_an_empty_file_is_explained(tmp_path: Path) -> None:
 def test_every_truncation_is_refused_or_complete(
     tmp_path: Path, snapshot: proto.XlaMessage
 ) -> None:
-    content = proto.serialise(snapshot)
+    content = proto.serialize(snapshot)
     for length in range(1, len(content), 7):
         path = written(tmp_path, content[:length])
         if not refused(path):  # cut between two fields: the result is missing, and said to be
@@ -74,7 +74,7 @@ def test_every_truncation_is_refused_or_complete(
 
 
 def test_flipped_bits_never_raise_anything_else(tmp_path: Path, snapshot: proto.XlaMessage) -> None:
-    content = proto.serialise(snapshot)
+    content = proto.serialize(snapshot)
     choice = random.Random(0)
     for _ in range(200):
         damaged = bytearray(content)
@@ -94,7 +94,7 @@ def test_arguments_that_do_not_fit_the_module_are_named(
 ) -> None:
     snapshot.arguments.append(array_to_literal(X))
     with pytest.raises(SnapshotError, match=r"float32\[2,3\], float32\[2,3\].*takes"):
-        load_hlo_snapshot(written(tmp_path, proto.serialise(snapshot)))
+        load_hlo_snapshot(written(tmp_path, proto.serialize(snapshot)))
 
 
 def test_a_program_of_two_devices_is_refused(tmp_path: Path, module: bytes) -> None:
@@ -103,7 +103,7 @@ def test_a_program_of_two_devices_is_refused(tmp_path: Path, module: bytes) -> N
     for _ in range(2):
         snapshot.partitions.add().arguments.append(array_to_literal(X))
     with pytest.raises(SnapshotError, match="ran on 2 devices"):
-        load_unoptimized_snapshot(written(tmp_path, proto.serialise(snapshot)))
+        load_unoptimized_snapshot(written(tmp_path, proto.serialize(snapshot)))
 
 
 def test_hlo_text_with_its_constants_left_out_is_refused(tmp_path: Path) -> None:
@@ -120,18 +120,18 @@ def test_hlo_text_that_does_not_parse_says_where(tmp_path: Path) -> None:
         load_hlo_text(path)
 
 
-def test_a_module_from_a_gpu_takes_the_unoptimised_one_beside_it(
+def test_a_module_from_a_gpu_takes_the_unoptimized_one_beside_it(
     tmp_path: Path, module: bytes, snapshot: proto.XlaMessage
 ) -> None:
     entry = snapshot.hlo.hlo_module.computations[-1]
     (product,) = (one for one in entry.instructions if one.opcode == "dot")
     product.opcode, product.custom_call_target = "custom-call", "__cublas$gemm"
-    path = written(tmp_path, proto.serialise(snapshot))
+    path = written(tmp_path, proto.serialize(snapshot))
     assert "__cublas$gemm" in load_hlo_snapshot(path).notes[0]
     before = proto.HloProto()
     before.hlo_module.ParseFromString(module)
     beside = tmp_path / "module_0001.jit_f.before_optimizations.hlo.pb"
-    beside.write_bytes(proto.serialise(before))
+    beside.write_bytes(proto.serialize(before))
     loaded = load_hlo_snapshot(path)
     assert beside.name in loaded.notes[0]
     assert b"__cublas" not in loaded.stablehlo
@@ -143,7 +143,7 @@ def test_a_value_of_a_type_that_no_array_has_is_named_with_its_place(
 ) -> None:
     snapshot.arguments[0].shape.element_type = number
     with pytest.raises(SnapshotError, match=f"argument 0: its XLA element type, {said}") as caught:
-        load_hlo_snapshot(written(tmp_path, proto.serialise(snapshot)))
+        load_hlo_snapshot(written(tmp_path, proto.serialize(snapshot)))
     assert caught.value.hint
 
 
@@ -154,6 +154,6 @@ def test_values_that_xla_could_not_read_back_are_missing_and_no_damage(
     snapshot.arguments[0].shape.SetInParent()
     snapshot.result.Clear()
     snapshot.result.shape.SetInParent()
-    loaded = load_hlo_snapshot(written(tmp_path, proto.serialise(snapshot)))
+    loaded = load_hlo_snapshot(written(tmp_path, proto.serialize(snapshot)))
     assert (loaded.inputs, loaded.outputs) == (None, None)
     assert any("no value for argument 0" in note for note in loaded.notes)

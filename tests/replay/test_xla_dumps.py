@@ -29,7 +29,7 @@ MODELS = PROGRAMS.with_name("xla_models.py")
 TRAINED = (
     *("residual_network", "vision_transformer", "long_short_term_memory", "graph_network"),
     *("variational_autoencoder", "diffusion_network", "mixture_of_experts", "state_space_model"),
-    *("normalising_flow", "recommender"),
+    *("normalizing_flow", "recommender"),
 )
 REPLAYED = (
     *("mlp_gradient", "transformer_block", "transformer_scan", "scan_rnn", "while_loop"),
@@ -39,7 +39,7 @@ REPLAYED = (
     *("reinterpreted", "transposes", "scalar_and_unused", "zero_size", "no_arguments"),
     *("passed_through", "printing"),
 )
-# Compiled from the optimised module the fusions may fall otherwise, which moves last bits.
+# Compiled from the optimized module the fusions may fall otherwise, which moves last bits.
 ROUNDED = {"transformer_scan"}
 
 
@@ -58,10 +58,10 @@ def snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def unoptimised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unoptimized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = "--xla_dump_hlo_unoptimized_snapshots"
     names = ("mlp_gradient", "linear_algebra", "donating", "calling_back", "tiny_integers")
-    return dump(tmp_path_factory.mktemp("unoptimised"), flags, *names)
+    return dump(tmp_path_factory.mktemp("unoptimized"), flags, *names)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_a_training_step_of_each_type_of_model_replays(models: Path, model: str)
     assert not found.mismatch, found.comparison.summary
 
 
-def test_what_was_changed_in_an_optimised_module_is_noted(snapshots: Path) -> None:
+def test_what_was_changed_in_an_optimized_module_is_noted(snapshots: Path) -> None:
     loaded = load_hlo_snapshot(file_of(snapshots, "transposes", "snapshot.*.pb"))
     (note,) = loaded.notes
     assert "fusions became calls" in note
@@ -137,16 +137,16 @@ def test_a_print_is_left_out_of_the_replay_and_noted(snapshots: Path) -> None:
     assert "host callbacks without a result were left out" in loaded.notes[-1]
 
 
-def test_a_callback_that_gives_a_value_is_refused(snapshots: Path, unoptimised: Path) -> None:
+def test_a_callback_that_gives_a_value_is_refused(snapshots: Path, unoptimized: Path) -> None:
     with pytest.raises(SnapshotError, match="host callback cannot be replayed"):
         load_hlo_snapshot(file_of(snapshots, "calling_back", "snapshot.*.pb"))
     with pytest.raises(SnapshotError, match="host callback cannot be replayed"):
-        load_unoptimized_snapshot(file_of(unoptimised, "calling_back", "execution_*.pb"))
+        load_unoptimized_snapshot(file_of(unoptimized, "calling_back", "execution_*.pb"))
 
 
 @pytest.mark.parametrize("program", ["mlp_gradient", "linear_algebra", "tiny_integers"])
-def test_an_unoptimised_snapshot_has_inputs_and_no_results(unoptimised: Path, program: str) -> None:
-    loaded = load_unoptimized_snapshot(file_of(unoptimised, program, "execution_*.pb"))
+def test_an_unoptimized_snapshot_has_inputs_and_no_results(unoptimized: Path, program: str) -> None:
+    loaded = load_unoptimized_snapshot(file_of(unoptimized, program, "execution_*.pb"))
     assert loaded.outputs is None
     assert run(loaded)
 
@@ -160,13 +160,13 @@ def test_an_unoptimised_snapshot_has_inputs_and_no_results(unoptimised: Path, pr
 )
 def test_two_files_of_one_execution_give_one_module_and_one_result(
     snapshots: Path,
-    unoptimised: Path,
+    unoptimized: Path,
     tmp_path: Path,
     load: Callable[[Path], LoadedHlo],
     ending: str,
 ) -> None:
     snapshot = file_of(snapshots, "mlp_gradient", "snapshot.*.pb")
-    other = file_of(unoptimised, "mlp_gradient", "execution_*.pb")
+    other = file_of(unoptimized, "mlp_gradient", "execution_*.pb")
     prefix = "module_0007.jit_mlp_gradient"
     shutil.copy(snapshot, tmp_path / f"{prefix}.snapshot.-12.pb")
     shutil.copy(other, tmp_path / f"{prefix}.execution_0000.hlo_unoptimized_snapshot.pb")
@@ -176,10 +176,10 @@ def test_two_files_of_one_execution_give_one_module_and_one_result(
 
 
 def test_results_of_other_inputs_are_not_taken(
-    snapshots: Path, unoptimised: Path, tmp_path: Path
+    snapshots: Path, unoptimized: Path, tmp_path: Path
 ) -> None:
     snapshot = file_of(snapshots, "transposes", "snapshot.*.pb")
-    other = file_of(unoptimised, "mlp_gradient", "execution_*.pb")
+    other = file_of(unoptimized, "mlp_gradient", "execution_*.pb")
     shutil.copy(snapshot, tmp_path / "module_0007.jit_mlp_gradient.snapshot.5.pb")
     path = tmp_path / "module_0007.jit_mlp_gradient.execution_0000.hlo_unoptimized_snapshot.pb"
     shutil.copy(other, path)

@@ -1,4 +1,4 @@
-"""Operations that only an optimised module has are said again in ones that XLA compiles."""
+"""Operations that only an optimized module has are said again in ones that XLA compiles."""
 
 from __future__ import annotations
 
@@ -159,9 +159,9 @@ def test_restoring_twice_changes_nothing_more() -> None:
 }
 """)
     restore(module)
-    once = proto.serialise(module)
+    once = proto.serialize(module)
     assert restore(module) == ()
-    assert proto.serialise(module) == once
+    assert proto.serialize(module) == once
 
 
 def _drop_operand(module: proto.XlaMessage) -> None:

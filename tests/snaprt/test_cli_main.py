@@ -222,12 +222,12 @@ def test_a_reader_that_goes_away_early_is_no_error(tmp_path: Path):
     assert process.returncode == output.EXIT_BROKEN_PIPE
 
 
-def test_colours_are_off_where_no_color_is_set():
+def test_colors_are_off_where_no_color_is_set():
     code = (
         "from snaprt.cli import output; output.error('what'); "
         "output.console.print('x', style='red')"
     )
-    colours = {}
+    colors = {}
     for no_color in ("", "1"):
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -236,8 +236,8 @@ def test_colours_are_off_where_no_color_is_set():
             text=True,
             check=True,
         )
-        colours[no_color] = "\x1b[31m" in done.stdout, "31m" in done.stderr
-    assert colours == {"": (True, True), "1": (False, False)}
+        colors[no_color] = "\x1b[31m" in done.stdout, "31m" in done.stderr
+    assert colors == {"": (True, True), "1": (False, False)}
 
 
 @pytest.mark.parametrize(

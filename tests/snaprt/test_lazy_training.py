@@ -98,7 +98,7 @@ def _check(train):
         lazy = train(mark)
     assert counts.reads == {}
     assert counts.graphs == STEPS
-    # The first step also runs the initialisation; the second is the step alone; then all repeat.
+    # The first step also runs the initialization; the second is the step alone; then all repeat.
     assert counts.compiled == 2
     assert per_step[1][0] == per_step[-1][0]
     np.testing.assert_allclose([float(loss) for loss in lazy], eager, rtol=1e-5)

@@ -19,11 +19,11 @@ from snaprt.compile.operations import (
     read_program,
     summary_text,
 )
-from snaprt.compile.summary import summarise
+from snaprt.compile.summary import summarize
 
 
 def _text(function, *arguments) -> str:
-    return summary_text(summarise(jax.jit(function).lower(*arguments).compiler_ir("stablehlo")))
+    return summary_text(summarize(jax.jit(function).lower(*arguments).compiler_ir("stablehlo")))
 
 
 def _program(function, *arguments) -> Program:
@@ -121,7 +121,7 @@ def test_a_long_program_loses_its_end_and_says_so(monkeypatch: pytest.MonkeyPatc
     whole = _program(long, X)
     monkeypatch.setattr(summary, "LARGEST_SUMMARY", 3000)
     module = jax.jit(long).lower(X).compiler_ir("stablehlo")
-    assert len(summarise(module)) <= 3000
+    assert len(summarize(module)) <= 3000
     cut = _program(long, X)
     assert cut.is_cut
     assert 0 < len(cut.operations) < len(whole.operations)
@@ -137,8 +137,8 @@ def test_the_nearest_program_is_the_one_with_the_same_shapes() -> None:
     assert likeness(one, shape)[1] < 1.0
 
 
-def test_what_cannot_be_summarised_has_an_empty_summary() -> None:
-    assert summarise(None) == ""
+def test_what_cannot_be_summarized_has_an_empty_summary() -> None:
+    assert summarize(None) == ""
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_programs_that_differ_in_donation_alone_differ_in_an_attribute_of_the_ar
         for donated in ((), (1,))
     ]
     programs = [
-        read_program(summary_text(summarise(one.compiler_ir("stablehlo")))) for one in lowered
+        read_program(summary_text(summarize(one.compiler_ir("stablehlo")))) for one in lowered
     ]
     found = compare(*programs)
     assert (found.kind, found.arguments) == ("nothing", ())

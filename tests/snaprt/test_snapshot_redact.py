@@ -237,7 +237,7 @@ def drawn(value: np.ndarray) -> np.ndarray:
         compression="none", stored_dtype="", stored_shape=value.shape, stored_bytes=0, raw_bytes=0,
         digest="", key_impl="", sharding="", global_shape=value.shape,
     )  # fmt: skip
-    kept = seeded.summarise(value, 5)
+    kept = seeded.summarize(value, 5)
     assert all(np.isfinite(number) for number in kept.values())
     return seeded.draw(dataclasses.replace(plain, seeded=kept))
 
@@ -282,13 +282,13 @@ def test_odd_arrays_can_be_drawn(make: Callable[[], np.ndarray]) -> None:
 
 
 def test_of_a_few_elements_only_the_magnitude_is_told() -> None:
-    kept = seeded.summarise(np.array([0.001234, 5000.0]), 5)
+    kept = seeded.summarize(np.array([0.001234, 5000.0]), 5)
     assert kept["minimum"] == 2.0**-10
     assert kept["maximum"] == 4096.0
 
 
 def test_what_is_told_never_leaves_the_range_of_the_values() -> None:
-    kept = seeded.summarise(np.array([-50256, 50256, 7] * 20), 5)
+    kept = seeded.summarize(np.array([-50256, 50256, 7] * 20), 5)
     assert (kept["minimum"], kept["maximum"]) == (-50200, 50200)
 
 

@@ -29,7 +29,7 @@ def test_what_is_not_in_the_table_of_fields_comes_back_out() -> None:
     x = np.ones((2, 2, 5, 5), np.float32)
     proto = jaxapi.hlo_proto(jax.jit(program).lower(x))
     message = proto.parse(proto.HloModuleProto, proto, "test")
-    again = proto.serialise(message)
+    again = proto.serialize(message)
     assert len(again) == len(proto)
     assert jaxapi.hlo_text(again) == jaxapi.hlo_text(proto)
 
@@ -45,7 +45,7 @@ def test_a_literal_of_any_type_gives_its_array_back(dtype: np.dtype) -> None:
     whole = np.arange(-6, 6) if np.dtype(dtype).kind == "i" else np.arange(12)
     value = whole.reshape(3, 4).astype(dtype)
     literal = proto.LiteralProto()
-    literal.ParseFromString(proto.serialise(array_to_literal(value)))
+    literal.ParseFromString(proto.serialize(array_to_literal(value)))
     back = literal_to_array(literal)
     assert back.dtype == value.dtype
     assert back.shape == value.shape
@@ -66,7 +66,7 @@ def test_xla_reads_the_literals_that_are_written_here(dtype: np.dtype) -> None:
         module.host_program_shape.result,
     ):
         shape.CopyFrom(literal.shape)
-    stored = jaxapi.parse_hlo_text(jaxapi.hlo_text(proto.serialise(module)))
+    stored = jaxapi.parse_hlo_text(jaxapi.hlo_text(proto.serialize(module)))
     again = proto.parse(proto.HloModuleProto, stored, "test").computations[0].instructions[0]
     np.testing.assert_array_equal(
         literal_to_array(again.literal).astype(np.complex128), value.astype(np.complex128)

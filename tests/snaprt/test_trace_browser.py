@@ -66,10 +66,10 @@ def test_the_page_works_without_javascript_and_from_the_keyboard(browser, folder
     context.close()
 
 
-def test_a_drawing_is_shown_with_its_colours(browser, folder):
+def test_a_drawing_is_shown_with_its_colors(browser, folder):
     tab = browser.new_page()
     tab.goto(next(folder.glob("0001-*/graph.svg")).as_uri())
-    colour = "e => getComputedStyle(e).fill"
-    assert tab.locator(".operation rect, .output rect").first.evaluate(colour) != "rgb(0, 0, 0)"
+    color = "e => getComputedStyle(e).fill"
+    assert tab.locator(".operation rect, .output rect").first.evaluate(color) != "rgb(0, 0, 0)"
     assert tab.locator("text.name").first.is_visible()
     tab.close()

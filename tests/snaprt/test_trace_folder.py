@@ -239,7 +239,7 @@ def test_a_graph_that_was_collected_instead_of_compiled_says_so(folder, monkeypa
     (graph,) = graphs(folder)
     assert {path.name for path in graph.iterdir()} == FILES - {"optimised.hlo"}
     assert (
-        "Optimised HLO: not there (the graph was not compiled)"
+        "Optimized HLO: not there (the graph was not compiled)"
         in (folder / "index.html").read_text()
     )
 

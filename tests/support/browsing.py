@@ -21,8 +21,8 @@ CONTRASTS = r"""() => {
   const numbers = text => text.match(/[\d.]+/g).map(Number);
   const behind = element => {
     for (; element; element = element.parentElement) {
-      const colour = numbers(getComputedStyle(element).backgroundColor);
-      if (colour.length == 3 || colour[3]) return colour;
+      const color = numbers(getComputedStyle(element).backgroundColor);
+      if (color.length == 3 || color[3]) return color;
     }
     return [255, 255, 255];
   };

@@ -20,7 +20,7 @@ from snaprt_replay.localize.program import Line, Program, flatten
 
 from snaprt import jaxapi
 from snaprt.hlo.literals import array_to_literal
-from snaprt.hlo.proto import HloComputationProto, HloModuleProto, XlaMessage, parse, serialise
+from snaprt.hlo.proto import HloComputationProto, HloModuleProto, XlaMessage, parse, serialize
 
 _FLOATS = {10: np.float16, 11: np.float32, 12: np.float64, 16: ml_dtypes.bfloat16}
 _PRED, _F32 = 1, 11
@@ -78,17 +78,17 @@ def cnn() -> tuple[Callable, tuple]:
 
 
 def _attention_block(p, x):
-    def normalise(x, scale):
+    def normalize(x, scale):
         centred = x - x.mean(-1, keepdims=True)
         return scale * centred * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
 
-    q, k, v = jnp.split(normalise(x, p["n1"]) @ p["qkv"], 3, axis=-1)
+    q, k, v = jnp.split(normalize(x, p["n1"]) @ p["qkv"], 3, axis=-1)
     q, k, v = (one.reshape(*one.shape[:2], 4, -1).swapaxes(1, 2) for one in (q, k, v))
     scores = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
     scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e9)
     mixed = (jax.nn.softmax(scores) @ v).swapaxes(1, 2).reshape(x.shape)
     x = x + mixed @ p["o"]
-    return x + jax.nn.gelu(normalise(x, p["n2"]) @ p["up"]) @ p["down"]
+    return x + jax.nn.gelu(normalize(x, p["n2"]) @ p["up"]) @ p["down"]
 
 
 def transformer(layers: int = 2) -> tuple[Callable, tuple]:
@@ -270,7 +270,7 @@ def _dropped_precision(broken: _Broken) -> Sequence[XlaMessage]:
 
 
 def _off_by_one(broken: _Broken) -> Sequence[XlaMessage]:
-    """Let every element be its neighbour's: it is read from one further on."""
+    """Let every element be its neighbor's: it is read from one further on."""
     shape = broken.instruction.shape
     long = [axis for axis, size in enumerate(shape.dimensions) if size > 1]
     axis = broken.random.choice(long)
@@ -392,7 +392,7 @@ def planted(hlo: bytes, plant: Plant) -> bytes:
     ]
     module.ClearField("computations")
     module.computations.extend(ordered)
-    return serialise(module)
+    return serialize(module)
 
 
 def draw(program: Program, kind: str, seed: int) -> Iterator[Plant]:

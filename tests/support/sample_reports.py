@@ -9,7 +9,7 @@ from snaprt_replay.compare.compare import compare
 from snaprt_replay.load.case import NamedArray
 from snaprt_replay.localize.findings import (
     InstructionPlace,
-    Localisation,
+    Localization,
     PassEffect,
     RegionError,
     ValueDifference,
@@ -20,7 +20,7 @@ from snaprt_replay.report.model import (
     Fact,
     GraphNode,
     Headline,
-    Neighbourhood,
+    Neighborhood,
     Report,
     Side,
     SourceExcerpt,
@@ -60,7 +60,7 @@ def sample_report(name: str = "loss") -> Report:
         name, "dot", "f32[40,70]", (f"{name} f32[4]",), f"jit/{name}", source, (name,), (name,)
     )
     region = RegionError(place, place, 3, 0, 250.0, 0.0, 300.0, chosen=True)
-    found = Localisation(
+    found = Localization(
         "instruction",
         f"{name} goes wrong",
         name,
@@ -92,8 +92,8 @@ def sample_report(name: str = "loss") -> Report:
         sides=(Side("A", name, "ok", "within rounding", 0.5), Side("B", name, "bad", "wrong", 9.0)),
         comparison=comparison,
         grids=grids,
-        localisation=found,
-        neighbourhood=Neighbourhood(nodes, ((0, 1), (1, 2), (0, 2)), 3),
+        localization=found,
+        neighborhood=Neighborhood(nodes, ((0, 1), (1, 2), (0, 2)), 3),
         sources=(SourceExcerpt(source, 11, (12, 13), ("before", name, "after")),),
         commands=(Command("Replay it again", f"snaprt replay {name}"),),
     )

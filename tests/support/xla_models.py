@@ -37,7 +37,7 @@ def convolve(x, kernel, strides=(1, 1)):
     return jax.lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=numbers)
 
 
-def normalised(x, axes):
+def normalized(x, axes):
     return (x - x.mean(axes, keepdims=True)) * jax.lax.rsqrt(x.var(axes, keepdims=True) + 1e-5)
 
 
@@ -47,7 +47,7 @@ def normalised(x, axes):
 def residual_network(p, x):
     x = convolve(x, p["stem"])
     x = jax.nn.relu(
-        x + convolve(jax.nn.relu(normalised(convolve(x, p["one"]), (0, 1, 2))), p["two"])
+        x + convolve(jax.nn.relu(normalized(convolve(x, p["one"]), (0, 1, 2))), p["two"])
     )
     return -jax.nn.log_softmax(x.mean((1, 2)) @ p["top"])[:, 0].mean()
 
@@ -56,7 +56,7 @@ def residual_network(p, x):
 def vision_transformer(p, x):
     patches = x.reshape(2, 2, 4, 2, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 4, 48)
     x = patches @ p["patch"]
-    q, k, v = jnp.split(normalised(x, -1) @ p["qkv"], 3, -1)
+    q, k, v = jnp.split(normalized(x, -1) @ p["qkv"], 3, -1)
     x = x + jax.nn.softmax(q @ k.swapaxes(1, 2) / 4) @ v @ p["out"]
     return jax.nn.logsumexp(x.mean(1) @ p["top"], -1).sum()
 
@@ -127,7 +127,7 @@ def state_space_model(p, x):
 
 
 @model(weights(scale=(3, 3), shift=(3, 3), mix=(6, 6)), normal(5, 6))
-def normalising_flow(p, x):
+def normalizing_flow(p, x):
     mix = p["mix"] + jnp.eye(6)
     one, other = jnp.split(x @ mix, 2, -1)
     scale = jnp.tanh(one @ p["scale"])

@@ -40,15 +40,15 @@ def mlp_gradient(parameters, x, y):
 
 
 def block(p, x):
-    def normalise(x):
+    def normalize(x):
         centred = x - x.mean(-1, keepdims=True)
         return centred / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
 
-    q, k, v = (jnp.einsum("bsd,dhk->bhsk", normalise(x), p[name]) for name in "qkv")
+    q, k, v = (jnp.einsum("bsd,dhk->bhsk", normalize(x), p[name]) for name in "qkv")
     scores = jnp.einsum("bhsk,bhtk->bhst", q, k) / 4
     scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e9)
     x = x + jnp.einsum("bhst,bhtk,hkd->bsd", jax.nn.softmax(scores), v, p["o"])
-    return x + jax.nn.gelu(normalise(x) @ p["up"]) @ p["down"]
+    return x + jax.nn.gelu(normalize(x) @ p["up"]) @ p["down"]
 
 
 BLOCK = {

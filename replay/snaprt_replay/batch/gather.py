@@ -14,7 +14,7 @@ from snaprt_replay.compare.results import Comparison
 from snaprt_replay.compare.verdict import SideJudgement
 from snaprt_replay.load.case import Case
 from snaprt_replay.load.trace_errors import TraceErrorReplay
-from snaprt_replay.localize.findings import Localisation
+from snaprt_replay.localize.findings import Localization
 from snaprt_replay.localize.pipeline import read_program
 from snaprt_replay.report import surroundings
 from snaprt_replay.report.grid import error_grid
@@ -22,7 +22,7 @@ from snaprt_replay.report.model import (
     Command,
     ErrorGrid,
     Headline,
-    Neighbourhood,
+    Neighborhood,
     Report,
     Side,
     SourceExcerpt,
@@ -98,42 +98,42 @@ def of_trial(trial: Trial, words: Sequence[str] = ()) -> Report:
     )
 
 
-def of_localisation(case: Case, found: Localisation, root: Path) -> Report:
-    """Return the report of a localisation, with source lines of Python files below ``root``.
+def of_localization(case: Case, found: Localization, root: Path) -> Report:
+    """Return the report of a localization, with source lines of Python files below ``root``.
 
     Raises:
         SnapshotError: The module cannot be read.
     """
-    around, lines = neighbourhood_of(case, found, root)
+    around, lines = neighborhood_of(case, found, root)
     return Report(
         path=str(case.path),
         headline=headline_of(found),
         format=case.format,
         module=case.name,
         notes=case.notes,
-        localisation=found,
-        neighbourhood=around,
+        localization=found,
+        neighborhood=around,
         sources=lines,
         commands=_commands(case.path, _sides(found), found),
     )
 
 
-def with_localisation(
-    report: Report, case: Case, found: Localisation, root: Path, words: Sequence[str] = ()
+def with_localization(
+    report: Report, case: Case, found: Localization, root: Path, words: Sequence[str] = ()
 ) -> Report:
-    """Return the report of a replay with what localising found.
+    """Return the report of a replay with what localizing found.
 
     What it found is the headline where the replay gave what was recorded: a NaN, mostly.
 
     Raises:
         SnapshotError: The module cannot be read.
     """
-    around, lines = neighbourhood_of(case, found, root)
+    around, lines = neighborhood_of(case, found, root)
     return dataclasses.replace(
         report,
         headline=headline_of(found) if report.headline.status == "ok" else report.headline,
-        localisation=found,
-        neighbourhood=around,
+        localization=found,
+        neighborhood=around,
         sources=lines,
         commands=_commands(case.path, words, found),
     )
@@ -169,9 +169,9 @@ def of_failure(path: Path, error: SnaprtError) -> Report:
     return Report(str(path), Headline("failed", "FAILED", told), commands=_commands(path, ()))
 
 
-def neighbourhood_of(
-    case: Case, found: Localisation, root: Path
-) -> tuple[Neighbourhood | None, tuple[SourceExcerpt, ...]]:
+def neighborhood_of(
+    case: Case, found: Localization, root: Path
+) -> tuple[Neighborhood | None, tuple[SourceExcerpt, ...]]:
     """Return the program around what was found, and the lines of the user's Python below ``root``.
 
     Raises:
@@ -220,7 +220,7 @@ def _side(letter: str, judged: SideJudgement, outcome: Outcome) -> Side:
     return Side(letter, judged.name, "ok", "within rounding", judged.score, outcome.device)
 
 
-def _sides(found: Localisation) -> tuple[str, ...]:
+def _sides(found: Localization) -> tuple[str, ...]:
     """Return the options that name the sides; none where one is another file's program."""
     try:
         for name in filter(None, (found.suspect, found.reference)):
@@ -232,19 +232,19 @@ def _sides(found: Localisation) -> tuple[str, ...]:
 
 
 def _commands(
-    path: Path, words: Sequence[str], found: Localisation | None = None
+    path: Path, words: Sequence[str], found: Localization | None = None
 ) -> tuple[Command, ...]:
     file = shell_word(str(path))
     options = _joined(words)
     sides = "" if found is None else _joined(_sides(found))
     # Where there is no reference, it was NaN and infinities that were looked for.
-    localise, minify = (
+    localize, minify = (
         (" --find nonfinite", " --check nan") if found and not found.reference else ("", "")
     )
     return (
         Command("Replay it again", f"snaprt replay {file}{options}"),
         Command("See what is in it", f"snaprt inspect {file}"),
-        Command("Find the operation where it starts", f"snaprt localise {file}{sides}{localise}"),
+        Command("Find the operation where it starts", f"snaprt localize {file}{sides}{localize}"),
         Command(
             "Find the smallest program that still shows it", f"snaprt minify {file}{sides}{minify}"
         ),

@@ -1,7 +1,7 @@
 """Programs that compare a block of two float arrays in one pass; it must not know what for.
 
 NumPy needs a pass over the block for each operation. Here XLA compiles all of them, and the
-reductions behind them, to one vectorised loop, on a CPU client of our own: that of the process may
+reductions behind them, to one vectorized loop, on a CPU client of our own: that of the process may
 not exist, or starting it may take an accelerator's memory. The programs are written in StableHLO,
 since JAX does not trace without starting its devices.
 
@@ -30,7 +30,7 @@ BLOCK: Final = ROW * ROWS
 # How an element counts that has other bits, and is 0 on both sides, beside one that only differs.
 _ZERO_SIGN: Final = 1 << 16
 
-# A sum may be taken in any order, or it would not be vectorised; nothing else is made inexact.
+# A sum may be taken in any order, or it would not be vectorized; nothing else is made inexact.
 _OPTIONS: Final = {
     "xla_cpu_enable_fast_math": True,
     "xla_cpu_fast_math_honor_nans": True,
@@ -326,7 +326,7 @@ def _measuring(kind: _Kind) -> str:
     zero = text.constant(0)
     difference = text.floats("subtract", right, left)
     # The bits of numbers that are not negative are in the numbers' own order, NaN above all; and
-    # the maximum of integers is vectorised where that of floats is not.
+    # the maximum of integers is vectorized where that of floats is not.
     absolute = text.add("bitcast_convert", text.floats("abs", difference), wide, integer)
     ratio = text.floats("abs", text.floats("divide", difference, left))
     magnitudes = [

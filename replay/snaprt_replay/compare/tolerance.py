@@ -107,7 +107,7 @@ DEFAULTS = (
         "float8, float6 and float4 kinds",
         1,
         1,
-        "the neighbouring value: a step of these types is large already",
+        "the neighboring value: a step of these types is large already",
     ),
 )
 
@@ -126,7 +126,7 @@ def resolve(request: ToleranceRequest, dtype: np.dtype, rms: float) -> Tolerance
         dtype: A real float dtype.
         rms: The root mean square of the expected output's finite elements. The default atol is a
             multiple of it: where terms cancel, an element is small but its error is as large as
-            its neighbours', and an output whose values are all around 1e-9 needs another atol than
+            its neighbors', and an output whose values are all around 1e-9 needs another atol than
             one around 1.
     """
     if not request.is_default:

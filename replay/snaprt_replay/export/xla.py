@@ -18,14 +18,14 @@ from snaprt.hlo.proto import (
     LiteralProto,
     XlaMessage,
     parse,
-    serialise,
+    serialize,
 )
 from snaprt_replay.hlo.hlo_module import entry_computation, root_instruction
 from snaprt_replay.load.case import Case, NamedArray
 
 
 def write_hlo_snapshot(case: Case, path: Path) -> None:
-    """Write the module before optimisation, the arguments and the result.
+    """Write the module before optimization, the arguments and the result.
 
     Raises:
         UsageError: It would be more than protobuf can hold, which is 2 GB.
@@ -47,7 +47,7 @@ def write_hlo_snapshot(case: Case, path: Path) -> None:
         snapshot.result.CopyFrom(_result(module, case.outputs))
     if snapshot.ByteSize() > PROTOBUF_LIMIT:
         raise _too_large(case, snapshot.ByteSize())
-    path.write_bytes(serialise(snapshot))
+    path.write_bytes(serialize(snapshot))
 
 
 def _too_large(case: Case, size: int) -> UsageError:

@@ -23,7 +23,7 @@ class Inlined(NamedTuple):
     """Where the instructions come from that calls brought in, by their new ids.
 
     Args:
-        scopes: Which calls each was in, outermost first; an optimised module's fusions have become
+        scopes: Which calls each was in, outermost first; an optimized module's fusions have become
             such calls (see `restore`).
         origins: Which instruction of the called computation each is a copy of.
     """

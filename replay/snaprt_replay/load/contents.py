@@ -24,7 +24,7 @@ from snaprt.hlo.proto import (
     HloUnoptimizedSnapshot,
     XlaMessage,
     parse,
-    serialise,
+    serialize,
 )
 from snaprt.snapshot.format import places
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot, sibling_outputs
@@ -148,7 +148,7 @@ def _of_snapshot(file: SnapshotFile) -> Contents:
         "processor": execution.processor,
         "shardings": "; ".join(_sharding_text(one) for one in file.manifest.shardings),
         "executable": proof.fingerprint,
-        "optimised HLO": proof.optimised_hlo,
+        "optimized HLO": proof.optimised_hlo,
         "versions": _pairs(execution.versions),
         "XLA_FLAGS": execution.xla_flags,
         "environment": _pairs(execution.environment),
@@ -235,7 +235,7 @@ def _proto_text(path: Path, message_type: type[XlaMessage], *fields: str) -> str
     message: Any = parse(message_type, path.read_bytes(), path)
     for field in fields:
         message = getattr(message, field)
-    return jaxapi.hlo_text(serialise(message))
+    return jaxapi.hlo_text(serialize(message))
 
 
 def _bare_module_text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Turn an optimised HLO module back into one that XLA compiles; it must not know files or devices.
+"""Turn an optimized HLO module back into one that XLA compiles; it must not know files or devices.
 
 An HloSnapshot holds the module as the compiler's last pass left it: scheduled, fused, with a layout
 on every shape, and with `bitcast`s that mean something under those layouts alone. Here each of
@@ -47,7 +47,7 @@ class _Restoration:
     """What the rewriting of one module has to remember."""
 
     editor: Editor
-    optimised: bool
+    optimized: bool
     done: set[str] = dataclasses.field(default_factory=set)
     # Of the computation at hand: the instructions by id, and those that are no longer there.
     known: dict[int, XlaMessage] = dataclasses.field(default_factory=dict)
@@ -58,7 +58,7 @@ def restore(module: XlaMessage) -> tuple[str, ...]:
     """Rewrite a module in place so that XLA compiles it from the start again.
 
     Args:
-        module: An HloModuleProto, optimised or not.
+        module: An HloModuleProto, optimized or not.
 
     Returns:
         What was changed, in sentences for the reader of a comparison.
@@ -69,7 +69,7 @@ def restore(module: XlaMessage) -> tuple[str, ...]:
     """
     verify(module)
     _refuse_exchanges(module)
-    restoration = _Restoration(Editor(module), is_optimised(module))
+    restoration = _Restoration(Editor(module), is_optimized(module))
     # Inside out: a bitcast reads the layouts, which go last.
     for computation in module.computations:
         restoration.known = {one.id: one for one in computation.instructions}
@@ -84,10 +84,10 @@ def restore(module: XlaMessage) -> tuple[str, ...]:
     return tuple(note for word, note in _NOTES.items() if word in restoration.done)
 
 
-def is_optimised(module: XlaMessage) -> bool:
+def is_optimized(module: XlaMessage) -> bool:
     """Return True if the compiler's late passes have been over the module."""
     return module.HasField("schedule") or any(
-        one.opcode in _ONLY_OPTIMISED for one in instructions(module)
+        one.opcode in _ONLY_OPTIMIZED for one in instructions(module)
     )
 
 
@@ -119,7 +119,7 @@ def _gives_nothing(shape: XlaMessage) -> bool:
 
 
 def _restore_one(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
-    if restoration.optimised:
+    if restoration.optimized:
         # The order it ran in, decided with the schedule.
         instruction.ClearField("control_predecessor_ids")
     instruction.ClearField("original_value")
@@ -128,7 +128,7 @@ def _restore_one(instruction: XlaMessage, restoration: _Restoration) -> Sequence
     rewrite = _REWRITES.get(instruction.opcode)
     if rewrite is not None:
         return rewrite(instruction, restoration)
-    if restoration.optimised:
+    if restoration.optimized:
         # How to emit the operation, decided for the layouts and the machine of the recording.
         instruction.backend_config = b""
     return [instruction]
@@ -223,7 +223,7 @@ def _with_dimensions(shape: XlaMessage, dimensions: Sequence[int]) -> XlaMessage
 def _restore_copy(copy: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
     # A copy changes the layout or the buffer, never the value.
     copy.backend_config = b""
-    if restoration.optimised and copy.shape.element_type not in (TUPLE, TOKEN):
+    if restoration.optimized and copy.shape.element_type not in (TUPLE, TOKEN):
         copy.opcode = "reshape"
     return [copy]
 
@@ -242,7 +242,7 @@ def _restore_custom_call(call: XlaMessage, restoration: _Restoration) -> Sequenc
         return _leave_out(call, restoration)
     # Its code reads and writes buffers as they lie, so the layouts it ran with are part of what it
     # computes; its backend_config holds its arguments.
-    if restoration.optimised and not call.constrain_layout:
+    if restoration.optimized and not call.constrain_layout:
         operands = [restoration.known[operand].shape for operand in call.operand_ids]
         if any(
             not _is_row_major(leaf) for one in (*operands, call.shape) for leaf in leaf_shapes(one)
@@ -307,7 +307,7 @@ def _finish(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaM
     return _restore_one(instruction, restoration)
 
 
-_ONLY_OPTIMISED = frozenset({"async-start", "bitcast", "copy-start", "fusion"})
+_ONLY_OPTIMIZED = frozenset({"async-start", "bitcast", "copy-start", "fusion"})
 _STATEFUL = frozenset({"rng", "rng-get-and-update-state"})
 _EXCHANGES = frozenset({"infeed", "outfeed", "recv", "recv-done", "send", "send-done"})
 _Rewrite = Callable[[XlaMessage, _Restoration], Sequence[XlaMessage]]

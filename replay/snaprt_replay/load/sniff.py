@@ -1,6 +1,6 @@
 """Tell what a file is from its content; it must not know how any format is read in full.
 
-Names of files are for people: a dump that someone renamed is still recognised.
+Names of files are for people: a dump that someone renamed is still recognized.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _is_mlir_text(head: bytes) -> bool:
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Yield (number, content) of a protobuf message's length-delimited fields.
 
-    The last field may be cut off: a truncated file is still to be recognised.
+    The last field may be cut off: a truncated file is still to be recognized.
 
     Raises:
         ValueError: These bytes are no protobuf message.

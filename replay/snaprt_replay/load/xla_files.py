@@ -3,9 +3,9 @@
 For the module called ``module_NNNN.NAME`` an execution leaves in the folder of ``--xla_dump_to``
 
 - ``.snapshot.FINGERPRINT.pb``, with ``--xla_dump_hlo_snapshots``: an HloSnapshot, that is the
-  optimised module, the arguments and the results;
+  optimized module, the arguments and the results;
 - ``.execution_NNNN.hlo_unoptimized_snapshot.pb``, with ``--xla_dump_hlo_unoptimized_snapshots`` and
-  in place of the former: the module before optimisation and the arguments, no results. Two runs of
+  in place of the former: the module before optimization and the arguments, no results. Two runs of
   one program can leave both in one folder.
 
 With ``--xla_dump_hlo_as_proto`` its compilation leaves ``.before_optimizations.hlo.pb`` too.
@@ -38,7 +38,7 @@ from snaprt.hlo.proto import (
     HloUnoptimizedSnapshot,
     XlaMessage,
     parse,
-    serialise,
+    serialize,
 )
 from snaprt_replay.hlo.hlo_module import (
     entry_computation,
@@ -59,7 +59,7 @@ class LoadedHlo:
         inputs: One array for each parameter; None where the file has none.
         outputs: The recorded results; None where the file has none.
         parameters: Shape and dtype of each parameter.
-        environment: What the file and its neighbours say of where it ran.
+        environment: What the file and its neighbors say of where it ran.
         notes: What the reader of a comparison should know of how this came from the file.
     """
 
@@ -73,9 +73,9 @@ class LoadedHlo:
 
 
 def load_hlo_snapshot(path: Path) -> LoadedHlo:
-    """Load an HloSnapshot: the optimised module, the arguments and the results of one execution.
+    """Load an HloSnapshot: the optimized module, the arguments and the results of one execution.
 
-    Where an unoptimised snapshot of the same execution lies beside it, the module is that one's:
+    Where an unoptimized snapshot of the same execution lies beside it, the module is that one's:
     it is the program as the user wrote it, which any device can compile.
 
     Raises:
@@ -91,7 +91,7 @@ def load_hlo_snapshot(path: Path) -> LoadedHlo:
 
 
 def load_unoptimized_snapshot(path: Path) -> LoadedHlo:
-    """Load an HloUnoptimizedSnapshot: the module before optimisation, and the arguments.
+    """Load an HloUnoptimizedSnapshot: the module before optimization, and the arguments.
 
     Where the HloSnapshot of the same execution lies beside it, the results are that one's.
 
@@ -108,7 +108,7 @@ def load_unoptimized_snapshot(path: Path) -> LoadedHlo:
     arguments = snapshot.partitions[0].arguments if snapshot.partitions else []
     inputs, unread = _arguments(arguments, path)
     outputs: tuple[np.ndarray, ...] | None = None
-    notes = ["XLA records no results with an unoptimised module"]
+    notes = ["XLA records no results with an unoptimized module"]
     for other in _beside(path, ".snapshot.*.pb"):
         results = _results_of_same_execution(other, snapshot.hlo_module.name, inputs or ())
         if results is not None:
@@ -233,18 +233,18 @@ def _module_of_snapshot(
             and len(found.partitions) == 1
             and _have_same_bits(found.partitions[0].arguments, inputs)
         ):
-            return found.hlo_module, [f"the module is the unoptimised one of {other.name}"]
+            return found.hlo_module, [f"the module is the unoptimized one of {other.name}"]
     libraries = library_calls(own)
     if not libraries:
         return own, []
     for other in _beside(path, ".before_optimizations.hlo.pb"):
         found = _parse_if_possible(HloProto, other)
         if found is not None and _same_signature(found.hlo_module, own):
-            return found.hlo_module, [f"the module is the unoptimised one of {other.name}"]
+            return found.hlo_module, [f"the module is the unoptimized one of {other.name}"]
     return own, [
-        f"the optimised module calls the device's own libraries ({', '.join(libraries)}): it "
+        f"the optimized module calls the device's own libraries ({', '.join(libraries)}): it "
         f"replays only on {snapshot.execution_platform or 'such a device'}. Dump it with "
-        "--xla_dump_hlo_as_proto as well to have the module before optimisation beside it"
+        "--xla_dump_hlo_as_proto as well to have the module before optimization beside it"
     ]
 
 
@@ -277,7 +277,7 @@ _MODULE_PREFIX = re.compile(
 
 
 def _parse_if_possible(message_type: type[XlaMessage], path: Path) -> XlaMessage | None:
-    # A neighbour is a help, never a reason to fail.
+    # A neighbor is a help, never a reason to fail.
     try:
         return parse(message_type, _read(path), path)
     except SnapshotError:
@@ -342,7 +342,7 @@ def _load(
             changes = restore(module)
             taken = parameters(entry_computation(module))
             are_tokens = [one.shape.element_type == TOKEN for one in taken]
-            stablehlo = without_tokens(jaxapi.hlo_to_stablehlo(serialise(module)))
+            stablehlo = without_tokens(jaxapi.hlo_to_stablehlo(serialize(module)))
             signature = []
             for one, is_token in zip(taken, are_tokens, strict=True):
                 with _naming(path, f"parameter {one.parameter_number}, {one.name}"):
@@ -351,7 +351,7 @@ def _load(
     except ValueError as error:
         raise SnapshotError(
             f"{path}: its module cannot be said in StableHLO: {error}",
-            hint="Record the program with snaprt instead, or dump its unoptimised module with "
+            hint="Record the program with snaprt instead, or dump its unoptimized module with "
             "--xla_dump_hlo_unoptimized_snapshots.",
         ) from error
     if inputs is not None and len(inputs) == len(are_tokens):

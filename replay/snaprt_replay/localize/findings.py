@@ -1,4 +1,4 @@
-"""What localising found, as frozen data that can be saved; it must not know how it was found.
+"""What localizing found, as frozen data that can be saved; it must not know how it was found.
 
 An *error* here is in multiples of the default tolerance of the value's dtype (docs/comparison.md):
 up to 1 is what two correct executions may differ by. ``from_json(to_json(found))`` is ``found``.
@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from snaprt.errors import UsageError
 
-SCHEMA = "snaprt.localise"
+SCHEMA = "snaprt.localize"
 SCHEMA_VERSION = 1
 
 Kind = Literal["instruction", "interaction", "amplification", "candidates", "nothing", "unfinished"]
-"""What a localisation ends with.
+"""What a localization ends with.
 
 ``instruction``: this instruction goes wrong on inputs that are right. ``interaction``: these few do
 so together, and each alone does not: a fusion or a pass over them. ``amplification``: none goes
@@ -102,7 +102,7 @@ class PassEffect:
 
 
 @dataclasses.dataclass(frozen=True)
-class Localisation:
+class Localization:
     """Where two sides of one program start to differ.
 
     Args:
@@ -151,13 +151,13 @@ class Localisation:
         return self.matched / self.instruction_count if self.instruction_count else 1.0
 
 
-def to_json(found: Localisation) -> dict[str, Any]:
-    """Return the localisation as JSON data; numbers that JSON does not have become text."""
+def to_json(found: Localization) -> dict[str, Any]:
+    """Return the localization as JSON data; numbers that JSON does not have become text."""
     plain = _plain(dataclasses.asdict(found))
     return {"schema": SCHEMA, "version": SCHEMA_VERSION, **plain}
 
 
-def from_json(plain: Mapping[str, Any]) -> Localisation:
+def from_json(plain: Mapping[str, Any]) -> Localization:
     """Undo `to_json`; raise UsageError for data of another schema or version."""
     if (plain.get("schema"), plain.get("version")) != (SCHEMA, SCHEMA_VERSION):
         raise UsageError(
@@ -165,10 +165,10 @@ def from_json(plain: Mapping[str, Any]) -> Localisation:
             f"{plain.get('schema')} version {plain.get('version')}",
             hint="it was written by another version of snaprt",
         )
-    known = {field.name for field in dataclasses.fields(Localisation)}
+    known = {field.name for field in dataclasses.fields(Localization)}
     given = {name: _numbers(value, name) for name, value in plain.items() if name in known}
     effect, substituted = given["observer_effect"], given.get("substituted")
-    return Localisation(
+    return Localization(
         **{
             **given,
             "instructions": tuple(map(_place, given["instructions"])),

@@ -1,6 +1,6 @@
 """Find where two sides of one program start to differ, or where it first goes wrong by itself.
 
-The pipeline of `snaprt localise` on one page: load both programs, run them whole, choose the
+The pipeline of `snaprt localize` on one page: load both programs, run them whole, choose the
 question, search, and say what was found. It must not know how the user asked.
 """
 
@@ -25,7 +25,7 @@ from snaprt_replay.localize.edits import Edit, edits_between
 from snaprt_replay.localize.findings import (
     InstructionPlace,
     Kind,
-    Localisation,
+    Localization,
     PassEffect,
     RegionError,
     ValueDifference,
@@ -49,7 +49,7 @@ _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to localise, and how.
+    """What to localize, and how.
 
     Args:
         suspect: The side that is looked at; None for the platform that the case was recorded on.
@@ -70,13 +70,13 @@ class Request:
     state: Path | None = None
 
 
-def localise(
+def localize(
     case: Case,
     request: Request | None = None,
     against: Case | None = None,
     tell: Callable[[str], None] = lambda line: None,
-) -> Localisation:
-    """Localise a difference.
+) -> Localization:
+    """Localize a difference.
 
     Args:
         case: With inputs. The suspect side runs its module.
@@ -138,8 +138,8 @@ def search(
     find: Find = "auto",
     vary: Callable[[str], Side] | None = None,
     recorded: Sequence[np.ndarray] | None = None,
-) -> Localisation:
-    """Localise on two sides that are ready to run.
+) -> Localization:
+    """Localize on two sides that are ready to run.
 
     Args:
         session: Runs them.
@@ -158,14 +158,14 @@ def search(
         outputs = _run_whole(task)
         result = _answer(task, outputs, find, vary)
     except BudgetSpentError:
-        return _localisation(task, None, Found("unfinished", ()))
+        return _localization(task, None, Found("unfinished", ()))
     notes = (*result.notes, *_notes_on_recorded(task.frame, outputs, recorded))
     return dataclasses.replace(result, notes=notes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Task:
-    """What is localised.
+    """What is localized.
 
     Args:
         session: Runs it.
@@ -184,10 +184,10 @@ class _Task:
 
 def _answer(
     task: _Task, outputs: Pair, find: Find, vary: Callable[[str], Side] | None
-) -> Localisation:
+) -> Localization:
     differ = outputs.error() > 1.0
     if find == "nonfinite" or (find == "auto" and not differ and _is_nonfinite(outputs)):
-        return _localise_nonfinite(task, outputs)
+        return _localize_nonfinite(task, outputs)
     if not differ:
         return _agreement(task, outputs)
     if task.compared.is_same:
@@ -207,8 +207,8 @@ def _answer(
 
 def _between_variants(
     task: _Task, outputs: Pair, vary: Callable[[str], Side] | None
-) -> Localisation:
-    """Localise a difference that two ways to run one program make."""
+) -> Localization:
+    """Localize a difference that two ways to run one program make."""
     session = task.session
     state = Search(session)
     found = state.whole(task.frame, outputs)
@@ -217,7 +217,7 @@ def _between_variants(
         healed = state.healed
         effects = try_passes(session, healed.frame, healed.piece, healed.known, healed.whole, vary)
     result = dataclasses.replace(
-        _localisation(task, outputs, found),
+        _localization(task, outputs, found),
         path=tuple(state.path),
         observer_effect=state.observer_effect,
         passes=effects,
@@ -231,15 +231,15 @@ def _notes_on_regions(path: Sequence[RegionError]) -> tuple[str, ...]:
     return (f"{wrong} more of the first regions go wrong on the same inputs",) if wrong else ()
 
 
-def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localisation:
-    """Localise a difference that two programs make, both run as the suspect is."""
+def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localization:
+    """Localize a difference that two programs make, both run as the suspect is."""
     suspect = task.sides[0]
     proof = prove(task.session, suspect, task.compared, task.inputs, outputs.suspect, crossed)
     kind: Kind = "candidates"
     if proof.is_proven:
         kind = "instruction" if len(proof.edits) == 1 else "interaction"
     named, differences = _edited(proof.edits, proof.before)
-    result = _localisation(task, outputs, Found(kind, named, differences))
+    result = _localization(task, outputs, Found(kind, named, differences))
     result = dataclasses.replace(result, substituted=(proof.before, proof.after))
     if proof.others:
         places = "1 more place" if proof.others == 1 else f"{proof.others} more places"
@@ -248,11 +248,11 @@ def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localisati
     return dataclasses.replace(result, sentence=wording.sentence(result))
 
 
-def _agreement(task: _Task, outputs: Pair) -> Localisation:
+def _agreement(task: _Task, outputs: Pair) -> Localization:
     edits = [] if task.compared.is_same else edits_between(task.compared)
     places, differences = _edited(edits[:MOST_NAMED], outputs.error())
     found = Found("nothing", places, differences)
-    return _localisation(task, outputs, found)
+    return _localization(task, outputs, found)
 
 
 def _edited(
@@ -339,21 +339,21 @@ def _is_nonfinite(outputs: Pair) -> bool:
     return not all(map(nonfinite.is_finite, outputs.suspect.values()))
 
 
-def _localise_nonfinite(task: _Task, outputs: Pair) -> Localisation:
+def _localize_nonfinite(task: _Task, outputs: Pair) -> Localization:
     origin = nonfinite.first_origin(task.session, task.frame, outputs.suspect)
     if origin is None:
-        result = _localisation(task, outputs, Found("nothing", ()))
+        result = _localization(task, outputs, Found("nothing", ()))
         told = wording.no_origin_sentence(task.sides[0].name, _is_nonfinite(outputs))
         return dataclasses.replace(result, reference="", sentence=told)
     found = Found("instruction", (origin.place,), (), float("inf"))
-    result = _localisation(task, outputs, found)
+    result = _localization(task, outputs, found)
     return dataclasses.replace(result, reference="", sentence=wording.origin_sentence(origin))
 
 
-def _localisation(task: _Task, outputs: Pair | None, found: Found) -> Localisation:
+def _localization(task: _Task, outputs: Pair | None, found: Found) -> Localization:
     matched, count = count_matched(task.compared)
     session = task.session
-    result = Localisation(
+    result = Localization(
         kind=found.kind,
         sentence="",
         suspect=task.sides[0].name,

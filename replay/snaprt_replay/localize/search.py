@@ -45,7 +45,7 @@ class Found:
     """Where a search ended.
 
     Args:
-        kind: As of a `Localisation`.
+        kind: As of a `Localization`.
         places: The instructions.
         difference: The values of the last of them on both sides.
         error: The error they make, or carry where it is amplification.

@@ -19,7 +19,7 @@ import numpy as np
 
 from snaprt.errors import ExecutionError, SnaprtError
 from snaprt.hlo.literals import dtype_of
-from snaprt.hlo.proto import XlaMessage, serialise
+from snaprt.hlo.proto import XlaMessage, serialize
 from snaprt_replay import floatbits
 from snaprt_replay.hlo.extract import Extract, Piece, Value, extract
 from snaprt_replay.hlo.hlo_module import entry_computation, parameters
@@ -31,7 +31,7 @@ Values = Mapping[Value, np.ndarray]
 
 
 Run = Callable[[bytes, Sequence[np.ndarray]], "Future[Outcome]"]
-"""Start a serialised HloModuleProto on inputs: `Workers.submit` with a variant, or another."""
+"""Start a serialized HloModuleProto on inputs: `Workers.submit` with a variant, or another."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ class Session:
             while len(self._extracts) >= _KEPT_EXTRACTS:
                 del self._extracts[next(iter(self._extracts))]
             made = extract(order.line.program.module, order.line.computation, order.pieces)
-            self._extracts[key] = (order.line, made, serialise(made.module))
+            self._extracts[key] = (order.line, made, serialize(made.module))
         return self._extracts[key][1:]
 
     def _recall(self, key: str) -> tuple[np.ndarray, ...] | None:

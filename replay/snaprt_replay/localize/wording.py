@@ -1,4 +1,4 @@
-"""Say in one sentence what localising found; it must not know how it was found."""
+"""Say in one sentence what localizing found; it must not know how it was found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from snaprt_replay.localize.findings import InstructionPlace, Kind, Localisation
+from snaprt_replay.localize.findings import InstructionPlace, Kind, Localization
 
 if TYPE_CHECKING:
     from snaprt_replay.localize.nonfinite import Origin
@@ -29,7 +29,7 @@ def place_text(place: InstructionPlace) -> str:
     return f"{place.name} ({place.opcode} {place.shape}){source}{calls}{frame}"
 
 
-def sentence(found: Localisation) -> str:
+def sentence(found: Localization) -> str:
     """Return the answer in one sentence."""
     return _SENTENCES[found.kind](found)
 
@@ -47,7 +47,7 @@ def no_origin_sentence(suspect: str, nonfinite: bool) -> str:
     return f"what is not finite on {suspect} comes with the inputs, or is a constant of the program"
 
 
-def _edited(found: Localisation) -> str:
+def _edited(found: Localization) -> str:
     assert found.substituted is not None
     before, after = map(error_text, found.substituted)
     several = len(found.instructions) > 1
@@ -59,14 +59,14 @@ def _edited(found: Localisation) -> str:
     )
 
 
-def _candidates(found: Localisation) -> str:
+def _candidates(found: Localization) -> str:
     return (
         f"no operation can be proven to make the difference of {found.suspect} and "
         f"{found.reference}; the candidates are {_span(found)}"
     )
 
 
-def _instruction(found: Localisation) -> str:
+def _instruction(found: Localization) -> str:
     if found.substituted is not None:
         return _edited(found)
     what = " or ".join(map(place_text, found.instructions))
@@ -77,7 +77,7 @@ def _instruction(found: Localisation) -> str:
     )
 
 
-def _interaction(found: Localisation) -> str:
+def _interaction(found: Localization) -> str:
     if found.substituted is not None:
         return _edited(found)
     healing = [one.variant for one in found.passes if one.error <= 1.0 and not one.failed]
@@ -88,33 +88,33 @@ def _interaction(found: Localisation) -> str:
     )
 
 
-def _amplification(found: Localisation) -> str:
+def _amplification(found: Localization) -> str:
     return (
         f"no instruction goes wrong beyond its rounding on {found.suspect}; the rounding errors "
         f"grow most at {_span(found)}: the program is ill-conditioned there"
     )
 
 
-def _nothing(found: Localisation) -> str:
-    agree = f"{found.suspect} and {found.reference} agree within tolerance: nothing to localise"
+def _nothing(found: Localization) -> str:
+    agree = f"{found.suspect} and {found.reference} agree within tolerance: nothing to localize"
     if found.instructions:
         agree += f"; the programs differ in {_span(found)}, which changes no output by more"
     return agree
 
 
-def _unfinished(found: Localisation) -> str:
+def _unfinished(found: Localization) -> str:
     among = f", and the fault is among {_span(found)}" if found.instructions else ""
     return f"the budget is spent{among}; run it again to go on"
 
 
-def _span(found: Localisation) -> str:
+def _span(found: Localization) -> str:
     places = found.instructions
     if len(places) == 1:
         return place_text(places[0])
     return f"the {len(places)} instructions {place_text(places[0])} to {place_text(places[-1])}"
 
 
-_SENTENCES: Final[Mapping[Kind, Callable[[Localisation], str]]] = {
+_SENTENCES: Final[Mapping[Kind, Callable[[Localization], str]]] = {
     "instruction": _instruction,
     "interaction": _interaction,
     "amplification": _amplification,

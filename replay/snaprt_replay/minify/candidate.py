@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from snaprt.hlo.proto import XlaMessage, serialise
+from snaprt.hlo.proto import XlaMessage, serialize
 from snaprt_replay.hlo.hlo_module import entry_computation, root_instruction
 from snaprt_replay.run.variants.variants import Variant
 
@@ -43,11 +43,11 @@ class Candidate:
 
     @functools.cached_property
     def contents(self) -> tuple[bytes, ...]:
-        """Return the serialised modules."""
-        return tuple(serialise(module) for module in self.modules)
+        """Return the serialized modules."""
+        return tuple(serialize(module) for module in self.modules)
 
     def content(self, side: int) -> bytes:
-        """Return the serialised module of the suspect (0) or the reference (1)."""
+        """Return the serialized module of the suspect (0) or the reference (1)."""
         return self.contents[min(side, len(self.contents) - 1)]
 
     @functools.cached_property

@@ -41,7 +41,7 @@ class Tap:
 
     Args:
         side: Whose program: 0 the suspect's, 1 the reference's.
-        run: Runs a serialised module.
+        run: Runs a serialized module.
     """
 
     side: int
@@ -261,7 +261,7 @@ def _identity(instruction: XlaMessage) -> tuple[str, str, bytes]:
     return instruction.name, instruction.metadata.op_name, shape
 
 
-def normalised(
+def normalized(
     modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]
 ) -> tuple[Candidate, tuple[int, ...]] | None:
     """Return flat modules as a candidate, and which of their outputs are its own, none twice.

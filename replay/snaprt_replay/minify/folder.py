@@ -21,7 +21,7 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.hlo.literals import TUPLE, array_to_literal
-from snaprt.hlo.proto import HloModuleProto, HloSnapshot, parse, serialise
+from snaprt.hlo.proto import HloModuleProto, HloSnapshot, parse, serialize
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder import surroundings
@@ -36,7 +36,7 @@ from snaprt_replay.run.workers import Outcome
 SNAPSHOT: Final = "minified"
 SCRIPT: Final = "repro.py"
 ISSUE: Final = "ISSUE.md"
-NEIGHBOUR: Final = "neighbour"
+NEIGHBOR: Final = "neighbor"
 AGAINST: Final = "against"
 
 
@@ -63,8 +63,8 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
         _write_program(folder, SNAPSHOT, candidate, 0, right)
         if len(candidate.modules) > 1:
             _write_program(folder, AGAINST, candidate, 1, right)
-        if shrunk.neighbour is not None:
-            _write_program(folder, NEIGHBOUR, shrunk.neighbour, 0, None)
+        if shrunk.neighbor is not None:
+            _write_program(folder, NEIGHBOR, shrunk.neighbor, 0, None)
         if got is not None:
             content = _hlo_snapshot(candidate, got)
             (folder / f"{SNAPSHOT}.snapshot.pb").write_bytes(content)
@@ -203,4 +203,4 @@ def _hlo_snapshot(candidate: Candidate, outputs: Sequence[np.ndarray]) -> bytes:
     snapshot.result.shape.element_type = TUPLE
     snapshot.result.shape.tuple_shapes.extend(one.shape for one in literals)
     snapshot.result.tuple_literals.extend(literals)
-    return serialise(snapshot)
+    return serialize(snapshot)

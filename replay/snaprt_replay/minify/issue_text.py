@@ -42,7 +42,7 @@ def issue(
         _fenced(_text(candidate, 0)),
         _against(candidate),
         "## What it is like",
-        _neighbour(shrunk),
+        _neighbor(shrunk),
         f"It was made smaller from `{Path(case.path).name}` with "
         f"{_count(shrunk.original.instructions)}, where the failure was: {shrunk.first}.",
         "## Versions and flags",
@@ -84,10 +84,10 @@ def _text(candidate: Candidate, side: int) -> str:
     return jaxapi.stablehlo_text(jaxapi.parse_module(jaxapi.hlo_to_stablehlo(hlo)))
 
 
-def _neighbour(shrunk: Shrunk) -> str:
-    if shrunk.neighbour is None:
+def _neighbor(shrunk: Shrunk) -> str:
+    if shrunk.neighbor is None:
         return ""
-    return f"It passes with one thing changed: {shrunk.neighbour.change}."
+    return f"It passes with one thing changed: {shrunk.neighbor.change}."
 
 
 def _versions(surrounding: Mapping[str, Any]) -> list[tuple[str, Any]]:

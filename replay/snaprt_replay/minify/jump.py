@@ -1,4 +1,4 @@
-"""Go straight to where the failure starts, as `localise` finds it; it must not know files.
+"""Go straight to where the failure starts, as `localize` finds it; it must not know files.
 
 A difference, a NaN and an infinity each begin at an instruction. That instruction on the values
 that it was given is, as a rule, already the smallest program there is.
@@ -25,7 +25,7 @@ from snaprt_replay.minify.cutting import Source, matching_of
 from snaprt_replay.run.workers import Outcome
 
 RunSide = Callable[[int, bytes, Sequence[np.ndarray]], Future[Outcome]]
-"""Run a serialised module as the suspect (0) or the reference (1) does."""
+"""Run a serialized module as the suspect (0) or the reference (1) does."""
 
 
 def jump(

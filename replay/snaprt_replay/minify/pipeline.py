@@ -33,7 +33,7 @@ from snaprt_replay.minify.checks import (
     NonFinite,
     SlowCompile,
 )
-from snaprt_replay.minify.cutting import Tap, normalised
+from snaprt_replay.minify.cutting import Tap, normalized
 from snaprt_replay.minify.judge import Patience
 from snaprt_replay.minify.work import Shrunk, Start, Tell, shrink, still_fails
 from snaprt_replay.run.player import check_playable, check_runs_on_one_device
@@ -145,7 +145,7 @@ def _candidate(
     suspect = _suspect(case, request)
     modules = [read_program(one).module for one in (case, *([against] if against else []))]
     _check_alone(case, modules[0])
-    found = normalised(modules, [one.value for one in case.inputs or ()])
+    found = normalized(modules, [one.value for one in case.inputs or ()])
     if found is None:
         raise UsageError(
             "the two files are not of the same program",

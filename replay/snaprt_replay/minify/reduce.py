@@ -9,7 +9,7 @@ from typing import Final
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.cutting import Base, Tap
 from snaprt_replay.minify.judge import BudgetSpentError, Judge
-from snaprt_replay.minify.neighbours import neighbours
+from snaprt_replay.minify.neighbors import neighbors
 from snaprt_replay.minify.views import (
     dtypes,
     flags,
@@ -45,13 +45,13 @@ class Reduced:
 
     Args:
         candidate: The smallest program found that still fails.
-        neighbour: The program most like it that passes; None if none did.
+        neighbor: The program most like it that passes; None if none did.
         steps: What was done to get there, in words.
         finished: Whether no view makes it smaller; False where the budget was spent before.
     """
 
     candidate: Candidate
-    neighbour: Candidate | None
+    neighbor: Candidate | None
     steps: tuple[str, ...]
     finished: bool
 
@@ -88,13 +88,13 @@ def reduce(
                     tell(f"{found.instructions} instructions: {found.change}")
     except BudgetSpentError:
         finished = False
-    return Reduced(candidate, _neighbour(candidate, judge), tuple(steps), finished)
+    return Reduced(candidate, _neighbor(candidate, judge), tuple(steps), finished)
 
 
-def _neighbour(candidate: Candidate, judge: Judge) -> Candidate | None:
+def _neighbor(candidate: Candidate, judge: Judge) -> Candidate | None:
     if judge.passing:
         return _closest(judge.passing)
-    for one in neighbours(candidate):
+    for one in neighbors(candidate):
         if judge.answer(one) == "passes":
             return one
     return None

@@ -23,7 +23,7 @@ _JUMP_SHARE = 0.5  # of the budget, for finding where the failure starts
 
 
 class Start(Protocol):
-    """Start a serialised module as a side runs it: with `workers.Workers.submit`, or another."""
+    """Start a serialized module as a side runs it: with `workers.Workers.submit`, or another."""
 
     def __call__(
         self, side: int, variant: Variant | None, hlo: bytes, inputs: Sequence[np.ndarray]
@@ -42,7 +42,7 @@ class Shrunk:
     Args:
         original: What it was.
         candidate: The smallest program that still fails.
-        neighbour: The program most like it that passes; None if none is known.
+        neighbor: The program most like it that passes; None if none is known.
         first: What the failure of the original looked like.
         signature: What the smaller programs were asked for: the same, or where the failure turned
             out to start, what it looks like there.
@@ -54,7 +54,7 @@ class Shrunk:
 
     original: Candidate
     candidate: Candidate
-    neighbour: Candidate | None
+    neighbor: Candidate | None
     first: Signature
     signature: Signature
     steps: tuple[str, ...]
@@ -102,7 +102,7 @@ def shrink(
         return Shrunk(
             original=candidate,
             candidate=reduced.candidate,
-            neighbour=reduced.neighbour,
+            neighbor=reduced.neighbor,
             first=first,
             signature=judge.signature,
             steps=(*steps, *reduced.steps),

@@ -145,7 +145,7 @@ def _map(
     for row in range(grid.rows):
         line = classes[row * grid.columns : (row + 1) * grid.columns]
         start = 0
-        while start < len(line):  # equal neighbours are one rectangle
+        while start < len(line):  # equal neighbors are one rectangle
             stop = start + 1
             while stop < len(line) and line[stop] == line[start]:
                 stop += 1

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from snaprt.layers import Sizes, lay_out, wrap
 from snaprt_replay.report import shown
-from snaprt_replay.report.model import GraphNode, Neighbourhood
+from snaprt_replay.report.model import GraphNode, Neighborhood
 from snaprt_replay.report.svg import Attribute, element, picture
 
 _SIZES = Sizes(width=168, height=46, row=84)
@@ -26,7 +26,7 @@ _ARROW: Mapping[str, Attribute] = {
 WIDE, NARROW = 5, 2
 
 
-def neighbourhood(identity: str, around: Neighbourhood, most_in_row: int = WIDE) -> Markup:
+def neighborhood(identity: str, around: Neighborhood, most_in_row: int = WIDE) -> Markup:
     """Return boxes for instructions, with arrows from what is read to what reads it."""
     rows = wrap([node.level for node in around.nodes], most_in_row)
     layout = lay_out(rows, around.edges, _SIZES)

@@ -105,7 +105,7 @@ def _measure(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, ...]
             return np.where(np.isfinite(error) & unequal, error, 0.0), mark, unequal
         unequal = expected != actual
         error = np.abs(expected.astype(np.float64) - actual.astype(np.float64))
-        # Neighbours beyond 2**53 are the same number in float64.
+        # Neighbors beyond 2**53 are the same number in float64.
         error = np.where(unequal, np.maximum(error, 1.0), 0.0)
     return error, np.zeros(expected.shape, np.int8), unequal
 

@@ -1,6 +1,6 @@
 """What a report shows, as frozen data that can be saved; it must not know how it is drawn.
 
-A `Report` is of one file: a replay or a trial of variants, and what localising found, where it was
+A `Report` is of one file: a replay or a trial of variants, and what localizing found, where it was
 done. ``from_json(to_json(report))`` is ``report``.
 """
 
@@ -14,7 +14,7 @@ from snaprt.errors import UsageError
 from snaprt_replay.compare import results
 from snaprt_replay.compare.results import Comparison
 from snaprt_replay.localize import findings
-from snaprt_replay.localize.findings import Localisation
+from snaprt_replay.localize.findings import Localization
 
 SCHEMA: Final = "snaprt.report"
 SCHEMA_VERSION: Final = 1
@@ -29,7 +29,7 @@ class Headline:
     """The verdict.
 
     Args:
-        status: What colour it has.
+        status: What color it has.
         word: The same in words: "MATCH", "A IS WRONG", ...
         sentence: For a person.
     """
@@ -149,7 +149,7 @@ class GraphNode:
 
 
 @dataclasses.dataclass(frozen=True)
-class Neighbourhood:
+class Neighborhood:
     """The part of the program around what is at fault.
 
     Args:
@@ -210,8 +210,8 @@ class Report:
         sides: Of a trial of variants.
         comparison: The outputs, compared.
         grids: One for each output of the comparison; None where there is none.
-        localisation: Where it starts; None if that was not looked for.
-        neighbourhood: Of the instructions found.
+        localization: Where it starts; None if that was not looked for.
+        neighborhood: Of the instructions found.
         sources: The lines that they come from.
         commands: To reproduce it.
     """
@@ -228,20 +228,20 @@ class Report:
     sides: tuple[Side, ...] = ()
     comparison: Comparison | None = None
     grids: tuple[ErrorGrid | None, ...] = ()
-    localisation: Localisation | None = None
-    neighbourhood: Neighbourhood | None = None
+    localization: Localization | None = None
+    neighborhood: Neighborhood | None = None
     sources: tuple[SourceExcerpt, ...] = ()
     commands: tuple[Command, ...] = ()
 
 
 def to_json(report: Report) -> dict[str, Any]:
     """Return a report as JSON data; numbers that JSON does not have become text."""
-    bare = dataclasses.replace(report, comparison=None, localisation=None)
+    bare = dataclasses.replace(report, comparison=None, localization=None)
     plain: dict[str, Any] = results.json_ready(dataclasses.asdict(bare))
     if report.comparison is not None:
         plain["comparison"] = results.to_json(report.comparison)
-    if report.localisation is not None:
-        plain["localisation"] = findings.to_json(report.localisation)
+    if report.localization is not None:
+        plain["localization"] = findings.to_json(report.localization)
     return plain
 
 
@@ -285,8 +285,8 @@ def _report(plain: Mapping[str, Any]) -> Report:
         fields[field] = tuple(plain[field])
     for field, read in (
         ("comparison", results.comparison_from_json),
-        ("localisation", findings.from_json),
-        ("neighbourhood", _neighbourhood),
+        ("localization", findings.from_json),
+        ("neighborhood", _neighborhood),
     ):
         fields[field] = None if plain[field] is None else read(plain[field])
     return Report(**fields)
@@ -316,7 +316,7 @@ def _grid(plain: Mapping[str, Any]) -> ErrorGrid:
     return grid
 
 
-def _neighbourhood(plain: Mapping[str, Any]) -> Neighbourhood:
+def _neighborhood(plain: Mapping[str, Any]) -> Neighborhood:
     nodes = tuple(GraphNode(**one) for one in plain["nodes"])
     edges = tuple((int(start), int(stop)) for start, stop in plain["edges"])
     if any(not 0 <= node.level <= len(nodes) for node in nodes) or not nodes:
@@ -326,4 +326,4 @@ def _neighbourhood(plain: Mapping[str, Any]) -> Neighbourhood:
             raise ValueError("an edge leads to a node that is not there")
         if nodes[start].level >= nodes[stop].level:
             raise ValueError("an edge leads upwards")
-    return Neighbourhood(nodes, edges, int(plain["hidden"]))
+    return Neighborhood(nodes, edges, int(plain["hidden"]))

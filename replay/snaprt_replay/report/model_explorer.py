@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.localize.findings import Localisation
+from snaprt_replay.localize.findings import Localization
 from snaprt_replay.localize.program import Program, shape_text, source_of
 from snaprt_replay.report import shown
 
@@ -30,12 +30,12 @@ _THRESHOLDS: Final = (
 )
 
 
-def write(program: Program, found: Localisation | None, folder: Path) -> tuple[Path, ...]:
+def write(program: Program, found: Localization | None, folder: Path) -> tuple[Path, ...]:
     """Write the files and return their paths.
 
     Args:
-        program: The program, as localising reads it.
-        found: What localising found in it; without, there are no node data.
+        program: The program, as localizing reads it.
+        found: What localizing found in it; without, there are no node data.
         folder: Where to; it is made where it is not there.
 
     Raises:
@@ -111,7 +111,7 @@ def _graph_id(computation: XlaMessage) -> str:
     return f"{shown.name(computation.name)} ({computation.id})"
 
 
-def node_data(program: Program, found: Localisation) -> dict[str, Any]:
+def node_data(program: Program, found: Localization) -> dict[str, Any]:
     """Return the error made by the regions looked at, for the instructions in them, by graph."""
     values: dict[str, float] = {}
     for region in found.path:  # coarse ones first: what is known more closely comes later

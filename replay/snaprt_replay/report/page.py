@@ -143,17 +143,17 @@ class _Shown:
 
     @property
     def scale(self) -> charts.ErrorScale:
-        assert self.report.localisation is not None
-        return charts.ErrorScale(self.report.localisation.path)
+        assert self.report.localization is not None
+        return charts.ErrorScale(self.report.localization.path)
 
     @functools.cached_property
-    def neighbourhood(self) -> Markup | None:
-        around = self.report.neighbourhood
+    def neighborhood(self) -> Markup | None:
+        around = self.report.neighborhood
         if around is None:
             return None
         return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(
-            graph.neighbourhood(f"{self.identity}-graph", around),
-            graph.neighbourhood(f"{self.identity}-narrow", around, graph.NARROW),
+            graph.neighborhood(f"{self.identity}-graph", around),
+            graph.neighborhood(f"{self.identity}-narrow", around, graph.NARROW),
         )
 
     @staticmethod

@@ -47,8 +47,8 @@ def read(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
         ) from error
 
 
-def headline_of(found: findings.Localisation) -> Headline:
-    """Return the headline of what localising found."""
+def headline_of(found: findings.Localization) -> Headline:
+    """Return the headline of what localizing found."""
     status, word = _FOUND[found.kind]
     return Headline(status, word, found.sentence)
 
@@ -67,9 +67,9 @@ def _read_reports(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
     return tuple(model.from_json(one) for one in plain["reports"])
 
 
-def _read_localisation(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
+def _read_localization(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
     found = findings.from_json(plain)
-    return (Report(path, headline_of(found), localisation=found),)
+    return (Report(path, headline_of(found), localization=found),)
 
 
 def _read_comparison(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
@@ -164,7 +164,7 @@ def _word(verdict: str) -> str:
 
 _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], str], tuple[Report, ...]]]] = {
     model.SCHEMA: _read_reports,
-    findings.SCHEMA: _read_localisation,
+    findings.SCHEMA: _read_localization,
     "snaprt.comparison": _read_comparison,
     "snaprt.replay": _read_replays,
     "snaprt.verdict": _read_verdicts,

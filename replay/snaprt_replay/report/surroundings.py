@@ -12,7 +12,7 @@ from typing import Final
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.localize.findings import InstructionPlace
 from snaprt_replay.localize.program import Program, shape_text, source_of
-from snaprt_replay.report.model import GraphNode, Neighbourhood, SourceExcerpt
+from snaprt_replay.report.model import GraphNode, Neighborhood, SourceExcerpt
 
 _DISTANCE: Final = 2
 _MOST_NODES: Final = 16
@@ -20,11 +20,11 @@ _LINES_AROUND: Final = 3
 _MOST_SOURCE_BYTES: Final = 1 << 22
 
 
-def surroundings(program: Program, places: Sequence[InstructionPlace]) -> Neighbourhood | None:
+def surroundings(program: Program, places: Sequence[InstructionPlace]) -> Neighborhood | None:
     """Return what is at most two steps from the instructions found; None if they are not there.
 
     Args:
-        program: The program that was localised.
+        program: The program that was localized.
         places: What was found.
     """
     names = {place.name for place in places}
@@ -35,7 +35,7 @@ def surroundings(program: Program, places: Sequence[InstructionPlace]) -> Neighb
     return None
 
 
-def _around(program: Program, computation: XlaMessage, found: Sequence[int]) -> Neighbourhood:
+def _around(program: Program, computation: XlaMessage, found: Sequence[int]) -> Neighborhood:
     by_id = {one.id: one for one in computation.instructions}
     users: dict[int, list[int]] = {}
     for one in computation.instructions:
@@ -70,7 +70,7 @@ def _around(program: Program, computation: XlaMessage, found: Sequence[int]) -> 
         for one in order
     )
     drawn = tuple((number[start], number[stop]) for start, stop in edges)
-    return Neighbourhood(nodes, drawn, hidden=len(near) - len(kept))
+    return Neighborhood(nodes, drawn, hidden=len(near) - len(kept))
 
 
 def _levels(order: Sequence[int], edges: Sequence[tuple[int, int]]) -> Mapping[int, int]:
@@ -127,7 +127,7 @@ def _python_lines(file: str, root: Path) -> Sequence[str]:
         return ()
 
 
-def locations(around: Neighbourhood | None, places: Sequence[InstructionPlace]) -> list[str]:
+def locations(around: Neighborhood | None, places: Sequence[InstructionPlace]) -> list[str]:
     """Return where the instructions found, and then those around them, come from."""
     nodes = around.nodes if around is not None else ()
     both = [place.source for place in places] + [node.source for node in nodes]

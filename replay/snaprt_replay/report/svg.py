@@ -1,7 +1,7 @@
 """Make SVG that a screen reader can read, escaped throughout; it must not know what it shows.
 
-Colours come from classes alone, because the page's content policy takes no style attribute, and
-its two colour schemes share one drawing.
+Colors come from classes alone, because the page's content policy takes no style attribute, and
+its two color schemes share one drawing.
 """
 
 from __future__ import annotations

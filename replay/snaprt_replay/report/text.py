@@ -1,4 +1,4 @@
-"""Write a report as lines of text with small charts; it must not know terminals or colours."""
+"""Write a report as lines of text with small charts; it must not know terminals or colors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from snaprt_replay.compare.results import IDENTICAL, OutputComparison
-from snaprt_replay.localize.findings import Localisation
+from snaprt_replay.localize.findings import Localization
 from snaprt_replay.localize.wording import error_text
 from snaprt_replay.report import charts, shown
 from snaprt_replay.report.grid import error_cells
@@ -44,10 +44,10 @@ def lines(report: Report) -> Iterator[str]:
             yield from _output_lines(report.comparison.outputs[number], grid)
         if len(told) > _MOST_OUTPUTS:
             yield f"and {len(told) - _MOST_OUTPUTS} more outputs that differ"
-    if report.localisation is not None:
+    if report.localization is not None:
         yield ""
-        yield from _path_lines(report.localisation)
-        yield f"starts: {shown.sentence(report.localisation.sentence)}"
+        yield from _path_lines(report.localization)
+        yield f"starts: {shown.sentence(report.localization.sentence)}"
     yield ""
     yield f"{report.headline.word}: {shown.sentence(report.headline.sentence)}"
 
@@ -114,7 +114,7 @@ def _special_words(grid: ErrorGrid) -> str:
     return "".join(f"  {_SPECIAL[mark]} {words}" for mark, words in told)
 
 
-def _path_lines(found: Localisation) -> Iterator[str]:
+def _path_lines(found: Localization) -> Iterator[str]:
     if not found.path:
         return
     scale = charts.ErrorScale(found.path)

@@ -34,7 +34,7 @@ _TELLING: Final = {
     "processor": "processor",
     "xla_flags": "XLA_FLAGS",
     "aliases": "aliases (result <- parameter)",
-    "optimised_hlo": "optimised HLO",
+    "optimised_hlo": "optimized HLO",
 }
 # Flags that change no result, and those that jaxlib sets itself, which XLA's dumps list as well.
 _QUIET_FLAGS: Final = (

@@ -24,7 +24,7 @@ from snaprt_replay.run.variants import emulate, interpret, precision, random_rou
 from snaprt_replay.run.variants.op_by_op import OpByOp
 from snaprt_replay.run.variants.variants import Variant
 
-#: How a program may be given: as a serialised HloModuleProto, or as any form of StableHLO.
+#: How a program may be given: as a serialized HloModuleProto, or as any form of StableHLO.
 HLO, STABLEHLO = "hlo", "stablehlo"
 
 _KINDS_OF_FAILURE: Final[Mapping[type[Exception], str]] = {

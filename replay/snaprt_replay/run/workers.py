@@ -91,7 +91,7 @@ class Outcome:
         environment: Versions, platform, device, flags: as in `case.Case.environment`.
         notes: What a reader of the outputs should know.
         report: What the compiler said, for the kind ``compile-only``: ``memory`` in bytes, ``cost``
-            and the optimised ``hlo``.
+            and the optimized ``hlo``.
     """
 
     outputs: tuple[np.ndarray, ...] | None
@@ -154,7 +154,7 @@ class Workers:
 
         Args:
             variant: Any but ``recorded``.
-            program: A serialised HloModuleProto with default layouts; or, where ``form`` says so,
+            program: A serialized HloModuleProto with default layouts; or, where ``form`` says so,
                 anything that XLA's StableHLO parser takes.
             inputs: One for each parameter of the program; kinds of higher precision convert them.
             repeat: How often to run it.

@@ -28,7 +28,7 @@ from snaprt.cli import output
 from snaprt.errors import UsageError
 
 #: As shells do: a program that a signal ends has the signal's number and this as its status.
-_SIGNALLED: Final = 128
+_SIGNALED: Final = 128
 #: The interrupt that ends the program at once.
 _LAST_INTERRUPT: Final = 3
 # What a process that the program left behind still prints is waited for so long.
@@ -86,7 +86,7 @@ def run(words: Sequence[str], environment: Mapping[str, str], stdout: Path, stde
     if copier.is_alive():
         problems.append("a process that the program left running may have printed more")
     return Ended(
-        status=_SIGNALLED - status if status < 0 else status,
+        status=_SIGNALED - status if status < 0 else status,
         signal=signal.Signals(-status).name if status < 0 else "",
         interrupted=interrupted,
         seconds=time.monotonic() - started,

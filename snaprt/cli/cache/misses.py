@@ -49,18 +49,18 @@ class Explained:
         key: Its key.
         name: The program.
         reason: Why it missed, in a few words.
-        neighbour: The entry that is most like it; None where nothing is.
+        neighbor: The entry that is most like it; None where nothing is.
         differences: The parts of the key in which they differ.
     """
 
     key: Key
     name: str
     reason: str
-    neighbour: EntryRow | None
+    neighbor: EntryRow | None
     differences: tuple[PartDifference, ...]
 
 
-class Neighbours:
+class Neighbors:
     """The entries of a cache as they are now, to compare misses with.
 
     Args:
@@ -129,21 +129,21 @@ class Neighbours:
             return Explained(key, name, NEW_PROGRAM, None, ())
         mine = self._profile(key.digest)
         alike = functools.partial(self._likeness, mine)
-        neighbour = max(best[:_COMPARED], key=alike) if len(best) > 1 else best[0]
-        differences = tuple(explain(self._keys[neighbour.key], key))
+        neighbor = max(best[:_COMPARED], key=alike) if len(best) > 1 else best[0]
+        differences = tuple(explain(self._keys[neighbor.key], key))
         words = reason(differences)
         if any(difference.part == MODULE for difference in differences):
-            words = self._about_modules(words, mine, neighbour, same_name=neighbour.name == name)
-        return Explained(key, name, words, neighbour, differences)
+            words = self._about_modules(words, mine, neighbor, same_name=neighbor.name == name)
+        return Explained(key, name, words, neighbor, differences)
 
     def _likeness(self, mine: Profile, row: EntryRow) -> tuple[float, float]:
         return likeness(self._profile(row.key), mine)
 
     def _about_modules(
-        self, words: str, mine: Profile, neighbour: EntryRow, *, same_name: bool
+        self, words: str, mine: Profile, neighbor: EntryRow, *, same_name: bool
     ) -> str:
         """Return the reason where the modules differ, whatever else does."""
-        other = self._profile(neighbour.key)
+        other = self._profile(neighbor.key)
         if not (mine.kinds and other.kinds):
             return words if same_name else NEW_PROGRAM
         if likeness(other, mine)[0] < _LEAST_LIKENESS:

@@ -13,7 +13,7 @@ import click
 from snaprt_cache import CacheStats, EntryRow
 
 from snaprt.cli import output
-from snaprt.cli.cache.misses import Neighbours
+from snaprt.cli.cache.misses import Neighbors
 from snaprt.cli.cache.words import (
     NO_PROGRAMS,
     SCHEMA_VERSION,
@@ -52,10 +52,10 @@ def stats(folder: Path | None, days: int, as_json: bool) -> None:
     """
     cache = open_cache(folder)
     numbers = cache.stats()
-    neighbours = Neighbours(cache)
-    reasons = Counter(neighbours.explain_miss(miss).reason for miss in neighbours.misses)
-    missed = Counter(miss.name for miss in neighbours.misses)
-    programs = _programs(neighbours.rows.values(), missed)
+    neighbors = Neighbors(cache)
+    reasons = Counter(neighbors.explain_miss(miss).reason for miss in neighbors.misses)
+    missed = Counter(miss.name for miss in neighbors.misses)
+    programs = _programs(neighbors.rows.values(), missed)
     history = _days(cache.events_by_day(), days)
     if as_json:
         content = {

@@ -136,7 +136,7 @@ def warm(
 
     FILE is what `snaprt cache collect` wrote, for its run; or a snapshot or a StableHLO module, for
     `snaprt replay`. With a TPU topology, libtpu compiles on a machine that has no TPU, and the
-    cache keeps the serialised executable under a key of that topology.
+    cache keeps the serialized executable under a key of that topology.
 
     \b
     Example:

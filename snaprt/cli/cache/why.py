@@ -15,7 +15,7 @@ from snaprt_cache.miss.difference import MODULE, PartDifference, explain
 from snaprt_cache.miss.journal import Miss
 
 from snaprt.cli import output
-from snaprt.cli.cache.misses import Neighbours
+from snaprt.cli.cache.misses import Neighbors
 from snaprt.cli.cache.words import (
     SCHEMA_VERSION,
     SHORT_KEY,
@@ -96,7 +96,7 @@ def why(
 
 
 def _explain_last(cache: Cache, most: int, as_json: bool) -> None:
-    recorded = Neighbours(cache).misses
+    recorded = Neighbors(cache).misses
     if recorded:
         miss = recorded[-1]
         _explain_one(cache, miss.key, miss.name, miss.time, miss, most, as_json)
@@ -110,7 +110,7 @@ def _explain_two(cache: Cache, prefixes: Sequence[str], most: int, as_json: bool
     before, after = (one_entry(cache, prefix) for prefix in prefixes)
     old, new = _key_of(cache, before.key), _key_of(cache, after.key)
     differences = explain(old, new)
-    program = _compare_programs(Neighbours(cache), before.key, after.key, differences, most)
+    program = _compare_programs(Neighbors(cache), before.key, after.key, differences, most)
     if as_json:
         content = {"before": before, "after": after, **_as_data(differences, program)}
         output.emit_json("snaprt.cache.why", SCHEMA_VERSION, content)
@@ -127,15 +127,15 @@ def _explain_two(cache: Cache, prefixes: Sequence[str], most: int, as_json: bool
 def _explain_one(
     cache: Cache, key: Key, name: str, moment: float, miss: Miss | None, most: int, as_json: bool
 ) -> None:
-    neighbours = Neighbours(cache)
+    neighbors = Neighbors(cache)
     if miss is not None:
-        found = neighbours.explain_miss(miss)
+        found = neighbors.explain_miss(miss)
     else:
-        found = neighbours.explain_key(key, name, moment)
-    nearby = found.neighbour
+        found = neighbors.explain_key(key, name, moment)
+    nearby = found.neighbor
     program = None
     if nearby is not None:
-        program = _compare_programs(neighbours, nearby.key, key.digest, found.differences, most)
+        program = _compare_programs(neighbors, nearby.key, key.digest, found.differences, most)
     if as_json:
         content = {
             "key": key.digest,
@@ -172,7 +172,7 @@ def _key_of(cache: Cache, digest: str) -> Key:
 
 
 def _compare_programs(
-    neighbours: Neighbours,
+    neighbors: Neighbors,
     before: str,
     after: str,
     differences: Sequence[PartDifference],
@@ -180,7 +180,7 @@ def _compare_programs(
 ) -> ProgramDifference | None:
     if not any(difference.part == MODULE for difference in differences):
         return None
-    old, new = neighbours.summary(before), neighbours.summary(after)
+    old, new = neighbors.summary(before), neighbors.summary(after)
     if not (old and new):
         return None
     return compare(read_program(old), read_program(new), most=most)

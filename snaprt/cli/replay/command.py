@@ -102,7 +102,7 @@ def _compiler_options(
     "--save-hlo",
     type=_PATH,
     metavar="FILE",
-    help="Where --compile-only saves the optimised HLO.  [default: named after FILE and device]",
+    help="Where --compile-only saves the optimized HLO.  [default: named after FILE and device]",
 )
 @click.option(
     "--isolate/--no-isolate",

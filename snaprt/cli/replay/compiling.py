@@ -137,4 +137,4 @@ def _show(found: dict[str, Any]) -> None:
         form.format(found["cost"][name]) for name, form in _COST.items() if name in found["cost"]
     ]
     output.console.print(f"cost: {', '.join(cost) or 'the compiler gives no analysis'}")
-    output.console.print(f"optimised HLO: {found['hlo']}")
+    output.console.print(f"optimized HLO: {found['hlo']}")

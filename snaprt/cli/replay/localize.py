@@ -1,6 +1,6 @@
-"""``snaprt localise``: find the operation where two sides of a program start to differ.
+"""``snaprt localize``: find the operation where two sides of a program start to differ.
 
-It knows options and how findings are shown; the work is `snaprt_replay.localise`'s.
+It knows options and how findings are shown; the work is `snaprt_replay.localize`'s.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 from snaprt_replay.batch import gather
 from snaprt_replay.load.load import load
-from snaprt_replay.localize.findings import Localisation, RegionError, to_json
-from snaprt_replay.localize.pipeline import Find, Request, localise
+from snaprt_replay.localize.findings import Localization, RegionError, to_json
+from snaprt_replay.localize.pipeline import Find, Request, localize
 from snaprt_replay.localize.wording import error_text, place_text
 from snaprt_replay.run.variants.variants import Variant
 
@@ -22,10 +22,10 @@ from snaprt.cli import output, progress, tables
 from snaprt.cli.replay import report_files, two_sides
 
 _PATH: Final = click.Path(path_type=Path)
-_STATE_SUFFIX: Final = ".localise"
+_STATE_SUFFIX: Final = ".localize"
 
 
-@click.command("localise")
+@click.command("localize")
 @click.argument("file", metavar="FILE", type=_PATH)
 @two_sides.variant_option(
     "--a",
@@ -50,7 +50,7 @@ _STATE_SUFFIX: Final = ".localise"
     "--state",
     type=_PATH,
     metavar="DIR",
-    help="Where a search that was broken off goes on.  [default: FILE.localise]",
+    help="Where a search that was broken off goes on.  [default: FILE.localize]",
 )
 @click.option("--html", type=_PATH, metavar="OUT", help="Write what was found as a page.")
 @output.json_option
@@ -83,21 +83,21 @@ def command(
 
     \b
     Example:
-      snaprt localise step.inputs.snap
-      snaprt localise step.inputs.snap --a gpu --b cpu --budget 600
-      snaprt localise on_a.inputs.snap --against on_b.inputs.snap
-      snaprt localise step.inputs.snap --find nonfinite
+      snaprt localize step.inputs.snap
+      snaprt localize step.inputs.snap --a gpu --b cpu --budget 600
+      snaprt localize on_a.inputs.snap --against on_b.inputs.snap
+      snaprt localize step.inputs.snap --find nonfinite
     """
     case = load(file, inputs, seed)
     other = load(against) if against is not None else None
     state = state or file.with_name(file.name + _STATE_SUFFIX)
     request = Request(suspect, reference, find, budget, timeout, state)
     with progress.showing("localizing"):
-        found = localise(
+        found = localize(
             case, request, other, tell=lambda line: output.log.print(tables.printable(line))
         )
     if html is not None:
-        report_files.write_reports([gather.of_localisation(case, found, Path())], html)
+        report_files.write_reports([gather.of_localization(case, found, Path())], html)
     if as_json:
         envelope = to_json(found)
         output.emit_json(envelope.pop("schema"), envelope.pop("version"), envelope)
@@ -106,7 +106,7 @@ def command(
     context.exit(output.EXIT_OK if found.kind == "nothing" else output.EXIT_MISMATCH)
 
 
-def _show(found: Localisation) -> None:
+def _show(found: Localization) -> None:
     console = output.console
     for note in found.notes:
         console.print(f"note: {tables.printable(note)}")
@@ -155,7 +155,7 @@ _HEADLINES: Final = {
 }
 
 
-def _headline(found: Localisation) -> tuple[str, str]:
+def _headline(found: Localization) -> tuple[str, str]:
     return _HEADLINES[found.kind]
 
 

@@ -180,7 +180,7 @@ def _to_json(file: Path, found: Minified | None) -> dict[str, Any]:
         "finished": shrunk.finished,
         "confirmed": found.confirmed,
         "script_fails": found.script_fails,
-        "neighbour": None if shrunk.neighbour is None else shrunk.neighbour.change,
+        "neighbor": None if shrunk.neighbor is None else shrunk.neighbor.change,
         "notes": found.notes,
     }
 
@@ -195,8 +195,8 @@ def _show(file: Path, check: CheckName, found: Minified | None) -> None:
         console.print(f"note: {tables.printable(note)}")
     if shrunk.first.what != shrunk.signature.what:
         console.print(f"the whole program: {tables.printable(str(shrunk.first))}")
-    if shrunk.neighbour is not None:
-        console.print(f"passes with: {tables.printable(shrunk.neighbour.change)}")
+    if shrunk.neighbor is not None:
+        console.print(f"passes with: {tables.printable(shrunk.neighbor.change)}")
     if not shrunk.finished:
         console.print("the budget was spent: it may become smaller still")
     if not found.confirmed:

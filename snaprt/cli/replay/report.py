@@ -22,7 +22,7 @@ from snaprt.errors import SnaprtError, UsageError
 
 if TYPE_CHECKING:
     from snaprt_replay.load.case import Case
-    from snaprt_replay.localize.findings import Localisation
+    from snaprt_replay.localize.findings import Localization
 
 _PATH: Final = click.Path(path_type=Path)
 _MOST_BYTES: Final = 1 << 28
@@ -41,14 +41,14 @@ _MOST_BYTES: Final = 1 << 28
     help="Write the program and its errors for Google's Model Explorer.",
 )
 @click.option(
-    "--localised",
+    "--localized",
     type=_PATH,
     metavar="FOUND.json",
-    help="What `snaprt localise --json` printed of FILE.",
+    help="What `snaprt localize --json` printed of FILE.",
 )
 @click.option(
-    "--localise/--no-localise",
-    "localises",
+    "--localize/--no-localize",
+    "localizes",
     default=None,
     help="Find where it starts.  [default: if FILE's outputs differ or hold a NaN]",
 )
@@ -77,8 +77,8 @@ def command(
     junit: Path | None,
     save: Path | None,
     explorer: Path | None,
-    localised: Path | None,
-    localises: bool | None,
+    localized: Path | None,
+    localizes: bool | None,
     budget: float,
     device: str | None,
     sources: Path,
@@ -86,7 +86,7 @@ def command(
 ) -> None:
     """Show what a replay found: in the terminal, as a page, as JSON, in Model Explorer.
 
-    RESULT.json is what `snaprt replay`, `snaprt localise` or `snaprt report` printed with --json;
+    RESULT.json is what `snaprt replay`, `snaprt localize` or `snaprt report` printed with --json;
     nothing is run again. FILE is anything that `snaprt replay` takes: it is replayed, and if its
     outputs differ or hold a NaN, the operation where that starts is looked for.
 
@@ -98,20 +98,20 @@ def command(
       snaprt replay dump --json > result.json; snaprt report result.json --html report.html
       snaprt report step.inputs.snap --model-explorer explorer
     """
-    found = None if localised is None else findings.from_json(_read_json(localised))
+    found = None if localized is None else findings.from_json(_read_json(localized))
     if _is_json(file):
         reports = saved.read(_read_json(file), str(file))
         if found is not None:
             if len(reports) != 1:
-                raise UsageError(f"{file} is of {len(reports)} files, --localised of one")
-            reports = (dataclasses.replace(reports[0], localisation=found),)
+                raise UsageError(f"{file} is of {len(reports)} files, --localized of one")
+            reports = (dataclasses.replace(reports[0], localization=found),)
         if explorer is not None:
             raise UsageError(
                 "--model-explorer shows a program, and a saved result holds none",
-                hint="give the FILE that it was made of, with --localised FOUND.json",
+                hint="give the FILE that it was made of, with --localized FOUND.json",
             )
     else:
-        finding = _Finding(device, localises, budget, sources, found, explorer)
+        finding = _Finding(device, localizes, budget, sources, found, explorer)
         reports = (_find(file, finding),)
     report_files.write_reports(reports, html, junit)
     if save is not None:
@@ -128,10 +128,10 @@ class _Finding:
     """How to find what is reported of a file; see the options."""
 
     device: str | None
-    localises: bool | None
+    localizes: bool | None
     budget: float
     sources: Path
-    found: Localisation | None
+    found: Localization | None
     explorer: Path | None
 
 
@@ -154,34 +154,34 @@ def _find(path: Path, finding: _Finding) -> Report:
     words = [] if finding.device is None else ["--device", finding.device]
     report = gather.of_replay(replayed, words)
     case, found = replayed.case, finding.found
-    wanted = finding.localises
+    wanted = finding.localizes
     if wanted is None:
         comparison = replayed.comparison
         has_nan = comparison and any(one.specials.nan_both for one in comparison.outputs)
         wanted = replayed.mismatch or bool(has_nan)
     if found is None and wanted and case.inputs is not None:
-        found = _localise(case, finding)
+        found = _localize(case, finding)
     if found is not None:
-        report = gather.with_localisation(report, case, found, finding.sources, words)
+        report = gather.with_localization(report, case, found, finding.sources, words)
     if finding.explorer is not None:
         _write_explorer(case, found, finding.explorer)
     return report
 
 
-def _localise(case: Case, finding: _Finding) -> Localisation | None:
-    from snaprt_replay.localize.pipeline import Request, localise
+def _localize(case: Case, finding: _Finding) -> Localization | None:
+    from snaprt_replay.localize.pipeline import Request, localize
     from snaprt_replay.run.variants.variants import parse_variant
 
     suspect = None if finding.device is None else parse_variant(finding.device)
     request = Request(suspect=suspect, budget=finding.budget)
     try:
-        return localise(case, request, tell=lambda line: output.log.print(tables.printable(line)))
+        return localize(case, request, tell=lambda line: output.log.print(tables.printable(line)))
     except SnaprtError as error:  # what was found before is worth a report
         output.error(tables.printable(error.message), tables.printable(error.hint))
         return None
 
 
-def _write_explorer(case: Case, found: Localisation | None, folder: Path) -> None:
+def _write_explorer(case: Case, found: Localization | None, folder: Path) -> None:
     from snaprt_replay.localize.pipeline import read_program
     from snaprt_replay.report import model_explorer
 

@@ -65,7 +65,7 @@ def save(reports: Sequence[Report], path: Path) -> None:
 
 
 def show(report: Report) -> None:
-    """Print a report, the verdict in its colour."""
+    """Print a report, the verdict in its color."""
     *lines, _ = text.lines(report)
     for line in lines:
         output.console.print(line)

@@ -67,5 +67,5 @@ FORMS: Final = (
     Form("graph.dot", "Graphviz", lambda run, nodes: as_dot(nodes)),
     Form("jaxpr.txt", "Jaxpr", _jaxpr),
     Form("module.stablehlo.mlir", "StableHLO", _stablehlo),
-    Form("optimised.hlo", "Optimised HLO", _optimised_hlo),
+    Form("optimised.hlo", "Optimized HLO", _optimised_hlo),
 )

@@ -37,7 +37,7 @@ def _zeros(of: Any) -> Any:
 
 
 def compile_for_topology(module: Any, devices: Sequence[Any]) -> bytes:
-    """Compile an MLIR module for devices that are not there; return the serialised executable."""
+    """Compile an MLIR module for devices that are not there; return the serialized executable."""
     client = devices[0].client
     return client.compile(module, device_list(devices), compile_options(devices)).serialize()
 

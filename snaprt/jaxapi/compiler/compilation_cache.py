@@ -31,7 +31,7 @@ class Compilation:
         name: The module's name, such as ``jit_train_step``.
         module: The module as bytecode: without source locations, and with functions named by
             their order, for their names come from Python and change nothing.
-        options: Serialised compile options, without where to dump or to cache.
+        options: Serialized compile options, without where to dump or to cache.
         topology: What XLA says identifies the topology of the devices.
         extra: What JAX's hook for additions to the key returns.
         devices: Where it will run.

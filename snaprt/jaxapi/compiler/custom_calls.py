@@ -111,7 +111,7 @@ def functions_of_process(targets: Iterable[str], platform: str) -> tuple[str, ..
 
 
 def make_available(targets: Iterable[str], platform: str) -> tuple[str, ...]:
-    """Have JAX register and initialise the functions that a program calls; return the missing ones.
+    """Have JAX register and initialize the functions that a program calls; return the missing ones.
 
     JAX does so as it lowers such a call. An executable that is loaded where nothing was lowered
     would call a null pointer, and end the process.
@@ -120,9 +120,9 @@ def make_available(targets: Iterable[str], platform: str) -> tuple[str, ...]:
     if not wanted:
         return ()
     with _lock:
-        for applies, initialise in _INITIALISERS:
+        for applies, initialize in _INITIALIZERS:
             if any(map(applies, wanted)):
-                initialise()
+                initialize()
     registered = _registered(platform)
     return tuple(sorted(wanted - registered)) if registered else ()
 
@@ -133,7 +133,7 @@ def _registered(platform: str) -> frozenset[str]:
     return frozenset(_xla_client.custom_call_targets(name))
 
 
-def _initialise_lapack() -> None:
+def _initialize_lapack() -> None:
     # The functions are scipy's. Imported first, so that no thread waits for another inside of the
     # call, which holds a lock of its own.
     importlib.import_module("scipy.linalg.cython_blas")
@@ -155,8 +155,8 @@ _lock = threading.Lock()
 #: Functions that are not ready once JAX is imported and its plugins are loaded, and what makes them
 #: so. Sources: jax/_src/lax/linalg.py, jax/experimental/sparse and mosaic/gpu, jaxlib/lapack.py and
 #: gpu_solver.py of 0.10.2 and 0.12.0.
-_INITIALISERS: Final[tuple[tuple[Callable[[str], bool], Callable[[], None]], ...]] = (
-    (lambda target: target.startswith("lapack_"), _initialise_lapack),
+_INITIALIZERS: Final[tuple[tuple[Callable[[str], bool], Callable[[], None]], ...]] = (
+    (lambda target: target.startswith("lapack_"), _initialize_lapack),
     (_registers(_gpu_solver.registrations), _gpu_solver.initialize_hybrid_kernels),
     (_registers(_cpu_sparse.registrations), lambda: _import("jax.experimental.sparse")),
     (lambda name: name.startswith("mosaic_gpu"), lambda: _import("jax.experimental.mosaic.gpu")),

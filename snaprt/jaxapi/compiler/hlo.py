@@ -10,7 +10,7 @@ from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue
 
 
 def module_to_hlo_proto(module: Any) -> bytes:
-    """Convert a StableHLO module to a serialised, unoptimised ``xla.HloModuleProto``.
+    """Convert a StableHLO module to a serialized, unoptimized ``xla.HloModuleProto``.
 
     Raises:
         ValueError: XLA has no HLO for something in it.
@@ -25,7 +25,7 @@ def module_to_hlo_proto(module: Any) -> bytes:
 
 
 def hlo_to_stablehlo(proto: bytes) -> bytes:
-    """Convert a serialised ``xla.HloModuleProto`` to StableHLO, as MLIR bytecode.
+    """Convert a serialized ``xla.HloModuleProto`` to StableHLO, as MLIR bytecode.
 
     Raises:
         ValueError: It is none, or something in it has no StableHLO.
@@ -37,7 +37,7 @@ def hlo_to_stablehlo(proto: bytes) -> bytes:
 
 
 def hlo_text(proto: bytes) -> str:
-    """Return a serialised ``xla.HloModuleProto`` as HLO text.
+    """Return a serialized ``xla.HloModuleProto`` as HLO text.
 
     Raises:
         ValueError: It is none, or XLA does not accept it.
@@ -49,7 +49,7 @@ def hlo_text(proto: bytes) -> str:
 
 
 def parse_hlo_text(text: str) -> bytes:
-    """Parse HLO text into a serialised ``xla.HloModuleProto``.
+    """Parse HLO text into a serialized ``xla.HloModuleProto``.
 
     Raises:
         ValueError: XLA's parser refuses it; the message names line and column.

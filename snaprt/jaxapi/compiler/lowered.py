@@ -63,7 +63,7 @@ def bytecode(lowered: jax.stages.Lowered) -> bytes:
 
 
 def hlo_proto(lowered: jax.stages.Lowered) -> bytes:
-    """Return the unoptimised module as a serialised ``xla.HloModuleProto``."""
+    """Return the unoptimized module as a serialized ``xla.HloModuleProto``."""
     computation: Any = lowered.compiler_ir("hlo")
     return computation.as_serialized_hlo_module_proto()
 

@@ -28,9 +28,9 @@ def compile_options(devices: Sequence[Device], overrides: Mapping[str, Any] | No
     )
 
 
-def compile_options_without_paths(serialised: bytes) -> bytes:
-    """Return serialised compile options without the options that hold a path."""
-    options = _jaxlib.CompileOptions.ParseFromString(serialised)
+def compile_options_without_paths(serialized: bytes) -> bytes:
+    """Return serialized compile options without the options that hold a path."""
+    options = _jaxlib.CompileOptions.ParseFromString(serialized)
     build_options = options.executable_build_options  # each is a view into the one before it
     flags = build_options.debug_options
     for name in dir(flags):

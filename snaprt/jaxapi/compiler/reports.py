@@ -18,7 +18,7 @@ def executable_memory(executable: Any) -> dict[str, int]:
 
 
 def executable_report(executable: Any) -> tuple[dict[str, int], dict[str, float], str]:
-    """Return an executable's memory in bytes by use, its cost analysis, and its optimised HLO."""
+    """Return an executable's memory in bytes by use, its cost analysis, and its optimized HLO."""
     memory = executable_memory(executable)
     try:
         cost = dict(executable.cost_analysis())

@@ -26,7 +26,7 @@ def interpret(module: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         o for o in module.body.operations if o.operation.attributes["sym_name"].value == "main"
     ]
     with module.context, ir.Location.unknown():
-        _generalise_dots(module)
+        _generalize_dots(module)
         arguments = [
             ir.DenseElementsAttr.get(np.ascontiguousarray(array).tobytes(), type=kind)
             for array, kind in zip(inputs, main.function_type.value.inputs, strict=True)
@@ -38,7 +38,7 @@ def interpret(module: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         return [np.asarray(result) for result in results]
 
 
-def _generalise_dots(module: Any) -> None:
+def _generalize_dots(module: Any) -> None:
     """Replace ``stablehlo.dot``, which `hlo_to_stablehlo` makes and the interpreter refuses."""
     for dot in list(operations_within(module.operation)):
         if dot.name != "stablehlo.dot":

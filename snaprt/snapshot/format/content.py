@@ -28,12 +28,12 @@ class Artifacts(Protocol):
 
     @property
     def hlo(self) -> bytes:
-        """A serialised ``xla.HloModuleProto``."""
+        """A serialized ``xla.HloModuleProto``."""
         ...
 
     @property
     def compile_options(self) -> bytes:
-        """A serialised ``xla.CompileOptionsProto``."""
+        """A serialized ``xla.CompileOptionsProto``."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Proof(Protocol):
 
     @property
     def optimised_hlo(self) -> str:
-        """Digest of the optimised module."""
+        """Digest of the optimized module."""
         ...
 
     @property

@@ -14,7 +14,7 @@ from snaprt.snapshot.format import schema
 
 
 def to_json(manifest: schema.Manifest) -> bytes:
-    """Serialise a manifest as UTF-8 JSON."""
+    """Serialize a manifest as UTF-8 JSON."""
     body = {
         "format": schema.FORMAT_NAME,
         "version": [schema.major_version(manifest.arrays), schema.FORMAT_MINOR],

@@ -49,8 +49,8 @@ class ModuleBytes:
 
     Attributes:
         stablehlo: A portable artifact (versioned StableHLO bytecode, with locations).
-        hlo: A serialised, unoptimised ``xla.HloModuleProto``.
-        compile_options: A serialised ``xla.CompileOptionsProto``.
+        hlo: A serialized, unoptimized ``xla.HloModuleProto``.
+        compile_options: A serialized ``xla.CompileOptionsProto``.
     """
 
     stablehlo: bytes
@@ -149,7 +149,7 @@ class ProofRecord:
     Attributes:
         fingerprint: XLA's own of the executable. It differs between one that was compiled and the
             same loaded from a cache.
-        optimised_hlo: BLAKE3, in hex, of the optimised module as HLO text with canonical names and
+        optimised_hlo: BLAKE3, in hex, of the optimized module as HLO text with canonical names and
             without source locations; empty where the platform keeps it to itself.
         aliases: ``result <- parameter`` for each result that takes a parameter's memory.
     """

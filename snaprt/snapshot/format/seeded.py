@@ -32,7 +32,7 @@ _CHUNK = 1 << 20
 _TABLE = 1 << 16  # so many different values are drawn at most: enough for 50 million elements
 
 
-def summarise(values: np.ndarray, seed: int) -> Mapping[str, float]:
+def summarize(values: np.ndarray, seed: int) -> Mapping[str, float]:
     """Return what is kept of an array whose values are left out.
 
     Args:

@@ -20,7 +20,7 @@ def source_locations(hlo: bytes, limit: int = 500) -> tuple[str, ...]:
     """Return ``file:line (function)`` for each line that a module's operations came from.
 
     Args:
-        hlo: A serialised ``xla.HloModuleProto``.
+        hlo: A serialized ``xla.HloModuleProto``.
         limit: How many locations to return at most.
 
     Returns:
@@ -57,7 +57,7 @@ def _location(location: bytes, files: list[str], functions: list[str]) -> str:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield field number and value of each field of a serialised proto."""
+    """Yield field number and value of each field of a serialized proto."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)

@@ -20,7 +20,7 @@ import jax
 
 from snaprt import jaxapi, variables
 from snaprt.errors import SnapshotError
-from snaprt.hlo.proto import HloModuleProto, parse, serialise
+from snaprt.hlo.proto import HloModuleProto, parse, serialize
 from snaprt.snapshot.format import schema, seeded
 from snaprt.snapshot.format.read import SnapshotFile
 
@@ -185,7 +185,7 @@ def _summary(file: SnapshotFile, record: schema.ArrayRecord, secret: bytes) -> M
     seed = int.from_bytes(keyed.digest(4), "little")
     if record.key_impl:
         return {"seed": seed}
-    return seeded.summarise(file.array(record.name), seed)
+    return seeded.summarize(file.array(record.name), seed)
 
 
 def _redact_module(file: SnapshotFile, kinds: frozenset[Kind]) -> schema.ModuleBytes:
@@ -219,7 +219,7 @@ def _without_source(hlo: bytes, path: Path) -> bytes:
         for instruction in computation.instructions:
             for field in ("source_file", "source_line", "stack_frame_id"):
                 instruction.metadata.ClearField(field)
-    return serialise(module)
+    return serialize(module)
 
 
 def _check_no_path_is_left(file: SnapshotFile, contents: schema.Contents) -> None:

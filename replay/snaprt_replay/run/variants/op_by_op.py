@@ -17,7 +17,7 @@ from snaprt.hlo.proto import HloInstructionProto, XlaMessage
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.extract import Piece, extract
 
-#: Compiles a serialised HloModuleProto; what it returns takes arrays and returns arrays.
+#: Compiles a serialized HloModuleProto; what it returns takes arrays and returns arrays.
 Compile = Callable[[bytes], Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]]
 
 # An array, or a tuple of values; a token is an empty tuple.

@@ -45,7 +45,7 @@ class Raised:
 
 
 def read_module(content: bytes) -> XlaMessage:
-    """Parse a serialised HloModuleProto; raise SnapshotError if it is none."""
+    """Parse a serialized HloModuleProto; raise SnapshotError if it is none."""
     return parse(HloModuleProto, content, "HLO module")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.localize.edits import Edit, edits_between
-from snaprt_replay.localize.findings import Localisation, from_json, to_json
+from snaprt_replay.localize.findings import Localization, from_json, to_json
 from snaprt_replay.localize.matching import compare
 from snaprt_replay.localize.pipeline import search
 from snaprt_replay.localize.program import Program, flatten
@@ -147,16 +147,16 @@ def test_an_edit_in_a_loop_or_a_sort_says_where(text: text_plants.Text) -> None:
     assert "comparison_direction LT, GT in the reference" in in_sort.reasons[0]
 
 
-Localise = Callable[..., Localisation]
+Localize = Callable[..., Localization]
 
 
 @pytest.fixture
-def localise(workers: Workers, text: text_plants.Text) -> Localise:
-    """Return a function that localises the difference of `model` and an edited text."""
+def localize(workers: Workers, text: text_plants.Text) -> Localize:
+    """Return a function that localizes the difference of `model` and an edited text."""
 
     def run(
         *changes: tuple[str, str], suspect: str = "cpu", reference: str = "cpu"
-    ) -> Localisation:
+    ) -> Localization:
         plain = "\n".join(text.lines)
         for old, new in changes:
             assert old in plain
@@ -180,8 +180,8 @@ THREE = ("dense<3.000000e+00>", "dense<5.000000e+00>")
 SLIGHTLY = ("dense<3.000000e+00>", "dense<3.000001e+00>")
 
 
-def test_with_the_operation_of_the_reference_the_difference_is_gone(localise: Localise) -> None:
-    found = localise(TANH)
+def test_with_the_operation_of_the_reference_the_difference_is_gone(localize: Localize) -> None:
+    found = localize(TANH)
     assert found.kind == "instruction"
     assert [one.opcode for one in found.instructions] == ["tanh"]
     before, after = found.substituted or (0.0, 0.0)
@@ -191,26 +191,26 @@ def test_with_the_operation_of_the_reference_the_difference_is_gone(localise: Lo
     assert from_json(to_json(found)) == found
 
 
-def test_a_harmless_edit_beside_one_that_is_not_is_left_alone(localise: Localise) -> None:
-    found = localise(TANH, SLIGHTLY)
+def test_a_harmless_edit_beside_one_that_is_not_is_left_alone(localize: Localize) -> None:
+    found = localize(TANH, SLIGHTLY)
     assert [one.opcode for one in found.instructions] == ["tanh"]
     assert "1 more place" in found.notes[0]
 
 
-def test_edits_that_only_explain_it_together_are_named_together(localise: Localise) -> None:
-    found = localise(TANH, THREE)
+def test_edits_that_only_explain_it_together_are_named_together(localize: Localize) -> None:
+    found = localize(TANH, THREE)
     assert found.kind == "interaction"
     assert sorted(one.opcode for one in found.instructions) == ["constant", "tanh"]
 
 
-def test_an_edit_within_the_tolerance_is_told_of_but_not_accused(localise: Localise) -> None:
-    found = localise(SLIGHTLY)
+def test_an_edit_within_the_tolerance_is_told_of_but_not_accused(localize: Localize) -> None:
+    found = localize(SLIGHTLY)
     assert found.kind == "nothing"
     assert "agree within tolerance" in found.sentence
     assert "constant" in found.sentence
-    assert localise().sentence == "original and edited agree within tolerance: nothing to localise"
+    assert localize().sentence == "original and edited agree within tolerance: nothing to localize"
 
 
-def test_a_variant_that_goes_wrong_is_told_from_an_edit_that_does_not(localise: Localise) -> None:
-    found = localise(SLIGHTLY, suspect="tpu-precision=default")
+def test_a_variant_that_goes_wrong_is_told_from_an_edit_that_does_not(localize: Localize) -> None:
+    found = localize(SLIGHTLY, suspect="tpu-precision=default")
     assert found.kind == "nothing"  # without a dot there is nothing that it rounds

@@ -1,4 +1,4 @@
-"""``snaprt localise``: what it prints, and the status it leaves with."""
+"""``snaprt localize``: what it prints, and the status it leaves with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_precision_of_a_dot_is_found_to_explain_a_tpu(
     state.mkdir()
     (state / "of_the_user").touch()
     status, out, err = snaprt(
-        "localise", recorded, "--random", "0", "--a", "tpu-precision=default", "--state", state
+        "localize", recorded, "--random", "0", "--a", "tpu-precision=default", "--state", state
     )
     assert status == 1
     assert "FOUND: " in out
@@ -44,7 +44,7 @@ def test_the_precision_of_a_dot_is_found_to_explain_a_tpu(
 
 
 def test_sides_that_agree_leave_with_status_0(snaprt: Run, recorded: Path) -> None:
-    status, out, _ = snaprt("localise", recorded)
+    status, out, _ = snaprt("localize", recorded)
     assert status == 0
     assert "note: f64 gives what was recorded" in out
     assert "NOTHING FOUND: cpu and f64 agree within tolerance" in out
@@ -56,7 +56,7 @@ def test_an_edited_module_is_compared_with_the_original(
     original = modules[sniff.HLO_TEXT]
     edited = tmp_path / "edited.hlo.txt"
     edited.write_text(original.read_text().replace(" tanh(", " sine("))
-    status, out, _ = snaprt("localise", edited, "--against", original, "--random", "0", "--json")
+    status, out, _ = snaprt("localize", edited, "--against", original, "--random", "0", "--json")
     assert status == 1
     found = from_json(json.loads(out))
     assert [one.opcode for one in found.instructions] == ["sine"]
@@ -65,7 +65,7 @@ def test_an_edited_module_is_compared_with_the_original(
 
 
 def test_a_spent_budget_is_no_agreement(snaprt: Run, recorded: Path) -> None:
-    status, out, _ = snaprt("localise", recorded, "--budget", "0")
+    status, out, _ = snaprt("localize", recorded, "--budget", "0")
     assert status == 1
     assert "UNFINISHED: the budget is spent" in out
 
@@ -80,7 +80,7 @@ def test_a_spent_budget_is_no_agreement(snaprt: Run, recorded: Path) -> None:
 def test_a_side_that_cannot_be_looked_into_is_misuse(
     snaprt: Run, recorded: Path, words: list[str], told: str
 ) -> None:
-    status, _, err = snaprt("localise", recorded, *words)
+    status, _, err = snaprt("localize", recorded, *words)
     assert status == 2
     assert told in err
 
@@ -88,12 +88,12 @@ def test_a_side_that_cannot_be_looked_into_is_misuse(
 def test_another_program_is_refused(
     snaprt: Run, recorded: Path, modules: Mapping[str, Path]
 ) -> None:
-    status, _, err = snaprt("localise", recorded, "--against", modules[sniff.MLIR_TEXT])
+    status, _, err = snaprt("localize", recorded, "--against", modules[sniff.MLIR_TEXT])
     assert status == 2
     assert "not of the same program" in err
 
 
 def test_a_module_without_inputs_asks_for_them(snaprt: Run, modules: Mapping[str, Path]) -> None:
-    status, _, err = snaprt("localise", modules[sniff.MLIR_TEXT])
+    status, _, err = snaprt("localize", modules[sniff.MLIR_TEXT])
     assert status == 2
     assert "--random SEED" in err

@@ -1,4 +1,4 @@
-"""A real miscompile: a pass in XLA's own pipeline that breaks an operation after optimisation."""
+"""A real miscompile: a pass in XLA's own pipeline that breaks an operation after optimization."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import jax.extend.xla
 import jax.numpy as jnp
 import pytest
 from snaprt_replay.load.load import load
-from snaprt_replay.localize.findings import Localisation
-from snaprt_replay.localize.pipeline import Request, localise
+from snaprt_replay.localize.findings import Localization
+from snaprt_replay.localize.pipeline import Request, localize
 from snaprt_replay.run.variants.variants import parse_variant
 
 from snaprt import jaxapi
@@ -36,10 +36,10 @@ jax.extend.xla.register_hlo_module_transformation(break_tanh, name="break-tanh")
 
 
 @pytest.fixture
-def localise_with_pass(
+def localize_with_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Localisation]:
-    """Return a function that localises a program on an XLA with the wrong pass against one without.
+) -> Callable[..., Localization]:
+    """Return a function that localizes a program on an XLA with the wrong pass against one without.
 
     Its argument says with which operations in one computation the pass breaks a `tanh`.
     """
@@ -55,27 +55,27 @@ def localise_with_pass(
     environment.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
 
-    def run(needed: set[str]) -> Localisation:
+    def run(needed: set[str]) -> Localization:
         (tmp_path / "sitecustomize.py").write_text(WRONG_PASS.format(NEEDED=needed))
         request = Request(parse_variant(f"python={environment}"), parse_variant("cpu"))
-        return localise(load(program, random_seed=0), request)
+        return localize(load(program, random_seed=0), request)
 
     return run
 
 
 @pytest.mark.full  # the next one is the same and more
 def test_an_operation_that_a_compiler_pass_breaks_is_found(
-    localise_with_pass: Callable[..., Localisation],
+    localize_with_pass: Callable[..., Localization],
 ) -> None:
-    found = localise_with_pass({"tanh"})
+    found = localize_with_pass({"tanh"})
     assert [one.opcode for one in found.instructions] == ["tanh"], found.sentence
-    assert "test_localise_pass.py" in found.instructions[0].source
+    assert "test_localize_pass.py" in found.instructions[0].source
 
 
 def test_a_pass_that_breaks_operations_together_is_named(
-    localise_with_pass: Callable[..., Localisation],
+    localize_with_pass: Callable[..., Localization],
 ) -> None:
-    found = localise_with_pass({"tanh", "exponential"})
+    found = localize_with_pass({"tanh", "exponential"})
     assert found.kind == "interaction", found.sentence
     tried = {one.variant.rpartition("=")[2] for one in found.passes}
     healing = {one.variant.rpartition("=")[2] for one in found.passes if one.error <= 1}

@@ -1,4 +1,4 @@
-"""Localising a fault that was planted in one instruction of a real model, on one side only."""
+"""Localizing a fault that was planted in one instruction of a real model, on one side only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from snaprt_replay.hlo.extract import Piece, extract
 from snaprt_replay.hlo.hlo_module import instructions
-from snaprt_replay.localize.findings import Localisation, from_json, to_json
+from snaprt_replay.localize.findings import Localization, from_json, to_json
 from snaprt_replay.localize.pipeline import search
 from snaprt_replay.localize.program import Program, flatten
 from snaprt_replay.localize.session import Session, Side
@@ -28,7 +28,7 @@ import planted_faults
 from planted_faults import Plant
 
 Change = Callable[[bytes], bytes]
-Localise = Callable[..., Localisation]
+Localize = Callable[..., Localization]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def small() -> Small:
 
 
 @pytest.fixture
-def localise(side: Callable[..., Side]) -> Localise:
+def localize(side: Callable[..., Side]) -> Localize:
     """Return a function that searches a program compiled with a change against one without."""
 
     def run(
@@ -80,7 +80,7 @@ def localise(side: Callable[..., Side]) -> Localise:
         session: Session | None = None,
         reference: str = "cpu",
         **named: object,
-    ) -> Localisation:
+    ) -> Localization:
         sides = (side("suspect", program, "cpu", change), side("right", program, reference))
         return search(session or Session(), sides, inputs, **named)
 
@@ -107,7 +107,7 @@ def with_fault(plant: Plant) -> Change:
     return lambda hlo: planted_faults.planted(hlo, plant)
 
 
-def assert_found(found: Localisation, name: str) -> None:
+def assert_found(found: Localization, name: str) -> None:
     assert found.kind == "instruction", found.sentence
     assert [one.name for one in found.instructions] == [name], found.sentence
 
@@ -122,13 +122,13 @@ def assert_found(found: Localisation, name: str) -> None:
     ],
 )
 def test_a_broken_instruction_is_found_against_float64(
-    localise: Localise, small: Small, kind: str
+    localize: Localize, small: Small, kind: str
 ) -> None:
     name = planted_faults.candidates(small.program, kind)[1]
     fault = with_fault(Plant(kind, name))
-    found = localise(small.program, small.inputs, fault, reference="f64")
+    found = localize(small.program, small.inputs, fault, reference="f64")
     assert_found(found, name)
-    assert "test_localise_search.py" in found.instructions[0].source
+    assert "test_localize_search.py" in found.instructions[0].source
     # 3 log2(n) for the search, and one for each region on the way.
     assert found.compiles <= 3 * np.log2(found.instruction_count) + len(found.path)
     untapped, tapped = found.observer_effect or (0.0, 0.0)
@@ -137,7 +137,7 @@ def test_a_broken_instruction_is_found_against_float64(
     assert from_json(to_json(found)) == found
 
 
-def test_a_broken_instruction_in_a_loop_is_found_with_its_iteration(localise: Localise) -> None:
+def test_a_broken_instruction_in_a_loop_is_found_with_its_iteration(localize: Localize) -> None:
     def function(w: jax.Array, xs: jax.Array) -> jax.Array:
         def cell(hidden: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
             hidden = jnp.tanh(hidden @ w + x)
@@ -149,12 +149,12 @@ def test_a_broken_instruction_in_a_loop_is_found_with_its_iteration(localise: Lo
     inputs = [np.random.default_rng(one).normal(size=one).astype(np.float32) for one in shapes]
     program = program_of(function, *inputs)
     name = first_named(program, "tanh")
-    found = localise(program, inputs, with_fault(Plant("wrong op", name)))
+    found = localize(program, inputs, with_fault(Plant("wrong op", name)))
     assert_found(found, name)
     assert [one.rpartition(" ")[2] for one in found.instructions[0].frame] == ["0"]
 
 
-def test_an_iteration_that_alone_goes_wrong_is_the_one_that_is_found(localise: Localise) -> None:
+def test_an_iteration_that_alone_goes_wrong_is_the_one_that_is_found(localize: Localize) -> None:
     def function(x: jax.Array) -> jax.Array:
         # 2 is the one number whose square is also its double.
         return jax.lax.fori_loop(
@@ -164,7 +164,7 @@ def test_an_iteration_that_alone_goes_wrong_is_the_one_that_is_found(localise: L
     x = np.full(4, 2.0, np.float32)
     program = program_of(function, x)
     name = first_named(program, "multiply")
-    found = localise(program, [x], lambda hlo: _swap(hlo, name, "add"))
+    found = localize(program, [x], lambda hlo: _swap(hlo, name, "add"))
     assert_found(found, name)
     assert found.instructions[0].frame[0].endswith("iteration 1")
 
@@ -177,14 +177,14 @@ def _swap(hlo: bytes, name: str, opcode: str) -> bytes:
     return module.SerializeToString()
 
 
-def test_the_branch_that_was_taken_is_entered(localise: Localise) -> None:
+def test_the_branch_that_was_taken_is_entered(localize: Localize) -> None:
     def function(flag, x):
         return jax.lax.cond(flag, lambda x: jnp.sin(x) * 2, lambda x: jnp.cos(x) + 1, x)
 
     x = np.linspace(0.1, 1, 5, dtype=np.float32)
     flag = np.asarray(False)
     program = program_of(function, flag, x)
-    found = localise(program, [flag, x], lambda hlo: _swap_opcode(hlo, "cosine", "sine"))
+    found = localize(program, [flag, x], lambda hlo: _swap_opcode(hlo, "cosine", "sine"))
     assert found.instructions[0].opcode == "cosine"
     assert "branch" in found.instructions[0].frame[0]
 
@@ -197,7 +197,7 @@ def _swap_opcode(hlo: bytes, opcode: str, other: str) -> bytes:
     return module.SerializeToString()
 
 
-def test_an_error_that_vanishes_on_cutting_is_called_an_interaction(localise: Localise) -> None:
+def test_an_error_that_vanishes_on_cutting_is_called_an_interaction(localize: Localize) -> None:
     x = np.linspace(0.1, 1, 6, dtype=np.float32)
     program = program_of(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
 
@@ -210,13 +210,13 @@ def test_an_error_that_vanishes_on_cutting_is_called_an_interaction(localise: Lo
         whole = {"sine", "exponential"} <= opcodes and len(root.operand_ids) == 1
         return _swap_opcode(hlo, "exponential", "cosine") if whole else hlo
 
-    found = localise(program, [x], break_fusion)
+    found = localize(program, [x], break_fusion)
     assert found.kind == "interaction"
     assert "exponential" in [one.opcode for one in found.instructions]
     assert "cut apart" in found.sentence
 
 
-def test_what_goes_wrong_only_because_it_was_cut_out_is_not_accused(localise: Localise) -> None:
+def test_what_goes_wrong_only_because_it_was_cut_out_is_not_accused(localize: Localize) -> None:
     x = np.linspace(0.1, 1, 6, dtype=np.float32)
     program = program_of(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
 
@@ -229,11 +229,11 @@ def test_what_goes_wrong_only_because_it_was_cut_out_is_not_accused(localise: Lo
             _swap_opcode(hlo, "exponential", "cosine") if is_cut else hlo, "log", "sine"
         )
 
-    found = localise(program, [x], break_pieces)
+    found = localize(program, [x], break_pieces)
     assert_found(found, first_named(program, "log"))
 
 
-def test_where_only_cutting_goes_wrong_no_operation_is_accused(localise: Localise) -> None:
+def test_where_only_cutting_goes_wrong_no_operation_is_accused(localize: Localize) -> None:
     x = np.linspace(0.1, 1, 6, dtype=np.float32)
     program = program_of(lambda x: jnp.log(jnp.exp(jnp.sin(x)) + 1), x)
 
@@ -244,30 +244,30 @@ def test_where_only_cutting_goes_wrong_no_operation_is_accused(localise: Localis
         is_cut = len(entry.program_shape.parameters) > 1
         return _swap_opcode(hlo, *(("sine", "cosine") if is_cut else ("log", "sine")))
 
-    found = localise(program, [x], break_pieces)
+    found = localize(program, [x], break_pieces)
     assert found.kind == "candidates"
     assert "no operation can be proven" in found.sentence
 
 
-def test_rounding_that_is_amplified_is_no_instruction_s_fault(localise: Localise) -> None:
+def test_rounding_that_is_amplified_is_no_instruction_s_fault(localize: Localize) -> None:
     def variance(x: jax.Array) -> jax.Array:
         return jnp.tanh(jnp.mean(x * x) - jnp.square(jnp.mean(x)))  # how not to
 
     x = 1000 + np.linspace(0.1, 1, 6, dtype=np.float32)
-    found = localise(program_of(variance, x), [x], lambda hlo: hlo, reference="f64")
+    found = localize(program_of(variance, x), [x], lambda hlo: hlo, reference="f64")
     assert found.kind == "amplification"
     assert found.instructions[0].opcode in ("add", "subtract")
     assert "ill-conditioned" in found.sentence
 
 
-def test_sides_that_agree_have_nothing_to_localise(localise: Localise, small: Small) -> None:
-    found = localise(small.program, small.inputs, lambda hlo: hlo, reference="f64")
+def test_sides_that_agree_have_nothing_to_localize(localize: Localize, small: Small) -> None:
+    found = localize(small.program, small.inputs, lambda hlo: hlo, reference="f64")
     assert found.kind == "nothing"
     assert found.compiles == 2
 
 
 def test_the_first_operation_that_makes_a_nan_of_finite_values_is_found(
-    localise: Localise,
+    localize: Localize,
 ) -> None:
     def function(x):
         masked = jnp.where(x > 0, x, -jnp.inf)  # an infinity that is meant
@@ -275,36 +275,36 @@ def test_the_first_operation_that_makes_a_nan_of_finite_values_is_found(
         return jnp.sqrt(weights.sum() - 10.0) * x, jnp.log(x[0] - x[0]) * 0.0
 
     x = np.linspace(0.1, 1, 6, dtype=np.float32)
-    found = localise(program_of(function, x), [x], lambda hlo: hlo, find="nonfinite")
+    found = localize(program_of(function, x), [x], lambda hlo: hlo, find="nonfinite")
     assert found.kind == "instruction"
     assert found.instructions[0].opcode == "sqrt"
     assert "makes NaN of finite inputs" in found.sentence
 
 
-def test_a_nan_that_comes_with_the_inputs_is_no_operation_s_fault(localise: Localise) -> None:
+def test_a_nan_that_comes_with_the_inputs_is_no_operation_s_fault(localize: Localize) -> None:
     x = np.asarray([1, np.nan], np.float32)
-    found = localise(program_of(jnp.sin, x), [x], lambda hlo: hlo)
+    found = localize(program_of(jnp.sin, x), [x], lambda hlo: hlo)
     assert found.kind == "nothing"
     assert "comes with the inputs" in found.sentence
 
 
-def test_an_infinity_behind_a_nan_is_followed_to_its_origin_in_a_loop(localise: Localise) -> None:
+def test_an_infinity_behind_a_nan_is_followed_to_its_origin_in_a_loop(localize: Localize) -> None:
     def function(x):
         grown = jax.lax.fori_loop(0, 12, lambda _, x: x * x, x)
         return jnp.sin(x) + (grown - grown)
 
     x = np.asarray([2.0, 0.5], np.float32)
-    found = localise(program_of(function, x), [x], lambda hlo: hlo)
+    found = localize(program_of(function, x), [x], lambda hlo: hlo)
     assert found.instructions[0].opcode == "multiply"
     assert found.instructions[0].frame[0].endswith("iteration 6")  # 2 ** 128 is the first
 
 
 def test_a_spent_budget_leaves_a_search_that_goes_on_later(
-    localise: Localise, small: Small, tmp_path: Path
+    localize: Localize, small: Small, tmp_path: Path
 ) -> None:
     name = first_named(small.program, "dot", 1)
     fault = with_fault(Plant("NaN for one value", name))
-    spent = localise(small.program, small.inputs, fault, Session(tmp_path, budget=0))
+    spent = localize(small.program, small.inputs, fault, Session(tmp_path, budget=0))
     assert spent.kind == "unfinished"
     told: list[str] = []
 
@@ -314,12 +314,12 @@ def test_a_spent_budget_leaves_a_search_that_goes_on_later(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        localise(small.program, small.inputs, fault, Session(tmp_path, tell=stop))
+        localize(small.program, small.inputs, fault, Session(tmp_path, tell=stop))
     session = Session(tmp_path)
-    assert_found(localise(small.program, small.inputs, fault, session), name)
+    assert_found(localize(small.program, small.inputs, fault, session), name)
     assert session.remembered >= 4  # the whole program, and the first round
     again = Session(tmp_path)
-    assert_found(localise(small.program, small.inputs, fault, again), name)
+    assert_found(localize(small.program, small.inputs, fault, again), name)
     assert again.compiles == 0
 
 

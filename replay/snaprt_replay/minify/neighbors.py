@@ -16,14 +16,14 @@ from snaprt_replay.minify.candidate import Candidate, changed
 from snaprt_replay.minify.views.flags import with_text
 from snaprt_replay.run.variants.variants import with_options
 
-_VIEW = "neighbour"
-_UNOPTIMISED = {"xla_backend_optimization_level": 0}
+_VIEW = "neighbor"
+_UNOPTIMIZED = {"xla_backend_optimization_level": 0}
 
 
-def neighbours(candidate: Candidate) -> Iterator[Candidate]:
+def neighbors(candidate: Candidate) -> Iterator[Candidate]:
     """Yield programs that differ in one thing, nearest first."""
     if candidate.variants and candidate.variants[0].kind == "device":
-        plain = with_text(with_options(candidate.variants[0], _UNOPTIMISED))
+        plain = with_text(with_options(candidate.variants[0], _UNOPTIMIZED))
         if plain.options != candidate.variants[0].options:
             variants = (plain, *candidate.variants[1:])
             yield changed(candidate, _VIEW, f"side A on {plain.text}", variants=variants)
