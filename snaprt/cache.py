@@ -19,7 +19,7 @@ from snaprt_cache import (
     default_path,
 )
 
-from snaprt.compile.store import persistent_cache
+from snaprt.compile.cached.store import persistent_cache
 
 __all__ = [
     "Cache",
@@ -81,6 +81,6 @@ def install_if_on() -> None:
     """Put the cache that the settings name under ``jax.jit``, if there is one to use."""
     cache = persistent_cache()
     if cache is not None:
-        from snaprt.compile import jit_cache
+        from snaprt.compile.cached import jit_cache
 
         jit_cache.install(cache)

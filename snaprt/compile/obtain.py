@@ -21,9 +21,10 @@ from snaprt_cache.miss.journal import script_name
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, metrics, settings
-from snaprt.compile import prefetch, times
-from snaprt.compile.collect import GRAPH_NAME, collect_program
-from snaprt.compile.fast_key import (
+from snaprt.compile import times
+from snaprt.compile.ahead.collect import GRAPH_NAME, collect_program
+from snaprt.compile.cached import prefetch
+from snaprt.compile.cached.fast_key import (
     Note,
     devices_by_id,
     devices_of_placement,
@@ -31,13 +32,13 @@ from snaprt.compile.fast_key import (
     read_note,
     write_note,
 )
+from snaprt.compile.cached.once import compile_once, load_entry
+from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.key import module_digest, module_key
 from snaprt.compile.lower import lowering, placed
 from snaprt.compile.nan_flag import FLAG_NAME
 from snaprt.compile.native_calls import bound_to_process, obstacle, told_of_calls
-from snaprt.compile.once import compile_once, load_entry
 from snaprt.compile.proof import Proof, proof_of
-from snaprt.compile.store import persistent_cache
 from snaprt.compile.summary import summarize
 from snaprt.errors import CompileError, UsageError
 from snaprt.graph.program import Program

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from snaprt import jaxapi
-from snaprt.compile.collect import GRAPH_NAME
+from snaprt.compile.ahead.collect import GRAPH_NAME
 from snaprt.compile.key import module_digest
 from snaprt.compile.lower import lowering
 from snaprt.compile.obtain import ModuleArtifacts, artifacts_of, new_number

@@ -13,7 +13,7 @@ from typing import Final
 from snaprt import jaxapi, settings
 from snaprt.compile.obtain import Executable
 from snaprt.explain.appended import AppendedFile
-from snaprt.explain.origin import is_wanted
+from snaprt.explain.nodes import is_wanted
 from snaprt.runtime.events import Compilation, Cut, Run, Watcher
 from snaprt.runtime.graph_breaks import describe_break
 from snaprt.trace import pacing

@@ -1,14 +1,33 @@
-"""A graph as PyTorch/XLA writes it to XLA_SAVE_TENSORS_FILE; it must not know files.
+"""A graph as PyTorch/XLA writes it to XLA_SAVE_TENSORS_FILE, and in the log of operations.
 
 Source: ``debug_util.cpp`` and ``ir_dump_util.cpp`` of PyTorch/XLA 2.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from snaprt import jaxapi
-from snaprt.explain.nodes import ShownNode, node_text, notes
+from snaprt.explain.nodes import ShownNode, node_text, notes, shown_nodes
+from snaprt.runtime.events import Run, Watcher
+
+LOGGER = logging.getLogger("snaprt.operations")
+
+
+class OperationLog(Watcher):
+    """Logs what was recorded when it is cut: recording itself costs the same, logged or not."""
+
+    def ready(self, run: Run) -> None:
+        """Log the operations of a graph, with its inputs and constants."""
+        cut, executable = run.cut, run.executable
+        LOGGER.debug(
+            "graph %s of %d operations, cut by %s", executable.graph_id, cut.operations, cut.cause
+        )
+        nodes = shown_nodes(run.program)
+        for number, node in enumerate(nodes):
+            LOGGER.debug("%s", node_text(number, node, nodes))
+
 
 #: Attributes of a node are cut here in a drawing.
 _LONGEST_NOTE = 64

@@ -245,3 +245,24 @@ def _operations_inside(jaxpr: Any) -> str:
 
 def _digest(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def comes_from(program: Program, function: str) -> bool:
+    """Say whether an operation of ``program`` was recorded in ``function``, or in what it called.
+
+    Args:
+        program: A graph.
+        function: The name of a function, or the end of a qualified name, such as ``Model.loss``.
+    """
+    ending = f".{function}"
+    return any(
+        frame.function == function or frame.function.endswith(ending)
+        for node in program.nodes
+        for frame in jaxapi.frames_of_operation(node.source)
+    )
+
+
+def is_wanted(program: Program) -> bool:
+    """Say whether SNAPRT_DEBUG_FUNCTION, where it is set, lets one speak of ``program``."""
+    function = settings.get("SNAPRT_DEBUG_FUNCTION")
+    return function is None or comes_from(program, function.strip())

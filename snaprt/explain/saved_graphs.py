@@ -11,8 +11,7 @@ from snaprt import jaxapi, settings
 from snaprt.compile.obtain import Executable
 from snaprt.explain.appended import AppendedFile
 from snaprt.explain.graph_text import as_dot, as_text, block
-from snaprt.explain.nodes import ShownNode, root_digests, shown_nodes
-from snaprt.explain.origin import is_wanted
+from snaprt.explain.nodes import ShownNode, is_wanted, root_digests, shown_nodes
 from snaprt.graph.program import Program
 from snaprt.runtime.events import Cut, Run, Watcher
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from snaprt import logs, settings
 from snaprt.explain.analysis import VARIABLES as ANALYSIS_VARIABLES
 from snaprt.explain.analysis import analysis
-from snaprt.explain.operation_log import LOGGER, OperationLog
+from snaprt.explain.graph_text import LOGGER, OperationLog
 from snaprt.explain.recompiles import history
 from snaprt.explain.saved_graphs import saved_graphs
 from snaprt.explain.step_metrics import step_metrics

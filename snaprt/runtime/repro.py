@@ -28,8 +28,7 @@ from snaprt.snapshot.recorder.conditions import Moment
 from snaprt.snapshot.recorder.describe import Cause, contents, describe, error_text
 from snaprt.snapshot.recorder.filing import run_mark
 from snaprt.snapshot.recorder.pending import Executable, HeldExecution
-from snaprt.snapshot.recorder.plan import Plan
-from snaprt.snapshot.recorder.steps import steps_ended
+from snaprt.snapshot.recorder.plan import Plan, steps_ended
 
 Stage = Literal["compile", "run"]
 

@@ -18,7 +18,8 @@ from typing import Any
 import jax
 
 from snaprt import jaxapi, metrics, settings
-from snaprt.compile import collection, prefetch
+from snaprt.compile.ahead import collection
+from snaprt.compile.cached import prefetch
 from snaprt.compile.loaded import Ready, executable_for
 from snaprt.compile.obtain import Executable, compile_program, uncompiled_program
 from snaprt.compile.refused import refused
@@ -35,9 +36,8 @@ from snaprt.runtime.slow_compiles import told_when_slow
 from snaprt.snapshot.format.trace_errors import describe_trace_error
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.failures import is_recorded, mark_recorded
-from snaprt.snapshot.recorder.plan import current_plan
+from snaprt.snapshot.recorder.plan import current_plan, end_step, steps_ended
 from snaprt.snapshot.recorder.record import process_recorder
-from snaprt.snapshot.recorder.steps import end_step, steps_ended
 from snaprt.trace import pacing
 from snaprt.trace.array import LazyArray, read_for_executable, read_to_host
 from snaprt.trace.cut import Part, plan

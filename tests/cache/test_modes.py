@@ -12,7 +12,7 @@ from snaprt_cache import MODES, Cache, CacheError, Key, KeyPart
 
 from snaprt import metrics, settings
 from snaprt.cli.cache.misses import NEW_PROGRAM, REFRESHED, Neighbors
-from snaprt.compile.store import open_cache, persistent_cache
+from snaprt.compile.cached.store import open_cache, persistent_cache
 from snaprt.errors import UsageError
 
 PAYLOAD = b"payload" * 100

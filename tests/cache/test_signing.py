@@ -13,7 +13,7 @@ import pytest
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digests, read_key_file
 from snaprt_cache.lock.flight import Flight
 
-from snaprt.compile.store import persistent_cache
+from snaprt.compile.cached.store import persistent_cache
 
 KEY = Key((KeyPart("module", "m"),))
 OURS = bytes(range(32))

@@ -145,7 +145,7 @@ import pwd
 def nobody(_):
     raise KeyError("no such user")
 pwd.getpwuid = nobody
-from snaprt.compile.store import persistent_cache
+from snaprt.compile.cached.store import persistent_cache
 assert persistent_cache() is None
 assert persistent_cache() is None
 print("went on")

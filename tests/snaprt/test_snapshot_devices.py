@@ -11,8 +11,8 @@ from several_devices import of_executable, write_anew
 
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.format import schema
+from snaprt.snapshot.format.content import describe_sharding, index_of
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
-from snaprt.snapshot.format.shardings import describe_sharding, index_of
 
 OLD = Path(__file__).parents[1] / "support" / "snapshots" / "format-1.0.inputs.snap"
 

@@ -348,7 +348,7 @@ def test_the_program_ends_only_when_no_thread_of_the_recorder_is_inside_jax(
     script = """
         import time
         import jax, jax.numpy as jnp, numpy as np, snaprt
-        from snaprt.snapshot import outcomes
+        from snaprt.snapshot.recorder import outcomes
 
         work = jax.jit(lambda x: jax.lax.fori_loop(0, 6, lambda i, y: y @ x, x))
         eye = np.eye(1500, dtype=np.float32)

@@ -342,7 +342,7 @@ def test_leftovers_of_dead_processes_are_removed_and_others_stay(tmp_path: Path)
 
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from snaprt.snapshot import leftovers\n"
+        "from snaprt.snapshot.format import leftovers\n"
         "name = f'.a.inputs.snap.{leftovers._process_mark()}-{os.getpid()}.tmp'\n"
         "Path(sys.argv[1], name).touch()"
     )

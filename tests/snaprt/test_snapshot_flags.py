@@ -114,7 +114,7 @@ def test_a_flag_that_would_end_the_process_is_named_first(variable: str, said: s
 def run(program: str, variable: str, *, folder: Path) -> subprocess.CompletedProcess[str]:
     prelude = """
         import os, sys
-        from snaprt.snapshot import policy
+        from snaprt.snapshot.recorder import policy
         from snaprt.snapshot.recorder.plan import current_plan
         import jax, jax.numpy as jnp
         def compile_and_run():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from snaprt.snapshot.format import encode, schema
 from snaprt.snapshot.format.dtypes import to_storage
-from snaprt.snapshot.format.shuffle import BLOCK_BYTES, shuffle, unshuffle
+from snaprt.snapshot.format.encode import BLOCK_BYTES, shuffle, unshuffle
 from snaprt.snapshot.format.store import ArrayStore
 
 

@@ -216,7 +216,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 import numpy as np
-from snaprt.snapshot import layout
+from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.store import ArrayStore
 store = ArrayStore(Path(sys.argv[1]))
 print("ready", flush=True)

@@ -12,8 +12,7 @@ import jax
 
 from snaprt import jaxapi
 from snaprt.snapshot.format import schema
-from snaprt.snapshot.format.content import array_content
-from snaprt.snapshot.format.sources import source_locations
+from snaprt.snapshot.format.content import array_content, source_locations
 from snaprt.snapshot.format.store import ArrayStore
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder import surroundings
@@ -36,7 +35,7 @@ def record(
         arguments: The arrays by the names that the snapshot gives them.
         output_names: Names of the results; by default out0, out1, ...
         store: Keeps the arrays.
-        fields: Of ``layout.Execution``, in place of the usual ones.
+        fields: Of ``schema.Execution``, in place of the usual ones.
     """
     inputs = list(arguments.values())
     lowered = jax.jit(function, keep_unused=True).lower(*inputs)

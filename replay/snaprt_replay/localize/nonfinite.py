@@ -16,11 +16,17 @@ from snaprt.hlo.proto import XlaMessage
 from snaprt_replay import floatbits
 from snaprt_replay.hlo.extract import Piece, Value
 from snaprt_replay.localize.findings import InstructionPlace
-from snaprt_replay.localize.nested import MOST_ITERATIONS, branch_taken
 from snaprt_replay.localize.regions import Region, between, choose_cuts
 from snaprt_replay.localize.search import COARSE_REGIONS, REGIONS, known_at, piece_of
 from snaprt_replay.localize.session import Session, Values
-from snaprt_replay.localize.sides import Frame, called_with, frame_of, run_suspect
+from snaprt_replay.localize.sides import (
+    MOST_ITERATIONS,
+    Frame,
+    branch_taken,
+    called_with,
+    frame_of,
+    run_suspect,
+)
 
 Bad = Callable[[np.ndarray], bool]
 

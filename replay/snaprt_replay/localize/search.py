@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Piece
-from snaprt_replay.localize import nested
 from snaprt_replay.localize.findings import InstructionPlace, Kind, RegionError, ValueDifference
 from snaprt_replay.localize.measure import difference
 from snaprt_replay.localize.regions import Region, between, choose_cuts
 from snaprt_replay.localize.session import BudgetSpentError, Session, Values
 from snaprt_replay.localize.sides import (
+    ENTER,
+    Enter,
     Frame,
     Pair,
     run_both,
@@ -210,7 +211,7 @@ class Search:
             place = line.place(line.root, frame.names)
             return Found("instruction", (place,), _differences(frame, whole), whole.error())
         instruction = work[0]
-        enter = nested.ENTER.get(instruction.opcode)
+        enter = ENTER.get(instruction.opcode)
         if enter is not None:
             inner = self._enter(enter, frame, instruction, known, depth)
             if inner is not None:
@@ -231,7 +232,7 @@ class Search:
 
     def _enter(
         self,
-        enter: nested.Enter,
+        enter: Enter,
         frame: Frame,
         instruction: XlaMessage,
         known: Values,

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from snaprt import jaxapi
-from snaprt.compile.ahead_of_time import topology_devices
+from snaprt.compile.ahead.ahead_of_time import topology_devices
 from snaprt.compile.module import LoadedModule, compile_module
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
 from snaprt.hlo.proto import XlaMessage

@@ -13,7 +13,7 @@ from snaprt_cache.signing import read_key_file
 from snaprt import settings
 from snaprt.cli import output
 from snaprt.cli.cache.words import SCHEMA_VERSION, counted, dir_option
-from snaprt.compile.store import open_cache
+from snaprt.compile.cached.store import open_cache
 from snaprt.units import format_size
 
 

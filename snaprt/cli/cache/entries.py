@@ -26,7 +26,7 @@ from snaprt.cli.cache.words import (
     short_name,
 )
 from snaprt.cli.fitted_table import Column, FittedTable
-from snaprt.compile.store import open_cache
+from snaprt.compile.cached.store import open_cache
 from snaprt.units import format_duration, format_size
 
 #: Metadata that no person reads as it stands: `snaprt cache why` does.

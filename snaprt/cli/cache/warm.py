@@ -15,7 +15,7 @@ from snaprt.cli.cache import warming
 from snaprt.cli.cache.warming import Job, Progress, Result
 from snaprt.cli.cache.words import SCHEMA_VERSION, counted, dir_option
 from snaprt.cli.run import command as run_command
-from snaprt.compile.collection import collection
+from snaprt.compile.ahead.collection import collection
 from snaprt.errors import UsageError
 
 _MODULES: Final = (".mlir", ".mlirbc", ".stablehlo", ".inputs.snap")
@@ -190,7 +190,7 @@ def _report(progress: Progress, result: Result) -> None:
 
 
 def _jobs(files: Sequence[Path], target: str) -> list[Job]:
-    from snaprt.compile.collected import SUFFIX, read_program
+    from snaprt.compile.ahead.collected import SUFFIX, read_program
 
     paths = [path for file in files for path in (_inside(file) if file.is_dir() else [file])]
     jobs = []
@@ -212,7 +212,7 @@ def _jobs(files: Sequence[Path], target: str) -> list[Job]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    from snaprt.compile.collected import SUFFIX
+    from snaprt.compile.ahead.collected import SUFFIX
 
     found = sorted(path for path in folder.iterdir() if path.name.endswith((SUFFIX, *_MODULES)))
     if not found:

@@ -17,10 +17,15 @@ import jax
 from snaprt_cache import Cache, CacheError
 from snaprt_replay.load.load import load
 
-from snaprt.compile.ahead_of_time import Warmed, check_versions, warm_collected, warm_for_topology
-from snaprt.compile.collected import SUFFIX, read_program
+from snaprt.compile.ahead.ahead_of_time import (
+    Warmed,
+    check_versions,
+    warm_collected,
+    warm_for_topology,
+)
+from snaprt.compile.ahead.collected import SUFFIX, read_program
+from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.module import compile_module
-from snaprt.compile.store import persistent_cache
 from snaprt.errors import SnaprtError, UsageError
 
 

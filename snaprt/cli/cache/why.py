@@ -25,13 +25,13 @@ from snaprt.cli.cache.words import (
     one_entry,
     print_pairs,
 )
+from snaprt.compile.cached.store import open_cache
 from snaprt.compile.operations import (
     OperationDifference,
     ProgramDifference,
     compare,
     read_program,
 )
-from snaprt.compile.store import open_cache
 
 _KINDS: Final = {
     "shapes": "The same operations, with other shapes",

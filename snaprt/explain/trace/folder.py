@@ -15,8 +15,7 @@ from typing import Final
 
 from snaprt import settings
 from snaprt.errors import UsageError
-from snaprt.explain.nodes import ShownNode, shown_nodes
-from snaprt.explain.origin import is_wanted
+from snaprt.explain.nodes import ShownNode, is_wanted, shown_nodes
 from snaprt.explain.trace.drawing import draw
 from snaprt.explain.trace.forms import FORMS
 from snaprt.explain.trace.page import page

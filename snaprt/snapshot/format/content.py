@@ -1,11 +1,12 @@
-"""Turns arrays and a module into the contents of a snapshot file; must not know when or where.
+"""Turns arrays, shardings and a module into the contents of a snapshot file.
 
 What it does may take its time: it runs in the writer's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -14,8 +15,129 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.snapshot.format import schema
-from snaprt.snapshot.format.shardings import describe_sharding, index_of
-from snaprt.snapshot.format.sources import source_locations
+from snaprt.snapshot.format.schema import ShardingRecord
+
+_STACK_FRAME_INDEX = 17  # of HloModuleProto
+_FILE_NAMES, _FUNCTION_NAMES, _FILE_LOCATIONS = 1, 2, 3  # of StackFrameIndexProto
+_FILE_NAME_ID, _FUNCTION_NAME_ID, _LINE = 1, 2, 3  # of FileLocation; ids count from 1
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+@functools.lru_cache(maxsize=8)  # every execution of a program has the same
+def source_locations(hlo: bytes, limit: int = 500) -> tuple[str, ...]:
+    """Return ``file:line (function)`` for each line that a module's operations came from.
+
+    Args:
+        hlo: A serialized ``xla.HloModuleProto``.
+        limit: How many locations to return at most.
+
+    Returns:
+        Each location once, in the module's order; none where the module has none or cannot be read.
+    """
+    files: list[str] = []
+    functions: list[str] = []
+    found: dict[str, None] = {}
+    try:
+        for number, index in _fields(hlo):
+            if number != _STACK_FRAME_INDEX or not isinstance(index, bytes):
+                continue
+            for kind, value in _fields(index):
+                if isinstance(value, int):
+                    continue
+                if kind == _FILE_NAMES:
+                    files.append(value.decode(errors="replace"))
+                elif kind == _FUNCTION_NAMES:
+                    functions.append(value.decode(errors="replace"))
+                elif kind == _FILE_LOCATIONS:
+                    found[_location(value, files, functions)] = None
+    except (IndexError, ValueError):
+        return ()
+    return tuple(found)[:limit]
+
+
+def _location(location: bytes, files: list[str], functions: list[str]) -> str:
+    numbers = {number: value for number, value in _fields(location) if isinstance(value, int)}
+    file = files[numbers[_FILE_NAME_ID] - 1] if _FILE_NAME_ID in numbers else "?"
+    line = numbers.get(_LINE, 0)
+    if _FUNCTION_NAME_ID not in numbers:
+        return f"{file}:{line}"
+    return f"{file}:{line} ({functions[numbers[_FUNCTION_NAME_ID] - 1]})"
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield field number and value of each field of a serialized proto."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, at = _varint(message, at)
+            yield tag >> 3, value
+            continue
+        if kind == _BYTES:
+            length, at = _varint(message, at)
+        elif kind in (_FIXED64, _FIXED32):
+            length = 8 if kind == _FIXED64 else 4
+        else:
+            raise ValueError(f"wire type {kind}")
+        if at + length > len(message):
+            raise ValueError("the message ends too early")
+        yield tag >> 3, message[at : at + length]
+        at += length
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+
+
+@functools.lru_cache(maxsize=1024)
+def describe_sharding(sharding: jax.sharding.Sharding, ndim: int) -> ShardingRecord:
+    """Return a sharding of an array of ``ndim`` dimensions as the manifest holds it."""
+    named = isinstance(sharding, jax.sharding.NamedSharding)
+    return ShardingRecord(
+        kind=type(sharding).__name__,
+        devices=tuple(device.id for device in jaxapi.devices_of_sharding(sharding)),
+        memory_kind=sharding.memory_kind or "",
+        hlo=jaxapi.hlo_sharding_text(sharding, ndim),
+        **(_of_mesh(sharding) if named else {}),
+    )
+
+
+def _of_mesh(sharding: Any) -> dict[str, Any]:
+    mesh = sharding.mesh
+    return {
+        "axis_names": tuple(map(str, mesh.axis_names)),
+        "axis_sizes": tuple(mesh.axis_sizes),
+        "axis_types": tuple(kind.name for kind in mesh.axis_types),
+        "spec": tuple(map(_axes, sharding.spec.partitions)),
+    }
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    """Return the mesh axes that one entry of a ``PartitionSpec`` names."""
+    if entry is None:
+        return ()
+    return tuple(map(str, entry)) if isinstance(entry, tuple) else (str(entry),)
+
+
+def index_of(index: Sequence[slice], shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return where a part begins and ends in each dimension of an array of ``shape``.
+
+    Args:
+        index: The part's slices; dimensions that it does not have are taken whole, and those that
+            it has more (of the data of PRNG keys) are left out.
+        shape: Of the whole array.
+    """
+    slices = [*index, *[slice(None)] * len(shape)][: len(shape)]
+    return tuple(one.indices(size)[:2] for one, size in zip(slices, shape, strict=True))
 
 
 class Artifacts(Protocol):

@@ -1,4 +1,4 @@
-"""How one array becomes bytes: ``.npy``, compressed where that pays; it must not know JAX or zip.
+"""How one array becomes bytes: ``.npy``, shuffled and compressed where that pays.
 
 Large arrays pass through in pieces, so that no second copy of one is made.
 """
@@ -15,7 +15,36 @@ import numpy as np
 import zstandard
 
 from snaprt.snapshot.format import schema
-from snaprt.snapshot.format.shuffle import BLOCK_BYTES, shuffle
+
+BLOCK_BYTES = 1 << 20
+"""So much is reordered at a time; the last block is what is left. A multiple of every itemsize."""
+
+
+def shuffle(values: memoryview, itemsize: int) -> memoryview:
+    """Return the bytes of whole numbers in shuffled order.
+
+    Args:
+        values: Of any number of blocks, the last one perhaps shorter.
+        itemsize: Bytes of one number.
+    """
+    return _reordered(values, itemsize, undo=False)
+
+
+def unshuffle(shuffled: memoryview, itemsize: int) -> memoryview:
+    """Return what ``shuffle`` was given."""
+    return _reordered(shuffled, itemsize, undo=True)
+
+
+def _reordered(content: memoryview, itemsize: int, *, undo: bool) -> memoryview:
+    source = np.frombuffer(content, np.uint8)
+    result = np.empty_like(source)
+    for start in range(0, source.size, BLOCK_BYTES):
+        block = source[start : start + BLOCK_BYTES]
+        shape = (itemsize, -1) if undo else (-1, itemsize)
+        target = result[start : start + BLOCK_BYTES]
+        target.reshape(shape[::-1])[...] = block.reshape(shape).T
+    return result.data
+
 
 PIECE = 8 << 20
 """Bytes: large enough for the disk, small enough to stay in the processor's cache."""

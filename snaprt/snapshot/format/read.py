@@ -25,7 +25,7 @@ import zstandard
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.format import manifest_json, places, schema, seeded, store
 from snaprt.snapshot.format.dtypes import from_storage, storage_dtype
-from snaprt.snapshot.format.shuffle import BLOCK_BYTES, unshuffle
+from snaprt.snapshot.format.encode import BLOCK_BYTES, unshuffle
 
 _ZIP_END = b"PK\x05\x06"
 _LONGEST_HEADER = 4096  # bytes of a .npy header; numpy's own are 128 for any shape we write

@@ -23,10 +23,9 @@ import zstandard
 
 from snaprt import metrics, settings
 from snaprt.snapshot.format import encode, schema
-from snaprt.snapshot.format.disk import WholeWrites
 from snaprt.snapshot.format.dtypes import to_storage
-from snaprt.snapshot.format.leftovers import remove_leftovers, temporary_name
-from snaprt.snapshot.format.shuffle import unshuffle
+from snaprt.snapshot.format.encode import unshuffle
+from snaprt.snapshot.format.leftovers import WholeWrites, remove_leftovers, temporary_name
 
 _log = logging.getLogger("snaprt.snapshot")
 

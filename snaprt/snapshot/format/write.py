@@ -24,9 +24,8 @@ import zstandard
 
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.format import encode, manifest_json, schema
-from snaprt.snapshot.format.disk import WholeWrites
 from snaprt.snapshot.format.dtypes import to_storage
-from snaprt.snapshot.format.leftovers import temporary_name
+from snaprt.snapshot.format.leftovers import WholeWrites, temporary_name
 from snaprt.snapshot.format.store import ArrayStore
 
 SMALL_FILE = 1 << 20

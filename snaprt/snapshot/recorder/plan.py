@@ -1,4 +1,4 @@
-"""What the environment asks to be recorded, and where; must not know executions or files.
+"""What is asked to be recorded, where, and at which step of the thread.
 
 Every execution asks, and a program may change the variables between two: `current_plan` compares
 their texts with those it has read last, which takes 0.5 us.
@@ -19,6 +19,25 @@ from snaprt import settings
 from snaprt.errors import SnaprtError
 from snaprt.snapshot.recorder.conditions import Condition, parse_conditions
 from snaprt.snapshot.recorder.flags import dump_folder_of, folder_of
+
+
+class _Steps(threading.local):
+    steps = 0
+
+
+_counted = _Steps()
+
+
+def steps_ended() -> int:
+    """Return how many steps this thread has marked."""
+    return _counted.steps
+
+
+def end_step() -> int:
+    """Count one more step of this thread, and return how many there are now."""
+    _counted.steps += 1
+    return _counted.steps
+
 
 _log = logging.getLogger("snaprt.snapshot")
 

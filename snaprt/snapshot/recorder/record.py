@@ -49,9 +49,8 @@ from snaprt.snapshot.recorder.pending import (
     hold_inputs,
     remember,
 )
-from snaprt.snapshot.recorder.plan import Plan, current_plan
+from snaprt.snapshot.recorder.plan import Plan, current_plan, steps_ended
 from snaprt.snapshot.recorder.ring import Ring
-from snaprt.snapshot.recorder.steps import steps_ended
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget

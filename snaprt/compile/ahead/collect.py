@@ -16,14 +16,14 @@ from snaprt_cache.key import relevant_xla_flags
 from snaprt_cache.miss.journal import script_name
 
 from snaprt import jaxapi, metrics
-from snaprt.compile.collected import (
+from snaprt.compile.ahead.collected import (
     MODULE_SUFFIX,
     CollectedProgram,
     NotWritable,
     described,
     write_program,
 )
-from snaprt.compile.collection import collection
+from snaprt.compile.ahead.collection import collection
 from snaprt.compile.key import compiler_settings, environment_flags, module_digest
 from snaprt.compile.lower import digest_of_lowering
 from snaprt.compile.native_calls import bound_to_process

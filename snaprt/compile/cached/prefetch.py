@@ -26,11 +26,11 @@ from snaprt_cache.key import Key
 from snaprt_cache.store import Cache, Entry
 
 from snaprt import jaxapi, metrics, settings
-from snaprt.compile.fast_key import KIND as NOTE_KIND
-from snaprt.compile.fast_key import Note, devices_by_id, read_note
+from snaprt.compile.cached.fast_key import KIND as NOTE_KIND
+from snaprt.compile.cached.fast_key import Note, devices_by_id, read_note
+from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.key import start_key
 from snaprt.compile.native_calls import obstacle
-from snaprt.compile.store import persistent_cache
 
 _log = logging.getLogger("snaprt.cache")
 

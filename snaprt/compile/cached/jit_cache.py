@@ -18,11 +18,12 @@ from snaprt_cache.key import Key
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, settings
-from snaprt.compile import prefetch, times
+from snaprt.compile import times
+from snaprt.compile.cached import prefetch
+from snaprt.compile.cached.once import flight
+from snaprt.compile.cached.store import count_event, is_bypassed
 from snaprt.compile.key import jit_key
 from snaprt.compile.native_calls import obstacle, told_of_calls
-from snaprt.compile.once import flight
-from snaprt.compile.store import count_event, is_bypassed
 from snaprt.compile.summary import summarize
 
 # JAX asks for a program and then puts it: the keys of a few programs on their way are enough.

@@ -19,7 +19,7 @@ from snaprt_cache.store import Cache, Entry
 
 from snaprt import metrics, settings
 from snaprt.compile import times
-from snaprt.compile.store import count_event
+from snaprt.compile.cached.store import count_event
 
 _log = logging.getLogger("snaprt.compile")
 

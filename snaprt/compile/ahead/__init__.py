@@ -1,0 +1,1 @@
+"""Programs that are collected in one run and compiled ahead of time in others."""
