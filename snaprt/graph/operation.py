@@ -33,7 +33,7 @@ class Operation:
         self._results: dict[Any, tuple[tuple[Any, ...], Any, tuple[int, float]]] = {}
 
     def evaluate(
-        self, primitive: Any, avals: Sequence[Any], params: dict[str, Any], x64: bool
+        self, primitive: Any, avals: Sequence[Any], params: dict[str, Any]
     ) -> tuple[tuple[Any, ...], Any, tuple[int, float]]:
         """Return what comes of operands of these abstract values.
 
@@ -43,11 +43,12 @@ class Operation:
         Raises:
             Exception: Whatever JAX raises for operands that do not fit.
         """
-        key = (x64, *avals)
+        key = (jaxapi.trace_context(), *avals)
         found = self._results.get(key)
         if found is None:
             with jaxapi.evaluating():
                 results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
+                jaxapi.refuse_missing_algorithms(primitive, avals, params)
             results = tuple(results)
             extent = jaxapi.extent(primitive, params, avals, results)
             if self.named.ends_program:

@@ -115,12 +115,17 @@ BREAKS: Final[Mapping[str, Break]] = {
         "`checkify.check`, or another effect that must happen at once",
         "functionalize it: checkify.checkify(f); and throw its error after mark_step",
     ),
+    "primitive": Break(
+        "an operation that JAX can run and not compile",
+        "register how it is lowered, with jax.interpreters.mlir.register_lowering",
+    ),
     "scope_end": Break("the end of the scope, where effects were pending", ""),
     "effects_barrier": Break("`jax.effects_barrier()`", "wait with mark_step(wait=True)"),
     "shard_map": Break("an eager `jax.shard_map`", _JIT),
     "compiler_options": Break(
         "a `jax.jit` with compiler_options", "set them for the process, in XLA_FLAGS"
     ),
+    "breakpoint": Break("`jax.debug.breakpoint()`", "remove it"),
     "compiled": Break(
         "a call of an executable of `jax.jit(f).lower(x).compile()`",
         "call what jax.jit returned, which is recorded as one operation",

@@ -26,7 +26,7 @@ from snaprt.compile.refused import refused
 from snaprt.compile.run import run
 from snaprt.compile.unfinished import unfinished_graph
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
-from snaprt.graph.program import Program
+from snaprt.graph.program import INPUT, Program
 from snaprt.runtime import hidden_frames as hidden_frames
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
@@ -66,7 +66,7 @@ def thread_trace() -> LazyTrace:
         _watch_waiting()
         jaxapi.teach_device_get(LazyArray, read_to_host)
         jaxapi.teach_full(LazyArray)
-        jaxapi.teach_set_mesh(LazyTrace)
+        jaxapi.teach_trace_state(LazyTrace)
         jaxapi.teach_compiled(LazyArray, read_for_executable)
         jaxapi.teach_error_check(LazyTrace)
         jaxapi.teach_values(LazyArray, LazyArray.materialize)
@@ -335,6 +335,20 @@ def _calls_back(point: Point) -> bool:
     return bool(point.effects) or any("callback" in name for name in names)
 
 
+def _failed_alone(part: Part, program: Program, donated: Sequence[int]) -> Sequence[Point]:
+    """Return the operations that a run failed of, if it is known of which; else all or none.
+
+    What does not need their results runs again: callbacks apart, that cannot be seen.
+    """
+    deleted = {index for index, array in enumerate(program.inputs) if array.is_deleted()}
+    if deleted.isdisjoint(donated):
+        pairs = zip(part.nodes, part.wiring, strict=True)
+        used = [node for node, wires in pairs if any((INPUT, one) in wires for one in deleted)]
+        if used:
+            return used
+    return () if donated else [node for node in part.nodes if _calls_back(node)]
+
+
 def _run_part(
     part: Part,
     program: Program,
@@ -379,10 +393,8 @@ def _run_part(
             cause,
             by_operation=progress.by_operation,
         )
-        # A callback fails alone. What does not need its result runs again: callbacks apart,
-        # that cannot be seen.
-        callbacks = [] if executable.donated else [one for one in part.nodes if _calls_back(one)]
-        progress.fail(callbacks or part.nodes, failure)
+        alone = _failed_alone(part, program, executable.donated)
+        progress.fail(alone or part.nodes, failure)
         repro.after_failure("run", executable, arguments, error)
         raise failure from error
     if is_repro_asked_for:

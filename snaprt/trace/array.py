@@ -171,6 +171,10 @@ class LazyArray(jaxapi.ArrayOfTrace):
         """Return the kind of the devices that the value lies on, such as ``"cpu"``."""
         return next(iter(self.devices())).platform
 
+    def _short_repr(self) -> str:
+        """Return the text of the value, which is part of that of JAX's tracers of derivatives."""
+        return str(self)
+
     def __bytes__(self) -> bytes:
         return self.tobytes()
 

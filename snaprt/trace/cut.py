@@ -264,7 +264,7 @@ def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> _Split:
 
     Nearly always there is one part. Otherwise committed work on the same devices becomes one, and
     uncommitted work that only committed work uses joins it, as under `jax.jit`; the rest is
-    layered, so that a part uses earlier parts alone.
+    layered, so that a part uses earlier parts alone. Effects keep their order.
     """
     if not nodes:
         return []
@@ -286,17 +286,20 @@ def _split_by_placement(nodes: Sequence[Point], wanted: set[int]) -> _Split:
             users[producers[wire]].add(placement[node])
     levels: dict[Point, int] = {}
     parts: dict[tuple[int, int], tuple[list[Point], Placement]] = {}
+    latest_effect: list[Point] = []
     for node in nodes:
         own = placement[node]
         before = [(producers[wire], wire) for wire in _pending_wires(node, producers)]
         level = max(
             (
                 levels[one] + (placement[one] is not own or one.operation.named.ends_program)
-                for one, _ in before
+                for one in [*(one for one, _ in before), *(latest_effect if node.effects else ())]
             ),
             default=0,
         )
         levels[node] = level
+        if node.effects:
+            latest_effect = [node]
         wanted.update(wire for one, wire in before if levels[one] != level)
         parts.setdefault((level, id(own)), ([], own))[0].append(node)
     return [parts[key] for key in sorted(parts, key=lambda key: key[0])]

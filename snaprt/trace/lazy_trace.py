@@ -189,8 +189,8 @@ class LazyTrace(jaxapi.Trace):
         operands: list[Any] = []
         for arg in args:
             operand = self._operand(arg)
-            if operand is None:
-                return "ref"
+            if type(operand) is str:
+                return operand
             operands.append(operand)
         context = jaxapi.trace_context()
         if context != self.context:
@@ -230,8 +230,8 @@ class LazyTrace(jaxapi.Trace):
                 self._grown(self)
         return arrays
 
-    def _operand(self, arg: Any) -> LazyArray | Literal | jax.Array | None:
-        """Return what of ``arg`` a recording can hold; ``None`` if nothing."""
+    def _operand(self, arg: Any) -> LazyArray | Literal | jax.Array | str:
+        """Return what of ``arg`` a recording can hold, or why it can hold nothing."""
         kind = type(arg)
         if kind is LazyArray:
             if arg._trace is not self and arg._value is None:
@@ -242,8 +242,11 @@ class LazyTrace(jaxapi.Trace):
         if kind is jaxapi.ArrayImpl:
             return arg
         jaxapi.refuse_escaped_tracer(arg)
-        if not jaxapi.is_array_aval(jaxapi.typeof(arg)):
-            return None
+        aval = jaxapi.typeof(arg)
+        if not jaxapi.is_array_aval(aval):
+            return "ref"
+        if jaxapi.has_no_values(aval):
+            return "float0"
         if isinstance(arg, jax.Array):
             return arg
         return literal(arg) if jaxapi.host_literal(arg) else send(arg)
@@ -278,11 +281,20 @@ class LazyTrace(jaxapi.Trace):
             x64 = jaxapi.x64_enabled()
             if not x64 and any(map(_has_64_bits, operands)):
                 return "x64"
-            results, effects, extent = _evaluate(what, primitive, operands, params)
+            if not jaxapi.can_be_lowered(primitive, params):
+                return "ref" if primitive.ref_primitive else "primitive"
+            try:
+                results, effects, extent = _evaluate(what, primitive, operands, params)
+            except Exception:
+                if jaxapi.has_own_implementation(primitive):  # which may look at values
+                    return "shape"
+                raise
             if not all(map(jaxapi.is_array_aval, results)):
                 return "ref"
             if not jaxapi.can_wait(effects):
                 return "effect"
+            if effects and "inspect_sharding" in jaxapi.names_within(primitive, params):
+                return "sharding"
             if any(map(jaxapi.has_no_values, results)):
                 return "float0"
             placement = _placement(operands, what.named, x64)
@@ -387,6 +399,8 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
         return "compiler_options"
     if jaxapi.closes_over_references(params):
         return "ref"
+    if jaxapi.is_breakpoint(primitive, params):
+        return "breakpoint"
     if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
         return "layout"  # likewise
     return _AT_ONCE.get(primitive.name)
@@ -405,7 +419,7 @@ def _evaluate(
     what: Operation, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
 ) -> tuple[tuple[Any, ...], Any, tuple[int, float]]:
     avals = [o.aval if type(o) in (LazyArray, Literal) else jaxapi.typeof(o) for o in operands]
-    return what.evaluate(primitive, avals, params, jaxapi.x64_enabled())
+    return what.evaluate(primitive, avals, params)
 
 
 def _placement(

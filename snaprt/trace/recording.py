@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from snaprt import metrics
+from snaprt import jaxapi, metrics
 from snaprt.graph.program import Literal
 from snaprt.trace.trie import (
     InputKind,
@@ -89,9 +89,14 @@ class Recording:
         self.is_carried = False
 
     def input_wire(self, value: jax.Array, handle: DataHandle | None) -> int:
-        """Return the wire of an input, which goes on to another point if it is new."""
+        """Return the wire of an input, which goes on to another point if it is new.
+
+        Raises:
+            RuntimeError: If it is new and was deleted.
+        """
         wire = self.input_wires.get(id(value))
         if wire is None:
+            jaxapi.refuse_deleted(value)
             kind = met_kind(value) if handle is None else handle.kind(value)
             self.point = self.point.with_input(kind)
             wire = self.input_wires[id(value)] = ~len(self.inputs)

@@ -16,6 +16,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import io_callback
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding, reshard
 from jax.sharding import PartitionSpec as P
@@ -40,6 +41,7 @@ free = jnp.arange(8.0)
 square = jnp.arange(64.0).reshape(8, 8)
 placed = {name: jax.device_put(free, place) for name, place in places.items()}
 split = placed["auto"]
+keys = jax.random.split(jax.random.key(0), 4)
 
 Case = Callable[[], Any]
 cases: dict[str, Case] = {}
@@ -91,6 +93,12 @@ for name, mesh in meshes.items():
             free * 2,
             under(mesh, lambda: free * 2)() + free,
         ),
+        f"an array of numpy to be split under {name}": under(
+            mesh,
+            lambda mesh=mesh: jax.jit(jnp.sin, in_shardings=NamedSharding(mesh, P("d")))(
+                np.arange(8.0)
+            ),
+        ),
         f"like another under {name}": under(mesh, lambda: jnp.zeros_like(split)),
         f"reshard under {name}": under(mesh, lambda: reshard(np.arange(8.0), P("d")) * 2),
         f"shard_map under {name}": under(
@@ -116,8 +124,27 @@ def switched() -> Any:
     return switch(jnp.ones(()), reshard(jnp.array([0, 1, 2, 4]), P("d")))
 
 
+def callbacks_on_two_devices() -> Any:
+    log: list[float] = []
+    for number in range(6):
+        x = jax.device_put(jnp.ones(()) * number, devices[number % 2])
+        io_callback(lambda v: log.append(float(v)), None, x * 2, ordered=True)
+    jax.effects_barrier()
+    return jnp.array(log)
+
+
 cases |= {
+    "callbacks on two devices": callbacks_on_two_devices,
     "pmap": lambda: jax.pmap(lambda v: v * 2)(jnp.arange(4.0) * 2) + 1,
+    "keys from a callback": lambda: jax.random.key_data(
+        jax.make_array_from_callback((4,), split.sharding, lambda index: keys[index])
+    ),
+    "keys of shards": lambda: jax.random.key_data(
+        jax.make_array_from_single_device_arrays(
+            (4,), split.sharding, [jax.device_put(keys[i : i + 1], devices[i]) for i in range(4)]
+        )
+    ),
+    "pmap over devices in reverse": lambda: jax.pmap(jnp.sin, devices=devices[::-1])(free[:4] * 2),
     "arange over explicit axes": under(explicit, lambda: jnp.arange(8, out_sharding=P("d"))),
     "arange with no mesh": lambda: jnp.arange(8, out_sharding=places["explicit"]),
     "reshard an array of numpy": lambda: reshard(np.arange(8.0), places["explicit"]) + 1,

@@ -77,10 +77,24 @@ QUESTIONS = {
         jax.random.wrap_key_data(jax.random.key_data(key)) == key,
     ),
     "its namespace": lambda x, key: x.__array_namespace__(),
+    "its text inside of derivatives": lambda x, key: texts_inside_of_derivatives(x),
     "an update": lambda x, key: (x.at[0].set(3), keys_of(key.at[0].set(key[1]))),
     "metadata that holds it": lambda x, key: (x,) == (x,),
     "metadata that holds another": lambda x, key: (x,) == (x + 0,),
 }
+
+
+def texts_inside_of_derivatives(x):
+    texts = []
+
+    def noted(v):
+        texts.append(repr(v))
+        return v.sum()
+
+    jax.grad(noted)(x)
+    jax.jvp(noted, (x,), (x,))
+    jax.vmap(noted)(x)
+    return texts
 
 
 def answer(question):
@@ -164,6 +178,28 @@ def test_a_copy_outlives_what_it_was_copied_from():
         snaprt.mark_step()
     jax.jit(lambda x: x + 1, donate_argnums=0)(x)
     assert [one.tolist() for one in kept] == 3 * [[0.0, 2.0, 4.0]]
+
+
+def test_a_deleted_array_is_refused_where_it_is_used():
+    for make in (lambda: jnp.ones(3), lambda: jnp.ones(3) * 2, lambda: jax.random.key(0)):
+        with snaprt.lazy():
+            array = make()
+            array.delete()
+            with pytest.raises(RuntimeError, match="deleted"):
+                jnp.stack([array, array])
+
+
+def test_what_was_recorded_before_an_operand_was_deleted_fails_alone():
+    kept = jnp.ones(3)
+    deleted = jnp.ones(3)
+    with snaprt.lazy():
+        failed, other = deleted * 2 + 1, kept * 3
+        deleted.delete()
+        with pytest.raises(snaprt.ExecutionError, match="deleted"):
+            snaprt.mark_step()
+        np.testing.assert_array_equal(other, [3, 3, 3])
+        with pytest.raises(snaprt.ExecutionError, match="deleted"):
+            np.asarray(failed)
 
 
 @pytest.mark.parametrize("device", [None, jax.devices()[0]], ids=["nowhere", "a device"])

@@ -1,5 +1,6 @@
 """Effects that no graph can hold happen at once; those that are pending are never lost."""
 
+import io
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from jax._src import error_check
 from jax.experimental import checkify, io_callback
+from jax.extend import core as jex_core
 
 import snaprt
 
@@ -154,6 +156,45 @@ def test_a_loop_from_a_constant_with_an_ordered_callback_ends():
     with snaprt.lazy():
         last = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 3, body, x))(0.0)
         assert float(last) == 3.0
+
+
+def test_a_breakpoint_stops_where_it_stands():
+    said = io.StringIO()
+
+    def stop(commands):
+        y = jnp.ones(()) * 2
+        stdin = io.StringIO(commands)
+        jax.debug.breakpoint(backend="cli", stdin=stdin, stdout=said, num_frames=1)
+        return y * 3
+
+    with snaprt.lazy():
+        result = stop("p y\nc\n")
+        assert "(jdb) Array(2." in said.getvalue()
+        with pytest.raises(SystemExit):
+            stop("q\n")
+        assert float(result) == 6.0
+
+
+def test_a_sharding_is_inspected_inside_of_a_jitted_function_when_that_is_called():
+    seen = []
+
+    @jax.jit
+    def inspecting(x):
+        jax.debug.inspect_array_sharding(x, callback=seen.append)
+        return x * 2
+
+    with snaprt.lazy():
+        inspecting(jnp.ones(3) * 2)
+        assert len(seen) == 1
+
+
+def test_an_operation_that_jax_can_only_run_runs_at_once():
+    twice = jex_core.Primitive("twice")
+    twice.def_impl(lambda x: x * 2)
+    twice.def_abstract_eval(lambda x: x)
+    with snaprt.lazy():
+        np.testing.assert_array_equal(twice.bind(jnp.ones(3) * 2) + 1, [5, 5, 5])
+        np.testing.assert_array_equal(jax.checkpoint(twice.bind)(jnp.ones(3) * 2), [4, 4, 4])
 
 
 def note(log, value):

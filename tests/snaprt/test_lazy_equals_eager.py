@@ -1,11 +1,15 @@
 """Whatever eager JAX computes, the same code computes lazily: values, dtypes, weak types."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
 import pytest
 from counting import counting
+from jax.experimental import sparse
 
 import snaprt
 
@@ -102,6 +106,18 @@ PROGRAMS = {
     "float0": lambda x: jax.grad(lambda v, i: v.sum() * i, allow_int=True, argnums=1)(x, 3),
     "asarray of list": lambda x: jnp.asarray([x.sum(), 1.0, 2]),
     "concatenate": lambda x: jnp.concatenate([x, jnp.stack([x[0], x[1]])]),
+    "derivative of a weak type": lambda x: jax.grad(lambda v: v * 3.0)(jnp.asarray(2.0)),
+    "attention that tries an algorithm": lambda x: (
+        jax.nn.dot_product_attention(*3 * [x.reshape(1, 3, 1, 4).astype(jnp.float16)])
+        .astype(jnp.float32)
+        .round(2)
+    ),
+    "sparse without duplicates": lambda x: (
+        sparse.BCOO((x[0], jnp.array([[1], [2], [1], [0]])), shape=(4,)).sum_duplicates().todense()
+    ),
+    "operand without values": lambda x: jax.jit(lambda n, v: v * 2)(
+        np.zeros(3, jax.dtypes.float0), x
+    ),
     "linear transpose": lambda x: jax.linear_transpose(lambda v: v * 2, x)(x),
     "vjp": lambda x: jax.vjp(lambda v: jnp.sin(v), x)[1](x),
 }
@@ -251,6 +267,25 @@ def test_64_bit_arrays_are_used_outside_of_x64_as_eager_jax_uses_them() -> None:
         for lazily, eagerly in zip(compute(), expected, strict=True):
             assert (lazily.dtype, lazily.weak_type) == (eagerly.dtype, eagerly.weak_type)
             np.testing.assert_array_equal(lazily, eagerly)
+
+
+def test_settings_that_change_what_an_operation_allows_are_heeded_where_it_is_known() -> None:
+    with snaprt.lazy():
+        x = jnp.ones(3, jnp.bfloat16)
+        jax.lax.reduce_sum(x, [0])
+        with jax.allow_f16_reductions(False), pytest.raises(ValueError, match="not allowed"):
+            jax.lax.reduce_sum(x, [0])
+
+
+def test_nothing_is_copied_to_a_device_where_a_guard_forbids_it() -> None:
+    program = """
+import jax, numpy as np, snaprt
+x = jax.device_put(np.ones((3, 3), np.float32))
+with snaprt.lazy(), jax.transfer_guard("disallow_explicit"):
+    y = x @ x + x
+    jax.block_until_ready(jax.jit(lambda v: v * v)(y))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
 
 
 def test_a_host_scalar_of_64_bits_stays_in_the_graph() -> None:

@@ -58,6 +58,18 @@ def test_what_jax_refuses_to_lower_fails_alone():
             np.asarray(failed)
 
 
+def test_what_cannot_be_lowered_is_no_obstacle_where_nothing_needs_it():
+    @jax.jit
+    def vain(x):
+        jax.lax.platform_dependent(x, tpu=jnp.sin, cuda=jnp.cos)
+        return x + 1
+
+    with snaprt.lazy():
+        x = jnp.ones(3) * 2
+        jax.lax.platform_dependent(x, tpu=jnp.sin, cuda=jnp.cos)
+        np.testing.assert_array_equal(vain(vain(x)), [4, 4, 4])
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_callback_that_raises_takes_with_it_only_what_needs_its_result(ordered):
     shape = jax.ShapeDtypeStruct((3,), jnp.float32)

@@ -75,11 +75,11 @@ def intercept_indexing(
         return
 
     @functools.wraps(take)
-    def rewriting_take(array: Any, index: Any, *args: Any, **kwargs: Any) -> Any:
+    def rewriting_take(arr: Any, idx: Any, **options: Any) -> Any:
         trace = current_trace_setting.value
-        if type(trace) is kind and type(array) is ArrayImpl and not (args or kwargs):
-            return follow(trace, array, index, lambda: take(array, index))
-        return take(array, index, *args, **kwargs)
+        if type(trace) is kind and type(arr) is ArrayImpl and not options:
+            return follow(trace, arr, idx, lambda: take(arr, idx))
+        return take(arr, idx, **options)
 
     rewriting_take.intercepted = True  # type: ignore[attr-defined]
     module: Any = _indexing

@@ -14,6 +14,7 @@ from jax._src.random import prng as _prng
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 
 from snaprt.jaxapi.devices import Device
+from snaprt.jaxapi.meshes import under_mesh
 from snaprt.jaxapi.settings import x64
 from snaprt.jaxapi.tracing.abstract_values import ShapedArray
 from snaprt.jaxapi.tracing.traces import evaluating
@@ -54,9 +55,12 @@ def shapes_of(arrays: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
 
 
 def to_device(value: Any) -> jax.Array:
-    """Copy a host value to the default device, keeping its dtype and weak type."""
+    """Copy a host value to the default device, keeping its dtype and weak type.
+
+    The copy is committed to no mesh, for the program may want it to lie otherwise.
+    """
     aval = typeof(value)
-    with evaluating():
+    with evaluating(), under_mesh(None):
         array = jax.numpy.array(np.asarray(value), dtype=aval.dtype, copy=True)
         if getattr(aval, "weak_type", False):
             return jax.lax.convert_element_type_p.bind(
@@ -89,6 +93,11 @@ def _ask_before(kind: Any) -> None:
 
 
 _asked_before_deleted: list[Callable[[Any], None]] = []
+
+
+def refuse_deleted(array: Any) -> None:
+    """Raise the `RuntimeError` of eager JAX if ``array`` was deleted (JAX 0.10.2 and 0.12.0)."""
+    getattr(array, "_base_array", array)._check_if_deleted()
 
 
 def copy_array(array: jax.Array) -> jax.Array:

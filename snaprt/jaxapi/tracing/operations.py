@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import core as _core
+from jax._src import dispatch as _dispatch
 from jax._src import pjit as _pjit
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import mlir as _mlir
@@ -151,6 +153,50 @@ def lowering_module(primitive: Any) -> str:
     modules = {_module_of(table[primitive].rule) for table in tables if primitive in table}
     foreign = [module for module in modules if not module.startswith(("jax.", "jaxlib."))]
     return foreign[0] if foreign else min(modules, default="")
+
+
+def can_be_lowered(primitive: Any, params: Mapping[str, Any]) -> bool:
+    """Say whether JAX can lower an operation for some platform, and not only run it.
+
+    Of those with jaxprs, JAX runs `jax.checkpoint` alone equation by equation.
+    """
+    if primitive is _ad_checkpoint.remat_p:
+        return all(can_be_lowered(one.primitive, one.params) for one in params["jaxpr"].eqns)
+    tables = (_mlir._lowerings, *_mlir._platform_specific_lowerings.values())
+    return any(primitive in table for table in tables)
+
+
+def has_own_implementation(primitive: Any) -> bool:
+    """Say whether JAX runs an operation otherwise than by compiling it (JAX 0.10.2 and 0.12.0)."""
+    implementation = primitive.impl
+    return getattr(implementation, "func", None) is not _dispatch.apply_primitive
+
+
+def refuse_missing_algorithms(
+    primitive: Any, avals: Sequence[Any], params: Mapping[str, Any]
+) -> None:
+    """Raise the error of JAX if an operation asks for a `jax.lax.DotAlgorithm` that is not there.
+
+    JAX finds that out when it lowers, and its own `dot_product_attention` tries which are there.
+    """
+    if not _asks_for_algorithm(primitive, params):
+        return
+
+    def operation(*operands: Any) -> Any:
+        return primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
+
+    jax.jit(operation).lower(*[jax.ShapeDtypeStruct(one.shape, one.dtype) for one in avals])
+
+
+_ALGORITHMS = (jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset)
+
+
+def _asks_for_algorithm(primitive: Any, params: Mapping[str, Any]) -> bool:
+    return isinstance(params.get("precision"), _ALGORITHMS) or any(
+        _asks_for_algorithm(equation.primitive, equation.params)
+        for jaxpr in _core.jaxprs_in_params(params)
+        for equation in jaxpr.eqns
+    )
 
 
 def _module_of(rule: Any) -> str:

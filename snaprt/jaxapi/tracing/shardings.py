@@ -24,7 +24,7 @@ from snaprt.jaxapi.tracing.traces import evaluating
 @functools.cache
 def single_device_sharding(device: Any) -> jax.sharding.Sharding:
     """Return the sharding of an array on ``device``; ``None`` means JAX's default device."""
-    with evaluating(), jax.default_device(device):
+    with evaluating(), jax.default_device(device), jax.transfer_guard("allow"):
         return jax.numpy.zeros(()).sharding
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import jax
 from jax._src import api as _api
 from jax._src import core as _core
+from jax._src import pmap as _pmap
 from jax._src import sharding_impls as _shardings
 from jax._src.lax import lax as _lax
 
@@ -56,20 +59,28 @@ def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
     jax.stages.Compiled.call = staticmethod(call)  # type: ignore[method-assign]
 
 
-_set_mesh_patched = False
+_trace_state_patched = False
 
 
-def teach_set_mesh(kind: type) -> None:
-    """Let `jax.set_mesh` and `jax.sharding.get_mesh` work under a trace of type ``kind``.
+def teach_trace_state(kind: type) -> None:
+    """Let those of JAX's functions work as ever that do otherwise where JAX traces.
 
-    Both refuse to where JAX traces, which they ask `trace_state_clean`; recording lazily is not
-    tracing to them. Whoever else asks gets the old answer.
+    They ask `trace_state_clean`, and recording lazily under a trace of type ``kind`` is not tracing
+    to them. `jax.set_mesh`, `jax.sharding.get_mesh` and compiled functions refuse to work there,
+    and `jax.pmap` leaves its operands where they lie. Whoever else asks gets the old answer.
     """
-    global _set_mesh_patched
-    if _set_mesh_patched:
+    global _trace_state_patched
+    if _trace_state_patched:
         return
     original = _core.trace_state_clean
-    asked_by = {_shardings.set_mesh.__init__.__code__, _shardings.get_mesh.__code__}
+    compiled: Any = inspect.unwrap(jax.stages.Compiled.call)
+    pmap: Any = inspect.unwrap(_pmap.pmap)
+    asked_by = {
+        _shardings.set_mesh.__init__.__code__,
+        _shardings.get_mesh.__code__,
+        compiled.__code__,
+        *(code for code in pmap.__code__.co_consts if isinstance(code, CodeType)),
+    }
 
     @functools.wraps(original)
     def trace_state_clean() -> bool:
@@ -78,7 +89,7 @@ def teach_set_mesh(kind: type) -> None:
         )
 
     _core.trace_state_clean = trace_state_clean
-    _set_mesh_patched = True
+    _trace_state_patched = True
 
 
 _full_patched = False
@@ -115,16 +126,22 @@ def teach_full(kind: Any) -> None:
     _full_patched = True
 
 
+class _Description(jax.ShapeDtypeStruct):
+    """Describes an array; JAX asks its abstract value alone whether the type is weak."""
+
+    def __init__(self, array: Any) -> None:
+        self.aval = array.aval
+        is_weak = getattr(self.aval, "weak_type", False)
+        sharding = array.sharding if array.committed and not is_weak else None
+        super().__init__(array.shape, array.dtype, sharding=sharding, weak_type=is_weak)
+
+
 def _of_described(like: Callable[..., Any], kind: Any) -> Callable[..., Any]:
     """Return ``like`` for an array that may be of ``kind``, whose description is then used."""
 
     @functools.wraps(like)
     def described(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(x) is kind:
-            is_weak = getattr(x.aval, "weak_type", False)
-            sharding = x.sharding if x.committed and not is_weak else None
-            x = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=is_weak)
-        return like(x, *args, **kwargs)
+        return like(_Description(x) if type(x) is kind else x, *args, **kwargs)
 
     return described
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -17,8 +18,14 @@ from jax._src import shard_map as _shard_map
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 
+from snaprt.jaxapi.tracing.traces import (
+    current_trace,
+    evaluating,
+    is_staging,
+    set_current_trace,
+    staging_for_constants,
+)
 from snaprt.jaxapi.tracing.traces import staging as _staging
-from snaprt.jaxapi.tracing.traces import staging_for_constants
 
 #: Functions whose arguments are arrays that exist, and modules that have them under that name.
 _OF_VALUES: Any = (
@@ -26,8 +33,14 @@ _OF_VALUES: Any = (
     ("convert_to_metaty", (_pjit,)),  # describes the arguments of `jit(f).lower`
 )
 
-#: Functions that trace others, whose closures may hold no tracers.
-_OF_CONSTANTS = ("_trace_composite_to_jaxpr", "_reduction_jaxpr", "_variadic_reduction_jaxpr")
+#: Functions that trace others, whose closures may hold no tracers, and the modules that have them.
+_OF_CONSTANTS: Any = (
+    ("_trace_composite_to_jaxpr", _lax),
+    ("_reduction_jaxpr", _lax),
+    ("_variadic_reduction_jaxpr", _lax),
+    ("lower_jaxpr", _partial_eval),  # where a value that consists of arrays was closed over
+    ("lower_jaxpr2", _partial_eval),
+)
 
 Read = Callable[[Any, str], Any]
 
@@ -52,8 +65,8 @@ def teach_values(kind: type, read: Read) -> None:
         _replace(name, modules, _of_values(getattr(modules[0], name), name, value))
     callback = "make_array_from_callback"
     _replace(callback, (_array, jax), _of_callback(_array.make_array_from_callback, value))
-    for name in _OF_CONSTANTS:
-        _replace(name, (_lax,), staging_for_constants(name.strip("_"))(getattr(_lax, name)))
+    for name, module in _OF_CONSTANTS:
+        _replace(name, (module,), staging_for_constants(name.strip("_"))(getattr(module, name)))
     _teach_traces(value)
     _is_taught = True
 
@@ -67,7 +80,8 @@ def _of_values(function: Callable[..., Any], name: str, value: Read) -> Callable
     @functools.wraps(function)
     def with_values(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(lambda leaf: value(leaf, name), (args, kwargs))
-        return function(*args, **kwargs)
+        with _evaluating_values():
+            return function(*args, **kwargs)
 
     return with_values
 
@@ -75,12 +89,21 @@ def _of_values(function: Callable[..., Any], name: str, value: Read) -> Callable
 def _of_callback(function: Callable[..., Any], value: Read) -> Callable[..., Any]:
     @functools.wraps(function)
     def with_values(shape: Any, sharding: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
-        def data(index: Any) -> Any:
-            return value(callback(index), "make_array_from_callback")
+        outer = current_trace()
 
-        return function(shape, sharding, data, *args, **kwargs)
+        def data(index: Any) -> Any:
+            with set_current_trace(outer):
+                return value(callback(index), "make_array_from_callback")
+
+        with _evaluating_values():
+            return function(shape, sharding, data, *args, **kwargs)
 
     return with_values
+
+
+def _evaluating_values() -> AbstractContextManager[Any]:
+    """Return a context in which what is computed of values, as the words of keys, is one too."""
+    return nullcontext() if is_staging() else evaluating()
 
 
 def _teach_traces(value: Read) -> None:
