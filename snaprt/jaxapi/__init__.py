@@ -34,6 +34,7 @@ from snaprt.jaxapi.compiler.custom_calls import (
     custom_calls,
     functions_of_process,
     make_available,
+    modules_awaited,
 )
 from snaprt.jaxapi.compiler.executables import (
     compile_module,
@@ -162,6 +163,7 @@ from snaprt.jaxapi.shardings import (
     devices_of_sharding,
     has_devices_for,
     hlo_sharding_text,
+    is_exported_for,
     is_plain_sharding,
     named_shardings,
     partition,
@@ -172,6 +174,7 @@ from snaprt.jaxapi.shardings import (
     sharding_of_type,
     shardings_of_module,
     single_device_sharding,
+    takes_mesh_of_operand,
     type_with_sharding,
 )
 from snaprt.jaxapi.tracing.abstract_values import (
@@ -356,6 +359,7 @@ __all__ = [
     "is_call_of_users_jit",
     "is_compiled",
     "is_eager",
+    "is_exported_for",
     "is_extended_dtype",
     "is_in_default_memory",
     "is_of_arrays_alone",
@@ -384,6 +388,7 @@ __all__ = [
     "mesh_axes",
     "module_signature",
     "module_to_hlo_proto",
+    "modules_awaited",
     "named_shardings",
     "names_within",
     "operation_context",
@@ -435,6 +440,7 @@ __all__ = [
     "stablehlo_to_compare",
     "stablehlo_with_locations",
     "stablehlo_without_locations",
+    "takes_mesh_of_operand",
     "teach_compiled",
     "teach_device_get",
     "teach_error_check",

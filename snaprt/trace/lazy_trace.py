@@ -189,8 +189,8 @@ class LazyTrace(jaxapi.Trace):
         operands: list[Any] = []
         for arg in args:
             operand = self._operand(arg)
-            if operand is None:
-                return "ref"
+            if type(operand) is str:
+                return operand
             operands.append(operand)
         context = jaxapi.trace_context()
         if context != self.context:
@@ -230,8 +230,8 @@ class LazyTrace(jaxapi.Trace):
                 self._grown(self)
         return arrays
 
-    def _operand(self, arg: Any) -> LazyArray | Literal | jax.Array | None:
-        """Return what of ``arg`` a recording can hold; ``None`` if nothing."""
+    def _operand(self, arg: Any) -> LazyArray | Literal | jax.Array | str:
+        """Return what of ``arg`` a recording can hold, or why it can hold nothing."""
         kind = type(arg)
         if kind is LazyArray:
             if arg._trace is not self and arg._value is None:
@@ -242,8 +242,11 @@ class LazyTrace(jaxapi.Trace):
         if kind is jaxapi.ArrayImpl:
             return arg
         jaxapi.refuse_escaped_tracer(arg)
-        if not jaxapi.is_array_aval(jaxapi.typeof(arg)):
-            return None
+        aval = jaxapi.typeof(arg)
+        if not jaxapi.is_array_aval(aval):
+            return "ref"
+        if jaxapi.has_no_values(aval):
+            return "float0"
         if isinstance(arg, jax.Array):
             return arg
         return literal(arg) if jaxapi.host_literal(arg) else send(arg)
@@ -287,7 +290,11 @@ class LazyTrace(jaxapi.Trace):
                 return "float0"
             placement = _placement(operands, what.named, x64)
             devices = 1 if placement is None else len(placement.devices) or 1
-            if placement is None or not all(jaxapi.has_devices_for(r, devices) for r in results):
+            if (
+                placement is None
+                or not jaxapi.is_exported_for(params, devices)
+                or not all(jaxapi.has_devices_for(r, devices) for r in results)
+            ):
                 return "devices"
             found = point.with_operation(
                 what,
@@ -389,6 +396,12 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
         return "ref"
     if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
         return "layout"  # likewise
+    if (
+        primitive.name == "sharding_constraint"
+        and jaxapi.concrete_mesh() is None
+        and jaxapi.takes_mesh_of_operand(params)
+    ):
+        return "sharding"
     return _AT_ONCE.get(primitive.name)
 
 

@@ -17,8 +17,8 @@ from jax._src import shard_map as _shard_map
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 
+from snaprt.jaxapi.tracing.traces import read_as_constants, staging_for_constants
 from snaprt.jaxapi.tracing.traces import staging as _staging
-from snaprt.jaxapi.tracing.traces import staging_for_constants
 
 #: Functions whose arguments are arrays that exist, and modules that have them under that name.
 _OF_VALUES: Any = (
@@ -55,6 +55,7 @@ def teach_values(kind: type, read: Read) -> None:
     for name in _OF_CONSTANTS:
         _replace(name, (_lax,), staging_for_constants(name.strip("_"))(getattr(_lax, name)))
     _teach_traces(value)
+    read_as_constants.add(kind)
     _is_taught = True
 
 
