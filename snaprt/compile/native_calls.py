@@ -33,14 +33,29 @@ def obstacle(metadata: Mapping[str, str | int | float]) -> str:
     Returns:
         Empty where the executable can be loaded and run.
     """
-    try:
-        targets = [str(name) for name in json.loads(str(metadata[TOLD_AS]))]
-    except (KeyError, ValueError, TypeError):
+    targets = _targets(metadata)
+    if targets is None:
         return "it does not say which native functions it calls: an older snaprt stored it"
     missing = jaxapi.make_available(targets, str(metadata.get("platform", "")))
     if missing:
         return f"it calls {', '.join(missing)}, which this process has not registered with JAX"
     return ""
+
+
+def can_be_made_available_in_background(metadata: Mapping[str, str | int | float]) -> bool:
+    """Say whether a thread may make the functions of an entry's executable available.
+
+    It may import nothing for that: the program might be importing it at the same time.
+    """
+    targets = _targets(metadata)
+    return targets is not None and not jaxapi.modules_awaited(targets)
+
+
+def _targets(metadata: Mapping[str, str | int | float]) -> list[str] | None:
+    try:
+        return [str(name) for name in json.loads(str(metadata[TOLD_AS]))]
+    except (KeyError, ValueError, TypeError):
+        return None
 
 
 def bound_to_process(lowered: jax.stages.Lowered, calls: jaxapi.CustomCalls) -> str:

@@ -34,6 +34,7 @@ from snaprt.jaxapi.compiler.custom_calls import (
     custom_calls,
     functions_of_process,
     make_available,
+    modules_awaited,
 )
 from snaprt.jaxapi.compiler.executables import (
     compile_module,
@@ -231,6 +232,7 @@ from snaprt.jaxapi.tracing.shardings import (
     devices_of_sharding,
     has_devices_for,
     hlo_sharding_text,
+    is_exported_for,
     is_plain_sharding,
     named_shardings,
     partition,
@@ -241,6 +243,7 @@ from snaprt.jaxapi.tracing.shardings import (
     sharding_of_type,
     shardings_of_module,
     single_device_sharding,
+    takes_mesh_of_operand,
     type_with_sharding,
 )
 from snaprt.jaxapi.tracing.teaching import (
@@ -364,6 +367,7 @@ __all__ = [
     "is_call_of_users_jit",
     "is_compiled",
     "is_eager",
+    "is_exported_for",
     "is_extended_dtype",
     "is_in_default_memory",
     "is_of_arrays_alone",
@@ -392,6 +396,7 @@ __all__ = [
     "mesh_axes",
     "module_signature",
     "module_to_hlo_proto",
+    "modules_awaited",
     "named_shardings",
     "names_within",
     "operation_context",
@@ -445,6 +450,7 @@ __all__ = [
     "stablehlo_to_compare",
     "stablehlo_with_locations",
     "stablehlo_without_locations",
+    "takes_mesh_of_operand",
     "teach_compiled",
     "teach_device_get",
     "teach_error_check",

@@ -299,7 +299,11 @@ class LazyTrace(jaxapi.Trace):
                 return "float0"
             placement = _placement(operands, what.named, x64)
             devices = 1 if placement is None else len(placement.devices) or 1
-            if placement is None or not all(jaxapi.has_devices_for(r, devices) for r in results):
+            if (
+                placement is None
+                or not jaxapi.is_exported_for(params, devices)
+                or not all(jaxapi.has_devices_for(r, devices) for r in results)
+            ):
                 return "devices"
             found = point.with_operation(
                 what,
@@ -403,6 +407,12 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
         return "breakpoint"
     if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
         return "layout"  # likewise
+    if (
+        primitive.name == "sharding_constraint"
+        and jaxapi.concrete_mesh() is None
+        and jaxapi.takes_mesh_of_operand(params)
+    ):
+        return "sharding"
     return _AT_ONCE.get(primitive.name)
 
 

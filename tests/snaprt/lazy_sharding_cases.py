@@ -16,6 +16,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 from jax.experimental import io_callback
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding, reshard
@@ -42,6 +43,15 @@ square = jnp.arange(64.0).reshape(8, 8)
 placed = {name: jax.device_put(free, place) for name, place in places.items()}
 split = placed["auto"]
 keys = jax.random.split(jax.random.key(0), 4)
+
+
+def constrain(array: Any, spec: P) -> Any:
+    axis = "e" if "e" in spec else "d"
+    mesh = jax.make_mesh((4,), (axis,), axis_types=(AxisType.Auto,))
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh.abstract_mesh, spec))
+
+
+exported = export.export(jax.jit(lambda v: jnp.sin(v) * 2))(split)
 
 Case = Callable[[], Any]
 cases: dict[str, Case] = {}
@@ -162,6 +172,13 @@ cases |= {
     "another layout": lambda: jax.device_put(square * 2, Format(Layout((1, 0)), places["auto"])),
     "two default devices": lambda: on_devices(lambda: free * 2, devices[3]) + jnp.ones(8),
     "lowered": lambda: jax.jit(jnp.sin).lower(split * 2).compile()(split * 2),
+    "axes of the operand's mesh": lambda: constrain(constrain(split * 2, P()) + 1, P("d")),
+    "axes where the operand has none": lambda: constrain(free * 2, P("d")),
+    "axes of another mesh": lambda: constrain(split * 2, P("e")),
+    "axes of what is no array": lambda: constrain(np.arange(8.0), P("d")),
+    "axes of the ambient mesh": under(auto, lambda: constrain(np.arange(8.0), P("d"))),
+    "exported": lambda: exported.call(split * 2),
+    "exported for other devices": lambda: exported.call(free * 2),
 }
 
 

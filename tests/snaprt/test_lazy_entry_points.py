@@ -28,6 +28,30 @@ def exported(x, y):
     return export.export(jax.jit(lambda v: jnp.sin(v) * y))(x).call(x)
 
 
+def traced_by_a_call_before(x, y):
+    inner = jax.jit(lambda v: v + y)
+    jitted = jax.jit(lambda v: jax.lax.cond(v[0] > 0, inner, jnp.sin, v) * y)
+    called = jitted(x), inner(x)
+    made = export.export(jitted)(x)
+    slope = jax.jit(jax.grad(lambda v: jitted(v).sum()))
+    called += slope(x), made.call(x), jitted.lower(x).compile()(x), jitted.trace(x).out_info.shape
+    return called, export.export(slope)(x).call(x), export.export(inner)(x).call(x), jitted(x)
+
+
+def derivatives_of_integers(x, y):
+    nothing = np.zeros((3,), jax.dtypes.float0)
+    _, pull_back = jax.vjp(jax.jit(lambda i, v: v * y), jnp.arange(3), x)
+    none, slope = pull_back(y)
+    made = export.export(jax.jit(lambda i: i + 1), platforms=["cpu"])
+    counted = made(jnp.arange(3))
+    return (
+        slope,
+        [leaf.shape for leaf in jax.tree.leaves((jax.jit(lambda n, v: (n, v))(nothing, x), none))],
+        jax.jvp(lambda i, v: (i * 2, v * y), (jnp.arange(3), x), (nothing, y))[1][1],
+        jax.grad(lambda i: counted.call(i).sum() * 1.0, allow_int=True)(jnp.arange(3)).shape,
+    )
+
+
 def derivative_of_an_exported_function(x, y):
     made = export.export(jax.jit(jnp.sin))(x)
     value, pull_back = jax.vjp(made.call, x * y)
@@ -118,6 +142,8 @@ def indexed_with_options(x, y):
         composite,
         ahead_of_time,
         exported,
+        traced_by_a_call_before,
+        derivatives_of_integers,
         derivative_of_an_exported_function,
         compile_time_evaluation,
         values_that_consist_of_arrays,

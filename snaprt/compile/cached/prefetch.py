@@ -30,7 +30,7 @@ from snaprt.compile.cached.fast_key import KIND as NOTE_KIND
 from snaprt.compile.cached.fast_key import Note, devices_by_id, read_note
 from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.key import start_key
-from snaprt.compile.native_calls import obstacle
+from snaprt.compile.native_calls import can_be_made_available_in_background, obstacle
 
 _log = logging.getLogger("snaprt.cache")
 
@@ -163,7 +163,7 @@ def _load_noted(cache: Cache, header: BlobHeader, deadline: float) -> Prefetched
     if note is None or entry is None:
         return None
     devices = _devices(note.device_ids, entry, deadline)
-    if devices is None or obstacle(entry.metadata):
+    if devices is None or not _may_be_loaded(entry):
         return None
     compiled = jaxapi.load_compiled(entry.payload, note.arguments, note.results, devices)
     return Prefetched(compiled, devices, note, entry)
@@ -175,9 +175,14 @@ def _load_jit(cache: Cache, header: BlobHeader, deadline: float) -> Prefetched |
         return None
     ids = [int(number) for number in str(entry.metadata.get("device_ids", "")).split(",") if number]
     devices = _devices(ids, entry, deadline) if ids else None
-    if devices is None or obstacle(entry.metadata):
+    if devices is None or not _may_be_loaded(entry):
         return None
     return Prefetched(jaxapi.load_jit_executable(entry.payload, devices), devices, None, entry)
+
+
+def _may_be_loaded(entry: Entry) -> bool:
+    metadata = entry.metadata
+    return can_be_made_available_in_background(metadata) and not obstacle(metadata)
 
 
 #: An entry's kind, to what loads it before it is asked for.

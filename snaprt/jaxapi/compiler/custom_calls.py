@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
+import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -120,11 +121,31 @@ def make_available(targets: Iterable[str], platform: str) -> tuple[str, ...]:
     if not wanted:
         return ()
     with _lock:
-        for applies, initialize in _INITIALIZERS:
+        for applies, initialize, _ in _INITIALIZERS:
             if any(map(applies, wanted)):
                 initialize()
     registered = _registered(platform)
     return tuple(sorted(wanted - registered)) if registered else ()
+
+
+def modules_awaited(targets: Iterable[str]) -> tuple[str, ...]:
+    """Return the modules that `make_available` would import, or wait for another thread to import.
+
+    Two threads that import parts of one package at a time may wait for each other, and Python then
+    raises an error in one of them.
+    """
+    wanted = set(targets)
+    rows = (imports for applies, _, imports in _INITIALIZERS if any(map(applies, wanted)))
+    return tuple(name for imports in rows for name in imports if not _is_imported(name))
+
+
+def _is_imported(name: str) -> bool:
+    while name:  # its packages, too
+        specification = getattr(sys.modules.get(name), "__spec__", None)
+        if specification is None or getattr(specification, "_initializing", False):
+            return False
+        name = name.rpartition(".")[0]
+    return True
 
 
 def _registered(platform: str) -> frozenset[str]:
@@ -136,8 +157,8 @@ def _registered(platform: str) -> frozenset[str]:
 def _initialize_lapack() -> None:
     # The functions are scipy's. Imported first, so that no thread waits for another inside of the
     # call, which holds a lock of its own.
-    importlib.import_module("scipy.linalg.cython_blas")
-    importlib.import_module("scipy.linalg.cython_lapack")
+    for name in _OF_SCIPY:
+        importlib.import_module(name)
     _linalg.initialize_lapack()
 
 
@@ -152,12 +173,17 @@ def _import(name: str) -> None:
 
 
 _lock = threading.Lock()
-#: Functions that are not ready once JAX is imported and its plugins are loaded, and what makes them
-#: so. Sources: jax/_src/lax/linalg.py, jax/experimental/sparse and mosaic/gpu, jaxlib/lapack.py and
-#: gpu_solver.py of 0.10.2 and 0.12.0.
-_INITIALIZERS: Final[tuple[tuple[Callable[[str], bool], Callable[[], None]], ...]] = (
-    (lambda target: target.startswith("lapack_"), _initialize_lapack),
-    (_registers(_gpu_solver.registrations), _gpu_solver.initialize_hybrid_kernels),
-    (_registers(_cpu_sparse.registrations), lambda: _import("jax.experimental.sparse")),
-    (lambda name: name.startswith("mosaic_gpu"), lambda: _import("jax.experimental.mosaic.gpu")),
+_OF_SCIPY: Final = ("scipy.linalg.cython_blas", "scipy.linalg.cython_lapack")
+_SPARSE: Final = "jax.experimental.sparse"
+_MOSAIC: Final = "jax.experimental.mosaic.gpu"
+#: Functions that are not ready once JAX is imported and its plugins are loaded, what makes them so,
+#: and the modules which that imports. Sources: jax/_src/lax/linalg.py, jax/experimental/sparse and
+#: mosaic/gpu, jaxlib/lapack.py and gpu_solver.py of 0.10.2 and 0.12.0.
+_INITIALIZERS: Final[
+    tuple[tuple[Callable[[str], bool], Callable[[], None], Sequence[str]], ...]
+] = (
+    (lambda target: target.startswith("lapack_"), _initialize_lapack, _OF_SCIPY),
+    (_registers(_gpu_solver.registrations), _gpu_solver.initialize_hybrid_kernels, _OF_SCIPY),
+    (_registers(_cpu_sparse.registrations), lambda: _import(_SPARSE), (_SPARSE,)),
+    (lambda name: name.startswith("mosaic_gpu"), lambda: _import(_MOSAIC), (_MOSAIC,)),
 )

@@ -13,7 +13,7 @@ from jax._src import pjit as _pjit
 from jax._src import tree_util as _tree_util
 from jax._src.lib import jax_jit as _jax_jit
 
-from snaprt.jaxapi.tracing.traces import staging_for_constants
+from snaprt.jaxapi.tracing.traces import read_as_constants, staging_for_constants
 
 #: Infers the types of a call of a jitted function: JAX's own, before anybody asks.
 infer_jit: Any = _pjit._infer_params
@@ -68,7 +68,11 @@ def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
                     return make, _MADE_ELSEWHERE
             return infer_jit(fun, info, args, kwargs)
         with staging_for_constants("ahead_of_time"):
-            return infer_jit(fun, info, args, kwargs)
+            inferred = infer_jit(fun, info, args, kwargs)
+            if any(type(constant) in read_as_constants for constant in inferred[0].consts):
+                # As a call of before traced it. The same function in another object is traced anew.
+                inferred = infer_jit(functools.partial(fun), info, args, kwargs)
+            return inferred
 
     @functools.wraps(run_jit)
     def run(inferred: Any, flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:

@@ -115,6 +115,21 @@ def has_devices_for(aval: Any, devices: int) -> bool:
     return mesh.empty or not mesh.are_all_axes_explicit or bool(mesh.size == devices)
 
 
+def takes_mesh_of_operand(params: Mapping[str, Any]) -> bool:
+    """Say whether an operation names axes, and leaves it to its operand over which devices."""
+    mesh = getattr(params.get("sharding"), "mesh", None)
+    return isinstance(mesh, jax.sharding.AbstractMesh)
+
+
+def is_exported_for(params: Mapping[str, Any], devices: int) -> bool:
+    """Say whether a call of what `jax.export` made, if it is one, may run on so many devices.
+
+    Checked with jax 0.10.2 and 0.12.0, which refuse others when they lower the call.
+    """
+    exported = params.get("exported")
+    return exported is None or exported.nr_devices in (1, devices)
+
+
 def sharding_of_type(aval: Any, devices: Sequence[Device]) -> jax.sharding.Sharding | None:
     """Return how an array on ``devices`` lies by its type, ``None`` where that leaves a choice."""
     mesh = aval.sharding.mesh

@@ -45,6 +45,10 @@ class _Staging(threading.local):
 staging = _Staging()
 
 
+#: The types of arrays whose values are such constants.
+read_as_constants: set[type] = set()
+
+
 @contextmanager
 def staging_for_constants(name: str) -> Iterator[None]:
     """Have what is traced inside close over values; ``name`` is what traces."""

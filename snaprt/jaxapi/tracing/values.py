@@ -22,6 +22,7 @@ from snaprt.jaxapi.tracing.traces import (
     current_trace,
     evaluating,
     is_staging,
+    read_as_constants,
     set_current_trace,
     staging_for_constants,
 )
@@ -68,6 +69,7 @@ def teach_values(kind: type, read: Read) -> None:
     for name, module in _OF_CONSTANTS:
         _replace(name, (module,), staging_for_constants(name.strip("_"))(getattr(module, name)))
     _teach_traces(value)
+    read_as_constants.add(kind)
     _is_taught = True
 
 
