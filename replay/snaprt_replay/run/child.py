@@ -1,6 +1,6 @@
 """A process that works for another: ``python -m snaprt_replay.run.child TASK ARGUMENT``.
 
-`isolate` gives the tasks ``parse`` and ``play``, `workers` the task ``work``.
+`isolate` gives the task ``play``, `workers` the task ``work``.
 """
 
 from __future__ import annotations
@@ -8,12 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-
-def _parse(path: str) -> None:
-    from snaprt_replay.run import isolate
-
-    isolate.serve_parse(Path(path))
 
 
 def _play(folder: str) -> None:
@@ -28,7 +22,7 @@ def _work(descriptor: str) -> None:
     work.serve(int(descriptor))
 
 
-_TASKS: Mapping[str, Callable[[str], None]] = {"parse": _parse, "play": _play, "work": _work}
+_TASKS: Mapping[str, Callable[[str], None]] = {"play": _play, "work": _work}
 
 if __name__ == "__main__":
     _TASKS[sys.argv[1]](sys.argv[2])

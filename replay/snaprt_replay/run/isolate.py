@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import signal
@@ -32,7 +33,9 @@ from snaprt_replay.run.player import PlayResult
 
 _JOB, _MODULE, _RESULT = "job.json", "module", "result.json"
 # A sound module of any size is read in seconds; damaged bytecode can send MLIR round in circles.
-_PARSE_SECONDS = 60
+# These are of processor time, as a busy machine is no damage; _WAITED times as long is waited.
+_PARSE_SECONDS = 20
+_WAITED = 6
 # The line that says why a process ended itself: Abseil's fatal log, LLVM's, the C++ library's.
 _LOUD = re.compile(r"Check failed|^F\d{4} |LLVM ERROR|terminate called")
 _LOG_PREFIX = re.compile(r"^[A-Z]\d{4} [\d:.]+\s+\d+ ")
@@ -78,14 +81,13 @@ def check_parses(path: Path) -> None:
     MLIR answers some damaged bytecode so; what it answers with an error is not looked at here.
     """
     hint = "get the file again from where it was made"
-    try:
-        child = _run_child("parse", path, _PARSE_SECONDS)
-    except subprocess.TimeoutExpired as error:
+    status = _parse_alone(path)
+    if status == -signal.SIGXCPU:
         raise SnapshotError(
             f"{path} seems damaged: it could not be read in {_PARSE_SECONDS} seconds", hint=hint
-        ) from error
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
+        )
+    if status < 0:
+        name = signal.Signals(-status).name
         raise SnapshotError(f"{path} is damaged: reading it ended the process ({name})", hint=hint)
 
 
@@ -94,7 +96,28 @@ def can_parse(module: bytes) -> bool:
     with tempfile.NamedTemporaryFile(prefix="snaprt-replay-") as file:
         file.write(module)
         file.flush()
-        return _run_child("parse", Path(file.name)).returncode == 0
+        return _parse_alone(Path(file.name)) == 0
+
+
+def _parse_alone(path: Path) -> int:
+    """Return the status of a process that reads a module: -SIGXCPU if that took too long."""
+    script = [
+        sys.executable,
+        "-P",
+        str(jaxapi.PARSE_ALONE),
+        str(path),
+        str(math.ceil(_PARSE_SECONDS)),
+    ]
+    try:
+        return subprocess.run(
+            script,
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            check=False,
+            timeout=_PARSE_SECONDS * _WAITED,
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return -signal.SIGXCPU
 
 
 def _environment(host_devices: int | None) -> Mapping[str, str]:
@@ -126,11 +149,6 @@ def _run_child(
         check=False,
         timeout=seconds,
     )
-
-
-def serve_parse(path: Path) -> None:
-    """Read the module in a file; this is the child's part of `check_parses`."""
-    jaxapi.parse_module(path.read_bytes())
 
 
 def serve_play(folder: Path) -> None:
