@@ -84,6 +84,7 @@ from snaprt.jaxapi.compiler.module_changes import (
 )
 from snaprt.jaxapi.compiler.module_names import mesh_axes, without_locations_or_names
 from snaprt.jaxapi.compiler.modules import (
+    PARSE_ALONE,
     bytecode_without_locations,
     module_signature,
     operations_within,
@@ -270,6 +271,7 @@ __all__ = [
     "CONCRETE_ARRAYS",
     "JAXLIB_VERSION",
     "NOT_KNOWN",
+    "PARSE_ALONE",
     "ArrayImpl",
     "ArrayOfTrace",
     "BoundOperation",

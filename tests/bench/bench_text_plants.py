@@ -1,6 +1,7 @@
 """Edit one operation in a program's text, and see what `snaprt localize --against` accuses.
 
-Run it: python tests/bench/bench_text_plants.py [--each N] [--model NAME] [--seed N] [--command]
+Run it: python tests/bench/bench_text_plants.py [--each N] [--model NAME] [--kind NAME] [--seed N]
+    [--command] [--keep DIR]
 
 A program of each kind is written down twice, as it is and with one operation edited in its
 StableHLO text, and `snaprt localize A --against B` gets the two files and the inputs. Only edits
@@ -15,6 +16,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -67,14 +69,14 @@ def differs(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
     return False
 
 
-def plants_of(workers, text, inputs, each: int, seed: int) -> Iterator:
+def plants_of(workers, text, inputs, kinds: Sequence[str], each: int, seed: int) -> Iterator:
     """Yield valid edits that can be seen, ``each`` of every kind where there are so many."""
     import text_plants
 
     outputs = outputs_of(workers, text.located, inputs)
     if outputs is None:
         raise SystemExit("a model does not run")
-    for kind in (*text_plants.KINDS, text_plants.REMOVED):
+    for kind in kinds:
         found = 0
         for tried, plant in enumerate(text_plants.draw(text, kind, seed)):
             if found == each or tried == 40 * each:
@@ -125,29 +127,42 @@ def judge(plant, found: dict) -> str:
     return RIGHT if is_right else WRONG
 
 
-def run_all(workers, names: Sequence[str], each: int, seed: int, command: bool) -> Iterator[Result]:
+def models():
+    """Return all programs."""
+    import more_text_models
+    import text_models
+
+    return {**text_models.MODELS, **more_text_models.MORE_MODELS}
+
+
+def run_all(workers, names: Sequence[str], kinds: Sequence[str], arguments) -> Iterator[Result]:
     """Plant, localize, judge."""
     import jax
-    import text_models
     import text_plants
 
+    number = 0
     for name in names:
-        function, arguments = text_models.MODELS[name]()
-        lowered = jax.jit(function, keep_unused=True).lower(*arguments)
+        function, taken = models()[name]()
+        lowered = jax.jit(function, keep_unused=True).lower(*taken)
         text = text_plants.read(lowered.as_text())
-        inputs = [np.asarray(one) for one in jax.tree.leaves(arguments)]
+        inputs = [np.asarray(one) for one in jax.tree.leaves(taken)]
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "original.mlir").write_text(text.located)
             np.savez(Path(folder) / "in.npz", **{f"arg{i}": one for i, one in enumerate(inputs)})
-            for plant in plants_of(workers, text, inputs, each, seed):
+            for plant in plants_of(workers, text, inputs, kinds, arguments.each, arguments.seed):
                 started = time.perf_counter()
                 (Path(folder) / "edited.mlir").write_text(plant.text)
                 found, said = (
-                    by_command(Path(folder)) if command else in_process(workers, Path(folder))
+                    by_command(Path(folder))
+                    if arguments.command
+                    else in_process(workers, Path(folder))
                 )
                 seconds = time.perf_counter() - started
                 outcome = judge(plant, found)
                 if outcome != RIGHT:
+                    if arguments.keep is not None:
+                        number += 1
+                        shutil.copytree(folder, arguments.keep / f"{name} {number}")
                     why = found.get("sentence", said)
                     edit = f"{plant.before}\n    -> {plant.after or 'taken out'}"
                     print(f"{outcome}: {name}, {plant.kind}: {edit}\n    {why}", file=sys.stderr)
@@ -182,19 +197,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--each", type=int, default=1, help="edits of each kind in each model")
     parser.add_argument("--model", action="append", help="only this one; several times: only these")
+    parser.add_argument("--kind", action="append", help="only edits of this kind; several times")
+    parser.add_argument("--keep", type=Path, help="a folder for the files of what is not right")
     parser.add_argument("--command", action="store_true", help="start the command each time")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     os.environ.update(measuring.clean_environment())
-    import text_models
+    import text_plants
     from snaprt_replay.run.workers import Workers
 
     print(measuring.machine(), flush=True)
     with tempfile.TemporaryDirectory() as folder, Workers(2) as workers:
         os.environ["SNAPRT_CACHE_DIR"] = folder
-        names = arguments.model or list(text_models.MODELS)
+        names = arguments.model or list(models())
+        kinds = arguments.kind or text_plants.ALL_KINDS
         results: list[Result] = []
-        for one in run_all(workers, names, arguments.each, arguments.seed, arguments.command):
+        for one in run_all(workers, names, kinds, arguments):
             results.append(one)
             print(f"{len(results)}: {one}", file=sys.stderr, flush=True)
     show(results)

@@ -9,16 +9,13 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from text_edits import KINDS, NAME, REMOVALS, Scope
 
 _LOCATION = re.compile(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
 _OPERATION = re.compile(r"^\s*(?:%[\w]+(?::\d+)? = |\"?stablehlo\.return|return|call )")
 _RESULT = re.compile(r"^\s*(%\w+)(:\d+)? = \"?([\w.]+)\"?")
-_REMOVABLE = re.compile(r"\s*(%\w+) = stablehlo\.\w+ (%[\w#]+)(?:, \S+ %?[\w#]+)? : (tensor<\S+>)$")
-_ROUNDING = re.compile(
-    r"stablehlo\.(?:floor|round_nearest_even|real|sign) (%[\w#]+) : (tensor\S+)$"
-)
-_NAME = re.compile(r"%\w+(?:#\d+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,213 +100,15 @@ def _reducer(lines: Sequence[str], index: int) -> bool:
     return index + 1 < len(lines) and lines[index + 1].strip().startswith("reducer(")
 
 
-# --- the edits: a line, and others it may read, to what may stand in its place ---
-
-_SWAPS = {
-    "add": "subtract multiply maximum",
-    "subtract": "add",
-    "multiply": "add divide",
-    "divide": "multiply subtract",
-    "maximum": "minimum add",
-    "minimum": "maximum",
-    "and": "or",
-    "or": "and xor",
-    "xor": "or",
-    "negate": "abs",
-    "abs": "negate",
-    "exponential": "exponential_minus_one tanh",
-    "tanh": "sine logistic",
-    "sine": "cosine",
-    "cosine": "sine",
-    "sqrt": "cbrt rsqrt",
-    "rsqrt": "sqrt",
-    "log": "log_plus_one",
-    "log_plus_one": "log",
-    "floor": "ceil",
-    "round_nearest_even": "floor",
-    "sign": "negate",
-    "power": "multiply",
-    "remainder": "divide",
-    "shift_right_logical": "shift_left",
-}
-
-
-def _another_operation(line: str, _: _Scope) -> Iterator[str]:
-    for name, others in _SWAPS.items():
-        for form in (f"stablehlo.{name} %", f"applies stablehlo.{name} "):
-            if form in line:
-                yield from (line.replace(form, form.replace(name, one)) for one in others.split())
-
-
-def _another_constant(line: str, _: _Scope) -> Iterator[str]:
-    found = re.search(r"stablehlo\.constant dense<([^>\[\]]+)> : tensor<(?:\d+x)*(\w+)>", line)
-    if not found:
-        return
-    value, dtype = found.groups()
-    if value in ("true", "false"):
-        new = ["false" if value == "true" else "true"]
-    elif dtype.startswith(("i", "ui")):
-        new = [str(int(value) + 1)] + ([str(int(value) - 1)] if int(value) > 0 else [])
-    elif re.fullmatch(r"[-+.\deE]+", value) and dtype.startswith(("f", "bf")):
-        new = [f"{float(value) * 1.5 + 0.25:e}", f"{-float(value) - 0.125:e}"]
-    else:
-        return
-    yield from (line.replace(f"dense<{value}>", f"dense<{one}>", 1) for one in new)
-
-
-def _another_element(line: str, _: _Scope) -> Iterator[str]:
-    found = re.search(r"stablehlo\.constant dense<(\[.*\])> : tensor<[\dx]+x(?:i|f)\d+>", line)
-    if found:
-        numbers = list(re.finditer(r"-?\d[\d.eE+-]*", found[1]))
-        for one in numbers[1:3]:
-            new = str(int(one[0]) + 1) if one[0].lstrip("-").isdigit() else f"{float(one[0]) + 1:e}"
-            changed = found[1][: one.start()] + new + found[1][one.end() :]
-            yield line.replace(found[1], changed)
-
-
-def _another_comparison(line: str, _: _Scope) -> Iterator[str]:
-    found = re.search(r"stablehlo\.compare +(\w\w),", line)
-    others = {"LT": "LE GE", "LE": "LT", "GT": "GE LT", "GE": "GT LT", "EQ": "NE", "NE": "EQ"}
-    if found:
-        for one in others[found[1]].split():
-            yield line.replace(f" {found[1]},", f" {one},", 1)
-
-
-def _swapped_operands(line: str, _: _Scope) -> Iterator[str]:
-    for pattern in (
-        r"(stablehlo\.(?:subtract|divide|power|compare \w\w, |dot_general) )(%[\w#]+), (%[\w#]+)",
-        r"(stablehlo\.select %[\w#]+, )(%[\w#]+), (%[\w#]+)",
-        r"(stablehlo\.concatenate )(%[\w#]+), (%[\w#]+)",
-        r"(stablehlo\.return )(%[\w#]+), (%[\w#]+)",
-        r"(stablehlo\.clamp %[\w#]+, )(%[\w#]+), (%[\w#]+)",
-    ):
-        found = re.search(pattern, line)
-        if found and found[2] != found[3]:
-            yield line.replace(found[0], f"{found[1]}{found[3]}, {found[2]}", 1)
-
-
-def _another_operand(line: str, scope: _Scope) -> Iterator[str]:
-    """Read an earlier value of the same type instead."""
-    if "stablehlo." not in line or "stablehlo.constant" in line or "call @" in line:
-        return
-    left, _, right = line.partition(" = ")
-    if not right:
-        return
-    operands = [one for one in _NAME.findall(right) if one in scope.types]
-    scope.random.shuffle(operands)
-    for operand in operands:
-        same = [
-            name
-            for name, kind in scope.types.items()
-            if kind == scope.types[operand] and name != operand
-        ]
-        if same:
-            other = scope.random.choice(same)
-            yield left + " = " + re.sub(re.escape(operand) + r"(?![\w#])", other, right, count=1)
-
-
-def _another_slice(line: str, _: _Scope) -> Iterator[str]:
-    found = re.search(r"stablehlo\.slice %[\w#]+ \[([^\]]*)\] : \(tensor<([\dx]+)x\w+>\)", line)
-    if not found:
-        return
-    sizes = [int(one) for one in found[2].split("x")]
-    bounds = found[1].split(", ")
-    for axis, bound in enumerate(bounds):
-        start, limit, *stride = (int(one) for one in bound.split(":"))
-        for by in (1, -1):
-            if start + by >= 0 and limit + by <= sizes[axis]:
-                moved = ":".join(map(str, (start + by, limit + by, *stride)))
-                new = [*bounds[:axis], moved, *bounds[axis + 1 :]]
-                yield line.replace(found[1], ", ".join(new))
-
-
-def _another_dimension(line: str, scope: _Scope) -> Iterator[str]:
-    """Permute or move the dimensions of a transpose, broadcast, reduce, iota, reverse, sort."""
-    for pattern in (
-        r"dims = \[([\d, ]+)\]",
-        r"across dimensions = \[([\d, ]+)\]",
-        r"iota dim = (\d)",
-        r"dimension = (\d) : i64",
-        r"concatenate .*dim = (\d)",
-        r"stablehlo\.reverse .*dims = \[([\d, ]+)\]",
-        r"contracting_dims = \[([\d, ]+)\]",
-        r"contracting_dims = \[[\d, ]+\] x \[([\d, ]+)\]",
-        r"batching_dims = \[([\d, ]+)\]",
-    ):
-        found = re.search(pattern, line)
-        if not found:
-            continue
-        dims = [int(one) for one in found[1].split(", ")]
-        options = [dims[::-1], [one + 1 for one in dims], [one - 1 for one in dims]]
-        if len(dims) > 2:
-            options += [[dims[1], dims[0], *dims[2:]], [*dims[:-2], dims[-1], dims[-2]]]
-        scope.random.shuffle(options)
-        for new in options:
-            if new != dims and min(new) >= 0:
-                start, stop = found.span(1)
-                yield line[:start] + ", ".join(map(str, new)) + line[stop:]
-
-
-def _another_padding(line: str, _: _Scope) -> Iterator[str]:
-    found = re.search(r"low = \[([\d, ]+)\], high = \[([\d, ]+)\]", line)
-    if found and found[1] != found[2]:
-        yield line.replace(found[0], f"low = [{found[2]}], high = [{found[1]}]")
-    found = re.search(r"pad = \[\[(\d+), (\d+)\]", line)
-    if found and int(found[1]) + int(found[2]):
-        low = int(found[1]) + (1 if int(found[2]) else -1)
-        total = int(found[1]) + int(found[2])
-        yield line.replace(found[0], f"pad = [[{low}, {total - low}]")
-
-
-def _another_attribute(line: str, _: _Scope) -> Iterator[str]:
-    for old, new in (
-        ("offset_dims = [1]", "offset_dims = [0]"),
-        ("start_index_map = [0, 1]", "start_index_map = [1, 0]"),
-        ("collapsed_slice_dims = [0]", "collapsed_slice_dims = [1]"),
-        ("scatter_dims_to_operand_dims = [0]", "scatter_dims_to_operand_dims = [1]"),
-        ("type = RFFT", "type = IRFFT"),
-        ("reverse = [true, true]", "reverse = [false, false]"),
-        ("reverse = [false, false]", "reverse = [true, true]"),
-        ("rhs_dilate = [1, 1]", "rhs_dilate = [2, 2]"),
-        ("[b, 0, 1, f]x[0, 1, i, o]", "[b, 0, 1, f]x[1, 0, i, o]"),
-        ("[b, 0, 1, f]x[0, 1, i, o]", "[b, 0, 1, f]x[0, 1, o, i]"),
-        ("k = 3", "k = 2"),
-    ):
-        if old in line:
-            yield line.replace(old, new, 1)
-
-
-def _rounded(line: str, scope: _Scope) -> Iterator[str]:
-    """Drop a conversion's effect: an exact copy of the operand where both types are the same."""
-    found = re.search(
-        r"stablehlo\.(?:floor|round_nearest_even|real|sign) (%[\w#]+) : (tensor\S+)$", line
-    )
-    if found:
-        yield line.replace(found[0], f"stablehlo.optimization_barrier {found[1]} : {found[2]}")
-
-
-KINDS: Mapping[str, Callable[[str, _Scope], Iterator[str]]] = {
-    "operation": _another_operation,
-    "constant": _another_constant,
-    "element of a constant": _another_element,
-    "comparison": _another_comparison,
-    "swapped operands": _swapped_operands,
-    "other operand": _another_operand,
-    "slice": _another_slice,
-    "dimension": _another_dimension,
-    "padding": _another_padding,
-    "attribute": _another_attribute,
-    "dropped rounding": _rounded,
-}
-REMOVED = "removed"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Scope:
-    """What can be read at a line: the types of the values, and a source of chance."""
-
-    types: Mapping[str, str]
-    random: random.Random
+ALL_KINDS = (*KINDS, *REMOVALS)
+_FOR_USERS = (
+    *("operation behind", "result made constant", "other operand", "another result"),
+    *("order of results", "constant"),
+)
+"""Edits that only the users of the edited operation may show."""
+_FOLDED = ("broadcast_in_dim", "reshape", "transpose", "convert", "slice", "reverse", "iota", "pad")
+"""What XLA's converter makes a constant of where it is given one."""
+_MOST_FOLDED = 2
 
 
 def draw(text: Text, kind: str, seed: int) -> Iterator[Plant]:
@@ -319,14 +118,19 @@ def draw(text: Text, kind: str, seed: int) -> Iterator[Plant]:
     generator.shuffle(indices)
     for index in indices:
         line = text.lines[index]
-        if kind == REMOVED:
-            yield from _removed(text, index)
-            continue
-        options = list(KINDS[kind](line, _Scope(_types(text.lines, index), generator)))
+        scope = Scope(text.lines, index, _types(text.lines, index), generator)
+        options = list({**KINDS, **REMOVALS}[kind](line, scope))
         generator.shuffle(options)
-        for new in options[:2]:
-            lines = [*text.lines[:index], new, *text.lines[index + 1 :]]
-            yield Plant(kind, line.strip(), new.strip(), "\n".join(lines), _names(text, index))
+        for option in options[:2]:
+            if kind in REMOVALS:
+                yield _without(text, index, kind, option)
+                continue
+            lines = [*text.lines[:index], option, *text.lines[index + 1 :]]
+            accepted = _names(text, index).union(*_passed(text, index, option))
+            if kind in _FOR_USERS:
+                accepted |= _names_of_readers(text, index, _MOST_FOLDED)
+                accepted |= _names_of_unread(text, index, option)
+            yield Plant(kind, line.strip(), option.strip(), "\n".join(lines), accepted)
 
 
 def _names(text: Text, index: int) -> frozenset[str]:
@@ -334,14 +138,133 @@ def _names(text: Text, index: int) -> frozenset[str]:
 
     XLA's HLO keeps no location of a constant, and folds what is made of constants into one.
     """
-    names = set(text.owners[index])
+    names = frozenset(text.owners[index])
     line = text.lines[index]
-    if "stablehlo.broadcast_in_dim" in line or _is_constant(text, index):
-        for place in _users(text, index):
-            names |= _names(text, place)
+    if any(f"stablehlo.{one} " in line for one in _FOLDED) or _is_constant(text, index):
+        names |= _names_of_readers(text, index)
     if "return" in line:
-        names.add("")  # a tuple of XLA's, which has no location
-    return frozenset(names)
+        names |= {""}  # a tuple of XLA's, which has no location
+    return names
+
+
+def _names_of_readers(text: Text, index: int, folded: int = 0) -> frozenset[str]:
+    """Return by what the readers of an operation are known, and theirs where XLA may fold one.
+
+    Args:
+        text: The program.
+        index: The operation's line.
+        folded: How many readers in a row XLA may fold whatever they are, as it does where one reads
+            a constant, or the same twice.
+    """
+    found: frozenset[str] = frozenset()
+    for place in _users(text, index):
+        line = text.lines[place]
+        names = [text.owners[place], [""] if "return" in line else []]
+        found = found.union(*names, *_passed(text, place, "", _name(text, index)))
+        is_folded = any(f"stablehlo.{one} " in line for one in _FOLDED) or _is_constant(text, place)
+        if is_folded or folded:
+            found |= _names_of_readers(text, place, max(0, folded - 1))
+    return found
+
+
+def _name(text: Text, index: int) -> str:
+    found = _RESULT.match(text.lines[index])
+    return found[1] if found else ""
+
+
+def _names_of_unread(text: Text, index: int, new: str) -> frozenset[str]:
+    """Return by what the operations are known that an edited one read before.
+
+    Where nothing else reads one, to read past it is to take it out; and where the edited one does
+    nothing, as a multiplication by one, XLA's converter has left what it reads in its place.
+    """
+    found: frozenset[str] = frozenset()
+    old = text.lines[index]
+    after = NAME.findall(new.partition(" = ")[2])
+    for name in NAME.findall(old.partition(" = ")[2] or old):
+        if name in after:
+            continue
+        for place in range(index):
+            if _name(text, place) == name.partition("#")[0] and _users(text, place) == [index]:
+                found = found.union(text.owners[place])
+    called = re.search(r"(?<!custom_)call @(\w+)\(", text.lines[index])
+    if called and "call @" not in new:  # what the function returned is something else
+        start = _start(text, called[1])
+        end = next(i for i in range(start, len(text.lines)) if "  return" in text.lines[i])
+        for name in NAME.findall(text.lines[end].partition(" :")[0]):
+            for place in range(start, end):
+                if _name(text, place) == name.partition("#")[0]:
+                    found = found.union(text.owners[place])
+    return found
+
+
+def _start(text: Text, function: str) -> int:
+    pattern = f" @{function}("
+    return next(i for i, one in enumerate(text.lines) if "func.func" in one and pattern in one)
+
+
+def _passed(text: Text, index: int, new: str, name: str = "") -> Iterator[frozenset[str]]:
+    """Yield by what is known what reads a call's arguments in the function, or its results.
+
+    Args:
+        text: The program.
+        index: A line; only calls and what a function returns yield any.
+        new: What it became: only arguments that are others there count.
+        name: Without `new`, only this argument counts.
+    """
+    line = text.lines[index]
+    called = re.search(r"(?<!custom_)call @(\w+)\((.*?)\)", line)
+    returned = re.match(r"\s*(return )(.*?) :", line)
+    found = called or returned
+    if not found:
+        return
+    before = found[2].split(", ")
+    if new:
+        after = re.search(r"(?<!custom_)call @(\w+)\((.*?)\)", new) or re.match(
+            r"\s*(return )(.*?) :", new
+        )
+        others = after[2].split(", ") if after else before
+        positions = [
+            i for i, pair in enumerate(zip(before, others, strict=True)) if pair[0] != pair[1]
+        ]
+    else:
+        positions = [i for i, one in enumerate(before) if one.partition("#")[0] == name]
+    for position in positions:
+        if called:
+            start = _start(text, called[1])
+            for place in _reading(text, f"%arg{position}", start + 1, 4):
+                yield frozenset(text.owners[place]) | (
+                    {""} if "return" in text.lines[place] else set()
+                )
+                yield from _passed(text, place, "", f"%arg{position}")
+                if any(f"stablehlo.{one} " in text.lines[place] for one in _FOLDED):
+                    yield _names_of_readers(text, place)
+        else:
+            function = next(one for one in reversed(text.lines[:index]) if "func.func" in one)
+            named = re.search(r"@(\w+)\(", function)
+            assert named is not None
+            for place, one in enumerate(text.lines):
+                if f"call @{named[1]}(" in one:
+                    result = _RESULT.match(one)
+                    assert result is not None
+                    yield frozenset(text.owners[place])  # of the tuple of several results
+                    name = result[1] + (f"#{position}" if result[2] else "")
+                    for user in _reading(text, name, place + 1, _depth(one)):
+                        yield frozenset(text.owners[user])
+                        yield from _passed(text, user, "", result[1])
+
+
+def _reading(text: Text, name: str, start: int, depth: int) -> list[int]:
+    """Return the lines that read a name, from `start` to where it is less deep."""
+    pattern = re.compile(re.escape(name) + r"(?![\w])")
+    last = next(
+        (i for i in range(start, len(text.lines)) if _depth(text.lines[i]) < depth), len(text.lines)
+    )
+    return [
+        i
+        for i in range(start, last)
+        if pattern.search(text.lines[i].partition(" = ")[2] or text.lines[i])
+    ]
 
 
 def _is_constant(text: Text, index: int) -> bool:
@@ -350,37 +273,29 @@ def _is_constant(text: Text, index: int) -> bool:
         return True
     made = [_RESULT.match(one) for one in text.lines[:index]]
     names = {found[1]: place for place, found in enumerate(made) if found is not None}
-    read = _NAME.findall(line.partition(" = ")[2])
+    read = NAME.findall(line.partition(" = ")[2])
     return bool(read) and all(one in names and _is_constant(text, names[one]) for one in read)
 
 
 def _users(text: Text, index: int) -> list[int]:
     """Return the lines that read the result of one."""
-    found = _RESULT.match(text.lines[index])
-    if found is None:
-        return []
-    depth = _depth(text.lines[index])
-    pattern = re.compile(re.escape(found[1]) + r"(?![\w])")
-    last = next(i for i in range(index, len(text.lines)) if _depth(text.lines[i]) < depth)
-    return [i for i in range(index + 1, last) if pattern.search(text.lines[i])]
+    name = _name(text, index)
+    return _reading(text, name, index + 1, _depth(text.lines[index])) if name else []
 
 
-def _removed(text: Text, index: int) -> Iterator[Plant]:
-    """Take an operation out whose operand and result have one type; its users read the operand."""
+def _without(text: Text, index: int, kind: str, operand: str) -> Plant:
+    """Take an operation out; its users read one of its operands, of the same type."""
     line = text.lines[index]
-    found = re.match(
-        r"\s*(%\w+) = stablehlo\.\w+ (%[\w#]+)(?:, \S+ %?[\w#]+)? : (tensor<\S+>)$", line
-    )
-    if not found:
-        return
+    found = _RESULT.match(line)
+    assert found is not None
     pattern = re.compile(re.escape(found[1]) + r"(?![\w#])")
     users = _users(text, index)
     lines = list(text.lines)
     for place in users:
-        lines[place] = pattern.sub(found[2], lines[place])
+        lines[place] = pattern.sub(operand, lines[place])
     del lines[index]
-    accepted = _names(text, index).union(*(_names(text, place) for place in users))
-    yield Plant(REMOVED, line.strip(), "", "\n".join(lines), accepted)
+    accepted = _names(text, index) | _names_of_readers(text, index, _MOST_FOLDED)
+    return Plant(kind, line.strip(), "", "\n".join(lines), accepted)
 
 
 def _depth(line: str) -> int:

@@ -164,13 +164,18 @@ class Comparison:
     @property
     def summary(self) -> str:
         """Return one sentence for a person."""
+        told = self.nonfinite_in_words()
+        return f"{self._verdict_in_words()}; but {told}" if told else self._verdict_in_words()
+
+    def nonfinite_in_words(self) -> str:
+        """Say which outputs are NaN or infinite on both sides; nothing if none is."""
         told = [one for one in self.outputs if one.specials.on_both_sides]
         if not told:
-            return self._verdict_in_words()
+            return ""
         found = sum(one.specials.on_both_sides for one in told)
         elements = sum(one.elements for one in told)
         return (
-            f"{self._verdict_in_words()}; but {found} of {elements} elements of "
+            f"{found} of {elements} elements of "
             f"{', '.join(one.name for one in told[:_MOST_NAMES])}"
             f"{', ...' if len(told) > _MOST_NAMES else ''} are NaN or infinite on both sides"
         )

@@ -21,6 +21,7 @@ from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.extract import Value
 from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.localize import nonfinite, wording
+from snaprt_replay.localize.alignment import aligned
 from snaprt_replay.localize.edits import Edit, edits_between
 from snaprt_replay.localize.findings import (
     InstructionPlace,
@@ -30,7 +31,7 @@ from snaprt_replay.localize.findings import (
     RegionError,
     ValueDifference,
 )
-from snaprt_replay.localize.matching import Comparison, compare, count_matched, signature
+from snaprt_replay.localize.matching import Comparison, count_matched, signature
 from snaprt_replay.localize.measure import difference, error_between
 from snaprt_replay.localize.passes import try_passes
 from snaprt_replay.localize.program import Program, flatten
@@ -308,7 +309,7 @@ def _submitting(workers: Workers, variant: Variant) -> Run:
 
 def _task(session: Session, sides: tuple[Side, Side], inputs: Sequence[np.ndarray]) -> _Task:
     suspect, reference = sides
-    compared = compare(suspect.program.entry, reference.program.entry)
+    compared = aligned(suspect.program, reference.program)
     if signature(compared.lines[0]) != signature(compared.lines[1]):
         raise UsageError(
             "the two files are not of the same program: their inputs or results differ in number, "

@@ -13,7 +13,6 @@ from typing import Final
 #: Task -> the module whose function ``serve`` does it, with the argument as text. Names, for what a
 #: task needs imports this, and takes long.
 TASKS: Final[Mapping[str, str]] = {
-    "parse": "snaprt_replay.process.parsing",
     "play": "snaprt_replay.run.isolate",
     "work": "snaprt_replay.run.work",
 }

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
-from snaprt_replay.process.child import run_child
 
 # A sound module of any size is read in seconds; damaged bytecode can send MLIR round in circles.
-_PARSE_SECONDS = 60
+# These are of processor time, as a busy machine is no damage; _WAITED times as long is waited.
+_PARSE_SECONDS = 20
+_WAITED = 6
 
 
 def check_parses(path: Path) -> None:
@@ -21,14 +25,13 @@ def check_parses(path: Path) -> None:
     MLIR answers some damaged bytecode so; what it answers with an error is not looked at here.
     """
     hint = "get the file again from where it was made"
-    try:
-        child = run_child("parse", path, _PARSE_SECONDS)
-    except subprocess.TimeoutExpired as error:
+    status = _parse_alone(path)
+    if status == -signal.SIGXCPU:
         raise SnapshotError(
             f"{path} seems damaged: it could not be read in {_PARSE_SECONDS} seconds", hint=hint
-        ) from error
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
+        )
+    if status < 0:
+        name = signal.Signals(-status).name
         raise SnapshotError(f"{path} is damaged: reading it ended the process ({name})", hint=hint)
 
 
@@ -37,9 +40,25 @@ def can_parse(module: bytes) -> bool:
     with tempfile.NamedTemporaryFile(prefix="snaprt-replay-") as file:
         file.write(module)
         file.flush()
-        return run_child("parse", Path(file.name)).returncode == 0
+        return _parse_alone(Path(file.name)) == 0
 
 
-def serve(path: str) -> None:
-    """Read the module in a file; the child's part of the above."""
-    jaxapi.parse_module(Path(path).read_bytes())
+def _parse_alone(path: Path) -> int:
+    """Return the status of a process that reads a module: -SIGXCPU if that took too long."""
+    script = [
+        sys.executable,
+        "-P",
+        str(jaxapi.PARSE_ALONE),
+        str(path),
+        str(math.ceil(_PARSE_SECONDS)),
+    ]
+    try:
+        return subprocess.run(
+            script,
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            check=False,
+            timeout=_PARSE_SECONDS * _WAITED,
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return -signal.SIGXCPU

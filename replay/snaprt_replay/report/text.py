@@ -58,7 +58,8 @@ def worst_words(report: Report) -> str:
         return shown.name(report.headline.sentence)
     worst = report.comparison.outputs[worst_first(report.comparison.outputs)[0]]
     if worst.verdict == IDENTICAL:
-        return "all identical"
+        told = report.comparison.nonfinite_in_words()
+        return f"all identical; but {shown.sentence(told)}" if told else "all identical"
     far = "" if worst.max_ulp is None else f", {worst.max_ulp} ulp"
     return f"{shown.name(worst.name, 60)}: {worst.beyond} of {worst.elements} beyond{far}"
 

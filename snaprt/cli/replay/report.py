@@ -150,6 +150,7 @@ def _find(path: Path, finding: _Finding) -> Report:
             return gather.of_trace_error(raised)
         replayed = replay(path, device=finding.device)
     except SnaprtError as error:
+        output.error(tables.printable(error.message), tables.printable(error.hint))
         return gather.of_failure(path, error)
     words = [] if finding.device is None else ["--device", finding.device]
     report = gather.of_replay(replayed, words)

@@ -152,11 +152,17 @@ def show_summary(outcomes: Sequence[Outcome]) -> None:
     """Print a line for each file, and how many there are of them."""
     output.console.print()
     for outcome in outcomes:
-        output.console.print(f"{outcome.verdict:<24} {outcome.path}")
+        output.console.print(f"{outcome.verdict:<24} {outcome.path}{_but(outcome)}")
     bad = sum(outcome.status != output.EXIT_OK for outcome in outcomes)
     output.console.print(
         f"{len(outcomes)} files replayed, {bad} of them with a mismatch or failure"
     )
+
+
+def _but(outcome: Outcome) -> str:
+    comparison = outcome.replay.comparison if outcome.replay is not None else None
+    told = comparison.nonfinite_in_words() if comparison is not None else ""
+    return f" ({tables.printable(told)})" if told else ""
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from jax._src.interpreters import mlir as _mlir
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
+
+PARSE_ALONE = Path(__file__).with_name("parse_alone.py")
+"""A script that parses the module in a file within some seconds of processor time, or ends."""
 
 
 def parse_module(module: bytes | str) -> Any:

@@ -1,0 +1,449 @@
+"""Lay out alike what the loops and branches of two programs carry; it must not run any.
+
+An edit in a loop can change which of the values around the loop become part of its state, and in
+which order: XLA's converter appends what the body reads, as it comes to it, and moves out what does
+not change any more. Only with one layout can what is inside be compared, and exchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from snaprt.hlo.literals import TUPLE, array_shape, array_to_literal, dtype_of
+from snaprt.hlo.proto import HloInstructionProto, ShapeProto, XlaMessage
+from snaprt_replay.hlo.hlo_module import Editor, instructions, parameters, reached, root_instruction
+from snaprt_replay.localize.matching import STEPPED, Comparison, Digests, compare
+from snaprt_replay.localize.program import Line, Program, shape_text
+
+_MOST_DEPTH = 8  # of loops and branches in each other
+_MOST_COPIED = 50  # instructions, so that a value that only one program has is in both
+_PASSED_ON = "get-tuple-element"
+
+_Layout = Sequence[tuple[int | None, int | None]]
+"""For each element of the state the number of the suspect's and of the reference's."""
+
+
+def aligned(suspect: Program, reference: Program) -> Comparison:
+    """Compare two programs, with the state of their loops and branches laid out alike.
+
+    Where the two have the same layout, and where a layout cannot be changed, they are compared as
+    they are.
+    """
+    compared = compare(suspect.entry, reference.entry)
+    for _ in range(_MOST_DEPTH):
+        if compared.is_same:
+            break
+        laid_out = _lay_out_alike(compared)
+        if laid_out is None:
+            break
+        compared = compare(*(one.entry for one in laid_out))
+    return compared
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Call:
+    """Where a loop or a branch is given what it reads.
+
+    Args:
+        line: Where it stands.
+        instruction: The loop, or the conditional.
+        position: Of its operands.
+        called: The ids of the computations that get it.
+    """
+
+    line: Line
+    instruction: XlaMessage
+    position: int
+    called: tuple[int, ...]
+
+    @property
+    def is_loop(self) -> bool:
+        return self.instruction.opcode == "while"
+
+    @property
+    def operand(self) -> XlaMessage:
+        return self.line.by_id[self.instruction.operand_ids[self.position]]
+
+    @property
+    def is_tuple(self) -> bool:
+        return self.operand.shape.element_type == TUPLE
+
+    @property
+    def elements(self) -> list[int]:
+        """Return the ids of what is passed."""
+        return list(self.operand.operand_ids) if self.is_tuple else [self.operand.id]
+
+    def parameter(self, number: int) -> XlaMessage:
+        return parameters(self.line.program.computations[self.called[number]])[0]
+
+    def can_be_laid_out(self) -> bool:
+        """Tell whether each element is put in and read by itself, and is one array."""
+        program = self.line.program
+        if self.is_tuple and self.operand.opcode != "tuple":
+            return False
+        if any(self.line.by_id[one].shape.element_type == TUPLE for one in self.elements):
+            return False
+        readers = [
+            (self.instruction.id, self.line.computation)
+            if self.is_loop
+            else (0, self.line.computation)
+        ]
+        if self.is_tuple:
+            for number, called in enumerate(self.called):
+                readers.append((self.parameter(number).id, program.computations[called]))
+        if (
+            self.is_loop
+            and root_instruction(program.computations[self.called[0]]).opcode != "tuple"
+        ):
+            return False
+        return all(
+            one.opcode == _PASSED_ON
+            for read, computation in readers
+            for one in computation.instructions
+            if read in one.operand_ids
+        ) and all(read != computation.root_id for read, computation in readers)
+
+
+def _lay_out_alike(compared: Comparison) -> tuple[Program, Program] | None:
+    """Return both programs, in which the outermost loops and branches have one layout."""
+    pairs = [
+        (each, calls, layout)
+        for each in _nested(compared)
+        for calls in _changed_calls(each)
+        for layout in [_layout(each, *calls)]
+        if any(one != other for one, other in layout)
+    ]
+    if not pairs:
+        return None
+    layouts: dict[tuple[int, ...], _Layout] = {}
+    for _, (one, other), layout in pairs:
+        layouts.setdefault((*one.called, *other.called), layout)
+    made = []
+    for side in (0, 1):
+        editing = _Editing(compared.lines[side].program)
+        done: set[tuple[int, ...]] = set()
+        for each, calls, _ in pairs:
+            key = (*calls[0].called, *calls[1].called)
+            editing.lay_out(each, calls, side, layouts[key], key not in done)
+            done.add(key)
+        made.append(editing.program())
+    return made[0], made[1]
+
+
+def _nested(compared: Comparison) -> Iterator[Comparison]:
+    yield compared
+    for inside in compared.inside.values():
+        for each in inside:
+            if not each.is_same:
+                yield from _nested(each)
+
+
+def _changed_calls(compared: Comparison) -> Iterator[tuple[_Call, _Call]]:
+    """Yield what loops and branches are given that stand for each other, if it can be laid out."""
+    ours, theirs = compared.lines
+    for one, other in compared.partners.items():
+        pair = ours.by_id[one], theirs.by_id[other]
+        if pair[0].opcode != pair[1].opcode or pair[0].opcode not in STEPPED:
+            continue
+        calls = [_calls(line, each) for line, each in zip(compared.lines, pair, strict=True)]
+        for mine, their in zip(*calls, strict=False):
+            if mine.can_be_laid_out() and their.can_be_laid_out():
+                yield mine, their
+
+
+def _calls(line: Line, instruction: XlaMessage) -> list[_Call]:
+    called = tuple(instruction.called_computation_ids)
+    if instruction.opcode == "while":
+        return [_Call(line, instruction, 0, called)]
+    return [_Call(line, instruction, i + 1, (one,)) for i, one in enumerate(called)]
+
+
+# --- which element is which ---
+
+
+def _layout(compared: Comparison, one: _Call, other: _Call) -> _Layout:
+    """Say which elements of two calls are the same: of the same value, or used alike."""
+    calls = (one, other)
+    keys = [
+        [(_shape(call, i), digests.values[i]) for i in call.elements]
+        for call, digests in zip(calls, compared.digests, strict=True)
+    ]
+    uses = [_uses(call) for call in calls]
+    pairs: dict[int, int] = {}
+
+    def pair(is_alike) -> None:
+        """Pair elements that are alike, those first that are used most alike."""
+        found = sorted(
+            (-(uses[0][i] & uses[1][j]).total(), abs(i - j), i, j)
+            for i in range(len(keys[0]))
+            for j in range(len(keys[1]))
+            if i not in pairs and j not in pairs.values() and is_alike(i, j)
+        )
+        for *_, i, j in found:
+            if i not in pairs and j not in pairs.values():
+                pairs[i] = j
+
+    changing = [_changing(call) for call in calls]
+    pair(lambda i, j: keys[0][i] == keys[1][j] and (i in changing[0]) == (j in changing[1]))
+    pair(lambda i, j: compared.partners.get(one.elements[i]) == other.elements[j])
+    pair(
+        lambda i, j: (
+            keys[0][i][0] == keys[1][j][0]
+            and (i in changing[0] and j in changing[1])
+            and (
+                one.is_loop
+                or not _is_known(compared, one.elements[i], 1)
+                or not _is_known(compared, other.elements[j], 0)
+            )
+        )
+    )
+    pair(lambda i, j: keys[0][i] == keys[1][j])
+    added = [(None, j) for j in range(len(keys[1])) if j not in pairs.values()]
+    return [*((i, pairs.get(i)) for i in range(len(keys[0]))), *added]
+
+
+def _shape(call: _Call, element: int) -> str:
+    return shape_text(call.line.by_id[element].shape)
+
+
+def _changing(call: _Call) -> set[int]:
+    """Return which elements of a loop's state change."""
+    if not call.is_loop:
+        return set(range(len(call.elements)))
+    body = call.line.program.line(call.called[0])
+    state = call.parameter(0).id
+    passed = enumerate(body.by_id[i] for i in body.root.operand_ids)
+    return {
+        i
+        for i, one in passed
+        if one.opcode != _PASSED_ON or one.tuple_index != i or state not in one.operand_ids
+    }
+
+
+def _uses(call: _Call) -> list[Counter[bytes]]:
+    """Return for each element what is done with it and what it becomes."""
+    found: list[Counter[bytes]] = [Counter() for _ in call.elements]
+    for number, called in enumerate(call.called):
+        line = call.line.program.line(called)
+        own = Digests(line).own
+        state = call.parameter(number).id
+        elements: defaultdict[int, list[int]] = defaultdict(list)
+        for one in line.order:
+            if not call.is_tuple:
+                if one.id == state:
+                    elements[one.id].append(0)
+            elif one.opcode == _PASSED_ON and state in one.operand_ids:
+                elements[one.id].append(one.tuple_index)
+        for one in line.order:
+            for read in one.operand_ids:
+                for element in elements.get(read, ()):
+                    if one.id != line.root.id or not call.is_loop:
+                        found[element][own[one.id]] += 1
+        if call.is_loop and number == 0:
+            for element, one_id in enumerate(line.root.operand_ids):
+                found[element][own[one_id]] += 1
+    return found
+
+
+# --- the edit ---
+
+
+class _Editing:
+    """A copy of a program in which layouts change."""
+
+    def __init__(self, program: Program) -> None:
+        self.source = program
+        self.module = type(program.module)()
+        self.module.CopyFrom(program.module)
+        self.editor = Editor(self.module)
+        self.computations = {one.id: one for one in self.module.computations}
+        elements = (one for one in instructions(self.module) if one.opcode == _PASSED_ON)
+        self.element: XlaMessage = HloInstructionProto()
+        self.element.CopyFrom(next(elements, self.element))
+
+    def program(self) -> Program:
+        return Program(self.module, self.source.scopes, self.source.origins)
+
+    def lay_out(
+        self,
+        compared: Comparison,
+        calls: tuple[_Call, _Call],
+        side: int,
+        layout: _Layout,
+        with_called: bool,
+    ) -> None:
+        """Lay out one call, and what it calls unless that is done already."""
+        call, other = calls[side], calls[not side]
+        numbers = [pair[side] for pair in layout]
+        shapes = [
+            call.line.by_id[call.elements[pair[side]]].shape
+            if pair[side] is not None
+            else other.line.by_id[other.elements[pair[not side]]].shape
+            for pair in layout
+        ]
+        state = ShapeProto(element_type=TUPLE, tuple_shapes=shapes)
+        computation = self.computations[call.line.computation.id]
+        by_id = _by_id(computation.instructions)
+        instruction = by_id[call.instruction.id]
+        made: list[XlaMessage] = []
+        operands = []
+        for pair, shape in zip(layout, shapes, strict=True):
+            mine, their = pair[side], pair[not side]
+            if mine is not None:
+                operands.append(by_id[call.elements[mine]])
+                continue
+            assert their is not None
+            added: list[XlaMessage] = []
+            found = self._like(compared, other.elements[their], side, added)
+            if found is None or _depends_on(found, instruction.id, {**by_id, **_by_id(added)}):
+                added = self._zeros(shape, call.operand)
+                found = added[-1].id
+            made += added
+            operands.append({**by_id, **_by_id(added)}[found])
+        made.append(self.editor.new("tuple", state, operands, like=call.operand))
+        instruction.operand_ids[call.position] = made[-1].id
+        if call.is_loop:
+            instruction.shape.CopyFrom(state)
+            _renumber(computation, instruction.id, numbers)
+        self._insert(computation, made)
+        for number, called in enumerate(call.called if with_called else ()):
+            self._take(call, number, self.computations[called], state, numbers)
+
+    def _take(
+        self,
+        call: _Call,
+        number: int,
+        computation: XlaMessage,
+        state: XlaMessage,
+        numbers: Sequence[int | None],
+    ) -> None:
+        """Let a called computation read, and a loop's body give, the new layout."""
+        parameter = next(one for one in computation.instructions if one.opcode == "parameter")
+        old_shape = ShapeProto()
+        old_shape.CopyFrom(parameter.shape)
+        parameter.shape.CopyFrom(state)
+        made: list[XlaMessage] = []
+        if call.is_tuple:
+            _renumber(computation, parameter.id, numbers)
+        else:
+            element = self._element(parameter, old_shape, numbers.index(0))
+            made.append(element)
+            for one in computation.instructions:
+                one.operand_ids[:] = [
+                    element.id if i == parameter.id else i for i in one.operand_ids
+                ]
+            if computation.root_id == parameter.id:
+                computation.root_id = element.id
+        if call.is_loop and number == 0:
+            root = next(one for one in computation.instructions if one.id == computation.root_id)
+            given: list[int] = []
+            for position, old in enumerate(numbers):
+                if old is not None:
+                    given.append(root.operand_ids[old])
+                    continue
+                made.append(self._element(parameter, state.tuple_shapes[position], position))
+                given.append(made[-1].id)
+            root.operand_ids[:] = given
+            root.shape.CopyFrom(state)
+            computation.program_shape.result.CopyFrom(state)
+        computation.program_shape.parameters[0].CopyFrom(state)
+        self._insert(computation, made)
+
+    def _like(
+        self, compared: Comparison, element: int, side: int, made: list[XlaMessage]
+    ) -> int | None:
+        """Return the id of what has the value of an element of the other side.
+
+        What is not there is copied from the other side and added to ``made``, if it calls nothing.
+        """
+        known = _of_value(compared, element, side)
+        if known is not None:
+            return known
+        one = compared.lines[not side].by_id[element]
+        if one.opcode == "parameter" or one.called_computation_ids or len(made) > _MOST_COPIED:
+            return None
+        operands = [self._like(compared, each, side, made) for each in one.operand_ids]
+        copy = HloInstructionProto()
+        copy.CopyFrom(one)
+        copy.id = self.editor.new_id(one)
+        copy.name = f"{one.name}.copy.{copy.id}"
+        copy.ClearField("metadata")  # its stack frame is another program's
+        copy.ClearField("control_predecessor_ids")
+        for index, each in enumerate(operands):
+            if each is None:
+                return None
+            copy.operand_ids[index] = each
+        made.append(copy)
+        return copy.id
+
+    def _element(self, state: XlaMessage, shape: XlaMessage, position: int) -> XlaMessage:
+        made = HloInstructionProto()
+        made.CopyFrom(self.element)  # what XLA writes beside, however empty, is part of a digest
+        like = self.editor.new(_PASSED_ON, shape, [state], like=state)
+        made.MergeFrom(like)
+        made.shape.CopyFrom(shape)
+        made.operand_ids[:] = [state.id]
+        made.tuple_index = position
+        return made
+
+    def _zeros(self, shape: XlaMessage, like: XlaMessage) -> list[XlaMessage]:
+        scalar = array_shape(dtype_of(shape), ())
+        zero = self.editor.new("constant", scalar, [], like=like)
+        zero.literal.CopyFrom(array_to_literal(np.zeros((), dtype_of(shape))))
+        return [zero, self.editor.new("broadcast", shape, [zero], like=like)]
+
+    def _insert(self, computation: XlaMessage, made: Sequence[XlaMessage]) -> None:
+        """Add instructions, and bring all in an order in which operands come first."""
+        everything: dict[int, XlaMessage] = {}
+        for one in (*computation.instructions, *made):
+            everything[one.id] = HloInstructionProto()
+            everything[one.id].CopyFrom(one)
+        ordered: dict[int, None] = {}
+        for first in everything:
+            waiting = [first]
+            while waiting:
+                missing = [i for i in everything[waiting[-1]].operand_ids if i not in ordered]
+                if missing:
+                    waiting += missing
+                else:
+                    ordered[waiting.pop()] = None
+        computation.ClearField("instructions")
+        computation.instructions.extend(everything[one] for one in ordered)
+
+
+def _renumber(computation: XlaMessage, state: int, numbers: Sequence[int | None]) -> None:
+    now: Mapping[int | None, int] = {old: new for new, old in enumerate(numbers)}
+    for one in computation.instructions:
+        if one.opcode == _PASSED_ON and state in one.operand_ids:
+            one.tuple_index = now[one.tuple_index]
+
+
+def _of_value(compared: Comparison, element: int, side: int) -> int | None:
+    """Return what one side computes of the value that an element has on the other."""
+    partners = compared.partners if side else compared.partners_back
+    if compared.lines[not side].by_id[element].opcode == "parameter":
+        return partners.get(element)  # read or not
+    value = compared.digests[not side].values[element]
+    values = compared.digests[side].values
+    found = (one.id for one in compared.lines[side].order if values[one.id] == value)
+    return next(found, None)
+
+
+def _is_known(compared: Comparison, element: int, side: int) -> bool:
+    """Return whether the value of an element of the other side can be had on this one."""
+    if _of_value(compared, element, side) is not None:
+        return True
+    one = compared.lines[not side].by_id[element]
+    return one.opcode == _PASSED_ON and _is_known(compared, one.operand_ids[0], side)
+
+
+def _by_id(found: Sequence[XlaMessage]) -> dict[int, XlaMessage]:
+    return {one.id: one for one in found}
+
+
+def _depends_on(one: int, other: int, by_id: Mapping[int, XlaMessage]) -> bool:
+    return other in reached([one], lambda each: by_id[each].operand_ids)
