@@ -1,7 +1,8 @@
 """What JAX calls in every process where snaprt is installed: what goes under plain ``jax.jit``.
 
-JAX looks for its plugins when it first makes its devices. Unless ``SNAPRT_JAX_CACHE`` or
-``SNAPRT_REPRO_AFTER`` is set, this does nothing, and imports nothing but the settings.
+JAX looks for its plugins when it first makes its devices. Unless ``SNAPRT_JAX_CACHE``,
+``SNAPRT_RECORD_JIT`` or ``SNAPRT_REPRO_AFTER`` is set, this does nothing, and imports nothing but
+the settings.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from snaprt.errors import UsageError
 
 
 def initialize() -> None:
-    """Put under ``jax.jit`` the compile cache and what saves failing programs, as asked for.
+    """Put under ``jax.jit`` the compile cache, the recorder, and what saves failing programs.
 
     A setting that is not allowed is told here: JAX would show a traceback, and go on.
     """
@@ -28,7 +29,17 @@ def _initialize() -> None:
         from snaprt import cache
 
         cache.install_if_on()
+    if settings.get("SNAPRT_RECORD_JIT") and not _is_snaprt_itself():
+        from snaprt.runtime.record_scope import record_process
+
+        record_process()
     if settings.get("SNAPRT_REPRO_AFTER") is not None:
         from snaprt.runtime.record_scope import watch_process
 
         watch_process()
+
+
+def _is_snaprt_itself() -> bool:
+    """Say whether the process runs one of our own commands, or does a part of its work."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name.partition(".")[0] in ("snaprt", "snaprt_replay")

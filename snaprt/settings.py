@@ -344,6 +344,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         default_text="device",
         help="Where inputs are held until it is known how their execution ended.",
     ),
+    _on_off(
+        "SNAPRT_RECORD_JIT", "Record calls of jitted functions, in every process that uses JAX."
+    ),
     Setting(
         "SNAPRT_RECORD_KEEP_BYTES",
         units.parse_size,

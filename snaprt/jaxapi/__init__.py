@@ -142,7 +142,13 @@ from snaprt.jaxapi.jit.calls import (
     with_result,
     without_donation,
 )
-from snaprt.jaxapi.jit.entry import jit_again, jit_entries
+from snaprt.jaxapi.jit.entry import (
+    UsersSource,
+    jit_again,
+    jit_calls_under_way,
+    jit_entries,
+    know_users_jits,
+)
 from snaprt.jaxapi.jit.interception import (
     NOT_KNOWN,
     intercept_indexing,
@@ -157,11 +163,15 @@ from snaprt.jaxapi.jit.modules import (
     jit_module_outputs,
 )
 from snaprt.jaxapi.jit.watch import (
+    pause_watch,
+    process_watch,
     restore_watch,
+    resume_watch,
     set_process_watch,
     set_watch,
     use_jit_watcher,
     watch,
+    watching_meanwhile,
 )
 from snaprt.jaxapi.meshes import concrete_mesh, trace_context, under_mesh
 from snaprt.jaxapi.settings import configuration, default_device, x64, x64_enabled
@@ -291,6 +301,7 @@ __all__ = [
     "Partitioning",
     "ShapedArray",
     "Trace",
+    "UsersSource",
     "abstract_evaluate",
     "after_operation",
     "asked_as_opaque_state",
@@ -379,11 +390,13 @@ __all__ = [
     "is_source_of_jax",
     "is_staging",
     "jit_again",
+    "jit_calls_under_way",
     "jit_entries",
     "jit_module_inputs",
     "jit_module_outputs",
     "kind_of_flat_call",
     "kind_of_jit_call",
+    "know_users_jits",
     "leave_name_scopes",
     "leaves_of_jit_call",
     "literal_bytes",
@@ -415,11 +428,13 @@ __all__ = [
     "partitioning_of_options",
     "partitions_of",
     "parts_of_array",
+    "pause_watch",
     "place_of_operation",
     "places_of_sharding",
     "portable_artifact",
     "portable_stablehlo",
     "primitive_named",
+    "process_watch",
     "public_functions",
     "put_on",
     "raised_inside",
@@ -430,6 +445,7 @@ __all__ = [
     "registered_passes",
     "restore_watch",
     "results_of_lowered",
+    "resume_watch",
     "run_flat_jit_call",
     "run_jit_call",
     "run_module",
@@ -471,6 +487,7 @@ __all__ = [
     "user_variables",
     "watch",
     "watch_errors",
+    "watching_meanwhile",
     "whole_stacks",
     "with_default_layouts",
     "with_element",

@@ -28,6 +28,8 @@ from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.plan import current_plan
 from snaprt.snapshot.recorder.record import Recorder, process_recorder
 
+jaxapi.know_users_jits()  # before the user jits what is to be recorded
+
 #: How many functions are remembered; a program with more pays for a closer look at each call.
 MAX_FUNCTIONS = 512
 
@@ -142,7 +144,7 @@ class _Call(Sequence[Any]):
 
     def outputs(self, results: Sequence[Any]) -> Sequence[Any]:
         """Return the arrays that came out of the module, of which these are the user's."""
-        if self.executable.module.is_pure:
+        if self.executable.module.has_all_results:
             return results
         return jaxapi.jit_module_outputs(self.executable.lowered, self._arguments, results)
 
@@ -174,22 +176,22 @@ class _Watcher:
         self._lock = threading.Lock()
 
     def leaves_to_jax(self, source: str) -> bool:
-        """Say whether calls of a function are no executions: those of JAX's own, unless named."""
-        return _is_left_to_jax(source, jaxapi.watch())
+        """Say whether calls of a function are no executions."""
+        return leaves_to_jax(source)
 
     def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a jitted function for the user."""
-        before = jaxapi.set_watch(None)
+        jaxapi.pause_watch()
         try:
             function = self._functions.get(id(info)) or self._meet(fun, info)
             known = function.known(args, kwargs)
             flat = None
             if known is None:
                 flags.take_over()  # the script may have set XLA_FLAGS since
-                flat = jaxapi.flatten_jit_call(fun, info, args, kwargs)
-                if not jaxapi.is_of_arrays_alone(flat):
-                    jaxapi.restore_watch(before)  # for `bind`, which is asked to run it
-                    return jaxapi.run_jit_call(fun, info, args, kwargs)
+                with jaxapi.watching_meanwhile():  # it is traced, and may call others for constants
+                    flat = jaxapi.flatten_jit_call(fun, info, args, kwargs)
+                    if not jaxapi.is_of_arrays_alone(flat):  # `bind` is asked to run it
+                        return jaxapi.run_jit_call(fun, info, args, kwargs)
                 try:
                     executable = _recordable(flat)
                 except _NotRecordableError as error:
@@ -211,11 +213,11 @@ class _Watcher:
                 function.ran(executable, flat, args, kwargs)
             return results
         finally:
-            jaxapi.restore_watch(before)
+            jaxapi.resume_watch()
 
     def bind(self, args: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:
         """Run what a transformation outside of ``jit`` has made of a jitted function."""
-        before = jaxapi.set_watch(None)
+        jaxapi.pause_watch()
         try:
             with jaxapi.evaluating():
                 flat = jaxapi.flat_jit_call(args, params)
@@ -231,7 +233,7 @@ class _Watcher:
                     return self._run_changed(changed)
                 return self._run(call, jaxapi.run_flat_jit_call, (flat,), {})
         finally:
-            jaxapi.restore_watch(before)
+            jaxapi.resume_watch()
 
     def call_compiled(
         self,
@@ -241,7 +243,7 @@ class _Watcher:
         run: Callable[[], Any],
     ) -> Any:
         """Call for the user what was compiled ahead of time."""
-        before = jaxapi.set_watch(None)
+        jaxapi.pause_watch()
         try:
             if ahead is None:
                 results = run()
@@ -256,7 +258,7 @@ class _Watcher:
                 return results
             return self._run(_Call(executable, jaxapi.called_with(ahead, args)), run, (), {})
         finally:
-            jaxapi.restore_watch(before)
+            jaxapi.resume_watch()
 
     def _meet(self, fun: Any, info: Any) -> _Function:
         with self._lock:
@@ -354,6 +356,11 @@ def _recordable(call: jaxapi.FlatCall) -> JitExecutable:
     if not executable.module.is_recordable:
         raise _NotRecordableError(_NOT_ARRAYS)
     return executable
+
+
+def leaves_to_jax(source: str) -> bool:
+    """Say whether calls of a function are no executions: those of JAX's own, unless named."""
+    return not isinstance(source, jaxapi.UsersSource) and _is_left_to_jax(source, jaxapi.watch())
 
 
 @functools.lru_cache(maxsize=4096)

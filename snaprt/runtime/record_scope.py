@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from snaprt import jaxapi
-from snaprt.runtime.jit_calls import start_watching
+from snaprt.runtime.jit_calls import leaves_to_jax, start_watching
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
 from snaprt.snapshot.recorder.plan import Plan, check_plan, current_plan, plan_with, set_thread_plan
@@ -97,4 +97,8 @@ def record_process() -> None:
     check_plan()
     if current_plan() is None and "NEURON_DUMP_HLO_SNAPSHOT" not in os.environ:
         os.environ["SNAPRT_RECORD"] = "all"
+    is_watched_already = jaxapi.process_watch() is not None
     watch_process()
+    for name, source in () if is_watched_already else jaxapi.jit_calls_under_way():
+        if not leaves_to_jax(source):
+            process_recorder().missed(name, "recording began while JAX was already calling it")

@@ -1,15 +1,18 @@
 """List the cases of which a recorder under a user's `jax.jit` leaves no files.
 
-    python tests/breadth/recorded.py [--every N] [--when CONDITION] [TABLE ...]
+    python tests/breadth/recorded.py [--every N] [--when CONDITION]... [TABLE ...]
 
-Each case becomes one jitted function, which is called once. What plain `jax.jit` refuses counts
-for nothing. Leaves with status 1 where something that ran was missed, or gave other results.
+Each case becomes one jitted function, which is called once under each condition; `keep-last` is
+the flight recorder. What plain `jax.jit` refuses counts for nothing. Leaves with status 1 where
+something that ran was missed without a line, or gave other results.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +28,18 @@ import snaprt
 from snaprt import metrics
 from snaprt.snapshot.recorder.record import process_recorder
 
+KEEP_LAST = "keep-last"
 
-def missed(cases: Sequence[Case], when: str, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of each case that is not recorded as it ought to be, and what is wrong."""
+
+def missed(cases: Sequence[Case], whens: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name of each case that is not recorded as it ought to be, and what is wrong.
+
+    Args:
+        cases: What is called.
+        whens: The conditions under which each is, one after the other; `KEEP_LAST` is the flight
+            recorder.
+        folder: Where the files go.
+    """
     for case in cases:
         called, arrays = _jitted(case)
         try:
@@ -35,18 +47,45 @@ def missed(cases: Sequence[Case], when: str, folder: Path) -> Iterator[tuple[str
         except Exception:
             continue
         called, arrays = _jitted(case)
-        before = _counted()
-        with snaprt.record(when, folder):
+        for when in whens:
+            told = _counted("SnapshotMissed")
             try:
-                got = _leaves(called(*arrays))
+                got, left = _recorded(when, lambda: _leaves(called(*arrays)), folder)  # noqa: B023
             except Exception as error:
-                yield case.name, f"raises {type(error).__name__}: {str(error)[:200]}"
+                yield case.name, f"raises {type(error).__name__}: {str(error)[:200]} ({when})"
                 continue
-        if not _same(expected, got):
-            yield case.name, "has other results"
-        process_recorder().flush()
-        if when == "all" and _counted() == before:
-            yield case.name, "left no files"
+            if not _same(expected, got):
+                yield case.name, f"has other results ({when})"
+            if not left and _counted("SnapshotMissed") == told:
+                yield case.name, f"left nothing ({when})"
+
+
+def _recorded(when: str, call: Callable[[], list[Any]], folder: Path) -> tuple[list[Any], bool]:
+    """Return what a call returns under a condition, and whether the recorder has seen it."""
+    recorder = process_recorder()
+    if when == KEEP_LAST:
+        os.environ["SNAPRT_RECORD_KEEP_LAST"] = "1"
+        try:
+            with snaprt.record(folder=folder):
+                got = call()
+                return got, bool(snaprt.dump_now())
+        finally:
+            del os.environ["SNAPRT_RECORD_KEEP_LAST"]
+    before = _counted("SnapshotsWritten")
+    watched = sum(seen.watched for seen in recorder._seen.values())
+    got = []
+    with contextlib.suppress(_FailedError), snaprt.record(when, folder):
+        got = call()
+        if when == "error":
+            raise _FailedError
+    recorder.flush()
+    if when == "nan":
+        return got, sum(seen.watched for seen in recorder._seen.values()) > watched
+    return got, _counted("SnapshotsWritten") > before
+
+
+class _FailedError(Exception):
+    """Fails a program, so that what ran last is written."""
 
 
 def _jitted(case: Case) -> tuple[Callable[..., Any], list[Any]]:
@@ -63,12 +102,12 @@ def _jitted(case: Case) -> tuple[Callable[..., Any], list[Any]]:
     return jax.jit(user_function), [values[place] for place in places]
 
 
-def _counted() -> float:
-    return metrics.counter_value("SnapshotsWritten") or 0
+def _counted(name: str) -> float:
+    return metrics.counter_value(name) or 0
 
 
 def _leaves(result: Any) -> list[Any]:
-    leaves = jax.tree.leaves(result)
+    leaves = [leaf for leaf in jax.tree.leaves(result) if hasattr(leaf, "dtype")]  # no tokens
     return [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
 
 
@@ -87,13 +126,13 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="*", default=breadth_families.TABLES)
     parser.add_argument("--every", type=int, default=1, metavar="N")
-    parser.add_argument("--when", default="all", metavar="CONDITION")
+    parser.add_argument("--when", action="append", metavar="CONDITION")
     options = parser.parse_args(arguments)
     found = 0
     for table in options.tables:
         cases = list(importlib.import_module(table).cases())[:: options.every]
         with tempfile.TemporaryDirectory() as folder:
-            for name, what in missed(cases, options.when, Path(folder)):
+            for name, what in missed(cases, options.when or ["all"], Path(folder)):
                 print(f"{table}: {name} {what}", flush=True)
                 found += 1
         print(f"{table}: {len(cases)} cases", flush=True)

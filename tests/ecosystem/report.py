@@ -1,8 +1,9 @@
 """Runs the programs of the ecosystem in every mode and prints how long each took beside plain.
 
-    python tests/ecosystem/report.py [PROGRAM ...]
+    python tests/ecosystem/report.py [--few] [PROGRAM ...]
 
-Needs ``pip install -e '.[ecosystem]'``. Exits with 1 if a program does not do what it does plainly.
+`--few` runs them in the modes of the test, which are half as many. Needs
+``pip install -e '.[ecosystem]'``. Exits with 1 if a program does not do what it does plainly.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ecosystem_runs import DIFFERS, MODES, PROGRAMS, difference, missing_libraries, run
+from ecosystem_runs import DIFFERS, FEW_MODES, MODES, PROGRAMS, difference, missing_libraries, run
 
 
 def main(names: list[str]) -> int:
+    modes = FEW_MODES if "--few" in names else MODES
+    names = [name for name in names if name != "--few"]
     unknown = [name for name in names if name not in PROGRAMS]
     if unknown:
         print(f"error: no such program: {', '.join(unknown)}", file=sys.stderr)
         return 2
     found = []
-    others = [mode for mode in MODES if mode != "plain"]
+    others = [mode for mode in modes if mode != "plain"]
     print(f"| program | plain (s) | {' | '.join(others)} |")
     print(f"| --- | ---: | {' | '.join('---:' for _ in others)} |")
     for name in names or PROGRAMS:
@@ -29,11 +32,11 @@ def main(names: list[str]) -> int:
             print(f"| {name} | not installed: {', '.join(missing)} |", flush=True)
             continue
         with tempfile.TemporaryDirectory() as folder:
-            ran = {mode: run(PROGRAMS[name], MODES[mode], Path(folder)) for mode in MODES}
+            ran = {mode: run(PROGRAMS[name], modes[mode], Path(folder)) for mode in modes}
         plain = ran["plain"]
         cells = []
         for mode in others:
-            differs = difference(plain, ran[mode], MODES[mode])
+            differs = difference(plain, ran[mode], modes[mode])
             if differs and (name, mode) not in DIFFERS:
                 found.append(f"{name}, {mode}: {differs}")
             times = ran[mode].seconds / plain.seconds

@@ -81,6 +81,40 @@ def test_every_thread_and_device_is_recorded_and_the_program_prints_what_it_prin
     assert main(["replay", *map(str, files)]) == 0
 
 
+def test_processes_that_the_program_starts_record_too_and_name_the_call_that_they_began_with(
+    tmp_path: Path,
+) -> None:
+    source = """
+import multiprocessing, subprocess, sys
+if len(sys.argv) == 2:
+    import jax
+
+    @jax.jit
+    def first(value):
+        return value + 1
+
+    @jax.jit
+    def second(value):
+        return value * 2
+
+    print(second(first(3.0)))
+elif __name__ == "__main__":
+    print(subprocess.run([sys.executable, "program.py", "alone"], check=True).returncode)
+    import jax
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=jax.jit(lambda value: value - 1), args=(3.0,))
+    child.start()
+    child.join(60)
+    print(child.exitcode)
+"""
+    shown = run(*RUN, "--record", "--dump", "dump", "--", folder=tmp_path, source=source)
+    assert (shown.stdout, shown.returncode) == ("8.0\n0\n0\n", 0), shown.stderr
+    assert names(tmp_path / "dump") == ["<lambda>", "second"]
+    assert [line for line in shown.stderr.splitlines() if "is not recorded" in line] == [
+        "an execution of first is not recorded: recording began while JAX was already calling it"
+    ]
+
+
 def test_the_lines_of_source_are_those_of_the_program_alone(tmp_path: Path) -> None:
     source = "import jax.numpy as jnp\nprint(float(jnp.tanh(jnp.arange(3.0)).sum()))\n"
     for folder in ("compiled", "cached"):

@@ -13,10 +13,11 @@ from typing import Any
 
 import cloudpickle
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import io_callback
+from jax.experimental import checkify, io_callback
 
 import snaprt
 from snaprt import jaxapi
@@ -96,6 +97,16 @@ def test_each_call_is_recorded_under_the_functions_name_with_the_users_argument_
 
 def double(value: Any) -> Any:
     return jnp.sin(value) * 2
+
+
+def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return another function that does the same under a name of its own."""
+
+    def other(*args: Any) -> Any:
+        return function(*args)
+
+    other.__name__ = other.__qualname__ = name
+    return other
 
 
 def new_double() -> Any:
@@ -266,6 +277,69 @@ def test_functions_of_jax_itself_are_recorded_where_a_condition_names_them(dump:
         jnp.cumsum(x)
         jax.jit(double)(x)
     assert names(dump) == ["_where"]
+
+
+def test_functions_of_jax_itself_that_the_user_jits_are_executions(dump: Path) -> None:
+    with snaprt.record(folder=dump):
+        dot = jax.jit(jnp.dot)
+        assert_same(dot(x, x), jnp.dot(x, x))
+        jax.vmap(dot)(x, x)
+        jax.vmap(jnp.dot)(x, x)
+        jax.jit(jax.vjp(jnp.sin, x)[1])(x)
+        jax.jit(checkify.checkify(lambda x: x + 1))(x)
+    assert names(dump) == ["dot", "dot", "<unnamed function>", "checked_fun"]
+
+
+def test_control_flow_and_exported_functions_outside_of_jit_are_executions(dump: Path) -> None:
+    inside = jax.jit(lambda x: x + 1)
+    exported = jax.export.export(inside)(x)
+    with snaprt.record(folder=dump):
+        jax.lax.scan(lambda c, y: (inside(c), y), x, x)
+        jax.lax.while_loop(lambda y: y[0] < 3, inside, x)
+        jax.lax.cond(x[0] < 1, inside, inside, x)
+        exported.call(x)
+    assert names(dump) == ["scan", "while", "cond", "call_exported"]
+
+
+def test_what_a_callback_calls_is_an_execution(dump: Path) -> None:
+    called_back = jax.jit(named(double, "called_back"))
+
+    def outer(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda y: jax.block_until_ready(called_back(y)), x)
+        shape = jax.ShapeDtypeStruct((8,), np.float32)
+        return jax.pure_callback(lambda y: np.asarray(called_back(y)), shape, x)
+
+    expected = called_back(x)  # now JAX would call it without asking, were it not watched
+    with snaprt.record(folder=dump):
+        assert_same(jax.jit(outer)(x), expected)
+        jax.effects_barrier()
+    assert sorted(names(dump)) == ["called_back", "called_back", "outer"]
+
+
+def test_what_is_called_for_a_constant_while_another_is_traced_is_an_execution(dump: Path) -> None:
+    constant = jax.jit(named(double, "constant"))
+
+    def outer(y: jax.Array) -> jax.Array:
+        with jax.ensure_compile_time_eval():
+            return y + constant(x)
+
+    with snaprt.record(folder=dump):
+        jax.jit(outer)(x)
+    assert sorted(names(dump)) == ["constant", "outer"]
+
+
+def test_derivatives_of_integers_are_recorded_as_the_booleans_that_stand_for_them(
+    dump: Path,
+) -> None:
+    counts = jnp.arange(3)
+    derivative = jax.jit(jax.grad(lambda n: jnp.float32(n.sum()), allow_int=True))
+    with snaprt.record(folder=dump):
+        zeros = derivative(counts)
+        jax.jit(lambda tangent: tangent)(zeros)
+    assert [file.array(array_names(file)[0]).dtype for file in recorded(dump, "outputs")] == [
+        bool,
+        bool,
+    ]
 
 
 def test_packages_whose_names_begin_like_jax_are_not_jax_itself() -> None:

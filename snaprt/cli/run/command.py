@@ -92,7 +92,11 @@ class ProgramCommand(click.Command):
     metavar="DIR",
     help="Record snapshots into DIR.",
 )
-@click.option("--record", is_flag=True, help="Record calls of jax.jit functions, in every thread.")
+@click.option(
+    "--record",
+    is_flag=True,
+    help="Record calls of jax.jit functions, in every thread and child process.",
+)
 @click.option(
     "--when",
     multiple=True,
@@ -177,7 +181,10 @@ def command(
         os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
     if settings.get("SNAPRT_JAX_CACHE") or settings.get("SNAPRT_REPRO_AFTER") is not None:
         after_import.call_after_import("jax", autoload.initialize)
-    is_recording = record or (not is_lazy and (bool(when) or keep_last is not None))
+    is_asked_for = record or settings.get("SNAPRT_RECORD_JIT")
+    is_recording = is_asked_for or (not is_lazy and (bool(when) or keep_last is not None))
+    if is_recording:
+        os.environ["SNAPRT_RECORD_JIT"] = "1"  # the processes that the program starts record too
     explained = RunExplained(shown=explain, file=explain_json)
     try:
         status = run(program, lazy=is_lazy, recording=is_recording, at_end=explained.program_ended)

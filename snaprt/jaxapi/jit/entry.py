@@ -6,13 +6,15 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from types import CodeType, SimpleNamespace
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
+from jax._src import api_util as _api_util
 from jax._src import pjit as _pjit
 from jax._src import tree_util as _tree_util
 from jax._src.lib import jax_jit as _jax_jit
 
+from snaprt.jaxapi.installation import is_file_of_jax, is_source_of_jax
 from snaprt.jaxapi.tracing.traces import read_as_constants, staging_for_constants
 
 #: Infers the types of a call of a jitted function: JAX's own, before anybody asks.
@@ -83,6 +85,53 @@ def ask_before_jit(owner: Any, ask: _AskBeforeJit) -> None:
     module: Any = _pjit
     module._run_python_pjit = run  # first, for what the other returns is its alone
     module._infer_params = infer
+
+
+class UsersSource(str):
+    """Where a function of JAX's own stands, such as `jax.numpy.dot`, that the user has jitted."""
+
+    __slots__ = ()
+
+
+@functools.cache
+def know_users_jits() -> None:
+    """Let JAX note of each function that is jitted from here on whether the user did that.
+
+    Where a function stands says so of all but JAX's own: of `jax.jit(jax.numpy.dot)`, or of what
+    `checkify` and `vjp` return. Checked with jax 0.10.2 and 0.12.0: JAX asks where it stands when
+    it is jitted, and goes by that in its own messages alone.
+    """
+    source_of = _api_util.fun_sourceinfo
+    parse = _pjit._parse_jit_arguments.__code__
+
+    @functools.wraps(source_of)
+    def fun_sourceinfo(fun: Any) -> str:
+        source = source_of(fun)
+        frame: FrameType | None = sys._getframe(1)
+        if frame and frame.f_code is parse and is_source_of_jax(source):
+            while frame and frame.f_globals.get("__name__") in _JIT_ITSELF:
+                frame = frame.f_back
+            if frame and not is_file_of_jax(frame.f_code.co_filename):
+                return UsersSource(source)
+        return source
+
+    module: Any = _api_util
+    module.fun_sourceinfo = fun_sourceinfo
+
+
+_JIT_ITSELF = frozenset({"jax._src.api", "jax._src.pjit", "jax._src.traceback_util"})
+
+
+def jit_calls_under_way() -> list[tuple[str, str]]:
+    """Return the name of each jitted function that this thread is in, and where that stands."""
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _ASKED_BY_CPP:
+            fun, info = frame.f_locals["fun"], frame.f_locals["jit_info"]
+            found.append((getattr(fun, "__name__", "a function"), info.fun_sourceinfo))
+        frame = frame.f_back
+    return found
 
 
 def parse_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:

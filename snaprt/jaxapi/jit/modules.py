@@ -29,6 +29,7 @@ class JitModule:
         donated: The parameters whose memory an execution may take.
         is_recordable: Whether arrays alone go in and out.
         is_pure: Whether it neither writes to references nor has effects.
+        has_all_results: Whether each result that the user gets comes out of the module as it is.
         kept: Which arguments go in, where those alone do, on one device; else None.
     """
 
@@ -40,6 +41,7 @@ class JitModule:
     donated: tuple[int, ...]
     is_recordable: bool
     is_pure: bool
+    has_all_results: bool
     kept: tuple[int, ...] | None
 
 
@@ -59,6 +61,7 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
     taken = {place for place in written if place is not None}
     donated = {number for number, flag in enumerate(lowering._donated_invars) if flag}
     avals = [*lowering.compile_args["global_in_avals"], *lowering.compile_args["global_out_avals"]]
+    is_pure = not call.params["jaxpr"].effects and lowering.compile_args["mut"] is None
     return JitModule(
         name=call.params["name"],
         devices=devices_of_lowered(lowered),
@@ -73,7 +76,8 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
         ),
         donated=tuple(sorted(donated | taken)),
         is_recordable=all(hasattr(aval, "dtype") and hasattr(aval, "shape") for aval in avals),
-        is_pure=not call.params["jaxpr"].effects and lowering.compile_args["mut"] is None,
+        is_pure=is_pure,
+        has_all_results=is_pure and not any(map(_is_float0, avals)),
         kept=tuple(sorted(lowering.compile_args["kept_var_idx"])) if is_plain else None,
     )
 
@@ -89,7 +93,7 @@ def jit_module_inputs(
             return arrays
     given = _module_arguments(lowering, [*lowering.const_args, *args])
     given += _captured_references(lowering)
-    arrays = [_behind_reference(value) for value in given]
+    arrays = [_in_module(_behind_reference(value)) for value in given]
     if len(lowering._device_list) > 1:
         shardings = lowering.compile()._in_shardings
         return [
@@ -101,7 +105,9 @@ def jit_module_inputs(
         ]
     avals = lowering.compile_args["global_in_avals"]
     return [
-        array if isinstance(array, jax.Array) else np.asarray(array, dtype=aval.dtype)
+        array
+        if isinstance(array, jax.Array) or _is_float0(aval)
+        else np.asarray(array, dtype=aval.dtype)
         for array, aval in zip(arrays, avals, strict=True)
     ]
 
@@ -110,10 +116,11 @@ def jit_module_outputs(
     lowered: jax.stages.Lowered, args: Callable[[], Sequence[Any]], results: Sequence[Any]
 ) -> list[Any]:
     """Return the arrays that the module of a call returned, whose function returned ``results``."""
+    results = [_in_module(result) for result in results]
     lowering: Any = lowered._lowering
     written = _written_references(lowering)
     if not written:
-        return list(results)
+        return results
     given = _module_arguments(lowering, [*lowering.const_args, *args()])
     given += _captured_references(lowering)
     rest = iter(results)
@@ -138,6 +145,15 @@ def _written_references(lowering: Any) -> list[int | None]:
 def _captured_references(lowering: Any) -> list[Any]:
     references = lowering.compile_args["mut"]
     return [] if references is None else list(references.in_mut)
+
+
+def _is_float0(of: Any) -> bool:
+    return getattr(of, "dtype", None) == jax.dtypes.float0
+
+
+def _in_module(array: Any) -> Any:
+    """Return an array as the module has it: booleans stand for derivatives of integers."""
+    return np.zeros(array.shape, bool) if _is_float0(array) else array
 
 
 def _behind_reference(value: Any) -> Any:

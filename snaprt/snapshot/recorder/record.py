@@ -12,6 +12,7 @@ import functools
 import itertools
 import logging
 import math
+import multiprocessing.util
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -102,6 +103,7 @@ class Recorder:
         self._last: HeldExecution | None = None  # of those for which errors count
         self._room_made = 0.0
         self._is_flushed_by_signal = False  # SIGTERM
+        self._is_flushed_by_worker = False  # of multiprocessing, which ends without `atexit`
         self._listens = False  # to SIGUSR1
         self._has_met = False  # a condition that does not wait for the end
         self._said: set[str] = set()
@@ -333,6 +335,10 @@ class Recorder:
         jaxapi.before_deleted(about_to_delete)
         atexit.unregister(self._finish)
         atexit.register(self._finish)
+        if not self._is_flushed_by_worker:
+            self._is_flushed_by_worker = True
+            _flush_as_worker_ends(self)
+            multiprocessing.util.register_after_fork(self, _flush_as_worker_ends)
 
     def _meet(self, executable: Executable) -> _Seen:
         return self._seen.setdefault(executable.number, _Seen(executable.name))
@@ -496,6 +502,10 @@ class Recorder:
         )
         mark_recorded(error)  # it is no failure of its own
         raise error
+
+
+def _flush_as_worker_ends(recorder: Recorder) -> None:
+    multiprocessing.util.Finalize(None, recorder.flush, exitpriority=0)
 
 
 def _few(names: Sequence[str]) -> str:
