@@ -40,6 +40,6 @@ def _initialize() -> None:
 
 
 def _is_snaprt_itself() -> bool:
-    """Say whether the process runs one of our own commands, or does a part of its work."""
+    """Return whether the process runs one of our own commands, or does a part of its work."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec is not None and spec.name.partition(".")[0] in ("snaprt", "snaprt_replay")

@@ -11,7 +11,7 @@ from snaprt import settings
 
 
 def is_master_ordinal(local: bool = True) -> bool:
-    """Say whether this process is the first of its machine, or of the whole job.
+    """Return whether this process is the first of its machine, or of the whole job.
 
     Args:
         local: Whether to ask for the machine: ``LOCAL_RANK`` then says which process it is, and

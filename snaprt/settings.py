@@ -153,7 +153,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "With NEURON_DUMP_HLO_SNAPSHOT, record the first device of rank 0 alone.",
     ),
     _on_off("NEURON_USE_EAGER_DEBUG_MODE", "The same as XLA_USE_EAGER_DEBUG_MODE."),
-    _on_off("PT_XLA_DEBUG", "Tell of each compilation and execution, as PyTorch/XLA does."),
+    _on_off("PT_XLA_DEBUG", "Log each compilation and execution, as PyTorch/XLA does."),
     Setting(
         "PT_XLA_DEBUG_FILE",
         _path,
@@ -227,7 +227,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         allowed="bytes, such as 500M or 10G; 0 for no limit",
         default=10 << 30,
         default_text="10G",
-        help="What the files of the compile cache are held under together, by eviction.",
+        help="Maximum total size of the compile cache; what is worth least is evicted.",
     ),
     Setting(
         "SNAPRT_CACHE_MODE",
@@ -418,7 +418,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         allowed="1, 2, 3, 4",
         default="2",
         default_text="2",
-        help="1 saves them, 2 minifies them, 3 does so aside, 4 also compares each new program.",
+        help="1 saves them, 2 minifies them, 3 minifies in the background, 4 also compares each "
+        "new program.",
     ),
     Setting(
         "SNAPRT_SLOW_COMPILE",

@@ -55,7 +55,7 @@ _SECRETS_IN_URLS: Final = (
 
 
 def steers(name: str, options: Collection[str] = ()) -> bool:
-    """Say whether a variable is one of those that steer JAX and XLA.
+    """Return whether a variable is one of those that steer JAX and XLA.
 
     Args:
         name: Of the variable.

@@ -206,7 +206,7 @@ class Cache:
         return entry
 
     def offers(self, digest: str) -> bool:
-        """Say whether there is a file that ``get`` would read; whether it is whole, it finds out.
+        """Return whether there is a file that ``get`` would read; whether it is whole shows then.
 
         One that this process could not use when it was last got is none.
 

@@ -95,7 +95,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "cache": _Entry("snaprt.cli.cache.group:command", "Look at the compile cache, or clear it."),
     "metrics": _Entry("snaprt.cli.metrics:command", "Print saved metrics."),
     "bundle": _Entry(
-        "snaprt.cli.bundle.command:command", "Run a program and bundle all that tells of it."
+        "snaprt.cli.bundle.command:command", "Run a program; pack its logs, graphs and metrics."
     ),
     "stacks": _Entry("snaprt.cli.stacks:command", "Print the stacks of a running process."),
     "doctor": _Entry("snaprt.cli.doctor:command", "Check that everything works here."),
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _after_abort(aborted: click.Abort) -> int:
     if isinstance(aborted.__cause__, KeyboardInterrupt):
         return output.EXIT_INTERRUPTED
-    output.error("nothing was done: the question was not answered with yes")
+    output.error("aborted")
     return output.EXIT_FAILURE
 
 
@@ -220,7 +220,7 @@ def _explain(error: Exception) -> None:
     else:
         traceback.print_exception(error)
         output.error(
-            f"snaprt failed in a way it should not have ({type(error).__name__})",
+            f"internal error ({type(error).__name__})",
             "This is a bug in snaprt, not in what you did: please report it with the lines above.",
         )
 

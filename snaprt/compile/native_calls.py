@@ -43,7 +43,7 @@ def obstacle(metadata: Mapping[str, str | int | float]) -> str:
 
 
 def can_be_made_available_in_background(metadata: Mapping[str, str | int | float]) -> bool:
-    """Say whether a thread may make the functions of an entry's executable available.
+    """Return whether a thread may make the functions of an entry's executable available.
 
     It may import nothing for that: the program might be importing it at the same time.
     """

@@ -218,7 +218,7 @@ def _attributes(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def _says_nothing(value: Any) -> bool:
-    """Say whether a parameter is as JAX has it where nobody asked for something."""
+    """Return whether a parameter is as JAX has it where nobody asked for something."""
     if isinstance(value, (tuple, list)):
         return all(one is False or _says_nothing(one) for one in value)
     if isinstance(value, jax.sharding.Mesh):
@@ -248,7 +248,7 @@ def _digest(*parts: str) -> str:
 
 
 def comes_from(program: Program, function: str) -> bool:
-    """Say whether an operation of ``program`` was recorded in ``function``, or in what it called.
+    """Return whether an operation of ``program`` was recorded in ``function`` or what it called.
 
     Args:
         program: A graph.
@@ -263,6 +263,6 @@ def comes_from(program: Program, function: str) -> bool:
 
 
 def is_wanted(program: Program) -> bool:
-    """Say whether SNAPRT_DEBUG_FUNCTION, where it is set, lets one speak of ``program``."""
+    """Return whether SNAPRT_DEBUG_FUNCTION, where it is set, lets one speak of ``program``."""
     function = settings.get("SNAPRT_DEBUG_FUNCTION")
     return function is None or comes_from(program, function.strip())

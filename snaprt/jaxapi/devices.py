@@ -38,7 +38,7 @@ def device_list(devices: Sequence[Device]) -> Any:
 
 
 def backends_are_initialized() -> bool:
-    """Say whether JAX has made its devices; by then XLA has parsed its flags."""
+    """Return whether JAX has made its devices; by then XLA has parsed its flags."""
     return _xla_bridge.backends_are_initialized()
 
 

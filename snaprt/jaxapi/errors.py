@@ -76,6 +76,6 @@ def forbidden_value(error: BaseException) -> str | None:
 
 
 def raised_inside(error: BaseException) -> bool:
-    """Say whether JAX's own code raised an error, not what the user wrote."""
+    """Return whether JAX's own code raised an error, not what the user wrote."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] == "jax"

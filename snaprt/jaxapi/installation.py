@@ -17,13 +17,13 @@ def xla_binaries() -> list[Path]:
 
 
 def is_source_of_jax(source: str) -> bool:
-    """Say whether ``NAME at FILE:LINE`` names a function of JAX itself; `jax.pmap` hides others."""
+    """Return whether ``NAME at FILE:LINE`` is a function of JAX itself; `jax.pmap` hides others."""
     place = source.partition(" at ")[2]
     return is_file_of_jax(place) and not place.startswith(_PMAP)
 
 
 def is_file_of_jax(path: str) -> bool:
-    """Say whether a file of Python is one of JAX itself."""
+    """Return whether a file of Python is one of JAX itself."""
     return path.startswith(_JAX_FOLDER)
 
 

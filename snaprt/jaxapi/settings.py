@@ -11,7 +11,7 @@ from jax._src import config as _config
 
 
 def x64_enabled() -> bool:
-    """Say whether 64-bit types are enabled for this thread."""
+    """Return whether 64-bit types are enabled for this thread."""
     return bool(_config.enable_x64.value)
 
 

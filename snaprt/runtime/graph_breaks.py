@@ -189,7 +189,7 @@ _INSTALLED: Final = tuple(
 
 
 def is_installed(file: str) -> bool:
-    """Say whether a file belongs to Python or to an installed package."""
+    """Return whether a file belongs to Python or to an installed package."""
     return file.startswith(_INSTALLED)
 
 

@@ -176,7 +176,7 @@ class _Watcher:
         self._lock = threading.Lock()
 
     def leaves_to_jax(self, source: str) -> bool:
-        """Say whether calls of a function are no executions."""
+        """Return whether calls of a function are no executions."""
         return leaves_to_jax(source)
 
     def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -359,7 +359,7 @@ def _recordable(call: jaxapi.FlatCall) -> JitExecutable:
 
 
 def leaves_to_jax(source: str) -> bool:
-    """Say whether calls of a function are no executions: those of JAX's own, unless named."""
+    """Return whether calls of a function are no executions: those of JAX's own, unless named."""
     return not isinstance(source, jaxapi.UsersSource) and _is_left_to_jax(source, jaxapi.watch())
 
 

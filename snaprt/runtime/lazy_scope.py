@@ -99,7 +99,7 @@ def eager_mode(enable: bool | None = True) -> None:
 
 
 def is_eager_mode() -> bool:
-    """Say whether operations in a lazy scope are compiled and run one by one; see `eager_mode`."""
+    """Return whether operations in a lazy scope are compiled and run singly; see `eager_mode`."""
     return current_modes().eager
 
 

@@ -59,12 +59,12 @@ def level(stage: Stage) -> int:
 
 
 def is_asked_for() -> bool:
-    """Say whether anything is asked for."""
+    """Return whether anything is asked for."""
     return level("compile") > 0
 
 
 def needs_inputs() -> bool:
-    """Say whether what a program is called with may be wanted after it has run."""
+    """Return whether what a program is called with may be wanted after it has run."""
     return level("run") > 0 or level("compile") >= COMPARE
 
 

@@ -446,7 +446,7 @@ def _executable_for(
 
 
 def _withholds_donation() -> bool:
-    """Say whether what a program is called with may be wanted after it has run."""
+    """Return whether what a program is called with may be wanted after it has run."""
     return process_recorder().withholds_donation() or repro.needs_inputs()
 
 

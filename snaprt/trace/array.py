@@ -106,7 +106,7 @@ class LazyArray(jaxapi.ArrayOfTrace):
         self._recording = self._result = None
 
     def has_failed(self) -> bool:
-        """Say whether the value can never be computed."""
+        """Return whether the value can never be computed."""
         return self._recording is None and self._value is None
 
     @property

@@ -111,7 +111,7 @@ class LazyTrace(jaxapi.Trace):
                 self.claimed -= 1
 
     def has_running_owner(self) -> bool:
-        """Say whether the thread that this trace records for is still running."""
+        """Return whether the thread that this trace records for is still running."""
         thread = self._thread()
         return thread is not None and thread.is_alive()
 
@@ -151,7 +151,7 @@ class LazyTrace(jaxapi.Trace):
         self._cut(self, ALONE)
 
     def runs_alone(self) -> bool:
-        """Say whether calls that are programs of their own cut what is pending."""
+        """Return whether calls that are programs of their own cut what is pending."""
         return (
             bool(self.recording.point.depth)
             and self.pacer.cuts_for_calls
@@ -472,7 +472,7 @@ def _placement(
 
 
 def _contradicts(operand: LazyArray | Literal | jax.Array, asked: jax.sharding.Sharding) -> bool:
-    """Say whether JAX refuses an operand, which is known to lie otherwise than is asked for."""
+    """Return whether JAX refuses an operand, which is known to lie otherwise than is asked for."""
     if type(operand) is Literal:
         return False
     aval = jaxapi.typeof(operand)

@@ -32,7 +32,7 @@ class Modes:
     waits: bool = False
 
     def by_operation(self, *, at_step: bool) -> bool:
-        """Say whether a cut, at a step or at a read, runs each operation on its own."""
+        """Return whether a cut, at a step or at a read, runs each operation on its own."""
         return self.eager or (self.steps_by_operation if at_step else self.reads_by_operation)
 
     @property

@@ -91,7 +91,7 @@ class Pacer:
         return self.is_on or not self._has_stepped
 
     def stands_alone(self, primitive: Any, params: Mapping[str, Any]) -> bool:
-        """Say whether an operation is compiled by itself, and so once, whatever stands around it.
+        """Return whether an operation is compiled by itself, so once, whatever stands around it.
 
         Of a thread that may yet mark steps, only calls of the user's own are.
         """
@@ -155,7 +155,7 @@ class Pacer:
         return sorted(set(ends))
 
     def runs_all(self, left: int, is_carried: bool) -> bool:
-        """Say whether a read runs all that is pending, and not only what it needs.
+        """Return whether a read runs all that is pending, and not only what it needs.
 
         Args:
             left: How many equations it would leave.
@@ -233,7 +233,7 @@ def most_bytes() -> int:
 
 
 def is_asked_for() -> bool:
-    """Say whether steps may be automatic."""
+    """Return whether steps may be automatic."""
     return bool(settings.get("SNAPRT_AUTO_STEP_SIZE"))
 
 
@@ -256,7 +256,7 @@ def _is_worth_running(point: Point, weight: int, work: float) -> bool:
 
 
 def _ends_with(point: Point, symbols: tuple[int, ...]) -> bool:
-    """Say whether the last operations are those of ``symbols``, the last one first."""
+    """Return whether the last operations are those of ``symbols``, the last one first."""
     at: Point | None = point
     for symbol in symbols:
         while at is not None and at.wires is None:

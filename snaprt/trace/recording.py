@@ -162,7 +162,7 @@ def needed(path: list[Point], wanted: set[int], effects: bool) -> list[Point]:
 
 
 def is_mostly_dead(recording: Recording) -> bool:
-    """Say whether nothing needs the larger part of what was recorded any more."""
+    """Return whether nothing needs the larger part of what was recorded any more."""
     alive = {array._result.number for array in recording.live_arrays()}
     path = recording.point.operations()
     return 2 * len(needed(path, alive, effects=True)) < len(path)

@@ -54,7 +54,7 @@ def outputs_of(workers, text: str, inputs: Sequence[np.ndarray]) -> Sequence[np.
 
 
 def differs(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
-    """Tell whether two lists of outputs differ as no two correct compilations do."""
+    """Return whether two lists of outputs differ as no two correct compilations do."""
     for one, other in zip(ones, others, strict=True):
         if one.shape != other.shape or one.dtype != other.dtype:
             return False  # another program, which is not compared
@@ -118,7 +118,7 @@ def in_process(workers, folder: Path) -> tuple[dict, str]:
 
 
 def judge(plant, found: dict) -> str:
-    """Say whether what is named is what was edited."""
+    """Return whether what is named is what was edited."""
     named = [one["op_name"].rpartition("/")[2] for one in found.get("instructions", ())]
     if not named or found.get("kind") not in ("instruction", "interaction"):
         return NONE

@@ -130,7 +130,7 @@ def _jitted_with(call: Callable[..., Any], values: Sequence[Any]) -> Outcome:
 
 
 def _as_exact(case: Case, expected: Sequence[Outcome], actual: Sequence[Outcome]) -> bool:
-    """Say whether lazy results are about as near to those of float64 as eager ones are.
+    """Return whether lazy results are about as near to those of float64 as eager ones are.
 
     What the program makes of its first rounding errors may be large, be it eager or lazy.
     """

@@ -46,7 +46,7 @@ def written(folder: Path, content: bytes) -> Path:
 
 
 def refused(path: Path) -> bool:
-    """Tell whether the file is refused; anything but a SnapshotError fails the test."""
+    """Return whether the file is refused; anything but a SnapshotError fails the test."""
     with contextlib.suppress(SnapshotError):
         load_hlo_snapshot(path)
         return False

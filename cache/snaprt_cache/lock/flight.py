@@ -169,7 +169,7 @@ class Flight:
                     os.close(descriptor)
 
     def _is_at(self, digest: str, descriptor: int) -> bool:
-        """Say whether the open file is still the one that others would open by its name."""
+        """Return whether the open file is still the one that others would open by its name."""
         there = self._folder.status(digest)
         return there is not None and os.path.samestat(there, os.fstat(descriptor))
 

@@ -186,7 +186,7 @@ def _headline(replayed: Replay) -> Headline:
     played, comparison = replayed.played, replayed.comparison
     if played.repeats is not None and played.agrees_with_itself is False:
         told = f"{played.repeats.actual_name} and run 1: {played.repeats.summary}"
-        return Headline("bad", "DOES NOT AGREE WITH ITSELF", told)
+        return Headline("bad", "NON-DETERMINISTIC", told)
     if comparison is None:
         told = "no outputs were recorded for these inputs"
         return Headline("caution", "NOTHING TO COMPARE WITH", told)

@@ -235,7 +235,7 @@ def _verify_computation(computation: XlaMessage, parameter_counts: Mapping[int, 
 
 
 def _tuples_agree(instruction: XlaMessage, defined: Mapping[int, XlaMessage]) -> bool:
-    """Tell whether the number of a tuple's elements is that of what it is made of, or cut from."""
+    """Return whether a tuple has as many elements as what it is made of, or cut from."""
     length = len(instruction.shape.tuple_shapes)
     if instruction.opcode == "tuple":
         return length == len(instruction.operand_ids)

@@ -55,7 +55,7 @@ def one_for_each_execution(paths: Sequence[Path]) -> list[Path]:
 
 
 def has_any(file: SnapshotFile, role: schema.Role) -> bool:
-    """Say whether there is a file of that role of any device of the execution."""
+    """Return whether there is a file of that role of any device of the execution."""
     devices = range(len(file.manifest.execution.devices))
     return any(_candidates(file, role, number) for number in devices)
 

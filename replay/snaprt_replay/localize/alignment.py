@@ -81,7 +81,7 @@ class _Call:
         return parameters(self.line.program.computations[self.called[number]])[0]
 
     def can_be_laid_out(self) -> bool:
-        """Tell whether each element is put in and read by itself, and is one array."""
+        """Return whether each element is put in and read by itself, and is one array."""
         program = self.line.program
         if self.is_tuple and self.operand.opcode != "tuple":
             return False

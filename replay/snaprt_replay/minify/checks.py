@@ -87,7 +87,7 @@ class Check(Protocol):
         ...
 
     def persists(self, first: Signature, seen: Signature) -> bool:
-        """Tell whether what is seen is still the first failure."""
+        """Return whether what is seen is still the first failure."""
         ...
 
 

@@ -107,7 +107,7 @@ def find_devices(name: str | None, count: int) -> list[jaxapi.Device]:
 
 
 def needs_host_devices(name: str | None, count: int) -> bool:
-    """Say whether a process with more host devices is needed for ``count`` devices."""
+    """Return whether a process with more host devices is needed for ``count`` devices."""
     if count == 1 or name not in (None, "cpu"):
         return False
     return len(jax.local_devices(backend=find_device(name).platform)) < count

@@ -116,7 +116,7 @@ def prepared(path: Path, hiding: Hiding, scratch: Path) -> IO[bytes] | None:
 
 
 def _is_binary(start: bytes) -> bool:
-    """Say whether what a file begins with is not UTF-8, but for a character that is cut."""
+    """Return whether what a file begins with is not UTF-8, but for a character that is cut."""
     try:
         start.decode()
     except UnicodeDecodeError as error:

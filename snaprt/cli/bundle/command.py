@@ -1,4 +1,4 @@
-"""``snaprt bundle``: runs a program and makes one file of all that tells how it went.
+"""``snaprt bundle``: runs a program and packs its logs, graphs, metrics and versions.
 
 The order of things: the file is opened, the program runs, what it left is collected, what could be
 secret is taken out, the file is put in its place.

@@ -69,7 +69,7 @@ class Hiding:
         return text
 
     def hides_in(self, content: bytes) -> bool:
-        """Say whether there is something to hide in what is not text."""
+        """Return whether there is something to hide in what is not text."""
         text = content.decode("latin-1")
         return any(pattern.search(text) for pattern, _ in self.rules)
 
@@ -125,7 +125,7 @@ def hiding(variables: Mapping[str, str], host: str = "") -> Hiding:
 
 
 def is_harmless(name: str) -> bool:
-    """Say whether the value of an environment variable may be shown."""
+    """Return whether the value of an environment variable may be shown."""
     if _SECRET_NAME.search(name) or _PLACE_NAME.search(name):
         return False
     return steers(name) or name in _HARMLESS_NAMES or name.startswith(_HARMLESS)

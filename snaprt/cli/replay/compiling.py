@@ -113,7 +113,7 @@ def _default_path(path: Path, variant: Variant) -> Path:
 
 
 def _save(path: Path, text: str) -> None:
-    hint = "name a file in a folder that is there: --save-hlo FILE"
+    hint = "name a file in an existing folder: --save-hlo FILE"
     with output.writing(f"save the HLO to {path}", hint):
         path.write_text(text)
 

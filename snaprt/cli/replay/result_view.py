@@ -136,7 +136,7 @@ def _show_verdict(outcome: Outcome) -> None:
         else:
             told = tables.printable(played.repeats.summary)
             line = Text.assemble(
-                ("DOES NOT AGREE WITH ITSELF", "bold red"),
+                ("NON-DETERMINISTIC", "bold red"),
                 f": {played.repeats.actual_name} and run 1: {told}",
             )
             output.console.print(line)

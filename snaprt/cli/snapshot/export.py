@@ -45,7 +45,7 @@ Example:
     metavar="OUT",
     help="The file to write; for python, the folder.",
 )
-@click.option("--replace", is_flag=True, help="Write over a file that is there.")
+@click.option("--replace", is_flag=True, help="Overwrite an existing file.")
 @output.json_option
 def command(file: Path, to: str, out: Path, replace: bool, as_json: bool) -> None:
     """Write a recorded execution in another form; what is printed as help is `_HELP`."""

@@ -72,7 +72,7 @@ def pack_command(
 def unpack_command(file: Path, directory: Path, as_json: bool) -> None:
     """Write what is in a packed file into a folder, as it was before.
 
-    A file that is there already with the same content stays; one with another is an error.
+    An existing file with the same content stays; one with other content is an error.
 
     \b
     Example:

@@ -110,7 +110,7 @@ def compile_options_of_lowered(lowered: jax.stages.Lowered) -> Any:
 
 
 def holds_objects(lowered: jax.stages.Lowered) -> bool:
-    """Tell whether a lowered program needs Python objects of this process, such as callbacks.
+    """Return whether a lowered program needs Python objects of this process, such as callbacks.
 
     Checked with jax 0.10.2 and 0.12.0: what a module names by address JAX keeps alive beside it.
     """
@@ -156,7 +156,7 @@ def call_of_lowered(lowered: jax.stages.Lowered) -> str:
 
 
 def is_compiled(lowered: jax.stages.Lowered) -> bool:
-    """Tell whether XLA has compiled a lowered program (JAX 0.10.2 and 0.12.0)."""
+    """Return whether XLA has compiled a lowered program (JAX 0.10.2 and 0.12.0)."""
     lowering: Any = lowered._lowering
     return lowering._executable is not None
 

@@ -55,7 +55,7 @@ def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
 
 
 def is_of_arrays_alone(call: FlatCall) -> bool:
-    """Say whether JAX lowers a call as it is; else it makes another of it, of arrays, and binds it.
+    """Return whether JAX lowers a call as it is; else it binds another one, of arrays, instead.
 
     JAX 0.10 does so for each function that takes its operations apart only when it is lowered.
     """

@@ -40,7 +40,7 @@ class JitWatcher(Protocol):
     """Makes the calls of jitted functions in threads that are watched."""
 
     def leaves_to_jax(self, source: str) -> bool:
-        """Say whether a function is not watched; ``source`` is ``NAME at FILE:LINE``."""
+        """Return whether a function is not watched; ``source`` is ``NAME at FILE:LINE``."""
         ...
 
     def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -12,17 +12,17 @@ ShapedArray = _core.ShapedArray
 
 
 def is_array_aval(aval: Any) -> bool:
-    """Say whether ``aval`` describes an ordinary array (no reference, no token)."""
+    """Return whether ``aval`` describes an ordinary array (no reference, no token)."""
     return isinstance(aval, ShapedArray)
 
 
 def has_no_values(aval: Any) -> bool:
-    """Say whether ``aval`` is of the derivatives of integers, which JAX keeps as numpy arrays."""
+    """Return whether ``aval`` is of the derivatives of integers, kept by JAX as numpy arrays."""
     return bool(aval.dtype == jax.dtypes.float0)
 
 
 def is_placed_aval(aval: Any) -> bool:
-    """Say whether the type of an array names the axes of a mesh."""
+    """Return whether the type of an array names the axes of a mesh."""
     mesh = getattr(aval.sharding, "mesh", None)
     kind = getattr(aval, "manual_axis_type", None)
     varies = getattr(aval, "vma", None) or getattr(kind, "varying", None)
@@ -30,12 +30,12 @@ def is_placed_aval(aval: Any) -> bool:
 
 
 def is_in_default_memory(aval: Any) -> bool:
-    """Say whether an array is not in the memory of the host, beside its device's."""
+    """Return whether an array is not in the memory of the host, beside its device's."""
     return bool(aval.memory_space == jax.memory.Space.Device)
 
 
 def is_extended_dtype(value: Any) -> bool:
-    """Say whether ``value`` is a dtype of JAX's own, as that of PRNG keys."""
+    """Return whether ``value`` is a dtype of JAX's own, as that of PRNG keys."""
     return isinstance(value, _prng.KeyTy)
 
 
@@ -64,7 +64,7 @@ def own_key_type(value: Any) -> str | None:
 
 
 def is_scalar_type(value: Any) -> bool:
-    """Say whether ``value`` is one of JAX's own scalar types, such as ``jax.numpy.float32``."""
+    """Return whether ``value`` is one of JAX's own scalar types, such as ``jax.numpy.float32``."""
     return isinstance(value, type(jax.numpy.float32))
 
 

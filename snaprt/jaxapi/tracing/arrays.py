@@ -27,7 +27,7 @@ typeof = jax.typeof
 
 
 def host_literal(value: Any) -> bool:
-    """Say whether ``value`` is a scalar that lives on the host (Python or numpy)."""
+    """Return whether ``value`` is a scalar that lives on the host (Python or numpy)."""
     return not isinstance(value, jax.Array) and np.ndim(value) == 0
 
 

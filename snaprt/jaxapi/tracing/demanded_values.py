@@ -9,7 +9,7 @@ from jax._src import core as _core
 
 
 def asked_as_opaque_state() -> bool:
-    """Say whether the caller's caller is the comparison of two opaque trace states.
+    """Return whether the caller's caller is the comparison of two opaque trace states.
 
     Libraries (flax) compare `get_opaque_trace_state()` to find out whether an object was made at
     another trace level. Recording lazily is no other level, so there the lazy trace answers that

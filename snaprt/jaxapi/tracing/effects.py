@@ -16,7 +16,7 @@ from snaprt.jaxapi.tracing.traces import current_trace_setting, evaluating
 
 
 def can_wait(effects: Iterable[Any]) -> bool:
-    """Say whether a compiled program, run later, can have these effects.
+    """Return whether a compiled program, run later, can have these effects.
 
     It cannot raise the error of a `checkify.check`, nor touch a reference or box that lives outside
     of it. Checked with jax 0.10.2 and 0.12.0, which keep the class of the former in different
@@ -30,7 +30,7 @@ def can_wait(effects: Iterable[Any]) -> bool:
 
 
 def closes_over_references(params: Mapping[str, Any]) -> bool:
-    """Say whether a called function has references (`jax.new_ref`) among its constants."""
+    """Return whether a called function has references (`jax.new_ref`) among its constants."""
     constants = getattr(params.get("jaxpr"), "consts", ())
     return any(isinstance(one, _core.Ref) for one in constants)
 
@@ -39,7 +39,7 @@ _CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback"})
 
 
 def can_be_ordered(primitive: Any, params: Mapping[str, Any]) -> bool:
-    """Say whether an operation is a callback that XLA may run before or after others like it."""
+    """Return whether an operation is a callback that XLA may run before or after others like it."""
     return primitive.name in _CALLBACKS and not params.get("partitioned")
 
 
@@ -54,7 +54,7 @@ def ordered(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_breakpoint(primitive: Any, params: Mapping[str, Any]) -> bool:
-    """Say whether an operation is a `jax.debug.breakpoint`.
+    """Return whether an operation is a `jax.debug.breakpoint`.
 
     Checked with jax 0.10.2 and 0.12.0, where its callback is closed over by that of the operation.
     """

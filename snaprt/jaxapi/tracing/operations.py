@@ -80,7 +80,7 @@ def names_within(primitive: Any, params: Mapping[str, Any]) -> Iterator[str]:
 
 
 def is_call_of_users_jit(primitive: Any, params: Mapping[str, Any]) -> bool:
-    """Say whether an operation is a call of a jitted function that is not one of JAX's own.
+    """Return whether an operation is a call of a jitted function that is not one of JAX's own.
 
     Checked with jax 0.10.2 and 0.12.0.
     """
@@ -156,7 +156,7 @@ def lowering_module(primitive: Any) -> str:
 
 
 def can_be_lowered(primitive: Any, params: Mapping[str, Any]) -> bool:
-    """Say whether JAX can lower an operation for some platform, and not only run it.
+    """Return whether JAX can lower an operation for some platform, and not only run it.
 
     Of those with jaxprs, JAX runs `jax.checkpoint` alone equation by equation.
     """
@@ -167,7 +167,7 @@ def can_be_lowered(primitive: Any, params: Mapping[str, Any]) -> bool:
 
 
 def has_own_implementation(primitive: Any) -> bool:
-    """Say whether JAX runs an operation otherwise than by compiling it (JAX 0.10.2 and 0.12.0)."""
+    """Return whether JAX runs an operation without compiling it (JAX 0.10.2 and 0.12.0)."""
     implementation = primitive.impl
     return getattr(implementation, "func", None) is not _dispatch.apply_primitive
 

@@ -92,7 +92,7 @@ def _named(sharding: Any) -> jax.sharding.Sharding | None:
 
 
 def changes_type(sharding: jax.sharding.Sharding) -> bool:
-    """Say whether arrays that a program hands out so are of another type than inside of it.
+    """Return whether arrays that a program hands out so are of another type than inside of it.
 
     They are in another memory and over explicit axes.
     """
@@ -110,19 +110,19 @@ def type_with_sharding(aval: Any, sharding: jax.sharding.Sharding | None) -> Any
 
 
 def has_devices_for(aval: Any, devices: int) -> bool:
-    """Say whether a program on so many devices may have a result of this type."""
+    """Return whether a program on so many devices may have a result of this type."""
     mesh = aval.sharding.mesh
     return mesh.empty or not mesh.are_all_axes_explicit or bool(mesh.size == devices)
 
 
 def takes_mesh_of_operand(params: Mapping[str, Any]) -> bool:
-    """Say whether an operation names axes, and leaves it to its operand over which devices."""
+    """Return whether an operation names axes, and leaves it to its operand over which devices."""
     mesh = getattr(params.get("sharding"), "mesh", None)
     return isinstance(mesh, jax.sharding.AbstractMesh)
 
 
 def is_exported_for(params: Mapping[str, Any], devices: int) -> bool:
-    """Say whether a call of what `jax.export` made, if it is one, may run on so many devices.
+    """Return whether a call of what `jax.export` made, if it is one, may run on so many devices.
 
     Checked with jax 0.10.2 and 0.12.0, which refuse others when they lower the call.
     """
@@ -141,7 +141,7 @@ def sharding_of_type(aval: Any, devices: Sequence[Device]) -> jax.sharding.Shard
 
 
 def is_plain_sharding(sharding: jax.sharding.Sharding) -> bool:
-    """Say whether arrays lie so on one device that JAX was not told a mesh or a memory for."""
+    """Return whether arrays lie so on one device that JAX was not told a mesh or a memory for."""
     if not isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return False
     device: Any = next(iter(sharding.device_set))

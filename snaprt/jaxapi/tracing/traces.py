@@ -74,12 +74,12 @@ def set_thread_trace(trace: Any) -> None:
 
 
 def is_eager(trace: Any) -> bool:
-    """Say whether ``trace`` is JAX's own eager trace."""
+    """Return whether ``trace`` is JAX's own eager trace."""
     return trace is _core.eval_trace
 
 
 def is_staging() -> bool:
-    """Say whether a function is being traced here whose operations run later, and more than once.
+    """Return whether a function is being traced here whose operations run later, more than once.
 
     Checked with jax 0.10.2 and 0.12.0.
     """

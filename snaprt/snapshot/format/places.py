@@ -30,12 +30,12 @@ _MANY = 0xFFFF
 
 
 def is_pack(start: bytes) -> bool:
-    """Say whether a file that begins with these bytes (80 or more) claims to be a packed file."""
+    """Return whether a file that begins with these bytes (at least 80) claims to be packed."""
     return start.startswith(ZIP_START) and start[MARK_AT:].startswith(PACK_MARK)
 
 
 def is_pack_file(path: Path) -> bool:
-    """Say whether there is a file at ``path`` that claims to be a packed one."""
+    """Return whether there is a file at ``path`` that claims to be a packed one."""
     try:
         with path.open("rb") as file:
             return is_pack(file.read(MARK_AT + len(PACK_MARK)))
@@ -78,7 +78,7 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def exists(path: Path) -> bool:
-    """Say whether a path leads to a file, or to a member of a packed file."""
+    """Return whether a path leads to a file, or to a member of a packed file."""
     if path.is_file():
         return True
     pack = pack_of(path)

@@ -63,7 +63,7 @@ def _sibling(path: Path, role: schema.Role, other: schema.Role) -> Path | None:
 
 
 def is_snapshot(start: bytes) -> bool:
-    """Say whether a file that begins with these bytes (80 or more) claims to be a snapshot."""
+    """Return whether a file that begins with these bytes (80 or more) claims to be a snapshot."""
     return start.startswith(places.ZIP_START) and start[places.MARK_AT :].startswith(schema.MARK)
 
 
@@ -141,8 +141,7 @@ class SnapshotFile:
                 stored = np.empty(record.stored_shape, np.dtype(record.stored_dtype))
             except MemoryError as error:
                 raise SnapshotError(
-                    f"{what} of {self.path} needs {record.raw_bytes:,} bytes of memory, which "
-                    "are not to be had"
+                    f"{what} of {self.path}: out of memory: needs {record.raw_bytes:,} bytes"
                 ) from error
             itemsize = stored.itemsize if record.compression == "zstd-shuffled" else 1
             digest = _read_into(source, stored.reshape(-1).view(np.uint8).data, itemsize)

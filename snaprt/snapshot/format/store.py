@@ -122,7 +122,7 @@ class ArrayStore:
             return None
 
     def _is_sound(self, member: str, address: str, stored: np.ndarray, compression: str) -> bool:
-        """Say whether a stored array has the bytes that its name says; look once a process."""
+        """Return whether a stored array has the bytes that its name says; look once a process."""
         if member not in self._sound:
             try:
                 with (self._folder / member).open("rb") as file:

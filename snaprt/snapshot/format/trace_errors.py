@@ -83,7 +83,7 @@ def _unencodable(params: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def raises_the_same(record: TraceErrorRecord) -> bool:
-    """Say whether what failed raises the same error here, word for word."""
+    """Return whether what failed raises the same error here, word for word."""
     again = raise_again(record)
     return (again.kind, again.message) == (record.kind, record.message)
 

@@ -94,7 +94,7 @@ def _refused(path: Path, contents: schema.Contents, error: OSError) -> SnapshotE
 
 
 def _is_small(contents: schema.Contents) -> bool:
-    """Say whether a file is written at once, and not forced to disk.
+    """Return whether a file is written at once, and not forced to disk.
 
     Forcing takes milliseconds, and there may be thousands. Should the machine fail before the
     system has written one, it is empty or cut short, which whoever reads it is told.

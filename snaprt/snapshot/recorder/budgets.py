@@ -33,7 +33,7 @@ class Budget:
         self._said: set[str] = set()
 
     def admits(self, files: int, nbytes: int, folder: Path) -> bool:
-        """Tell whether an execution may be recorded; past a budget, say so once and count it.
+        """Return whether an execution may be recorded; past a budget, say so once and count it.
 
         Args:
             files: How many files it makes.
@@ -79,7 +79,7 @@ class Budget:
         return None
 
     def _within(self, rate: int, nbytes: int) -> bool:
-        """Tell whether ``nbytes`` fit into what the rate has saved up, or more than it ever can."""
+        """Return whether ``nbytes`` fit into what the rate has saved, or more than it ever can."""
         now = time.monotonic()
         most = rate * RATE_SECONDS
         if self._saved is None:

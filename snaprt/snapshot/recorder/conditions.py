@@ -118,14 +118,14 @@ class Condition:
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
     def holds(self, moment: Moment) -> bool:
-        """Tell whether the words that can be judged when an execution begins hold of it."""
+        """Return whether the words that can be judged when an execution begins hold of it."""
         for test, value in self.tests:  # noqa: SIM110 - a generator takes three times as long
             if not test(value, moment):
                 return False
         return True
 
     def may_hold(self, moment: Moment) -> bool:
-        """Tell whether it may hold of any execution of the executable of a moment."""
+        """Return whether it may hold of any execution of the executable of a moment."""
         return all(test(value, moment) for test, value in self.lasting)
 
     def is_left_to_the_end(self) -> bool:

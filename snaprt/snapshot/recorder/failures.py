@@ -196,7 +196,7 @@ def mark_recorded(error: BaseException) -> None:
 
 
 def is_recorded(error: BaseException) -> bool:
-    """Tell whether an error, or one that it came of, has led to a snapshot."""
+    """Return whether an error, or one that it came of, has led to a snapshot."""
     return any(getattr(one, _MARK, False) for one in _chain(error))
 
 

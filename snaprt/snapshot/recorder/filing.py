@@ -46,7 +46,7 @@ class Filing:
     def admits(
         self, held: HeldExecution, conditions: Sequence[Condition], output_bytes: int
     ) -> bool:
-        """Tell whether the budgets have room for an execution, and take it."""
+        """Return whether the budgets have room for an execution, and take it."""
         roles = [_roles(index, words, conditions) for index, _, words in held.devices]
         nbytes = output_bytes + sum(array.nbytes for array in held.inputs)
         return self.budget.admits(sum(map(len, roles)), nbytes, held.plan.folder)

@@ -160,7 +160,7 @@ class HeldExecution:
         return True
 
     def may_have_infinity_or_nan(self) -> bool:
-        """Tell whether the flag of an execution that has ended is up; true where it has none."""
+        """Return whether the flag of an execution that has ended is up; true where it has none."""
         return self.flag is None or bool(np.asarray(self.flag))
 
     def has_new_infinity_or_nan(self) -> bool:

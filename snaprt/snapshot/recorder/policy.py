@@ -67,7 +67,7 @@ def register_hlo_snapshot_callback(callback: Callback | None) -> Callback:
 
 
 def records_all() -> bool:
-    """Tell whether the callback is the default one, so that it need not be asked."""
+    """Return whether the callback is the default one, so that it need not be asked."""
     return _callback is _record_all
 
 

@@ -109,22 +109,22 @@ class Recorder:
         self._said: set[str] = set()
 
     def wants_flag(self) -> bool:
-        """Tell whether programs are to be compiled with `snaprt.compile.nan_flag.watched`."""
+        """Return whether programs are to be compiled with `snaprt.compile.nan_flag.watched`."""
         plan = current_plan()
         return plan is not None and plan.wants_flag
 
     def withholds_donation(self) -> bool:
-        """Tell whether programs are to be compiled without donation."""
+        """Return whether programs are to be compiled without donation."""
         plan = current_plan()
         return plan is not None and plan.withholds_donation
 
     def waits_for_errors(self) -> bool:
-        """Tell whether an error of the program would be recorded."""
+        """Return whether an error of the program would be recorded."""
         plan = current_plan()
         return plan is not None and plan.waits_for_errors
 
     def ignores(self, executable: Executable) -> bool:
-        """Tell whether nothing of an executable can be recorded: no condition has its name."""
+        """Return whether nothing of an executable can be recorded: no condition has its name."""
         plan = current_plan()
         if plan is None or plan.keep_last:
             return plan is None

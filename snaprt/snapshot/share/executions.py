@@ -75,7 +75,7 @@ def _stem(path: Path) -> str:
 
 
 def _are_one(this: SnapshotFile, other: SnapshotFile) -> bool:
-    """Say whether two files are of one execution; each process numbers executables for itself."""
+    """Return whether two files are of one execution; each process numbers its own executables."""
     one, two = this.manifest.execution, other.manifest.execution
     same = (one.graph_id, one.execution_count, one.step, one.devices)
     if same != (two.graph_id, two.execution_count, two.step, two.devices):
