@@ -231,6 +231,7 @@ from snaprt.jaxapi.tracing.operations import (
     abstract_evaluate,
     bind_at,
     can_be_lowered,
+    constant_bytes,
     equations_within,
     evaluate_call,
     extent,
@@ -241,6 +242,7 @@ from snaprt.jaxapi.tracing.operations import (
     operation_context,
     primitive_named,
     refuse_missing_algorithms,
+    without_constants,
 )
 from snaprt.jaxapi.tracing.reference_interpreter import interpret
 from snaprt.jaxapi.tracing.teaching import (
@@ -312,6 +314,7 @@ __all__ = [
     "compile_unloaded",
     "concrete_mesh",
     "configuration",
+    "constant_bytes",
     "convert_operand",
     "convert_result",
     "copy_array",
@@ -469,6 +472,7 @@ __all__ = [
     "with_module",
     "with_result",
     "without_compilation_cache",
+    "without_constants",
     "without_donation",
     "without_locations_or_names",
     "without_tokens",
