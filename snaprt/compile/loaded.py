@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -146,6 +146,13 @@ def executable_for(
             metrics.counter_add("DonationCopied")
             arguments[index] = jaxapi.copy_array(arguments[index])
     return Ready(executable, arguments, is_new)
+
+
+def forget_programs(signatures: Set[int]) -> None:
+    """Let go of the executables of programs that have operations of these signatures."""
+    with _lock:
+        for key in [one for one in _families if not one[3].operations.isdisjoint(signatures)]:
+            del _families[key]
 
 
 def _constants(literals: tuple[bytes, ...], promoted: frozenset[int]) -> tuple[bytes, ...]:

@@ -81,7 +81,12 @@ def outline_of(compilation: Compilation) -> Outline:
     """Return the outline of a program that has been compiled."""
     program = compilation.program
     operations = tuple(
-        OutlinedOperation(_name(node), node.operation.signature, node.params, node.source)
+        OutlinedOperation(
+            _name(node),
+            node.operation.signature,
+            jaxapi.without_constants(node.params),  # which may be large
+            node.source,
+        )
         for node in program.nodes
     )
     return Outline(

@@ -94,6 +94,11 @@ class Structure:
         self._parts = parts
         self._hash = hash(parts)
 
+    @property
+    def operations(self) -> frozenset[int]:
+        """The signatures of its operations."""
+        return frozenset(self._parts[0])
+
     def __hash__(self) -> int:
         return self._hash
 

@@ -226,6 +226,7 @@ from snaprt.jaxapi.tracing.operations import (
     abstract_evaluate,
     bind_at,
     can_be_lowered,
+    constant_bytes,
     equations_within,
     evaluate_call,
     extent,
@@ -236,6 +237,7 @@ from snaprt.jaxapi.tracing.operations import (
     operation_context,
     primitive_named,
     refuse_missing_algorithms,
+    without_constants,
 )
 from snaprt.jaxapi.tracing.shardings import (
     NamedShardings,
@@ -328,6 +330,7 @@ __all__ = [
     "compile_unloaded",
     "concrete_mesh",
     "configuration",
+    "constant_bytes",
     "convert_operand",
     "convert_result",
     "copy_array",
@@ -494,6 +497,7 @@ __all__ = [
     "with_module",
     "with_result",
     "without_compilation_cache",
+    "without_constants",
     "without_donation",
     "without_locations_or_names",
     "without_tokens",

@@ -20,7 +20,7 @@ import jax
 from snaprt import jaxapi, metrics, settings
 from snaprt.compile.ahead import collection
 from snaprt.compile.cached import prefetch
-from snaprt.compile.loaded import Ready, executable_for
+from snaprt.compile.loaded import Ready, executable_for, forget_programs
 from snaprt.compile.obtain import Executable, compile_program, uncompiled_program
 from snaprt.compile.refused import refused
 from snaprt.compile.run import run
@@ -113,7 +113,7 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
         except (CompileError, ExecutionError):
             drop_failed_closures()
             raise
-        trace.forget_paths(-1 if trace.pacer.step_marked() else MAX_POINTS)
+        _forget(trace, -1 if trace.pacer.step_marked() else MAX_POINTS)
     step = end_step()
     collection.step_ended(step)
     for watcher in watching:
@@ -186,7 +186,7 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
             if trace.fullgraph:
                 raise graph_break(cause)
             _run(trace, [array], trace.recording.live_arrays(), cause, watchers())
-            trace.forget_paths(MAX_POINTS)
+            _forget(trace, MAX_POINTS)
         if array.has_failed():
             raise array._origin
 
@@ -212,7 +212,7 @@ def _grown(trace: LazyTrace) -> None:
         with trace.lock, metrics.timed("EagerOpExecuteTime"):
             arrays = trace.recording.live_arrays()
             _run(trace, arrays, arrays, "eager", watchers())
-            trace.forget_paths(MAX_POINTS)
+            _forget(trace, MAX_POINTS)
         return
     depth = trace.recording.point.depth
     if depth & (depth - 1) == 0 and is_mostly_dead(trace.recording):
@@ -222,6 +222,12 @@ def _grown(trace: LazyTrace) -> None:
         raise graph_break("graph_size")
 
 
+def _forget(trace: LazyTrace, most: int) -> None:
+    dead = trace.forget_paths(most)
+    if dead:
+        forget_programs(dead)
+
+
 def _cut(trace: LazyTrace, cause: str) -> None:
     """Run all that is pending, where nobody asked for it: an automatic step."""
     with trace.lock:
@@ -229,7 +235,7 @@ def _cut(trace: LazyTrace, cause: str) -> None:
         begins = trace.pacer.begins(cause)
         arrays = trace.recording.live_arrays()
         _run(trace, arrays, arrays, cause, watchers())
-        trace.forget_paths(-1 if begins else MAX_POINTS)
+        _forget(trace, -1 if begins else MAX_POINTS)
 
 
 def _run(

@@ -56,6 +56,7 @@ class Attempt:
         self.sent = sent  # operands that are numpy arrays, on the device, by ``id``
         self.interruptions = trace.interruptions
         trace.cut_for_call = None
+        trace.holding = []
 
     def learn(self, results: Sequence[Any], build: Callable[[Any], Any] | None) -> None:
         """Remember what the call recorded, if that will be the same the next time.
@@ -332,6 +333,7 @@ def follow_jit(
         structure: Any
         leaves, structure = jax.tree.flatten(returned)
         result.learn(leaves, structure.unflatten)
+        trace.hold_for(function)
 
     if result.sent:
         sent = result.sent

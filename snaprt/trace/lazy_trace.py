@@ -26,6 +26,8 @@ from snaprt.trace.recording import Recording, carry_over
 from snaprt.trace.transfers import counted_transfer, send
 from snaprt.trace.trie import GRANULARITY, Point, step_key
 
+MOST_DEAD_BYTES = 16 << 20
+
 
 class LazyTrace(jaxapi.Trace):
     """Record operations; one instance for each thread that runs lazily.
@@ -63,6 +65,10 @@ class LazyTrace(jaxapi.Trace):
         self.context: tuple[Any, ...] | None = None
         self.context_number = -1
         self._points = 0
+        # Signatures of operations that close over arrays, and the bytes of those: of the call that
+        # is being recorded, and of functions that are gone.
+        self.holding: list[tuple[int, int]] = []
+        self._dead: list[tuple[int, int]] = []
         self.fullgraph = False  # whether a cut is an error
         self.unseen_error: tuple[Any, Any] = (None, None)  # and of which array's buffer it was
         self.interruptions = 0  # goes up when what is recorded is not all that happens
@@ -127,12 +133,32 @@ class LazyTrace(jaxapi.Trace):
         """Go on with ``recording``, by default with a new one."""
         self.recording = Recording(self.root) if recording is None else recording
 
-    def forget_paths(self, most: int) -> None:
-        """Begin the paths anew, between two recordings, if they have more than ``most`` points."""
-        if self._points > most and self.recording.point.depth == 0:
-            self._points = 0
-            self.root = Point(None)
-            self.begin()
+    def forget_paths(self, most: int) -> set[int]:
+        """Begin the paths anew, between two recordings, if they have more than ``most`` points.
+
+        Or if what functions closed over that are gone has more than `MOST_DEAD_BYTES`.
+
+        Returns:
+            The signatures of the operations that hold those.
+        """
+        if self.recording.point.depth:
+            return set()
+        is_dead = sum(nbytes for _, nbytes in self._dead) > MOST_DEAD_BYTES
+        if self._points <= most and not is_dead:
+            return set()
+        dead = {signature for signature, _ in self._dead}
+        self._dead.clear()
+        self._points = 0
+        self.root = Point(None)
+        self.begin()
+        return dead
+
+    def hold_for(self, function: Any) -> None:
+        """Take note that what was recorded of a call holds constants of ``function``."""
+        if self.holding:
+            finalizer = weakref.finalize(function, self._dead.extend, self.holding)
+            finalizer.atexit = False
+            self.holding = []
 
     def enter_context(self, context: tuple[Any, ...]) -> None:
         """Take note that JAX's settings are now ``context``."""
@@ -320,6 +346,9 @@ class LazyTrace(jaxapi.Trace):
                 place,
             )
             self._points += 1
+            nbytes = jaxapi.constant_bytes(params)
+            if nbytes:
+                self.holding.append((what.signature, nbytes))
             if not self.fullgraph:
                 self.pacer.look(found)
         point.latest = found

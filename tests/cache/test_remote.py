@@ -366,7 +366,7 @@ print("leaving")
 
 
 def _environment(**variables: str) -> dict[str, str]:
-    cache = Path(object_store.__file__).parents[1]
+    cache = Path(object_store.__file__).parents[2]
     return {**os.environ, "PYTHONPATH": str(cache), "AWS_ALLOW_HTTP": "true", **variables}
 
 

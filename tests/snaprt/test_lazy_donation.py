@@ -1,5 +1,6 @@
 """Inputs that nothing needs any more give their memory to results, and all others keep it."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -201,3 +202,20 @@ def test_an_executable_from_the_cache_donates_as_well(tmp_path, monkeypatch):
     assert found[0][:2] == found[1][:2] == [1, 16.0]
     assert found[0][2] > 0
     assert found[1][2] == 0
+
+
+def test_what_functions_that_are_gone_closed_over_is_let_go_of():
+    def step():
+        data = jax.device_put(np.ones(1 << 20, np.float32))
+        return float(jax.jit(lambda: data[0])())
+
+    def live_bytes():
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    before = live_bytes()
+    with snaprt.lazy():
+        for _ in range(12):
+            step()
+            snaprt.mark_step()
+    assert live_bytes() - before <= 24 << 20  # not 48

@@ -36,15 +36,27 @@ def lower(
     with warnings.catch_warnings():
         # Where a donation is of no use, that is nothing that the user could change.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        traced = jitted.trace(*arguments)
-        traced._params = {**traced._params, "jaxpr": _without_dead_code(traced.jaxpr)}
+        try:
+            return _lowered(jitted.trace(*arguments))
+        except Exception:  # perhaps of what is done in vain
+            traced = jitted.trace(*arguments)
+            traced._params = {**traced._params, "jaxpr": _without_dead_code(traced.jaxpr)}
+            return _lowered(traced)
+
+
+def _lowered(traced: Any) -> jax.stages.Lowered:
+    """Lower what was traced, and keep none of its constants in a cache, as JAX 0.12 would."""
+    try:
         return traced.lower()
+    finally:
+        _pxla._dce_jaxpr.evict_weakref(traced.jaxpr)
 
 
 def _without_dead_code(jaxpr: Any) -> Any:
-    """Return a closed jaxpr without what it does in vain, which may be nothing that can be lowered.
+    """Return a closed jaxpr without what nothing needs.
 
-    JAX removes that too, but not where all arguments are kept. Checked with jax 0.10.2 and 0.12.0.
+    JAX removes that too, but not where all arguments are kept. Checked with jax 0.10.2 and 0.12.0,
+    whose caches keep what is found here, so it is not looked for without need.
     """
     wanted = [True] * len(jaxpr.jaxpr.outvars)
     found, *_ = _partial_eval.dce_jaxpr_consts(jaxpr.jaxpr, wanted, instantiate=True)
