@@ -428,14 +428,15 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
         or not any(isinstance(arg, LazyArray) for arg in args)
     ):
         return "device_put"
-    if params.get("compiler_options_kvs"):  # XLA takes them for a whole program alone
-        return "compiler_options"
-    if jaxapi.closes_over_references(params):
-        return "ref"
+    if "jaxpr" in params:  # of jitted functions, say; it is asked of each operation that JAX binds
+        if params.get("compiler_options_kvs"):  # XLA takes them for a whole program alone
+            return "compiler_options"
+        if jaxapi.closes_over_references(params):
+            return "ref"
+        if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
+            return "layout"  # likewise
     if jaxapi.is_breakpoint(primitive, params):
         return "breakpoint"
-    if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
-        return "layout"  # likewise
     if (
         primitive.name == "sharding_constraint"
         and jaxapi.concrete_mesh() is None

@@ -354,8 +354,8 @@ def test_a_system_that_gives_no_thread_costs_the_remote_and_no_more(
 
 EXITING = """
 import sys, threading, time
+from snaprt_cache.remote import object_store
 from snaprt_cache.remote.object_store import open_tier
-import snaprt_cache.remote.object_store as remote
 object_store.EXIT_SECONDS = 1.0
 tier = open_tier(sys.argv[1], 60.0)
 tier.send("ab" * 32, b"content")
