@@ -81,6 +81,14 @@ def test_a_nan_that_is_replayed_as_it_was_recorded_is_a_finding(
     assert status == 1
     assert "FOUND: log" in out.splitlines()[-1]
     assert f"snaprt minify {file} --a cpu --check nan" in (tmp_path / "page.html").read_text()
+    (file.parent / "again.inputs.snap").write_bytes(file.read_bytes())
+    outputs = file.name.replace(".inputs.", ".outputs.")
+    (file.parent / "again.outputs.snap").write_bytes((file.parent / outputs).read_bytes())
+    for files in ([file.parent], [file, file.parent / "again.inputs.snap"]):
+        status, out, _ = snaprt("replay", *files)
+        assert status == 0
+        told = "4 of 4 elements of result are NaN or infinite on both sides"
+        assert " ".join(out.split()).count(told) >= 2  # a line of each in the sum
 
 
 @pytest.mark.parametrize("options", [[], ["--a", "recorded", "--b", "cpu"]])
@@ -128,9 +136,10 @@ def test_what_is_no_result_is_refused(snaprt: Run, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_replayed_has_a_report_too(snaprt: Run, tmp_path: Path) -> None:
     path = tmp_path / "noise.snap"
     path.write_bytes(bytes(range(256)))
-    status, out, _ = snaprt("report", path, "--html", tmp_path / "page.html")
+    status, out, err = snaprt("report", path, "--html", tmp_path / "page.html")
     assert status == 2
     assert "FAILED" in out
+    assert err.startswith(f"error: {path} is not a file that snaprt can replay")
     assert "FAILED" in (tmp_path / "page.html").read_text()
 
 

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+import text_readers
 from text_edits import KINDS, NAME, REMOVALS, Scope
 
 _LOCATION = re.compile(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
@@ -126,7 +127,7 @@ def draw(text: Text, kind: str, seed: int) -> Iterator[Plant]:
                 yield _without(text, index, kind, option)
                 continue
             lines = [*text.lines[:index], option, *text.lines[index + 1 :]]
-            accepted = _names(text, index).union(*_passed(text, index, option))
+            accepted = _names(text, index) | _passed_on_otherwise(text, index, option)
             if kind in _FOR_USERS:
                 accepted |= _names_of_readers(text, index, _MOST_FOLDED)
                 accepted |= _names_of_unread(text, index, option)
@@ -138,12 +139,10 @@ def _names(text: Text, index: int) -> frozenset[str]:
 
     XLA's HLO keeps no location of a constant, and folds what is made of constants into one.
     """
-    names = frozenset(text.owners[index])
+    names = frozenset(_own_names(text, index))
     line = text.lines[index]
     if any(f"stablehlo.{one} " in line for one in _FOLDED) or _is_constant(text, index):
         names |= _names_of_readers(text, index)
-    if "return" in line:
-        names |= {""}  # a tuple of XLA's, which has no location
     return names
 
 
@@ -156,15 +155,14 @@ def _names_of_readers(text: Text, index: int, folded: int = 0) -> frozenset[str]
         folded: How many readers in a row XLA may fold whatever they are, as it does where one reads
             a constant, or the same twice.
     """
-    found: frozenset[str] = frozenset()
-    for place in _users(text, index):
-        line = text.lines[place]
-        names = [text.owners[place], [""] if "return" in line else []]
-        found = found.union(*names, *_passed(text, place, "", _name(text, index)))
-        is_folded = any(f"stablehlo.{one} " in line for one in _FOLDED) or _is_constant(text, place)
-        if is_folded or folded:
+    found: set[str] = set()
+    name = _name(text, index)
+    for place in set(text_readers.readers(text.lines, index, name)) if name else ():
+        found.update(_own_names(text, place))
+        is_folded = any(f"stablehlo.{one} " in text.lines[place] for one in _FOLDED)
+        if is_folded or folded or _is_constant(text, place):
             found |= _names_of_readers(text, place, max(0, folded - 1))
-    return found
+    return frozenset(found)
 
 
 def _name(text: Text, index: int) -> str:
@@ -185,11 +183,13 @@ def _names_of_unread(text: Text, index: int, new: str) -> frozenset[str]:
         if name in after:
             continue
         for place in range(index):
-            if _name(text, place) == name.partition("#")[0] and _users(text, place) == [index]:
+            if _name(text, place) == name.partition("#")[0] and text_readers.users(
+                text.lines, place
+            ) == [index]:
                 found = found.union(text.owners[place])
     called = re.search(r"(?<!custom_)call @(\w+)\(", text.lines[index])
     if called and "call @" not in new:  # what the function returned is something else
-        start = _start(text, called[1])
+        start = text_readers.start_of(text.lines, called[1])
         end = next(i for i in range(start, len(text.lines)) if "  return" in text.lines[i])
         for name in NAME.findall(text.lines[end].partition(" :")[0]):
             for place in range(start, end):
@@ -198,89 +198,30 @@ def _names_of_unread(text: Text, index: int, new: str) -> frozenset[str]:
     return found
 
 
-def _start(text: Text, function: str) -> int:
-    pattern = f" @{function}("
-    return next(i for i, one in enumerate(text.lines) if "func.func" in one and pattern in one)
+def _passed_on_otherwise(text: Text, index: int, new: str) -> frozenset[str]:
+    """Return by what is known what reads what an edited call, return or loop passes on now."""
+    before, after = (text_readers.passed_on(one) for one in (text.lines[index], new))
+    changed = [i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]]
+    found: set[str] = set()
+    for place in set(text_readers.passed_readers(text.lines, index, changed)):
+        found.update(_own_names(text, place))
+        found |= _names_of_readers(text, place, _MOST_FOLDED)
+    return frozenset(found)
 
 
-def _passed(text: Text, index: int, new: str, name: str = "") -> Iterator[frozenset[str]]:
-    """Yield by what is known what reads a call's arguments in the function, or its results.
-
-    Args:
-        text: The program.
-        index: A line; only calls and what a function returns yield any.
-        new: What it became: only arguments that are others there count.
-        name: Without `new`, only this argument counts.
-    """
-    line = text.lines[index]
-    called = re.search(r"(?<!custom_)call @(\w+)\((.*?)\)", line)
-    returned = re.match(r"\s*(return )(.*?) :", line)
-    found = called or returned
-    if not found:
-        return
-    before = found[2].split(", ")
-    if new:
-        after = re.search(r"(?<!custom_)call @(\w+)\((.*?)\)", new) or re.match(
-            r"\s*(return )(.*?) :", new
-        )
-        others = after[2].split(", ") if after else before
-        positions = [
-            i for i, pair in enumerate(zip(before, others, strict=True)) if pair[0] != pair[1]
-        ]
-    else:
-        positions = [i for i, one in enumerate(before) if one.partition("#")[0] == name]
-    for position in positions:
-        if called:
-            start = _start(text, called[1])
-            for place in _reading(text, f"%arg{position}", start + 1, 4):
-                yield frozenset(text.owners[place]) | (
-                    {""} if "return" in text.lines[place] else set()
-                )
-                yield from _passed(text, place, "", f"%arg{position}")
-                if any(f"stablehlo.{one} " in text.lines[place] for one in _FOLDED):
-                    yield _names_of_readers(text, place)
-        else:
-            function = next(one for one in reversed(text.lines[:index]) if "func.func" in one)
-            named = re.search(r"@(\w+)\(", function)
-            assert named is not None
-            for place, one in enumerate(text.lines):
-                if f"call @{named[1]}(" in one:
-                    result = _RESULT.match(one)
-                    assert result is not None
-                    yield frozenset(text.owners[place])  # of the tuple of several results
-                    name = result[1] + (f"#{position}" if result[2] else "")
-                    for user in _reading(text, name, place + 1, _depth(one)):
-                        yield frozenset(text.owners[user])
-                        yield from _passed(text, user, "", result[1])
-
-
-def _reading(text: Text, name: str, start: int, depth: int) -> list[int]:
-    """Return the lines that read a name, from `start` to where it is less deep."""
-    pattern = re.compile(re.escape(name) + r"(?![\w])")
-    last = next(
-        (i for i in range(start, len(text.lines)) if _depth(text.lines[i]) < depth), len(text.lines)
-    )
-    return [
-        i
-        for i in range(start, last)
-        if pattern.search(text.lines[i].partition(" = ")[2] or text.lines[i])
-    ]
+def _own_names(text: Text, index: int) -> Sequence[str]:
+    # A tuple of XLA's has no location.
+    return (*text.owners[index], *([""] if "return" in text.lines[index] else []))
 
 
 def _is_constant(text: Text, index: int) -> bool:
     line = text.lines[index]
-    if "stablehlo.constant" in line:
+    if "stablehlo.constant" in line or "stablehlo.iota" in line:
         return True
     made = [_RESULT.match(one) for one in text.lines[:index]]
     names = {found[1]: place for place, found in enumerate(made) if found is not None}
     read = NAME.findall(line.partition(" = ")[2])
     return bool(read) and all(one in names and _is_constant(text, names[one]) for one in read)
-
-
-def _users(text: Text, index: int) -> list[int]:
-    """Return the lines that read the result of one."""
-    name = _name(text, index)
-    return _reading(text, name, index + 1, _depth(text.lines[index])) if name else []
 
 
 def _without(text: Text, index: int, kind: str, operand: str) -> Plant:
@@ -289,7 +230,7 @@ def _without(text: Text, index: int, kind: str, operand: str) -> Plant:
     found = _RESULT.match(line)
     assert found is not None
     pattern = re.compile(re.escape(found[1]) + r"(?![\w#])")
-    users = _users(text, index)
+    users = text_readers.users(text.lines, index)
     lines = list(text.lines)
     for place in users:
         lines[place] = pattern.sub(operand, lines[place])

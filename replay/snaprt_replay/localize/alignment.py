@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from snaprt.hlo.literals import TUPLE, array_shape, array_to_literal, dtype_of
 from snaprt.hlo.proto import HloInstructionProto, ShapeProto, XlaMessage
 from snaprt_replay.hlo.hlo_module import Editor, instructions, parameters, reached, root_instruction
+from snaprt_replay.localize.edits import edits_between
 from snaprt_replay.localize.matching import STEPPED, Comparison, Digests, compare
 from snaprt_replay.localize.program import Line, Program, shape_text
 
@@ -30,18 +31,23 @@ _Layout = Sequence[tuple[int | None, int | None]]
 def aligned(suspect: Program, reference: Program) -> Comparison:
     """Compare two programs, with the state of their loops and branches laid out alike.
 
-    Where the two have the same layout, and where a layout cannot be changed, they are compared as
-    they are.
+    Where a layout cannot be changed, or where fewer operations differ as the two are, as where two
+    values of the state are exchanged, they are compared as they are.
     """
-    compared = compare(suspect.entry, reference.entry)
+    as_they_are = compared = compare(suspect.entry, reference.entry)
     for _ in range(_MOST_DEPTH):
-        if compared.is_same:
-            break
-        laid_out = _lay_out_alike(compared)
+        laid_out = None if compared.is_same else _lay_out_alike(compared)
         if laid_out is None:
             break
         compared = compare(*(one.entry for one in laid_out))
+    if compared is not as_they_are and all(map(_is_compared_inside, _nested(as_they_are))):
+        return min(compared, as_they_are, key=lambda each: len(edits_between(each)))
     return compared
+
+
+def _is_compared_inside(compared: Comparison) -> bool:
+    by_id = compared.lines[0].by_id
+    return all(one in compared.inside for one in compared.partners if by_id[one].opcode in STEPPED)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -175,7 +181,7 @@ def _layout(compared: Comparison, one: _Call, other: _Call) -> _Layout:
     uses = [_uses(call) for call in calls]
     pairs: dict[int, int] = {}
 
-    def pair(is_alike) -> None:
+    def pair(is_alike: Callable[[int, int], bool]) -> None:
         """Pair elements that are alike, those first that are used most alike."""
         found = sorted(
             (-(uses[0][i] & uses[1][j]).total(), abs(i - j), i, j)
@@ -280,9 +286,11 @@ class _Editing:
         call, other = calls[side], calls[not side]
         numbers = [pair[side] for pair in layout]
         shapes = [
-            call.line.by_id[call.elements[pair[side]]].shape
-            if pair[side] is not None
-            else other.line.by_id[other.elements[pair[not side]]].shape
+            next(
+                one.line.by_id[one.elements[number]].shape
+                for one, number in ((call, pair[side]), (other, pair[not side]))
+                if number is not None
+            )
             for pair in layout
         ]
         state = ShapeProto(element_type=TUPLE, tuple_shapes=shapes)

@@ -258,8 +258,10 @@ class _Pairing:
         # more often here: then it is one of these that was edited.
         if not (self._is_more(one.id, 0) and self._is_more(other.id, 1)):
             return False
-        if one.opcode == other.opcode == "get-tuple-element" and self._read_alike(one, other):
-            return one.tuple_index == other.tuple_index  # else its reader reads something else
+        if one.opcode == other.opcode == "get-tuple-element":
+            sources = self.ours.values[one.operand_ids[0]], self.theirs.values[other.operand_ids[0]]
+            # Of the same tuple another element is no edited one: its reader reads something else.
+            return sources[0] != sources[1] or one.tuple_index == other.tuple_index
         if one.opcode == other.opcode:
             return True
         # XLA's converter folds what is made of constants, and puts the constant of a sum last.

@@ -115,8 +115,12 @@ def _show(path: Path, trial: Trial, *, is_first: bool) -> None:
         output.console.print(tables.comparison_table(judgement.comparison))
     output.console.print()
     style = _STYLES.get(judgement.kind, "bold red")
+    sentence = judgement.sentence
+    told = "" if judgement.comparison is None else judgement.comparison.nonfinite_in_words()
+    if told:
+        sentence += f"; but {told}"
     output.console.print(
-        Text.assemble((judgement.kind.upper(), style), f": {tables.printable(judgement.sentence)}")
+        Text.assemble((judgement.kind.upper(), style), f": {tables.printable(sentence)}")
     )
 
 
