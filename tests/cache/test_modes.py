@@ -149,21 +149,6 @@ def test_the_modes_of_the_setting_are_those_of_the_cache() -> None:
     assert setting.allowed == ", ".join(MODES)
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("0", 0),
-        ("123", 123),
-        ("4k", 4096),
-        ("500M", 500 << 20),
-        ("1.5 GiB", 3 << 29),
-        ("2T", 2 << 40),
-    ],
-)
-def test_a_size_is_read_with_its_unit(text: str, size: int) -> None:
-    assert settings.parse_size(text) == size
-
-
 @pytest.mark.parametrize("text", ["many", "-1", "10 apples", "1e3", "G"])
 def test_a_size_that_is_none_is_an_error_that_names_the_variable(
     monkeypatch: pytest.MonkeyPatch, text: str

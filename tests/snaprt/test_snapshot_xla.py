@@ -27,17 +27,17 @@ def test_what_is_not_in_the_table_of_fields_comes_back_out() -> None:
         return jnp.sort(jax.lax.conv_general_dilated(x, x, (1, 1), "SAME")), x.at[0].add(1.0)
 
     x = np.ones((2, 2, 5, 5), np.float32)
-    proto = jaxapi.hlo_proto(jax.jit(program).lower(x))
-    message = proto.parse(proto.HloModuleProto, proto, "test")
+    content = jaxapi.hlo_proto(jax.jit(program).lower(x))
+    message = proto.parse(proto.HloModuleProto, content, "test")
     again = proto.serialize(message)
-    assert len(again) == len(proto)
-    assert jaxapi.hlo_text(again) == jaxapi.hlo_text(proto)
+    assert len(again) == len(content)
+    assert jaxapi.hlo_text(again) == jaxapi.hlo_text(content)
 
 
 def test_a_message_that_is_cut_short_is_refused() -> None:
-    proto = jaxapi.hlo_proto(jax.jit(jnp.sin).lower(1.0))
+    content = jaxapi.hlo_proto(jax.jit(jnp.sin).lower(1.0))
     with pytest.raises(SnapshotError, match=r"FILE: not a whole xla\.HloModuleProto"):
-        proto.parse(proto.HloModuleProto, proto[:-1], "FILE")
+        proto.parse(proto.HloModuleProto, content[:-1], "FILE")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -56,8 +56,8 @@ def test_a_literal_of_any_type_gives_its_array_back(dtype: np.dtype) -> None:
 def test_xla_reads_the_literals_that_are_written_here(dtype: np.dtype) -> None:
     value = np.arange(8).reshape(2, 4).astype(dtype)
     literal = array_to_literal(value)
-    proto = jaxapi.parse_hlo_text("HloModule m\nENTRY e {\n  ROOT c = f32[] constant(0)\n}\n")
-    module = proto.parse(proto.HloModuleProto, proto, "test")
+    content = jaxapi.parse_hlo_text("HloModule m\nENTRY e {\n  ROOT c = f32[] constant(0)\n}\n")
+    module = proto.parse(proto.HloModuleProto, content, "test")
     (constant,) = module.computations[0].instructions
     constant.literal.CopyFrom(literal)
     for shape in (
