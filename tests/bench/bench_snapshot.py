@@ -148,7 +148,7 @@ def measure_plain(folder: Path, megabytes: int) -> dict[str, Any]:
 def measure_idle(folder: Path, megabytes: int) -> dict[str, Any]:
     """Return microseconds that an execution takes with no recorder, recording off, and ''.
 
-    `run` alone is a bare `execute.run.run`; `step` is a whole small step, recorded and marked.
+    `run` alone is a bare `compile.run.run`; `step` is a whole small step, recorded and marked.
     """
     import jax
     import jax.numpy as jnp
