@@ -151,7 +151,7 @@ def executable_for(
 def forget_programs(signatures: Set[int]) -> None:
     """Let go of the executables of programs that have operations of these signatures."""
     with _lock:
-        for key in [one for one in _families if not one[3].operations.isdisjoint(signatures)]:
+        for key in [one for one in _families if not signatures.isdisjoint(one[3].operations)]:
             del _families[key]
 
 

@@ -95,9 +95,9 @@ class Structure:
         self._hash = hash(parts)
 
     @property
-    def operations(self) -> frozenset[int]:
+    def operations(self) -> tuple[int, ...]:
         """The signatures of its operations."""
-        return frozenset(self._parts[0])
+        return self._parts[0]
 
     def __hash__(self) -> int:
         return self._hash

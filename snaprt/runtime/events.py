@@ -5,10 +5,10 @@ Nothing is made for watchers while there are none: a cut asks once.
 
 from __future__ import annotations
 
-import importlib
 import itertools
+import pkgutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -155,7 +155,7 @@ def detach(watcher: Watcher) -> None:
 #: what it looks at, and not the reverse.
 _SOURCE: Final = "snaprt.explain.switches:watchers"
 
-_source: Callable[[], tuple[Watcher, ...]] | None = None
+_source: Any = None
 
 
 def watchers() -> tuple[Watcher, ...]:
@@ -166,9 +166,7 @@ def watchers() -> tuple[Watcher, ...]:
     """
     global _source
     if _source is None:
-        module, _, function = _SOURCE.partition(":")
-        _source = getattr(importlib.import_module(module), function)
-        assert _source is not None
+        _source = pkgutil.resolve_name(_SOURCE)
     asked_for = _source()
     return (*_attached, *asked_for) if asked_for else _attached
 

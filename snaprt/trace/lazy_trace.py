@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -409,13 +409,24 @@ class LazyTrace(jaxapi.Trace):
         return jaxapi.evaluate_call("cur_qdd", x)
 
 
-#: Operations that do another thing when they run than when they are compiled, and why.
-_AT_ONCE = {
-    "global_array_to_host_local_array": "processes",
-    "host_local_array_to_global_array": "processes",
-    "inspect_sharding": "sharding",
-    "layout_constraint": "layout",
-    "relayout": "layout",
+def _always(_: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _lacks_mesh(params: Mapping[str, Any]) -> bool:
+    return jaxapi.takes_mesh_of_operand(params) and jaxapi.concrete_mesh() is None
+
+
+#: Operations that do another thing when they run than when they are compiled: why, and with which
+#: parameters.
+_AT_ONCE: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "debug_callback": ("breakpoint", jaxapi.is_breakpoint),
+    "global_array_to_host_local_array": ("processes", _always),
+    "host_local_array_to_global_array": ("processes", _always),
+    "inspect_sharding": ("sharding", _always),
+    "layout_constraint": ("layout", _always),
+    "relayout": ("layout", _always),
+    "sharding_constraint": ("sharding", _lacks_mesh),
 }
 
 _LAYOUTS = ("in_layouts", "out_layouts")
@@ -435,15 +446,8 @@ def _must_run_at_once(primitive: Any, args: Sequence[Any], params: dict[str, Any
             return "ref"
         if any(layout is not None for name in _LAYOUTS for layout in params.get(name) or ()):
             return "layout"  # likewise
-    if jaxapi.is_breakpoint(primitive, params):
-        return "breakpoint"
-    if (
-        primitive.name == "sharding_constraint"
-        and jaxapi.concrete_mesh() is None
-        and jaxapi.takes_mesh_of_operand(params)
-    ):
-        return "sharding"
-    return _AT_ONCE.get(primitive.name)
+    row = _AT_ONCE.get(primitive.name)
+    return row[0] if row is not None and row[1](params) else None
 
 
 #: Types that JAX makes narrower where a program without 64-bit types takes them.

@@ -196,15 +196,16 @@ def _layout(compared: Comparison, one: _Call, other: _Call) -> _Layout:
     changing = [_changing(call) for call in calls]
     pair(lambda i, j: keys[0][i] == keys[1][j] and (i in changing[0]) == (j in changing[1]))
     pair(lambda i, j: compared.partners.get(one.elements[i]) == other.elements[j])
+    known = [set[int](), set[int]()]
+    if not one.is_loop:
+        for side, call in enumerate(calls):
+            numbered = enumerate(call.elements)
+            known[side] = {i for i, each in numbered if _is_known(compared, each, 1 - side)}
     pair(
         lambda i, j: (
             keys[0][i][0] == keys[1][j][0]
             and (i in changing[0] and j in changing[1])
-            and (
-                one.is_loop
-                or not _is_known(compared, one.elements[i], 1)
-                or not _is_known(compared, other.elements[j], 0)
-            )
+            and not (i in known[0] and j in known[1])
         )
     )
     pair(lambda i, j: keys[0][i] == keys[1][j])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 #: Task -> the module whose function ``serve`` does it, with the argument as text. Names, for what a
@@ -18,35 +16,14 @@ TASKS: Final[Mapping[str, str]] = {
 }
 
 
-def run_child(
-    task: str,
-    path: Path,
-    seconds: float | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> subprocess.CompletedProcess[bytes]:
-    """Run a task to its end, or for so many seconds.
+def child_command(task: str, argument: str) -> list[str]:
+    """Return the command of a process that does one of `TASKS` in this Python environment."""
+    return [sys.executable, "-m", "snaprt_replay.process.child", task, argument]
 
-    Args:
-        task: One of `TASKS`.
-        path: The task's argument.
-        seconds: How long it may take; None for no limit.
-        environment: Variables that it finds set, beside those here.
 
-    Raises:
-        subprocess.TimeoutExpired: It took longer.
-    """
-    return subprocess.run(
-        [sys.executable, "-m", "snaprt_replay.process.child", task, str(path)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={
-            **os.environ,
-            **(environment or {}),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        },
-        check=False,
-        timeout=seconds,
-    )
+def child_environment() -> dict[str, str]:
+    """Return the variables with which a process finds the modules that this one finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 if __name__ == "__main__":

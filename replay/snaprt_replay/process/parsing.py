@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
+from snaprt_replay.process.child import child_environment
 
 # A sound module of any size is read in seconds; damaged bytecode can send MLIR round in circles.
 # These are of processor time, as a busy machine is no damage; _WAITED times as long is waited.
@@ -56,7 +56,7 @@ def _parse_alone(path: Path) -> int:
         return subprocess.run(
             script,
             capture_output=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=child_environment(),
             check=False,
             timeout=_PARSE_SECONDS * _WAITED,
         ).returncode

@@ -26,7 +26,7 @@ from snaprt_replay import floatbits
 from snaprt_replay.compare.results import comparison_from_json, to_json
 from snaprt_replay.load.case import Case, NamedArray, Signature
 from snaprt_replay.load.shards import ShardedArray
-from snaprt_replay.process.child import run_child
+from snaprt_replay.process.child import child_command, child_environment
 from snaprt_replay.run import player
 from snaprt_replay.run.player import PlayResult
 
@@ -62,7 +62,14 @@ def play(
         folder = Path(name)
         _write_job(folder, case, device, repeat)
         try:
-            child = run_child("play", folder, timeout, _environment(host_devices))
+            child = subprocess.run(
+                child_command("play", name),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**child_environment(), **_environment(host_devices)},
+                check=False,
+                timeout=timeout,
+            )
         except subprocess.TimeoutExpired as error:
             raise ExecutionError(f"{case.path}: no result within {timeout:g} s") from error
         if child.returncode or not (folder / _RESULT).exists():

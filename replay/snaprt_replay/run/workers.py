@@ -28,6 +28,7 @@ import snaprt_cache
 import snaprt
 import snaprt_replay
 from snaprt_replay.process import elsewhere, framing
+from snaprt_replay.process.child import child_command, child_environment
 from snaprt_replay.run.variants.variants import Variant
 from snaprt_replay.run.work import HLO, Job, send_job
 
@@ -193,16 +194,14 @@ class Workers:
         return _Worker(python)
 
 
-def _command(python: str | None, *task: str) -> tuple[list[str], dict[str, str]]:
+def _command(python: str | None, task: str, argument: str) -> tuple[list[str], dict[str, str]]:
     """Return how to start a task of `child` in an environment, and with which variables."""
     if python is None:
-        paths = os.pathsep.join(filter(None, sys.path))
-        command = [sys.executable, "-m", "snaprt_replay.process.child", *task]
-        return command, {**os.environ, "PYTHONPATH": paths}
+        return child_command(task, argument), child_environment()
     folders = {package.__name__: str(Path(package.__path__[0]).parent) for package in _PACKAGES}
     variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     script = elsewhere.__file__
-    return [python, script, json.dumps(folders), *task], variables
+    return [python, script, json.dumps(folders), task, argument], variables
 
 
 class _Worker:

@@ -15,7 +15,9 @@ from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
-PARSE_ALONE = Path(__file__).with_name("parse_alone.py")
+from snaprt.jaxapi.compiler import parse_alone
+
+PARSE_ALONE = Path(parse_alone.__file__)
 """A script that parses the module in a file within some seconds of processor time, or ends."""
 
 
@@ -25,15 +27,8 @@ def parse_module(module: bytes | str) -> Any:
     Raises:
         ValueError: If it is none of them.
     """
-    context = _mlir.make_ir_context()
-    if isinstance(module, bytes) and module.startswith(b"ML\xefR"):
-        try:
-            return _jaxlib.mlir.deserialize_portable_artifact(module, context)
-        except Exception:  # not portable: plain bytecode
-            pass
     try:
-        with context:
-            return ir.Module.parse(module)
+        return parse_alone.parse(module, _mlir.make_ir_context())
     except ir.MLIRError as error:
         raise ValueError(str(error).strip()) from None
 

@@ -1,4 +1,4 @@
-"""Read the module in a file, and end: run as a script, in a process of its own.
+"""Parse a module; run as a script, parse the one in a file in a process of its own, and end.
 
 It imports jaxlib alone: JAX takes some seconds more, which is most of what looking at a file takes.
 The context has the dialects of JAX's own (jax/_src/interpreters/mlir.py, `make_ir_context`; jaxlib
@@ -10,15 +10,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
-from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
+from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo
 
 
-def read(content: bytes) -> None:
-    """Parse a module; raise whatever MLIR answers."""
+def parse(module: bytes | str, context: ir.Context) -> Any:
+    """Parse StableHLO text, MLIR bytecode or a portable artifact; raise whatever MLIR answers."""
+    if isinstance(module, bytes) and module.startswith(b"ML\xefR"):
+        try:
+            return _jaxlib.mlir.deserialize_portable_artifact(module, context)
+        except Exception:  # not portable: plain bytecode
+            pass
+    with context:
+        return ir.Module.parse(module)
+
+
+def _context() -> ir.Context:
     context, registry = ir.Context(), ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
     context.append_dialect_registry(registry)
@@ -28,14 +39,7 @@ def read(content: bytes) -> None:
     mhlo.register_mhlo_dialect(context)
     chlo.register_dialect(context)
     stablehlo.register_dialect(context)
-    if content.startswith(b"ML\xefR"):
-        try:
-            _jax.mlir.deserialize_portable_artifact(content, context)
-            return
-        except Exception:  # not portable: plain bytecode
-            pass
-    with context:
-        ir.Module.parse(content)
+    return context
 
 
 if __name__ == "__main__":
@@ -47,4 +51,4 @@ if __name__ == "__main__":
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, ValueError, OSError):  # not there, or less is allowed already
         pass
-    read(Path(sys.argv[1]).read_bytes())
+    parse(Path(sys.argv[1]).read_bytes(), _context())

@@ -53,14 +53,12 @@ def ordered(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**params, "effect": _debugging.ordered_debug_effect}
 
 
-def is_breakpoint(primitive: Any, params: Mapping[str, Any]) -> bool:
-    """Return whether an operation is a `jax.debug.breakpoint`.
+def is_breakpoint(params: Mapping[str, Any]) -> bool:
+    """Return whether a ``debug_callback`` with these parameters is a `jax.debug.breakpoint`.
 
     Checked with jax 0.10.2 and 0.12.0, where its callback is closed over by that of the operation.
     """
-    if primitive is not _debugging.debug_callback_p:
-        return False
-    cells = getattr(params["callback"], "__closure__", None) or ()
+    cells = getattr(params.get("callback"), "__closure__", None) or ()
     names = [getattr(cell.cell_contents, "__qualname__", "") for cell in cells]
     return "breakpoint.<locals>._breakpoint_callback" in names
 

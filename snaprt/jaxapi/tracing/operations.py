@@ -180,8 +180,8 @@ def _without_constants(jaxpr: Any) -> Any:
 
 def lowering_module(primitive: Any) -> str:
     """Return the Python module that defines how ``primitive`` is lowered, "" where none does."""
-    tables = [_mlir._lowerings, *_mlir._platform_specific_lowerings.values()]
-    modules = {_module_of(table[primitive].rule) for table in tables if primitive in table}
+    tables = [table for table in _lowering_tables() if primitive in table]
+    modules = {_module_of(table[primitive].rule) for table in tables}
     foreign = [module for module in modules if not module.startswith(("jax.", "jaxlib."))]
     return foreign[0] if foreign else min(modules, default="")
 
@@ -193,8 +193,11 @@ def can_be_lowered(primitive: Any, params: Mapping[str, Any]) -> bool:
     """
     if primitive is _ad_checkpoint.remat_p:
         return all(can_be_lowered(one.primitive, one.params) for one in params["jaxpr"].eqns)
-    tables = (_mlir._lowerings, *_mlir._platform_specific_lowerings.values())
-    return any(primitive in table for table in tables)
+    return any(primitive in table for table in _lowering_tables())
+
+
+def _lowering_tables() -> tuple[Mapping[Any, Any], ...]:
+    return (_mlir._lowerings, *_mlir._platform_specific_lowerings.values())
 
 
 def has_own_implementation(primitive: Any) -> bool:
