@@ -46,7 +46,8 @@ def no_persistent_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def recorded_on_8_devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the snapshots of ``several_devices.PROGRAM``."""
-    from several_devices import PROGRAM, finish, record
+    from programs import finish
+    from several_devices import PROGRAM, record
 
     folder = tmp_path_factory.mktemp("devices")
     finish(record(PROGRAM, folder, 8))

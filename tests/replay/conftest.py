@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import run_program
 
 LAZY_PROGRAM = """
 import jax, jax.numpy as jnp, snaprt
@@ -32,24 +30,11 @@ jax.jit(step)(np.ones((4, 3), np.float32), np.ones((3, 2), np.float32))[1].block
 """
 
 
-def run_python(program: str, flags: str) -> None:
-    """Run a program in a process of its own with these XLA_FLAGS."""
-    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the ``.inputs.snap`` of a recorded step; its ``.outputs.snap`` lies beside it."""
     folder = tmp_path_factory.mktemp("recorded")
-    run_python(LAZY_PROGRAM, f"--xla_dump_to={folder} --xla_dump_hlo_snapshots")
+    run_program(LAZY_PROGRAM, XLA_FLAGS=f"--xla_dump_to={folder} --xla_dump_hlo_snapshots")
     found = sorted(folder.glob("*.inputs.snap"), key=lambda path: path.stat().st_size)
     assert found, list(folder.iterdir())
     return found[-1]
@@ -59,7 +44,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def xla_snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an HloSnapshot that XLA itself wrote."""
     folder = tmp_path_factory.mktemp("xla")
-    run_python(PLAIN_PROGRAM, f"--xla_dump_to={folder} --xla_dump_hlo_snapshots")
+    run_program(PLAIN_PROGRAM, XLA_FLAGS=f"--xla_dump_to={folder} --xla_dump_hlo_snapshots")
     return next(folder.glob("*jit_step*.snapshot.*.pb"))
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from several_devices import PROGRAM, finish, of_executable, record
+from programs import finish
+from several_devices import PROGRAM, of_executable, record
 from snaprt_replay.compare.results import IDENTICAL
 from snaprt_replay.export.formats import export
 from snaprt_replay.load.load import load

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import finish
 from several_devices import (
     TWO_PROCESSES,
-    finish,
     free_port,
     of_executable,
     record,
@@ -210,7 +210,9 @@ def test_processes_are_joined_whatever_they_call_their_runs_and_executables(
 @pytest.mark.full
 def test_two_processes_that_ran_together_are_replayed_in_one(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
-    finish(*(record(TWO_PROCESSES, tmp_path, 4, address, str(number)) for number in (0, 1)))
+    both = [record(TWO_PROCESSES, tmp_path, 4, address, str(number)) for number in (0, 1)]
+    for process in both:
+        finish(process)
     result = replay(sorted(tmp_path.glob("*process000001*.inputs.snap"))[0])
     assert not result.mismatch
     assert len(result.by_device) == 8

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from programs import start_program
 
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.read import open_snapshot
@@ -73,26 +72,14 @@ snaprt.metrics.clear_all()
 
 def record(program: str, folder: Path, devices: int, *arguments: str) -> subprocess.Popen[str]:
     """Start a program in a process that shows itself ``devices`` devices and records all."""
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "SNAPRT_DUMP_DIR": str(folder),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+    return start_program(
+        program,
+        *arguments,
+        devices=devices,
+        errors=subprocess.STDOUT,
+        JAX_PLATFORMS="cpu",
+        SNAPRT_DUMP_DIR=folder,
     )
-
-
-def finish(*processes: subprocess.Popen[str]) -> None:
-    for process in processes:
-        output, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, output
 
 
 def free_port() -> int:
