@@ -171,7 +171,7 @@ def of_compilation(case: Case, variant: Variant, outcome: Outcome, saved: Path) 
         headline=Headline("ok", "COMPILES", f"for {outcome.device or variant.text}"),
         format=case.format,
         module=case.name,
-        runs={"compilation": _run(outcome)},
+        runs={"compilation": dataclasses.replace(_run(outcome), execute_seconds=())},
         compiler_options=case.compiler_options,
         notes=case.notes,
     )

@@ -15,7 +15,7 @@ from snaprt.snapshot.format.read import sibling_inputs
 from snaprt.snapshot.share.executions import executions_in
 from snaprt_replay.batch import gather
 from snaprt_replay.compare.tolerance import ToleranceRequest
-from snaprt_replay.export.arrays import write_members
+from snaprt_replay.export.formats import write_members
 from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.load import load
 from snaprt_replay.load.siblings import one_for_each_execution
