@@ -237,13 +237,13 @@ class _Table:
     def _fill_by_numpy(self, rows: range) -> None:
         for first in range(rows.start, rows.stop, _ROWS_AT_ONCE):
             last = min(first + _ROWS_AT_ONCE, rows.stop)
-            sides = self.part(range(first, last))
-            whole = sides[0].size // ROW  # the others: the first or the last row, a short one
+            whole = (
+                self.part(range(first, last))[0].size // ROW
+            )  # the others: the first or the last row, a short one
             for low, high in ((first, first + whole), (first + whole, last)):
                 if low < high:
-                    left, right = (
-                        one.reshape(high - low, -1) for one in self.part(range(low, high))
-                    )
+                    left, right = self.part(range(low, high))
+                    left, right = left.reshape(high - low, -1), right.reshape(high - low, -1)
                     _measure(self.records[low:high], left, right, self.working)
 
     # --- what is made of them ---

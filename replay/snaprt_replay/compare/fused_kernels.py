@@ -327,9 +327,7 @@ def _module(
         f"%start{i} = stablehlo.constant dense<{_start(letter, how, width)}> : {scalar}"
         for i, ((_, letter, how), scalar) in numbered
     ]
-    values = ", ".join(
-        [*(f"%{name}" for name, *_ in results), *(f"%start{i}" for i, _ in numbered)]
-    )
+    values = [*(f"%{name}" for name, *_ in results), *(f"%start{i}" for i, _ in numbered)]
     block = ", ".join(f"%{a}{i}: {scalar}" for a in "ab" for i, (_, scalar) in numbered)
     reducers = [
         f"%c{i} = stablehlo.{how} %a{i}, %b{i} : {scalar}" for i, ((_, _, how), scalar) in numbered
