@@ -417,6 +417,7 @@ def _measure(records: np.ndarray, left: np.ndarray, right: np.ndarray, working: 
         is_equal = not unequal.any()
         squared, actual_squared = np.vecdot(wide, wide), np.vecdot(other, other)
     records["all_squared"] += squared
+    difference, moved = wide, squared
     if is_equal:
         is_exact = _in_range(squared, squared, squared)
     else:
