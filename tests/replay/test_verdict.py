@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from snaprt_replay.compare.reference_distance import LIMIT, Yardstick
-from snaprt_replay.compare.verdict import Evidence, Judgement, judge
+from snaprt_replay.compare.verdict import LIMIT, Evidence, Judgement, Yardstick, judge
 
 from snaprt.cli.main import main
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from snaprt.errors import UsageError
-from snaprt_replay.compare.reference_distance import Yardstick
-from snaprt_replay.compare.verdict import Evidence, Judgement, judge
+from snaprt_replay.compare.verdict import Evidence, Judgement, Yardstick, judge
 from snaprt_replay.load.case import Case
 from snaprt_replay.load.load import load
 from snaprt_replay.run import player
