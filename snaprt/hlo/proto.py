@@ -172,6 +172,8 @@ FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "stack_frame_index": (17, "StackFrameIndexProto"),
         "buffer_donor": (18, "Opaque"),
     },
+    # The same without what takes long to read.
+    "HloModuleSources": {"stack_frame_index": (17, "StackFrameIndexProto")},
     "StackFrameIndexProto": {
         "file_names": (1, "repeated string"),
         "function_names": (2, "repeated string"),
@@ -247,6 +249,7 @@ LiteralProto = _MESSAGES["LiteralProto"]
 HloInstructionProto = _MESSAGES["HloInstructionProto"]
 HloComputationProto = _MESSAGES["HloComputationProto"]
 HloModuleProto = _MESSAGES["HloModuleProto"]
+HloModuleSources = _MESSAGES["HloModuleSources"]
 HloProto = _MESSAGES["HloProto"]
 HloSnapshot = _MESSAGES["HloSnapshot"]
 HloInputs = _MESSAGES["HloInputs"]

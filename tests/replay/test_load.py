@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Signature
-from snaprt_replay.load.inputs import random_inputs, read_inputs
 from snaprt_replay.load.load import load
+from snaprt_replay.load.modules import random_inputs, read_inputs
 from snaprt_replay.process import parsing
 from snaprt_replay.run import player
 

@@ -1,4 +1,4 @@
-"""Tell what a file is from its content; it must not know how any format is read in full.
+"""Tell what a file is from its content.
 
 Names of files are for people: a dump that someone renamed is still recognized.
 """
@@ -14,7 +14,7 @@ from typing import Final
 
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.format import places
-from snaprt.snapshot.format.read import is_snapshot
+from snaprt.snapshot.format.places import is_snapshot
 
 SNAPSHOT: Final = "snaprt snapshot"
 PACK: Final = "snaprt packed file"

@@ -8,8 +8,9 @@ from pathlib import Path
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.format.schema import TraceErrorRecord
 from snaprt.snapshot.format.trace_errors import RaisedAgain, operation_text, raise_again
-from snaprt_replay.load import shared, sniff
-from snaprt_replay.load.load import recorded_environment
+from snaprt.snapshot.share.executions import only_execution
+from snaprt_replay.load import sniff
+from snaprt_replay.load.snapshots import recorded_environment
 from snaprt_replay.run import devices
 
 
@@ -65,7 +66,7 @@ def replay_trace_error(path: Path) -> TraceErrorReplay | None:
     form = sniff.sniff(path)
     if form not in (sniff.SNAPSHOT, sniff.PACK):
         return None
-    file = open_snapshot(shared.only_execution(path) if form == sniff.PACK else path)
+    file = open_snapshot(only_execution(path) if form == sniff.PACK else path)
     recorded = file.manifest.trace_error
     if recorded is None:
         return None

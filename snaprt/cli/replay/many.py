@@ -15,13 +15,13 @@ from click.core import ParameterSource
 from rich.text import Text
 from snaprt_replay.batch import cluster, many
 from snaprt_replay.batch.many import ReplayRequest
-from snaprt_replay.load import siblings
 from snaprt_replay.report import model, shown
 from snaprt_replay.report.model import Report
 
 from snaprt.cli import output, progress
 from snaprt.cli.replay import report_files
 from snaprt.errors import UsageError
+from snaprt.snapshot.share.executions import one_for_each_execution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def replay_many(
     files: Sequence[Path], request: ReplayRequest, batch: Batch, *, as_json: bool
 ) -> int:
     """Replay files, show what was found, and return the command's status."""
-    reports = _in_order(siblings.one_for_each_execution(files), request, batch)
+    reports = _in_order(one_for_each_execution(files), request, batch)
     report_files.write_reports(reports, batch.html, batch.junit)
     if as_json:
         output.emit_json(model.SCHEMA, model.SCHEMA_VERSION, report_files.to_json(reports))

@@ -1,4 +1,4 @@
-"""Describes a held execution for a snapshot's manifest; must not know when one is written."""
+"""Describes a held execution for a snapshot's manifest."""
 
 from __future__ import annotations
 
@@ -22,15 +22,10 @@ _LONGEST_ERROR = 20_000  # characters: a traceback of hundreds of frames says no
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an execution is recorded, and what surrounds the program when that is known.
+    """Why an execution is recorded, and what surrounds the program when that is known."""
 
-    Attributes:
-        reason: The condition as the user wrote it, or what else asked for it.
-        error: What failed, as text; else empty.
-    """
-
-    reason: str
-    error: str = ""
+    reason: str  # the condition as the user wrote it, or what else asked for it
+    error: str = ""  # what failed, as text
     xla_flags: str = field(default_factory=surroundings.xla_flags)
     environment: Mapping[str, str] = field(default_factory=surroundings.environment)
     jax_config: Mapping[str, str] = field(default_factory=surroundings.jax_config)
