@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,10 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from snaprt import jaxapi
-from snaprt.errors import SnapshotError
 from snaprt.graph.artifacts import ModuleArtifacts
+from snaprt.hlo.wire import fields
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.schema import ShardingRecord
+
+_STACK_FRAME_INDEX = 17  # of HloModuleProto
+_FILE_NAMES, _FUNCTION_NAMES, _FILE_LOCATIONS = 1, 2, 3  # of StackFrameIndexProto
+_FILE_NAME_ID, _FUNCTION_NAME_ID, _LINE = 1, 2, 3  # of FileLocation; ids count from 1
 
 
 @functools.lru_cache(maxsize=8)  # every execution of a program has the same
@@ -31,22 +36,33 @@ def source_locations(hlo: bytes, limit: int = 500) -> tuple[str, ...]:
     Returns:
         Each location once, in the module's order; none where the module has none or cannot be read.
     """
-    from snaprt.hlo.proto import HloModuleSources, parse
-
-    index: Any
     try:
-        index = parse(HloModuleSources, hlo, "the module").stack_frame_index
-        return tuple(dict.fromkeys(_location(at, index) for at in index.file_locations))[:limit]
-    except (IndexError, SnapshotError):
+        index = next(
+            value
+            for number, value in fields(memoryview(hlo))
+            if number == _STACK_FRAME_INDEX and not isinstance(value, int)
+        )
+        parts: dict[int, list[memoryview]] = {}
+        for number, part in fields(index):
+            if not isinstance(part, int):
+                parts.setdefault(number, []).append(part)
+        names = [
+            [str(name, "utf-8", "replace") for name in parts.get(kind, ())]
+            for kind in (_FILE_NAMES, _FUNCTION_NAMES)
+        ]
+        locations = [_location(part, *names) for part in parts.get(_FILE_LOCATIONS, ())]
+    except (IndexError, ValueError, StopIteration):
         return ()
+    return tuple(dict.fromkeys(locations))[:limit]
 
 
-def _location(at: Any, index: Any) -> str:
-    """Return one location in words; its ids count from 1, and 0 is none."""
-    file = index.file_names[at.file_name_id - 1] if at.file_name_id else "?"
-    if not at.function_name_id:
-        return f"{file}:{at.line}"
-    return f"{file}:{at.line} ({index.function_names[at.function_name_id - 1]})"
+def _location(location: memoryview, files: Sequence[str], functions: Sequence[str]) -> str:
+    numbers = {number: value for number, value in fields(location) if isinstance(value, int)}
+    file = files[numbers[_FILE_NAME_ID] - 1] if _FILE_NAME_ID in numbers else "?"
+    line = numbers.get(_LINE, 0)
+    if _FUNCTION_NAME_ID not in numbers:
+        return f"{file}:{line}"
+    return f"{file}:{line} ({functions[numbers[_FUNCTION_NAME_ID] - 1]})"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -109,14 +125,14 @@ def gather(
     """
     forms = artifacts()
     module = schema.ModuleBytes(forms.stablehlo, forms.hlo, forms.compile_options)
-    fields = {**vars(execution), "source_locations": source_locations(module.hlo)}
+    execution = replace(execution, source_locations=source_locations(module.hlo))
     shardings: dict[schema.ShardingRecord, int] = {}
     contents = [
         array_content(name, array, device, shardings)
         for name, array in zip(names, arrays, strict=True)
     ]
     return schema.Contents(
-        schema.Execution(**fields),
+        execution,
         module,
         contents,
         shardings=tuple(shardings),

@@ -3,7 +3,7 @@
 An execution is looked at when a later one begins, which takes 2 us and wakes nobody, and every now
 and then by a thread, for the program may not run another. Where it matters how long it takes, that
 thread looks when it has taken so long, and waits for it if it has not ended by then: what ends
-sooner wakes nobody either. For times too short for that, a thread of its own waits for each.
+sooner wakes nobody either. Where that time is too short for looking, it waits for each.
 """
 
 from __future__ import annotations
@@ -58,14 +58,13 @@ class OutcomeWatch:
             os.register_at_fork(after_in_child=after_fork)
 
     def _start_afresh(self) -> None:
-        self._changed = threading.Condition()
-        self._awaited: deque[HeldExecution] = deque()  # by the waiting thread
-        self._waiting: threading.Thread | None = None
-        self._quiet: deque[HeldExecution] = deque()  # the others
-        self._telling = threading.RLock()  # held by who tells of one of those
-        self._looking: threading.Thread | None = None
+        self._watched: deque[HeldExecution] = deque()
+        self._telling = threading.RLock()  # held by who tells of one of them
+        self._fewer = threading.Condition()
+        self._thread: threading.Thread | None = None
         self._something_to_see = threading.Event()
-        self._shortest = math.inf  # of the limits of those
+        self._hurry = threading.Event()  # one is there whose limit is short
+        self._shortest = math.inf  # of the limits that are not
         self._last_end = 0
         self._is_closed = False
 
@@ -74,47 +73,44 @@ class OutcomeWatch:
         if self._is_closed:
             self._tell(held, is_timed=True)
             return
-        if held.limit >= SHORT_NANOSECONDS:
-            if held.limit < time.perf_counter_ns() - held.began and held.is_ready():
-                self.look()
-                with self._telling:  # it ended before the call of it returned
-                    self._tell(held, is_timed=True)
-                return
-            self._shortest = min(self._shortest, held.limit)
-            self._quiet.append(held)
-            if not self._something_to_see.is_set():
-                self._something_to_see.set()
-                if self._looking is None:
-                    self._looking = _start(self._look_on, "snaprt-snapshot-look")
+        if _is_short(held):
+            if len(self._watched) >= MAX_WAITING:
+                with metrics.timed("SnapshotWatchWait"), self._fewer:
+                    self._fewer.wait_for(lambda: len(self._watched) < MAX_WAITING)
+        elif held.limit < time.perf_counter_ns() - held.began and held.is_ready():
+            self.look()
+            with self._telling:  # it ended before the call of it returned
+                self._tell(held, is_timed=True)
             return
-        with self._changed:
-            if len(self._awaited) >= MAX_WAITING:
-                with metrics.timed("SnapshotWatchWait"):
-                    self._changed.wait_for(lambda: len(self._awaited) < MAX_WAITING)
-            self._awaited.append(held)
-            if self._waiting is None:
-                self._waiting = _start(self._wait_on, "snaprt-snapshot-wait")
-            self._changed.notify_all()
+        self._watched.append(held)
+        if _is_short(held):
+            self._hurry.set()
+        else:
+            self._shortest = min(self._shortest, held.limit)
+        if not self._something_to_see.is_set():
+            self._something_to_see.set()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._look_on, name="snaprt-snapshot-look", daemon=True
+                )
+                self._thread.start()
 
     def look(self) -> None:
-        """Tell of those that have ended, as far as no thread waits for them."""
-        quiet = self._quiet
+        """Tell of those that have ended, as far as the thread does not wait for them."""
+        watched = self._watched
         # Another thread that tells of one goes on with the others by itself.
-        if quiet and self._telling.acquire(False):
+        if watched and self._telling.acquire(False):
             try:
-                while quiet and quiet[0].is_ready():
-                    self._tell(quiet.popleft(), is_timed=False)
+                while watched and watched[0].is_ready() and not _is_short(watched[0]):
+                    self._tell(watched.popleft(), is_timed=False)
             finally:
                 self._telling.release()
 
     def settle(self) -> None:
         """Wait until all that were added have ended and were told of."""
         with self._telling:
-            while self._quiet:
+            while self._watched:
                 self._tell_oldest()
-        if threading.current_thread() is not self._waiting:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._awaited)
 
     def close(self) -> None:
         """Settle, and leave nothing to a thread from here on.
@@ -128,44 +124,42 @@ class OutcomeWatch:
         seen = self._something_to_see
         while True:
             seen.wait()
-            time.sleep(self._pause())
+            self._hurry.wait(self._pause())
+            self._hurry.clear()
             self.look()
             self._wait_for_late()
-            if not self._quiet:
+            if not self._watched:
                 seen.clear()
-                if self._quiet:  # added meanwhile, by who saw that it was set
+                if self._watched:  # added meanwhile, by who saw that it was set
                     seen.set()
 
     def _pause(self) -> float:
         """Return seconds in which no execution goes past its limit unseen, if any is to."""
         now = time.perf_counter_ns()
-        left = [held.began + held.limit - now for held in list(self._quiet)]
+        left = [held.began + held.limit - now for held in list(self._watched)]
         return max(0.0, min(LOOK_SECONDS, min([self._shortest, *left]) / 1e9))
 
     def _wait_for_late(self) -> None:
-        """Wait for the first that has gone past its limit, and so for those before it."""
-        now = time.perf_counter_ns()
-        late = next((held for held in list(self._quiet) if held.began + held.limit < now), None)
-        if late is not None:
+        """Wait for those with a short limit or past it, and so for those before them."""
+        while True:
+            now = time.perf_counter_ns()
+            awaited = next(
+                (
+                    held
+                    for held in list(self._watched)
+                    if _is_short(held) or held.began + held.limit < now
+                ),
+                None,
+            )
+            if awaited is None:
+                return
             with self._telling:
-                while late in self._quiet:
+                while awaited in self._watched:
                     self._tell_oldest()
 
     def _tell_oldest(self) -> None:
-        held = self._quiet.popleft()
-        self._tell(held, is_timed=not held.is_ready())
-
-    def _wait_on(self) -> None:
-        changed = self._changed
-        while True:
-            with changed:
-                changed.wait_for(lambda: bool(self._awaited))
-                held = self._awaited[0]
-            self._tell(held, is_timed=True)
-            del held  # and with it its arrays
-            with changed:
-                self._awaited.popleft()
-                changed.notify_all()
+        held = self._watched.popleft()
+        self._tell(held, is_timed=_is_short(held) or not held.is_ready())
 
     def _tell(self, held: HeldExecution, *, is_timed: bool) -> None:
         error: Exception | None = None
@@ -178,12 +172,12 @@ class OutcomeWatch:
         took = now - max(held.began, self._last_end)
         self._last_end = now
         self._ended(Ending(held, error, took if is_timed and held.limit < math.inf else 0))
+        with self._fewer:
+            self._fewer.notify_all()
 
 
-def _start(work: Callable[[], None], name: str) -> threading.Thread:
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
-    return thread
+def _is_short(held: HeldExecution) -> bool:
+    return held.limit < SHORT_NANOSECONDS
 
 
 class Outcomes:

@@ -32,33 +32,41 @@ class Executable(Protocol):
     @property
     def name(self) -> str:
         """The name of its module."""
+        ...
 
     @property
     def graph_id(self) -> str:
         """16 hex digits that are the same for the same graph."""
+        ...
 
     @property
     def number(self) -> int:
         """Unique in the process."""
+        ...
 
     @property
     def devices(self) -> tuple[jaxapi.Device, ...]:
         """All that it runs on, in its own order."""
+        ...
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """A name for each argument."""
+        ...
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """A name for each result."""
+        ...
 
     @property
     def donated(self) -> tuple[int, ...]:
         """The numbers of the arguments whose memory an execution may reuse."""
+        ...
 
     def artifacts(self) -> ModuleArtifacts:
         """Return its module; called in the writer's thread, for it may lower it again."""
+        ...
 
 
 @dataclass(eq=False)
