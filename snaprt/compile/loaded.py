@@ -107,7 +107,7 @@ def executable_for(
     Args:
         program: What is to run.
         compile_it: Compiles a program, with some of its literals as arguments.
-        is_watched: Whether the executable has a flag; see `snaprt.compile.nan_flag`.
+        is_watched: Whether the executable has a flag; see `snaprt.compile.lower`.
         exactly: Whether it must take the memory of what ``program`` donates, neither more nor less.
         constants: Whether a literal may be a constant. Eager JAX passes it as an argument, and what
             XLA makes of a constant can differ from that in the last bits.

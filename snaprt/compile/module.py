@@ -17,11 +17,11 @@ import numpy as np
 from snaprt import jaxapi, metrics
 from snaprt.compile.cached.once import compile_once, load_entry
 from snaprt.compile.cached.store import persistent_cache
+from snaprt.compile.executable import Proof, proof_of
 from snaprt.compile.key import module_key
 from snaprt.compile.native_calls import obstacle, refuse_objects_of_another_process
 from snaprt.compile.obtain import entry_metadata
-from snaprt.compile.proof import Proof, proof_of
-from snaprt.compile.summary import summarize
+from snaprt.compile.summaries import summarize
 from snaprt.errors import CompileError, ExecutionError
 
 _Type = tuple[tuple[int, ...], np.dtype]

@@ -34,12 +34,11 @@ from snaprt.compile.cached.fast_key import (
 )
 from snaprt.compile.cached.once import compile_once, load_entry
 from snaprt.compile.cached.store import persistent_cache
+from snaprt.compile.executable import Proof, proof_of
 from snaprt.compile.key import module_digest, module_key
-from snaprt.compile.lower import lowering, placed
-from snaprt.compile.nan_flag import FLAG_NAME
+from snaprt.compile.lower import FLAG_NAME, lowering, placed
 from snaprt.compile.native_calls import bound_to_process, obstacle, told_of_calls
-from snaprt.compile.proof import Proof, proof_of
-from snaprt.compile.summary import summarize
+from snaprt.compile.summaries import summarize
 from snaprt.errors import CompileError, UsageError
 from snaprt.graph.program import Program
 
@@ -89,7 +88,7 @@ class Executable:
         call: Runs it: arrays in, list of arrays out.
         lowered: Lowers the program again (or returns what compiling left), for recording.
         is_collected: Whether it was written down to be compiled later, and its results are zeros.
-        is_watched: Whether its last result is the flag of `snaprt.compile.nan_flag`.
+        is_watched: Whether its last result is the flag of `snaprt.compile.lower`.
         times: Where its time has gone.
     """
 
@@ -147,7 +146,7 @@ def compile_program(
         promoted: Which of its literals become arguments, after the inputs.
         overrides: Compiler options by name that do not change what the program computes.
         is_watched: Whether it gets a flag, unless it is only collected; see
-            `snaprt.compile.nan_flag`.
+            `snaprt.compile.lower`.
 
     Raises:
         CompileError: If JAX cannot lower it or XLA cannot compile it.

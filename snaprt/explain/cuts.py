@@ -1,7 +1,4 @@
-"""What happened while a program ran lazily: each cut, and what ran alone; must not run anything.
-
-A watcher turns what it is told into records, in the order they happen; rows fold those of a place.
-"""
+"""What happened while a program ran lazily: each cut, what ran alone, and a table of both."""
 
 from __future__ import annotations
 
@@ -11,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from snaprt import jaxapi
-from snaprt.runtime.events import Cut, Run, Watcher
+from snaprt.runtime.events import Cut, Run, Watcher, attach, detach
 from snaprt.runtime.graph_breaks import count_text, describe_break, place_text, users_place
+from snaprt.runtime.lazy_scope import lazy
+from snaprt.runtime.step import mark_step
 
 #: Where a graph's executable came from: the compiler, the compile cache, or an earlier run of it.
 COMPILED: Final = "compiled"
@@ -306,3 +305,32 @@ def _summary(rows: Iterable[Row]) -> str:
     if alone:
         parts.append(f"{count_text(alone, 'operation')} run at once")
     return ", ".join(parts)
+
+
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """Run a function lazily, and return what it did to the lazy runtime.
+
+    A step is marked before, so that what is pending does not count, and one after it.
+
+    Args:
+        function: What to call.
+        args: With what.
+        kwargs: With what, by name.
+
+    Returns:
+        How many graphs ran, how many operations each, and for each cut its cause and the user's
+        line, in the order they happened; to be printed, or looked at by its attributes. It holds
+        what the function returned.
+    """
+    events: list[Event] = []
+    collector = Collector(events.append)
+    with lazy():
+        mark_step()
+        attach(collector)
+        try:
+            result = function(*args, **kwargs)
+            collector.at_steps = "end"
+            mark_step()
+        finally:
+            detach(collector)
+    return Explanation(tuple(events), result)

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from snaprt import jaxapi, settings
-from snaprt.explain.naming import name_of
-from snaprt.explain.outline import Outline, nearest, outline_of
-from snaprt.explain.reasons import Reason, reasons
+from snaprt.explain.reasons import Outline, Reason, name_of, nearest, outline_of, reasons
 from snaprt.runtime.events import Compilation, Watcher
 from snaprt.runtime.graph_breaks import count_text, place_text, users_place
 from snaprt.trace import pacing

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from snaprt import logs, settings
-from snaprt.explain.analysis import VARIABLES as ANALYSIS_VARIABLES
-from snaprt.explain.analysis import analysis
-from snaprt.explain.graph_text import LOGGER, OperationLog
+from snaprt.explain.debug_files import VARIABLES as ANALYSIS_VARIABLES
+from snaprt.explain.debug_files import analysis, saved_graphs, step_metrics
+from snaprt.explain.nodes import LOGGER, OperationLog
 from snaprt.explain.recompiles import history
-from snaprt.explain.saved_graphs import saved_graphs
-from snaprt.explain.step_metrics import step_metrics
 from snaprt.runtime.events import Watcher, attach
 
 

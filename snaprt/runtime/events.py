@@ -31,7 +31,7 @@ class Cut:
 
     Attributes:
         cause: ``mark_step``, one of `snaprt.trace.pacing.CAUSES`, or what read a value: see
-            `snaprt.trace.breaks`.
+            `snaprt.trace.array`.
         step: How many steps the thread had marked before.
         operations: How many operations it is to run.
         stack: The user's frames, innermost last.

@@ -20,28 +20,25 @@ import jax
 from snaprt import jaxapi, metrics, settings
 from snaprt.compile.ahead import collection
 from snaprt.compile.cached import prefetch
+from snaprt.compile.executable import run
 from snaprt.compile.loaded import Ready, executable_for, forget_programs
+from snaprt.compile.lower import refused
 from snaprt.compile.obtain import Executable, compile_program, uncompiled_program
-from snaprt.compile.refused import refused
-from snaprt.compile.run import run
 from snaprt.compile.unfinished import unfinished_graph
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Program
-from snaprt.runtime import hidden_frames as hidden_frames
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
 from snaprt.runtime.events import Watch, Watcher, begin_watch, cut_here, watchers
-from snaprt.runtime.graph_breaks import graph_break
-from snaprt.runtime.slow_compiles import told_when_slow
+from snaprt.runtime.graph_breaks import graph_break, told_when_slow
 from snaprt.snapshot.format.trace_errors import describe_trace_error
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.failures import is_recorded, mark_recorded
 from snaprt.snapshot.recorder.plan import current_plan, end_step, steps_ended
 from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.trace import pacing
-from snaprt.trace.array import LazyArray, read_for_executable, read_to_host
+from snaprt.trace.array import LazyArray, answer_for_exact_types, read_for_executable, read_to_host
 from snaprt.trace.cut import Part, plan
-from snaprt.trace.exact_types import answer_for_exact_types
 from snaprt.trace.failures import failed_run, uncompiled
 from snaprt.trace.fast_path import follow_indexing, follow_jit
 from snaprt.trace.lazy_trace import LazyTrace

@@ -18,9 +18,8 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi
-from snaprt.trace.array import LazyArray
+from snaprt.trace.array import LazyArray, send
 from snaprt.trace.recording import Recording
-from snaprt.trace.transfers import send
 from snaprt.trace.trie import GRANULARITY, Point, Result, Shortcut
 
 _SCALARS = frozenset({bool, int, float})

@@ -19,11 +19,10 @@ import numpy as np
 from snaprt import jaxapi, metrics
 from snaprt.graph.operation import Operation, operation
 from snaprt.graph.program import Literal, Placement, literal
-from snaprt.trace.array import LazyArray
+from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.modes import NONE, Modes
 from snaprt.trace.pacing import ALONE, BYTES, Pacer, is_asked_for, most_bytes
 from snaprt.trace.recording import Recording, carry_over
-from snaprt.trace.transfers import counted_transfer, send
 from snaprt.trace.trie import GRANULARITY, Point, step_key
 
 MOST_DEAD_BYTES = 16 << 20

@@ -20,7 +20,7 @@ from snaprt_replay.run.variants.variants import parse_variant
 
 from snaprt import jaxapi
 from snaprt.cli.main import main
-from snaprt.compile.proof import proof_of
+from snaprt.compile.executable import proof_of
 from snaprt.snapshot.format.read import open_snapshot, sibling_outputs
 from snaprt.snapshot.recorder import surroundings
 

@@ -14,7 +14,7 @@ import pytest
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi
-from snaprt.compile.ahead.collected import described, restored
+from snaprt.compile.ahead.collect import described, restored
 
 TRAIN = r"""
 import json, sys

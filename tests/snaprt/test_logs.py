@@ -94,7 +94,7 @@ def test_a_verbosity_shows_one_module_and_leaves_the_others(monkeypatch, capsys)
     monkeypatch.setenv("TF_CPP_VMODULE", "operations=2,nothing_of_ours=7")
     run((2, 10))
     shown = [LINE.fullmatch(line) for line in capsys.readouterr().err.splitlines()]
-    assert {one and one[2] for one in shown} == {"snaprt/explain/graph_text.py"}
+    assert {one and one[2] for one in shown} == {"snaprt/explain/nodes.py"}
     monkeypatch.setenv("TF_CPP_VMODULE", "operations=0")
     run((2, 10))
     assert capsys.readouterr().err == ""
@@ -104,7 +104,7 @@ def test_names_that_the_guides_teach_are_understood(monkeypatch, capsys):
     monkeypatch.setenv("TF_CPP_VMODULE", "tensor=5,xla_graph_executor=1")
     run((2, 11))
     err = capsys.readouterr().err
-    assert "snaprt/explain/graph_text.py" in err
+    assert "snaprt/explain/nodes.py" in err
     assert "snaprt/compile/obtain.py" in err
 
 

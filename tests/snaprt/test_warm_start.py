@@ -10,7 +10,8 @@ import pytest
 
 import snaprt
 from snaprt import jaxapi
-from snaprt.jaxapi.compiler.compilation_cache import module_without_names
+from snaprt.jaxapi.compiler.compilation_cache import _without_names
+from snaprt.jaxapi.compiler.modules import bytecode_without_locations
 
 PROGRAM = r"""
 import json, jax, jax.numpy as jnp, snaprt
@@ -178,7 +179,7 @@ def calls_of_two(first: str, second: str, operations: tuple[str, str]) -> bytes:
         "return %z : tensor<f32>\n}\n"
         f"{function(first, operations[0])}{function(second, operations[1])}}}"
     )
-    return module_without_names(module)
+    return bytecode_without_locations(_without_names(module))
 
 
 @pytest.mark.parametrize("names", [("f", "snaprt.0"), ("snaprt.1", "snaprt.0"), ("__0", "__1")])

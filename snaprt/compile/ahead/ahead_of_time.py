@@ -15,15 +15,14 @@ import jax
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi
-from snaprt.compile.ahead.collect import GRAPH_NAME
-from snaprt.compile.ahead.collected import CollectedProgram, restored
+from snaprt.compile.ahead.collect import GRAPH_NAME, CollectedProgram, restored
 from snaprt.compile.cached.fast_key import Note, devices_of_placement, read_note, write_note
 from snaprt.compile.cached.once import compile_once
 from snaprt.compile.key import module_digest, module_key, program_key, topology_key
 from snaprt.compile.lower import placed
 from snaprt.compile.native_calls import obstacle, refuse_objects_of_another_process
 from snaprt.compile.obtain import entry_metadata
-from snaprt.compile.summary import summarize
+from snaprt.compile.summaries import summarize
 from snaprt.errors import CompileError, UsageError
 
 #: What libtpu wants to hear on a machine without a TPU, where nobody tells it.

@@ -24,7 +24,7 @@ from snaprt.compile.cached.once import flight
 from snaprt.compile.cached.store import count_event, is_bypassed
 from snaprt.compile.key import jit_key
 from snaprt.compile.native_calls import obstacle, told_of_calls
-from snaprt.compile.summary import summarize
+from snaprt.compile.summaries import summarize
 
 # JAX asks for a program and then puts it: the keys of a few programs on their way are enough.
 _KEPT_KEYS: Final = 256

@@ -18,9 +18,8 @@ from jax._src import compilation_cache as _compilation_cache
 from jax._src import config as _config
 from jaxlib.mlir import ir
 
-from snaprt.jaxapi.compiler.modules import bytecode_without_locations
-from snaprt.jaxapi.compiler.options import compile_options
-from snaprt.jaxapi.devices import Device, device_list
+from snaprt.jaxapi.compiler.executables import compile_options
+from snaprt.jaxapi.installation import Device, device_list
 
 
 @dataclass(frozen=True)
@@ -162,11 +161,6 @@ def _module_of_compilation(module: Any, *ignored: Any) -> bytes:
     if _config.compilation_cache_include_metadata_in_key.value:
         return _hashed(_cache_key._hash_computation, module, *ignored)
     return _hashed(_cache_key._hash_computation, _without_names(module), *ignored)
-
-
-def module_without_names(module: Any) -> bytes:
-    """Return a module as bytecode, with its functions named by their order, without locations."""
-    return bytecode_without_locations(_without_names(module))
 
 
 def _without_names(module: Any) -> Any:

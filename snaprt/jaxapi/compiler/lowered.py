@@ -11,10 +11,10 @@ import jax
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 
+from snaprt.jaxapi.compiler.executables import compile_options
 from snaprt.jaxapi.compiler.modules import bytecode_without_locations, portable_artifact
-from snaprt.jaxapi.compiler.options import compile_options
-from snaprt.jaxapi.devices import Device
-from snaprt.jaxapi.tracing.abstract_values import is_extended_dtype, key_type_text
+from snaprt.jaxapi.installation import Device
+from snaprt.jaxapi.tracing.arrays import is_extended_dtype, key_type_text
 
 
 def lower(

@@ -12,7 +12,7 @@ from jax._src import array as _array
 from jax._src import core as _core
 
 from snaprt.jaxapi.compiler.lowered import devices_of_lowered
-from snaprt.jaxapi.devices import Device
+from snaprt.jaxapi.installation import Device
 from snaprt.jaxapi.jit.calls import FlatCall
 
 

@@ -17,7 +17,7 @@ from jax._src import random as _random
 from jax._src import source_info_util as _source_info
 
 from snaprt.jaxapi.frames import frames_to
-from snaprt.jaxapi.tracing.abstract_values import is_array_aval
+from snaprt.jaxapi.tracing.arrays import is_array_aval
 
 _NOT_CALLED_AGAIN = frozenset({"load", "save", "savez", "fromfile"})  # they open files
 

@@ -17,7 +17,7 @@ from jax._src.interpreters import pxla as _pxla
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib.mlir import ir
 
-from snaprt.jaxapi.devices import Device, device_list
+from snaprt.jaxapi.installation import Device, device_list
 from snaprt.jaxapi.tracing.traces import evaluating
 
 

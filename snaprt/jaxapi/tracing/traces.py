@@ -41,7 +41,7 @@ class _Staging(threading.local):
     for_constants = ""  # what traces
 
 
-#: What this thread traces whose closures may hold no tracers: see `snaprt.jaxapi.tracing.values`.
+#: What this thread traces whose closures may hold no tracers: see `snaprt.jaxapi.tracing.teaching`.
 staging = _Staging()
 
 
