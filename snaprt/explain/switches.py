@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from snaprt import logs, settings
-from snaprt.explain.debug_files import VARIABLES as ANALYSIS_VARIABLES
-from snaprt.explain.debug_files import analysis, saved_graphs, step_metrics
+from snaprt.explain.debug_files import ANALYSIS_VARIABLES, analysis, saved_graphs, step_metrics
 from snaprt.explain.nodes import LOGGER, OperationLog
 from snaprt.explain.recompiles import history
 from snaprt.runtime.events import Watcher, attach

@@ -183,7 +183,7 @@ def _compare_programs(
     old, new = neighbors.summary(before), neighbors.summary(after)
     if not (old and new):
         return None
-    return compare(read_summary(old), read_program(new), most=most)
+    return compare(read_summary(old), read_summary(new), most=most)
 
 
 def _as_data(
