@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax
 from blake3 import blake3
 
 from snaprt import jaxapi, metrics
-from snaprt.compile.obtain import Executable
+from snaprt.compile import times
 
 # What the partitioner was allowed, which shows in what it did; with one device it does nothing.
 _ALLOWED = re.compile(r", allow_spmd_sharding_propagation_to_\w+=\{[^}]*\}")
@@ -68,6 +70,98 @@ def _elements_left_out(text: str) -> int:
 def _aliases(header: str) -> tuple[str, ...]:
     _, _, told = header.partition("input_output_alias=")
     return tuple(f"{result or 0} <- {parameter}" for result, parameter in _ALIAS.findall(told))
+
+
+_numbers = itertools.count()
+
+
+def new_number() -> int:
+    """Return a number that no other executable of this process has."""
+    return next(_numbers)
+
+
+@dataclass(frozen=True)
+class ModuleArtifacts:
+    """A program in the forms in which it is recorded.
+
+    Attributes:
+        stablehlo: Portable StableHLO artifact (versioned bytecode) with source locations.
+        hlo: Serialized ``xla.HloModuleProto``, before optimization.
+        compile_options: Serialized ``xla.CompileOptionsProto``.
+        num_devices: How many devices one execution runs on.
+        proof: What tells the executable from others.
+        trace_error: What a snapshot says of the error that ended its recording, if one did.
+    """
+
+    stablehlo: bytes
+    hlo: bytes
+    compile_options: bytes
+    num_devices: int
+    proof: Proof = field(default_factory=Proof)
+    trace_error: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Executable:
+    """A compiled program, ready to be called with flat arguments.
+
+    Attributes:
+        name: The name of its module.
+        graph_id: The first 16 hexadecimal digits of the digest of its StableHLO.
+        number: Counts the executables of this process.
+        devices: The devices it runs on.
+        input_names: A name for each argument.
+        output_names: A name for each result.
+        donated: The arguments whose memory it takes.
+        from_cache: Whether it came from the persistent cache rather than from the compiler.
+        call: Runs it: arrays in, list of arrays out.
+        lowered: Lowers the program again (or returns what compiling left), for recording.
+        is_collected: Whether it was written down to be compiled later, and its results are zeros.
+        is_watched: Whether its last result is the flag of `snaprt.compile.lower`.
+        times: Where its time has gone.
+        trace_error: What a snapshot says of the error that ended its recording, if one did.
+    """
+
+    name: str
+    graph_id: str
+    number: int
+    devices: tuple[jaxapi.Device, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    donated: tuple[int, ...]
+    from_cache: bool
+    call: Callable[..., Sequence[jax.Array]]
+    lowered: Callable[[], jax.stages.Lowered]
+    is_collected: bool = False
+    is_watched: bool = False
+    times: times.ProgramTimes = field(default_factory=times.ProgramTimes)
+    trace_error: Any = None
+
+    def artifacts(self) -> ModuleArtifacts:
+        """Return the program in the forms in which it is recorded; the first call makes them."""
+        return _artifacts(self)
+
+
+@functools.lru_cache(maxsize=8)
+def _artifacts(executable: Executable) -> ModuleArtifacts:
+    found = artifacts_of(executable.lowered(), executable.call)
+    return replace(found, trace_error=executable.trace_error)
+
+
+def artifacts_of(lowered: jax.stages.Lowered, compiled: Any) -> ModuleArtifacts:
+    """Return a program in the forms in which it is recorded.
+
+    Args:
+        lowered: The program.
+        compiled: Its `jax.stages.Compiled`; what is none of those proves nothing.
+    """
+    return ModuleArtifacts(
+        stablehlo=jaxapi.portable_stablehlo(lowered),
+        hlo=jaxapi.hlo_proto(lowered),
+        compile_options=jaxapi.compile_options_of_lowered(lowered).SerializeAsString(),
+        num_devices=len(jaxapi.devices_of_lowered(lowered)),
+        proof=proof_of(jaxapi.loaded_executable(compiled)),
+    )
 
 
 class Observer(Protocol):

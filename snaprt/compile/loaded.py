@@ -15,7 +15,7 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.compile.downcast import Narrowing, narrowings
-from snaprt.compile.obtain import Executable
+from snaprt.compile.executable import Executable
 from snaprt.graph.program import Program, Structure
 
 MAX_PROGRAMS: Final = 2048

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Final
 
 from snaprt import jaxapi, metrics, settings
-from snaprt.compile.obtain import Executable
+from snaprt.compile.executable import Executable
 from snaprt.errors import UsageError
 from snaprt.explain.nodes import (
     ShownNode,

@@ -17,8 +17,8 @@ import jax
 from snaprt import jaxapi
 
 if TYPE_CHECKING:
+    from snaprt.compile.executable import Executable
     from snaprt.compile.loaded import Ready
-    from snaprt.compile.obtain import Executable
     from snaprt.graph.program import Program
     from snaprt.trace.cut import Plan
 

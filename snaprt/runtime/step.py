@@ -20,11 +20,10 @@ import jax
 from snaprt import jaxapi, metrics, settings
 from snaprt.compile.ahead import collection
 from snaprt.compile.cached import prefetch
-from snaprt.compile.executable import run
+from snaprt.compile.executable import Executable, run
 from snaprt.compile.loaded import Ready, executable_for, forget_programs
 from snaprt.compile.lower import refused
-from snaprt.compile.obtain import Executable, compile_program, uncompiled_program
-from snaprt.compile.unfinished import unfinished_graph
+from snaprt.compile.program import compile_program, uncompiled_program, unfinished_program
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Program
 from snaprt.runtime import repro
@@ -506,7 +505,7 @@ def _recording_failed(
         with trace.lock:
             pending, part, program = _program_so_far(trace)
         described = describe_trace_error(error, operation, pending, pending - part)
-        graph = unfinished_graph(program, described)
+        graph = unfinished_program(program, described)
         with jaxapi.evaluating():  # it may copy what it holds
             recorder.compile_failed(graph, program.inputs if program else (), error)
     except Exception as raised:

@@ -12,7 +12,7 @@ import zstandard
 
 from snaprt.compile import summaries
 from snaprt.compile.summaries import (
-    Program,
+    SummarizedProgram,
     compare,
     likeness,
     profile,
@@ -26,7 +26,7 @@ def _text(function, *arguments) -> str:
     return summary_text(summarize(jax.jit(function).lower(*arguments).compiler_ir("stablehlo")))
 
 
-def _program(function, *arguments) -> Program:
+def _program(function, *arguments) -> SummarizedProgram:
     return read_summary(_text(function, *arguments))
 
 

@@ -28,7 +28,7 @@ from snaprt import jaxapi, metrics
 from snaprt.compile.ahead.collection import collection
 from snaprt.compile.key import compiler_settings, environment_flags, module_digest
 from snaprt.compile.lower import digest_of_lowering
-from snaprt.compile.native_calls import bound_to_process
+from snaprt.compile.obtain import bound_to_process
 from snaprt.errors import UsageError
 from snaprt.graph.digest import Unstable
 from snaprt.graph.program import Placement, Program
@@ -52,7 +52,7 @@ class CollectedProgram:
         name: What the cache's index calls it.
         module: The file of the module, in the same directory: MLIR bytecode of this jaxlib.
         module_digest: Of the module without source locations, as in the executable's key.
-        graph_id: See `snaprt.compile.obtain.Executable`.
+        graph_id: See `snaprt.compile.executable.Executable`.
         program_digest: By which the program finds its executable without being lowered; empty
             where it has none.
         jax: The version of JAX that lowered it.

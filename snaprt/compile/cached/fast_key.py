@@ -34,7 +34,7 @@ class Note:
 
     Attributes:
         executable: The key of its executable.
-        graph_id: See `snaprt.compile.obtain.Executable`.
+        graph_id: See `snaprt.compile.executable.Executable`.
         arguments: How many arguments it takes.
         results: How many results it has.
         device_ids: The devices it runs on, in the order of its partitions.

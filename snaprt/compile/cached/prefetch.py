@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import jax
 from snaprt_cache.frame import BlobHeader
-from snaprt_cache.jax_plugin import KIND as JIT_KIND
 from snaprt_cache.key import Key
 from snaprt_cache.store import Cache, Entry
 
@@ -30,7 +29,7 @@ from snaprt.compile.cached.fast_key import KIND as NOTE_KIND
 from snaprt.compile.cached.fast_key import Note, devices_by_id, read_note
 from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.key import start_key
-from snaprt.compile.native_calls import can_be_made_available_in_background, obstacle
+from snaprt.compile.obtain import can_be_made_available_in_background, obstacle
 
 _log = logging.getLogger("snaprt.cache")
 
@@ -188,7 +187,7 @@ def _may_be_loaded(entry: Entry) -> bool:
 #: An entry's kind, to what loads it before it is asked for.
 _LOADERS: Final[Mapping[str, Callable[[Cache, BlobHeader, float], Prefetched | None]]] = {
     NOTE_KIND: _load_noted,
-    JIT_KIND: _load_jit,
+    "jit": _load_jit,
 }
 
 

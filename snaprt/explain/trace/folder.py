@@ -21,8 +21,8 @@ import jax
 from markupsafe import Markup
 
 from snaprt import jaxapi, settings
+from snaprt.compile.executable import Executable
 from snaprt.compile.lower import placed
-from snaprt.compile.obtain import Executable
 from snaprt.compile.times import STAGES, ProgramTimes
 from snaprt.errors import UsageError
 from snaprt.explain.nodes import ShownNode, as_dot, as_text, is_wanted, shown_nodes, type_text
