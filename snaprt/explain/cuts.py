@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from snaprt import jaxapi
-from snaprt.runtime.events import Cut, Run, Watcher, attach, detach
+from snaprt.runtime.events import Cut, Run, Subscriber, subscribe, unsubscribe
 from snaprt.runtime.graph_breaks import count_text, describe_break, place_text, users_place
 from snaprt.runtime.lazy_scope import lazy
 from snaprt.runtime.step import mark_step
@@ -100,7 +100,7 @@ class AtOnceRecord:
 Event = CutRecord | AtOnceRecord
 
 
-class Collector(Watcher):
+class Collector(Subscriber):
     """Makes a record of each cut and of each operation that runs alone, and hands it on.
 
     Attributes:
@@ -326,11 +326,11 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     collector = Collector(events.append)
     with lazy():
         mark_step()
-        attach(collector)
+        subscribe(collector)
         try:
             result = function(*args, **kwargs)
             collector.at_steps = "end"
             mark_step()
         finally:
-            detach(collector)
+            unsubscribe(collector)
     return Explanation(tuple(events), result)

@@ -29,7 +29,7 @@ from snaprt.explain.nodes import (
     shown_nodes,
 )
 from snaprt.graph.program import Program
-from snaprt.runtime.events import Compilation, Cut, Run, Watcher
+from snaprt.runtime.events import Compilation, Cut, Run, Subscriber
 from snaprt.runtime.graph_breaks import describe_break
 from snaprt.trace import pacing
 
@@ -106,7 +106,7 @@ def step_metrics() -> StepMetrics | None:
     return StepMetrics(AppendedFile(_METRICS_FILE, path).append if stream is None else stream)
 
 
-class StepMetrics(Watcher):
+class StepMetrics(Subscriber):
     """Appends the metrics after each step."""
 
     def __init__(self, append: Callable[[str], object]) -> None:
@@ -139,7 +139,7 @@ def saved_graphs() -> SavedGraphs | None:
     )
 
 
-class SavedGraphs(Watcher):
+class SavedGraphs(Subscriber):
     """Appends each graph each time before it runs, and so before it is compiled, if it must be.
 
     HLO is appended after that: where an executable comes from the cache, nothing was lowered.
@@ -203,7 +203,7 @@ _SIZES: Final = (
 )
 
 
-class _OfCompilations(Watcher):
+class _OfCompilations(Subscriber):
     """Tells of compilations."""
 
     def __init__(self, write: Callable[[str], None], frames: int) -> None:
@@ -244,7 +244,7 @@ class _OfAll(_OfCompilations):
             self._write(_block("Execution", lines))
 
 
-def analysis() -> Watcher | None:
+def analysis() -> Subscriber | None:
     """Return who tells of compilations and executions, as ``PT_XLA_DEBUG`` and the others ask.
 
     Of the processes of a job, that of rank 0 tells on the standard error stream; a file is written

@@ -21,7 +21,7 @@ import numpy as np
 from snaprt import jaxapi, settings
 from snaprt.graph.digest import Unstable, node_digest
 from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Program
-from snaprt.runtime.events import Run, Watcher
+from snaprt.runtime.events import Run, Subscriber
 
 INPUT_NAME: Final = "xla::device_data"
 CONSTANT_NAME: Final = "prim::Constant"
@@ -274,7 +274,7 @@ def is_wanted(program: Program) -> bool:
 LOGGER = logging.getLogger("snaprt.operations")
 
 
-class OperationLog(Watcher):
+class OperationLog(Subscriber):
     """Logs what was recorded when it is cut: recording itself costs the same, logged or not."""
 
     def ready(self, run: Run) -> None:

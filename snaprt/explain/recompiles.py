@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from snaprt import jaxapi, settings
 from snaprt.explain.reasons import Outline, Reason, name_of, nearest, outline_of, reasons
-from snaprt.runtime.events import Compilation, Watcher
+from snaprt.runtime.events import Compilation, Subscriber
 from snaprt.runtime.graph_breaks import count_text, place_text, users_place
 from snaprt.trace import pacing
 from snaprt.trace.modes import current_modes
@@ -91,10 +91,8 @@ class _Site:
         return sum(len(outline.operations) for outline in self.outlines)
 
 
-class _History(Watcher):
+class _History(Subscriber):
     """The programs of this process by the place whose cut led to them."""
-
-    only_compilations = True
 
     def __init__(self) -> None:
         self._sites: OrderedDict[Any, _Site] = OrderedDict()

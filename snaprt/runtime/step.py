@@ -18,7 +18,6 @@ from typing import Any
 import jax
 
 from snaprt import jaxapi, metrics, settings
-from snaprt.compile.ahead import collection
 from snaprt.compile.cached import prefetch
 from snaprt.compile.executable import Executable, run
 from snaprt.compile.loaded import Ready, executable_for, forget_programs
@@ -28,7 +27,7 @@ from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Program
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
-from snaprt.runtime.events import Watch, Watcher, begin_watch, cut_here, watchers
+from snaprt.runtime.events import Compilation, Cut, Listeners, Run, cut_here, listeners
 from snaprt.runtime.graph_breaks import graph_break, told_when_slow
 from snaprt.snapshot.format.trace_errors import describe_trace_error
 from snaprt.snapshot.recorder import flags
@@ -101,19 +100,18 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """
     metrics.counter_add("MarkStep")
     trace = thread_trace()
-    watching = watchers()
+    told = listeners()
     with trace.lock:
         arrays = trace.recording.live_arrays()
         try:
-            _run(trace, arrays, arrays, "mark_step", watching)
+            _run(trace, arrays, arrays, "mark_step", told)
         except (CompileError, ExecutionError):
             drop_failed_closures()
             raise
         _forget(trace, -1 if trace.pacer.step_marked() else MAX_POINTS)
     step = end_step()
-    collection.step_ended(step)
-    for watcher in watching:
-        watcher.step_ended(step)
+    for tell in told.step_ended:
+        tell(step)
     if wait or trace.modes.waits:
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
@@ -148,7 +146,7 @@ def run_effects(cause: str) -> None:
 
 def _run_effects(trace: LazyTrace, cause: str) -> None:
     if trace.recording.point.effectful:
-        _run(trace, [], trace.recording.live_arrays(), cause, watchers())
+        _run(trace, [], trace.recording.live_arrays(), cause, listeners())
     else:
         _effects.discard(trace)
 
@@ -181,7 +179,7 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
         if array._value is None and not array.has_failed():  # another thread may be faster
             if trace.fullgraph:
                 raise graph_break(cause)
-            _run(trace, [array], trace.recording.live_arrays(), cause, watchers())
+            _run(trace, [array], trace.recording.live_arrays(), cause, listeners())
             _forget(trace, MAX_POINTS)
         if array.has_failed():
             raise array._origin
@@ -194,8 +192,8 @@ def _at_once(trace: LazyTrace, name: str, cause: str, operands: Sequence[object]
     if cause != "device_put":  # it may have effects of its own, after those
         with trace.lock:
             _run_effects(trace, cause)
-    for watcher in watchers():
-        watcher.at_once(name, cause)
+    for tell in listeners().at_once:
+        tell(name, cause)
 
 
 def _is_pending(operand: object) -> bool:
@@ -207,7 +205,7 @@ def _grown(trace: LazyTrace) -> None:
     if trace.modes.eager:
         with trace.lock, metrics.timed("EagerOpExecuteTime"):
             arrays = trace.recording.live_arrays()
-            _run(trace, arrays, arrays, "eager", watchers())
+            _run(trace, arrays, arrays, "eager", listeners())
             _forget(trace, MAX_POINTS)
         return
     depth = trace.recording.point.depth
@@ -230,7 +228,7 @@ def _cut(trace: LazyTrace, cause: str) -> None:
         metrics.counter_add(f"cut::{cause}")
         begins = trace.pacer.begins(cause)
         arrays = trace.recording.live_arrays()
-        _run(trace, arrays, arrays, cause, watchers())
+        _run(trace, arrays, arrays, cause, listeners())
         _forget(trace, -1 if begins else MAX_POINTS)
 
 
@@ -239,7 +237,7 @@ def _run(
     targets: Sequence[LazyArray],
     alive: Sequence[LazyArray],
     cause: str,
-    watching: Sequence[Watcher],
+    told: Listeners,
 ) -> None:
     """Compute ``targets`` and run every pending effect; keep what else is alive or needed later."""
     modes = current_modes()
@@ -264,13 +262,15 @@ def _run(
         )
         recording.point.keep_plan(key, found)
     if targets and not at_step and trace.pacer.runs_all(found.left, recording.is_carried):
-        _run(trace, alive, alive, cause, watching)
+        _run(trace, alive, alive, cause, told)
         return
     trace.pacer.was_cut(cause, path, recording.point.weight)
     if not found.parts:
         trace.begin()
         return
-    watch = begin_watch(watching, cause, steps_ended(), found)
+    cut = cut_here(cause, steps_ended(), found.operations) if told.sees_cuts else None
+    for tell in told.cut:
+        tell(cut)
     metrics.metric_add("LazyTracing", trace.recording_time)
     progress = _Progress(found.is_all, by_operation, names_operations=modes.notes_places)
     if trace.recording_time:
@@ -286,7 +286,7 @@ def _run(
         with jaxapi.evaluating_compiled():
             for part in found.parts:
                 program = part.program(recording, progress.values, donate)
-                _run_part(part, program, alive, progress, cause, withheld, watch)
+                _run_part(part, program, alive, progress, cause, withheld, told, cut)
                 for number in part.spent:
                     del progress.values[number]
                 if not progress.is_all:
@@ -299,8 +299,8 @@ def _run(
             if complete
             else carry_over(recording, trace.root, progress.done, progress.values, progress.failed)
         )
-        if watch is not None:
-            watch.done()
+        for tell in told.cut_done:
+            tell(cut)
 
 
 @dataclass
@@ -358,7 +358,8 @@ def _run_part(
     progress: _Progress,
     cause: str,
     withheld: bool,
-    watch: Watch | None,
+    told: Listeners,
+    cut: Cut | None,
 ) -> None:
     """Compile and run one program of a cut, and hand out the results."""
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
@@ -366,7 +367,7 @@ def _run_part(
     # XLA turns a loop that starts at a constant and holds an ordered callback into one without end.
     constants = not (progress.by_operation or part.has_effects)
     try:
-        ready = _executable_for(program, withheld, cause, watch, constants=constants)
+        ready = _executable_for(program, withheld, cause, told, cut, constants=constants)
     except CompileError as error:
         progress.fail(refused(program, error.__cause__ or error), error)
         raise
@@ -374,8 +375,9 @@ def _run_part(
     if progress.recording_time:
         executable.times.recorded(progress.recording_time * len(program.nodes))
     is_repro_asked_for = repro.is_asked_for()
-    if watch is not None:
-        watch.ready(program, ready)
+    run_of_cut = cut and Run(cut, program, executable, arguments, ready.is_new)
+    for tell in told.ready:
+        tell(run_of_cut)
     try:
         # Zeros in place of results are not worth recording.
         results = run(
@@ -401,8 +403,8 @@ def _run_part(
         raise failure from error
     if is_repro_asked_for:
         repro.after_run(executable, arguments)
-    if watch is not None:
-        watch.ran(results)
+    for tell in told.ran:
+        tell(run_of_cut, results)
     metrics.counter_add("CreateDataHandles", len(part.numbers))
     kinds = part.kinds_of(executable.number)
     for index, (taker, value) in enumerate(zip(part.takers, results, strict=True)):
@@ -414,14 +416,21 @@ def _run_part(
 
 
 def _executable_for(
-    program: Program, withheld: bool, cause: str, watch: Watch | None, *, constants: bool
+    program: Program,
+    withheld: bool,
+    cause: str,
+    told: Listeners,
+    cut: Cut | None,
+    *,
+    constants: bool,
 ) -> Ready:
     """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
     is_watched = process_recorder().wants_flag()
 
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
-        told = watch or Watch((), cut_here(cause, steps_ended(), len(program.nodes)))
-        told.compiling(program)
+        at = cut or cut_here(cause, steps_ended(), len(program.nodes))
+        for tell in told.compiling:
+            tell(at, program)
         flags.take_over()  # the script may have set XLA_FLAGS since
         overrides = flags.compiler_overrides()
         started = time.perf_counter()
@@ -433,7 +442,9 @@ def _executable_for(
             named = program.nodes if current_modes().notes_places else ()
             raise uncompiled(error, named) from error.__cause__
         seconds = time.perf_counter() - started
-        told.compiled(program, promoted, executable, seconds)
+        compilation = Compilation(at, program, promoted, executable, seconds)
+        for tell in told.compiled:
+            tell(compilation)
         if cause == "eager":
             metrics.metric_add("EagerOpCompileTime", 1e9 * seconds)
         return executable

@@ -86,7 +86,7 @@ def test_the_least_level_of_zero_shows_the_steps_of_compilations(monkeypatch, ca
     lines = [LINE.fullmatch(line) for line in capsys.readouterr().err.splitlines()]
     assert all(lines)
     assert lines[0]
-    assert lines[0][2] == "snaprt/compile/obtain.py"
+    assert lines[0][2] == "snaprt/compile/program.py"
     assert lines[0][1] is None
 
 
@@ -105,7 +105,7 @@ def test_names_that_the_guides_teach_are_understood(monkeypatch, capsys):
     run((2, 11))
     err = capsys.readouterr().err
     assert "snaprt/explain/nodes.py" in err
-    assert "snaprt/compile/obtain.py" in err
+    assert "snaprt/compile/program.py" in err
 
 
 def test_a_line_says_which_thread_wrote_it_where_that_is_asked_for(monkeypatch, capsys):

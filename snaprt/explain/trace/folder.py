@@ -27,7 +27,7 @@ from snaprt.compile.times import STAGES, ProgramTimes
 from snaprt.errors import UsageError
 from snaprt.explain.nodes import ShownNode, as_dot, as_text, is_wanted, shown_nodes, type_text
 from snaprt.explain.trace.drawing import draw, render, style
-from snaprt.runtime.events import Cut, Run, Watcher
+from snaprt.runtime.events import Cut, Run, Subscriber
 from snaprt.units import format_duration, format_size
 from snaprt.whole_files import write_whole
 
@@ -279,7 +279,7 @@ _MOST_TURNS: Final = 1000
 _log = logging.getLogger("snaprt.explain")
 
 
-class TraceFolder(Watcher):
+class TraceFolder(Subscriber):
     """Writes a folder for each graph before it first runs, and a page that links them.
 
     Raises:
