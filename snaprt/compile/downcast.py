@@ -208,7 +208,6 @@ class _Step:
     """An operation to be changed.
 
     Attributes:
-        operation: The operation.
         operands: The types of its operands before any change.
         is_narrow: Whether it becomes narrow, or is put between conversions.
     """

@@ -88,8 +88,6 @@ class ModuleArtifacts:
         stablehlo: Portable StableHLO artifact (versioned bytecode) with source locations.
         hlo: Serialized ``xla.HloModuleProto``, before optimization.
         compile_options: Serialized ``xla.CompileOptionsProto``.
-        num_devices: How many devices one execution runs on.
-        proof: What tells the executable from others.
         trace_error: What a snapshot says of the error that ended its recording, if one did.
     """
 
@@ -106,19 +104,14 @@ class Executable:
     """A compiled program, ready to be called with flat arguments.
 
     Attributes:
-        name: The name of its module.
         graph_id: The first 16 hexadecimal digits of the digest of its StableHLO.
         number: Counts the executables of this process.
-        devices: The devices it runs on.
-        input_names: A name for each argument.
-        output_names: A name for each result.
         donated: The arguments whose memory it takes.
         from_cache: Whether it came from the persistent cache rather than from the compiler.
         call: Runs it: arrays in, list of arrays out.
         lowered: Lowers the program again (or returns what compiling left), for recording.
         is_collected: Whether it was written down to be compiled later, and its results are zeros.
         is_watched: Whether its last result is the flag of `snaprt.compile.lower`.
-        times: Where its time has gone.
         trace_error: What a snapshot says of the error that ended its recording, if one did.
     """
 
@@ -149,12 +142,7 @@ def _artifacts(executable: Executable) -> ModuleArtifacts:
 
 
 def artifacts_of(lowered: jax.stages.Lowered, compiled: Any) -> ModuleArtifacts:
-    """Return a program in the forms in which it is recorded.
-
-    Args:
-        lowered: The program.
-        compiled: Its `jax.stages.Compiled`; what is none of those proves nothing.
-    """
+    """Return a program in the forms in which it is recorded."""
     return ModuleArtifacts(
         stablehlo=jaxapi.portable_stablehlo(lowered),
         hlo=jaxapi.hlo_proto(lowered),

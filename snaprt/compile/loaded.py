@@ -33,7 +33,6 @@ class Ready:
     """What a program runs.
 
     Attributes:
-        executable: The executable.
         arguments: What to call it with: the inputs, then the literals that vary.
         is_new: Whether it was loaded or compiled for this.
     """

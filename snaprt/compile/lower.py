@@ -21,11 +21,7 @@ FLAG_NAME = "snaprt_not_finite"
 
 
 def watched(function: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
-    """Return ``function`` with one more result: whether another one has a NaN or an infinity.
-
-    Args:
-        function: Takes and returns flat arrays; to be compiled.
-    """
+    """Return ``function`` with one more result: whether another one has a NaN or an infinity."""
 
     @functools.wraps(function)
     def with_flag(*arguments: Any) -> list[Any]:
@@ -72,13 +68,7 @@ def placed(placement: Placement) -> Iterator[None]:
 def lowering(
     program: Program, promoted: frozenset[int], is_watched: bool = False
 ) -> Callable[[], jax.stages.Lowered]:
-    """Return what traces and lowers ``program``, now or later; it does not hold its arrays.
-
-    Args:
-        program: The program, with its inputs.
-        promoted: Its literals that become trailing arguments.
-        is_watched: Whether it gets a flag; see `snaprt.compile.lower`.
-    """
+    """Return what traces and lowers ``program``, now or later; it does not hold its arrays."""
     function = program.as_function(promoted)
     if is_watched:
         function = watched(function)
@@ -116,10 +106,6 @@ def refused(program: Program, error: BaseException) -> Sequence[Node]:
 
     Each kind of operation is lowered alone. Where all can be, those that call what is not part of
     XLA are compiled alone as well: of others, XLA refuses at most what many of them add up to.
-
-    Args:
-        program: The program, which could not be compiled.
-        error: What JAX or XLA raised.
     """
     by_kind: dict[Any, list[Node]] = {}
     for position, node in enumerate(program.nodes):

@@ -17,7 +17,7 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.executable import Proof, proof_of
-from snaprt.compile.key import module_key
+from snaprt.compile.key import MODULE, Subject, module_digest
 from snaprt.compile.obtain import Request, obtain, refuse_objects_of_another_process
 from snaprt.errors import CompileError, ExecutionError
 
@@ -182,12 +182,13 @@ def compile_partitioned(
             module=module,
             calls=calls,
             devices=devices,
-            key=lambda folder: module_key(
-                jaxapi.bytecode_without_locations(module),
+            subject=lambda folder: Subject(
+                MODULE,
+                module_digest(jaxapi.bytecode_without_locations(module)),
+                folder,
                 devices,
                 kind="module",
                 options=named_options,
-                folder=folder,
             ),
             compile=lambda: jaxapi.compile_module(module, devices, options),
             serialize=jaxapi.serialize_module,

@@ -28,6 +28,7 @@ from snaprt_cache.store import Cache, Entry
 from snaprt import jaxapi, metrics, settings
 from snaprt.compile import times
 from snaprt.compile.cached.store import count_event
+from snaprt.compile.key import Subject, key_of
 from snaprt.compile.summaries import summarize
 from snaprt.errors import CompileError
 
@@ -49,12 +50,8 @@ class Request(Generic[T]):
     Attributes:
         name: What the cache's index calls it.
         kind: The form in which it is stored.
-        module: Its MLIR module.
-        calls: The native functions that the module calls.
         devices: Where it will run, in the order of its partitions.
-        key: Returns its key, with the folder in which digests of large files are remembered.
-        compile: Compiles it.
-        serialize: Makes bytes of it.
+        subject: What its key identifies, of the cache in a folder.
         load: Makes it of those bytes; ``None`` where it is enough that the cache has it.
         bound_to: What it needs of this very process, so that no other may have it; mostly empty.
     """
@@ -64,7 +61,7 @@ class Request(Generic[T]):
     module: Any
     calls: jaxapi.CustomCalls
     devices: Sequence[jaxapi.Device]
-    key: Callable[[Path], Key]
+    subject: Callable[[Path], Subject]
     compile: Callable[[], T]
     serialize: Callable[[T], bytes]
     load: Callable[[bytes], T] | None
@@ -97,10 +94,6 @@ class Obtained(Generic[T]):
 def obtain(request: Request[T], cache: Cache | None) -> Obtained[T]:
     """Load an executable from the cache, or compile it and store it there.
 
-    Args:
-        request: What is wanted.
-        cache: Where to look; ``None`` to compile.
-
     Raises:
         CacheError: It is not there, and the mode of the cache lets nothing compile.
         Exception: What ``request.compile`` raises.
@@ -111,7 +104,7 @@ def obtain(request: Request[T], cache: Cache | None) -> Obtained[T]:
         executable, seconds = _compile(request)
         return Obtained(executable, False, None, seconds)
     with times.stage(times.KEY):
-        key = request.key(cache.folder)
+        key = key_of(request.subject(cache.folder))
 
     def ask() -> Obtained[T] | None:
         entry = cache.get(
@@ -267,9 +260,6 @@ def metadata(
 def obstacle(metadata: Metadata) -> str:
     """Make the functions of an entry's executable available; return why it cannot be used.
 
-    Args:
-        metadata: What was said about the entry when it was stored.
-
     Returns:
         Empty where the executable can be loaded and run.
     """
@@ -299,12 +289,7 @@ def _targets(metadata: Metadata) -> list[str] | None:
 
 
 def bound_to_process(lowered: jax.stages.Lowered, calls: jaxapi.CustomCalls) -> str:
-    """Return what a program needs of this very process, so that no other may have its executable.
-
-    Args:
-        lowered: The program.
-        calls: Those of its module.
-    """
+    """Return what a program needs of this very process, whose executable no other may have."""
     return calls.bound_to or ("Python objects" if jaxapi.holds_objects(lowered) else "")
 
 

@@ -30,7 +30,7 @@ from snaprt.compile.cached.fast_key import (
 )
 from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.executable import Executable, new_number
-from snaprt.compile.key import module_digest, module_key
+from snaprt.compile.key import MODULE, Subject, module_digest
 from snaprt.compile.lower import FLAG_NAME, lowering, placed
 from snaprt.compile.obtain import Request, bound_to_process, load_entry, obstacle, obtain, once
 from snaprt.errors import CompileError, UsageError
@@ -101,11 +101,6 @@ def uncompiled_program(
 ) -> Executable:
     """Lower a program that cannot be compiled, so that it can be recorded; it cannot be called.
 
-    Args:
-        program: What could not be compiled.
-        promoted: Which of its literals become arguments, after the inputs.
-        is_watched: Whether it was to get a flag.
-
     Raises:
         Exception: It cannot be lowered either.
     """
@@ -117,12 +112,7 @@ def uncompiled_program(
 
 
 def unfinished_program(program: Program | None, trace_error: Any) -> Executable:
-    """Lower what was recorded before an error ended the recording, to show which operations it had.
-
-    Args:
-        program: The graph so far; None where there was nothing in it.
-        trace_error: What a snapshot says of the error.
-    """
+    """Lower what was recorded before an error ended the recording, to show its operations."""
     if program is None:
         with jaxapi.evaluating():
             found = _only_lowered(jaxapi.lower(list, ()))
@@ -274,12 +264,13 @@ def _request(
         module=module,
         calls=calls,
         devices=devices,
-        key=lambda folder: module_key(
-            stablehlo,
+        subject=lambda folder: Subject(
+            MODULE,
+            module_digest(stablehlo),
+            folder,
             devices,
             kind="compiled",
             signature=jaxapi.call_of_lowered(lowered),
-            folder=folder,
         ),
         compile=lambda: lowered.compile(compiler_options=dict(overrides) or None),
         serialize=jaxapi.serialize_compiled,

@@ -148,10 +148,6 @@ class OperationDifference:
 
     Attributes:
         position: The number of the operation in the second program, from 1.
-        before: The operation in the first program.
-        after: The operation in the second program.
-        before_source: The user's line of the first.
-        after_source: The user's line of the second.
     """
 
     position: int
@@ -170,9 +166,6 @@ class ProgramDifference:
             or ``nothing`` that a summary shows.
         arguments: Name, type before and type after of each argument of ``main`` that differs.
         attributes: Where, before and after of each attribute that differs.
-        count: How many operations differ.
-        operations: The first of them.
-        constants: Those of them that are constants.
         is_partial: Whether the summary of one program misses its last operations.
     """
 
@@ -326,13 +319,7 @@ def _frames(reference: str, locations: dict[str, str]) -> Iterator[str]:
 def compare(
     before: SummarizedProgram, after: SummarizedProgram, *, most: int = 5
 ) -> ProgramDifference:
-    """Return how two programs differ.
-
-    Args:
-        before: The first program.
-        after: The second program.
-        most: How many of the differing operations, and of the constants, are wanted.
-    """
+    """Return how two programs differ."""
     places = list(_differences(before.operations, after.operations))
     kind = _kind(places)
     if not places and before.operations != after.operations:

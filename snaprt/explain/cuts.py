@@ -25,7 +25,6 @@ class GraphRecord:
 
     Attributes:
         graph_id: As in logs, errors and snapshots.
-        operations: How many operations it has.
         inputs: How many arrays it reads.
         outputs: How many results it has.
         origin: ``compiled``, ``loaded`` from the compile cache, or ``known`` to the process.
@@ -46,8 +45,6 @@ class CutRecord:
         cause: ``mark_step``, or what read a value (``float``, ``bool``, ``nonzero``, ...).
         stack: The user's frames, innermost last.
         step: How many steps the thread had marked before.
-        thread: The thread's name.
-        graphs: What ran.
     """
 
     cause: str
@@ -77,7 +74,6 @@ class AtOnceRecord:
     """An operation that ran alone, for a graph cannot hold it.
 
     Attributes:
-        name: The operation.
         cause: Why, as ``device_put`` or ``ref``.
         stack: The user's frames, innermost last.
     """
@@ -147,12 +143,8 @@ class Row:
     Attributes:
         cause: See `CutRecord` and `AtOnceRecord`.
         operation: The operation that ran alone; empty for a cut.
-        place: The user's line.
-        times: How often it happened.
-        graphs: How many graphs ran.
         fewest: The fewest operations that ran at one time.
         most: The most.
-        operations: How many ran altogether.
         compiled: How many of the graphs were compiled for it.
         loaded: How many were loaded from the compile cache.
     """
@@ -311,11 +303,6 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     """Run a function lazily, and return what it did to the lazy runtime.
 
     A step is marked before, so that what is pending does not count, and one after it.
-
-    Args:
-        function: What to call.
-        args: With what.
-        kwargs: With what, by name.
 
     Returns:
         How many graphs ran, how many operations each, and for each cut its cause and the user's

@@ -40,7 +40,6 @@ class ShownNode:
     """A node of a graph: an input, a host scalar or an operation.
 
     Attributes:
-        name: What it is.
         types: XLA's type of each of its results, such as ``f32[2,3]{1,0}``.
         operands: ``(number of a node, which of its results)`` of each operand.
         attributes: The name and the text of each parameter that says something.
@@ -68,9 +67,6 @@ def shown_nodes(program: Program) -> list[ShownNode]:
     """Return the nodes of a program; each stands after its operands, and its number is its place.
 
     Where XLA_IR_DEBUG is on, an operation has the rest of its Python stack among its attributes.
-
-    Args:
-        program: The program, whose inputs have not been donated yet.
     """
     nodes: list[ShownNode] = []
     numbers: dict[tuple[int, int], int] = {}
@@ -293,13 +289,7 @@ _LONGEST_NOTE = 64
 
 
 def block(stack: Sequence[jaxapi.Frame], digests: Sequence[str], graph: str) -> str:
-    """Return what the file has of one graph.
-
-    Args:
-        stack: The user's frames where the graph was cut, innermost last.
-        digests: Of each of its outputs.
-        graph: The graph, in one of the formats.
-    """
+    """Return what the file has of one graph."""
     frames = "".join(f"  {one.function} ({one.file}:{one.line})\n" for one in reversed(stack))
     hashes = ", ".join(digests)
     return (

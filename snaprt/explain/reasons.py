@@ -31,7 +31,6 @@ class OutlinedOperation:
     Attributes:
         name: Its primitive's name, with that of the function where it calls one: ``jit(relu)``.
         signature: Equal for operations that compute the same of the same operands.
-        params: Its parameters.
         source: What `place` looks at.
     """
 
@@ -51,15 +50,11 @@ class Outline:
     """What a program is told apart by.
 
     Attributes:
-        operations: In recorded order.
-        names: Their names.
         wiring: See `snaprt.graph.program.Program`.
         inputs: Abstract value, sharding and whether it is committed, of each.
-        literals: The host scalars.
         promoted: Those that are arguments, for their values vary.
         outputs: ``(operation, result)`` of each.
         donated: The inputs whose memory it takes.
-        placement: Where it runs.
         is_watched: Whether it tells of NaN, for the recorder.
     """
 
@@ -246,8 +241,6 @@ class Reason:
 
     Attributes:
         kind: A key of `ADVICE`.
-        text: The difference, in words, with the place.
-        place: The user's line, where it is known.
         is_named: Whether it is about an input that the user's program has a name for.
     """
 
@@ -267,13 +260,7 @@ NameInput = Callable[[int], str | None]
 
 
 def reasons(before: Outline, now: Outline, name_input: NameInput) -> tuple[Reason, ...]:
-    """Return why the program ``now`` is not the program ``before``, the telling ones first.
-
-    Args:
-        before: The nearest earlier program.
-        now: The program that was compiled.
-        name_input: Names inputs of ``now``.
-    """
+    """Return why the program ``now`` is not the program ``before``, the telling ones first."""
     inputs = list(_inputs(before, now, name_input))
     # What the program has no name for mostly follows from what it has.
     named = [reason for reason in inputs if reason.is_named]

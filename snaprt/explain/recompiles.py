@@ -36,13 +36,8 @@ class CompilationEvent:
 
     Attributes:
         cause: Of the cut that led to it: see `snaprt.explain.cuts.CutRecord`.
-        place: The user's line.
-        stack: The user's frames, innermost last.
         step: How many steps the thread had marked before.
         graph_id: As in logs, errors and snapshots.
-        operations: How many operations it has.
-        seconds: How long it took.
-        from_cache: Whether it was loaded.
         number: Counts the programs of its place, from 1.
         reasons: How it differs from the nearest earlier program of its place; empty for the first.
     """
@@ -64,11 +59,8 @@ class _Site:
     """What is known of a place.
 
     Attributes:
-        programs: How many it has led to.
-        outlines: The latest of them.
         rounds: In how many steps it has led to some. The reads of one line, as of a dict of
             metrics, are programs of their own, which the next step has already.
-        step: The last of those steps.
         is_told: Whether its number of rounds has been warned of.
     """
 

@@ -42,7 +42,6 @@ class Device(Protocol):
         id: Its number within its platform and all processes.
         platform: ``cpu``, ``gpu`` or ``tpu``.
         device_kind: The vendor's name of it.
-        process_index: The process it belongs to.
         client: XLA's client that owns it.
     """
 

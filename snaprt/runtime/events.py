@@ -34,7 +34,6 @@ class Cut:
         operations: How many operations it is to run.
         stack: The user's frames, innermost last.
         number: Counts the cuts of the process that somebody was told of.
-        thread: The thread's name.
     """
 
     cause: str
@@ -56,7 +55,6 @@ class Run:
     """One execution of a program that a cut led to.
 
     Attributes:
-        cut: The cut.
         program: What ran, with its inputs.
         executable: What it was compiled to.
         arguments: What that was called with: the inputs, then the literals that vary.
@@ -75,10 +73,7 @@ class Compilation:
     """A program that was not known in this process, and what it became.
 
     Attributes:
-        cut: The cut that led to it.
-        program: The program, with its inputs.
         promoted: Which of its literals became arguments, for their values vary.
-        executable: What it was compiled to, or loaded as.
         seconds: How long that took.
     """
 

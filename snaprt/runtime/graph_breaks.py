@@ -161,12 +161,7 @@ def describe_break(cause: str) -> Break:
 
 
 def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
-    """Return the error of a cut where none may be.
-
-    Args:
-        cause: Of the cut.
-        operation: What would have run alone, where it is that.
-    """
+    """Return the error of a cut where none may be."""
     what, advice = describe_break(cause)
     place = users_place(jaxapi.user_frames())
     where = "" if place is None else f" at {place_text(place)}"
@@ -212,12 +207,7 @@ _log = logging.getLogger("snaprt.explain")
 
 @contextmanager
 def told_when_slow(operations: int, cause: str) -> Iterator[None]:
-    """Warn if what is inside takes longer than ``SNAPRT_SLOW_COMPILE`` seconds.
-
-    Args:
-        operations: How many operations the program that is compiled has.
-        cause: Of the cut that led to it.
-    """
+    """Warn if what is inside takes longer than ``SNAPRT_SLOW_COMPILE`` seconds."""
     seconds = settings.get("SNAPRT_SLOW_COMPILE")
     if not seconds:
         yield

@@ -46,7 +46,6 @@ class JitExecutable:
         number: Counts the executables of this process, lazy graphs included.
         graph_id: The first 16 hexadecimal digits of the digest of its StableHLO.
         lowered: The program, which holds its executable when it is compiled.
-        module: Its arguments and results.
     """
 
     number: int
@@ -173,7 +172,6 @@ class _Function:
     """A jitted function that is called.
 
     Attributes:
-        fun: What was jitted.
         info: JAX's description of it; alive, or another's could take its id.
         again: The function: it shares what JAX has compiled with the user's own.
         first: The number of the executable that it first ran; None where this is the first time,
@@ -228,13 +226,7 @@ class _Call(Sequence[Any]):
         flat: jaxapi.FlatCall | None = None,
         made: tuple[_Function, Any, Any, jaxapi.FlatCall | None] | None = None,
     ) -> None:
-        """Take the call as JAX lowers it, or what to make that of.
-
-        Args:
-            executable: What it runs.
-            flat: The call.
-            made: The function, its arguments by place and by name, and what the call is like.
-        """
+        """Take the call as JAX lowers it, or what to make that of."""
         self.executable = executable
         self._flat = flat
         self._made = made

@@ -82,12 +82,6 @@ def after_failure(
 ) -> Path | None:
     """Save a program that failed and what it was called with, and have it minified if asked for.
 
-    Args:
-        stage: Where it failed.
-        program: What was to run.
-        inputs: What it was called with.
-        error: What was raised.
-
     Returns:
         The folder, which is also told on stderr; None where nothing is asked for, the program
         failed before, or it could not be saved.

@@ -130,9 +130,6 @@ def run_effects(cause: str) -> None:
 
     Those that other threads left when they ended run first.
 
-    Args:
-        cause: Why now; see `snaprt.runtime.graph_breaks`.
-
     Raises:
         CompileError: If XLA refuses the program that has them.
         ExecutionError: If an effect, such as a callback, fails; it is not run again.
@@ -308,11 +305,9 @@ class _Progress:
     """How a cut runs, and what it has come to.
 
     Attributes:
-        is_all: Whether all that is pending runs as one program.
         by_operation: Whether each program is one operation, which is waited for.
         names_operations: Whether errors name the operations of the program that failed.
         values: What was computed, by the number of the result, for what runs later.
-        done: The operations that were run, in vain or not.
         failed: The results that will never be there, and why.
         recording_time: Nanoseconds that recording took for each operation that is run.
     """
@@ -498,13 +493,7 @@ def _left_jax(error: BaseException) -> None:
 def _recording_failed(
     trace: LazyTrace, error: Exception, bound: jaxapi.BoundOperation | None
 ) -> None:
-    """Record an error, if it is asked for and was not recorded yet.
-
-    Args:
-        trace: What was recording.
-        error: What was raised.
-        bound: What was being recorded, where that is known.
-    """
+    """Record an error, if it is asked for and was not recorded yet."""
     if current_plan() is None or is_recorded(error):
         return
     if isinstance(error, (SnaprtError, jax.errors.JaxRuntimeError)):  # of running, not recording

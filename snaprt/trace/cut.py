@@ -34,15 +34,11 @@ class Part:
     """One program of a plan.
 
     Attributes:
-        nodes: Its operations.
         wiring: See `snaprt.graph.program.Program`.
         sources: The wire that each input comes from: an input of the recording (``~n``), or the
             result of that number of an earlier part.
-        literals: The numbers of its literals in the recording.
         numbers: The number of the result that each output is.
         takers: Which of the arrays that are alive takes each output; -1 where none does.
-        outputs: The position and index of each output.
-        placement: Where it runs.
         donatable: The inputs that an output could take the memory of.
         places: Where its operations stand in the source, if its module is to say so for sure.
         spent: The results of earlier parts that nothing needs after it.
@@ -94,13 +90,7 @@ class Part:
     def program(
         self, recording: Recording, results: Mapping[int, tuple[jax.Array, Any]], donate: bool
     ) -> Program:
-        """Return the program with the inputs and literals of this time.
-
-        Args:
-            recording: What was cut.
-            results: What earlier parts computed.
-            donate: Whether the recording is not needed after this.
-        """
+        """Return the program with the inputs and literals of this time."""
         # Before anything else holds the arrays.
         free = self._free(recording) if donate else ()
         handles, sources = recording.handles, self.sources
@@ -162,7 +152,6 @@ class Plan:
     """What a cut runs.
 
     Attributes:
-        parts: The programs, in the order in which they run.
         complete: Whether nothing is left to do afterwards.
         left: How many equations are.
     """

@@ -58,12 +58,7 @@ class Attempt:
         trace.holding = []
 
     def learn(self, results: Sequence[Any], build: Callable[[Any], Any] | None) -> None:
-        """Remember what the call recorded, if that will be the same the next time.
-
-        Args:
-            results: The arrays in what it returned.
-            build: Makes what it returned out of such arrays; ``None`` if it is the only one.
-        """
+        """Remember what the call recorded, if that will be the same the next time."""
         trace, before = self.trace, self.before
         with trace.lock:
             target = self.recording.point

@@ -468,13 +468,7 @@ def _evaluate(
 def _placement(
     operands: Sequence[LazyArray | Literal | jax.Array], named: jaxapi.NamedShardings, x64: bool
 ) -> Placement | None:
-    """Return where an operation runs, or ``None`` where it is told two things at once.
-
-    Args:
-        operands: What it works on.
-        named: What its own parameters say.
-        x64: Whether 64-bit types are enabled.
-    """
+    """Return where an operation runs, or ``None`` where it is told two things at once."""
     mesh = named.mesh or jaxapi.concrete_mesh()
     assignments = set(named.devices)
     if mesh is not None:

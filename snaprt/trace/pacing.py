@@ -155,12 +155,7 @@ class Pacer:
         return sorted(set(ends))
 
     def runs_all(self, left: int, is_carried: bool) -> bool:
-        """Return whether a read runs all that is pending, and not only what it needs.
-
-        Args:
-            left: How many equations it would leave.
-            is_carried: Whether an earlier cut had left some.
-        """
+        """Return whether a read runs all that is pending, and not only what it needs."""
         if not is_asked_for():
             return False
         if self.is_on:

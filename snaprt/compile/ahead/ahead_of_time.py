@@ -17,8 +17,8 @@ from snaprt_cache.store import Cache
 
 from snaprt import jaxapi
 from snaprt.compile.ahead.collect import GRAPH_NAME, CollectedProgram, restored
-from snaprt.compile.cached.fast_key import Note, devices_of_placement, read_note, write_note
-from snaprt.compile.key import module_digest, module_key, program_key, topology_key
+from snaprt.compile.cached.fast_key import Note, key_of_program, read_note, write_note
+from snaprt.compile.key import MODULE, TOPOLOGY, Subject, module_digest
 from snaprt.compile.lower import placed
 from snaprt.compile.obtain import Request, obtain, refuse_objects_of_another_process
 from snaprt.errors import CompileError, UsageError
@@ -35,13 +35,7 @@ TOPOLOGY_VARIABLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Warmed:
-    """What became of a program.
-
-    Attributes:
-        key: The digest of the key of its entry.
-        was_there: Whether the cache had the entry before.
-        seconds: Seconds that the compiler took.
-    """
+    """What became of a program."""
 
     key: str
     was_there: bool
@@ -91,8 +85,13 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
                 module=written,
                 calls=calls,
                 devices=used,
-                key=lambda folder: module_key(
-                    stablehlo, used, kind="compiled", signature=program.signature, folder=folder
+                subject=lambda folder: Subject(
+                    MODULE,
+                    module_digest(stablehlo),
+                    folder,
+                    used,
+                    kind="compiled",
+                    signature=program.signature,
                 ),
                 compile=lambda: jaxapi.serialize_compiled(lowered.compile()),
                 serialize=bytes,
@@ -102,9 +101,7 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
             "the program cannot be compiled",
         )
     if program.program_digest:
-        key_of_note = program_key(
-            program.program_digest, devices_of_placement(placement), cache.folder
-        )
+        key_of_note = key_of_program(program.program_digest, placement, cache)
         ids = tuple(device.id for device in used)
         note = Note(key, program.graph_id, len(arguments), len(results), ids)
         if read_note(cache, key_of_note) != note:
@@ -158,12 +155,6 @@ def _checked_module(program: CollectedProgram, module: bytes) -> Any:
 def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> Warmed:
     """Compile a module for a TPU topology, on a machine without one.
 
-    Args:
-        module: StableHLO in any form.
-        topology: As libtpu calls it, such as ``v5e:2x2``.
-        name: What the cache's index calls it.
-        cache: Where the serialized executable goes.
-
     Raises:
         UsageError: libtpu is not installed, or knows no such topology.
         CompileError: The module cannot be read, or the compiler refuses it.
@@ -183,7 +174,9 @@ def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> 
         module=parsed,
         calls=calls,
         devices=used,
-        key=lambda folder: topology_key(stablehlo, used, topology=topology, folder=folder),
+        subject=lambda folder: Subject(
+            TOPOLOGY, module_digest(stablehlo), folder, used, kind="topology", topology=topology
+        ),
         compile=lambda: jaxapi.compile_for_topology(parsed, used),
         serialize=bytes,
         load=None,

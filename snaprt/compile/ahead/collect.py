@@ -55,19 +55,11 @@ class CollectedProgram:
         graph_id: See `snaprt.compile.executable.Executable`.
         program_digest: By which the program finds its executable without being lowered; empty
             where it has none.
-        jax: The version of JAX that lowered it.
-        jaxlib: The version of jaxlib that lowered it.
-        platform: What it was lowered for.
-        device_count: How many devices the platform had.
         xla_flags: The flags that may change its executable.
         settings: JAX's settings that may change its executable.
         arguments: The abstract value of each argument, see `described`.
         results: The abstract value of each result.
         signature: See `snaprt.jaxapi.signature_of_lowered`.
-        committed: See `snaprt.graph.program.Placement`, as the next three.
-        devices: The ids of the devices.
-        default_device: The id of the device, or the name of a platform, or null.
-        x64: Whether 64-bit types were enabled.
     """
 
     name: str

@@ -23,7 +23,7 @@ from snaprt import jaxapi, settings
 from snaprt.compile import times
 from snaprt.compile.cached import prefetch
 from snaprt.compile.cached.store import count_event, is_bypassed
-from snaprt.compile.key import jit_key
+from snaprt.compile.key import JIT, Subject, key_of, module_digest
 from snaprt.compile.obtain import Turn, metadata, obstacle
 from snaprt.compile.summaries import summarize
 
@@ -181,7 +181,16 @@ class _UnderJax:
             count_event("PersistentCacheUncacheable", 1)
             return None
         with asked.stopwatch.stage(times.KEY):
-            key = jit_key(compilation, kind=KIND, folder=self.cache.folder)
+            key = key_of(
+                Subject(
+                    JIT,
+                    module_digest(compilation.module),
+                    self.cache.folder,
+                    compilation.devices,
+                    kind=KIND,
+                    jit=compilation,
+                )
+            )
         name = f"{compilation.name}-{key.digest}"
         asked.key, asked.compilation, asked.calls = key, compilation, calls
         with self._lock:

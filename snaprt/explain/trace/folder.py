@@ -40,19 +40,11 @@ class TracedGraph:
     """A graph that ran.
 
     Attributes:
-        folder: The name of its folder.
-        graph_id: What identifies it.
-        operations: How many operations were recorded.
-        inputs: The types of its inputs.
-        outputs: The types of its outputs.
         cut: The cut that ran it first.
-        from_cache: Whether its executable came from the compile cache.
         memory: Bytes by use.
         cost: What XLA estimates of an execution: floating-point operations, bytes accessed, ...
         times: Where its time has gone until now.
         missing: The forms that could not be made, and why.
-        drawing: Its drawing, if it is small enough to stand in the page.
-        executions: How often it was started.
     """
 
     folder: str
@@ -141,8 +133,6 @@ class Form:
 
     Attributes:
         file: The name of its file.
-        title: What the page calls it.
-        make: Returns its text.
     """
 
     file: str
@@ -216,12 +206,7 @@ class _Shown:
 
 
 def page(graphs: Sequence[TracedGraph], turns: Sequence[tuple[TracedGraph, int]]) -> str:
-    """Return the page as HTML.
-
-    Args:
-        graphs: In the order in which they first ran.
-        turns: Which graph ran, and how often in a row, in the order of the run.
-    """
+    """Return the page as HTML."""
     numbers = {id(graph): number for number, graph in enumerate(graphs, 1)}
     return render(
         "index.html.j2",
@@ -397,12 +382,7 @@ def trace_folder() -> TraceFolder | None:
 
 
 def _claim(path: Path, index: str) -> Path:
-    """Return the folder for this process: ``path``, or one in it where another has been before.
-
-    Args:
-        path: The folder that is asked for.
-        index: The page to begin with; where there is one, another process has been.
-    """
+    """Return the folder for this process: ``path``, or one in it where another has been before."""
     folders = itertools.chain([path], (path / f"run-{number}" for number in itertools.count(2)))
     try:
         return next(folder for folder in folders if _is_first_in(folder, index))

@@ -33,7 +33,6 @@ class Compilation:
         options: Serialized compile options, without where to dump or to cache.
         topology: What XLA says identifies the topology of the devices.
         extra: What JAX's hook for additions to the key returns.
-        devices: Where it will run.
         written: The module as JAX has it, with source locations.
     """
 

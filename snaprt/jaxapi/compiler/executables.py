@@ -142,10 +142,6 @@ def optimised_hlo(executable: Any, *, constants: bool) -> str:
 
     Names and source locations are left out: equal programs have equal texts. No other thread runs
     Python meanwhile (jaxlib 0.10.2 and 0.12.0.1 print while they hold its lock).
-
-    Args:
-        executable: Of XLA's.
-        constants: Whether constants of more than ten elements are printed, else ``{...}`` is.
     """
     options = _hlo.HloPrintOptions.canonical()
     options.print_metadata = False

@@ -33,14 +33,7 @@ def with_element(kind: Any, element: str) -> Any:
 def convert_operand(
     operation: Any, index: int, kind: Any, bits: tuple[int, int] | None = None
 ) -> None:
-    """Convert an operand of an MLIR operation to another type, before the operation.
-
-    Args:
-        operation: The operation.
-        index: The number of the operand.
-        kind: The type.
-        bits: How many bits of exponent and of mantissa it is left with; None for all.
-    """
+    """Convert an operand of an MLIR operation to another type, before the operation."""
     value, where = operation.operands[index], operation.location
     with ir.InsertionPoint(operation):
         value = stablehlo.convert(kind, value, loc=where)

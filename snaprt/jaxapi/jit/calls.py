@@ -28,7 +28,6 @@ class FlatCall:
         args: The leaves of its arguments, static ones left out.
         names: Of each argument, such as ``params['w']``.
         results: The name of each result, such as ``result['loss']``.
-        params: The parameters of the primitive ``jit``.
         unflatten: Makes of the results what the function returns.
         captured: How many of the arguments are no leaves of the user's, and come before those.
     """

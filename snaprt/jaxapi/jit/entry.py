@@ -208,10 +208,6 @@ def intercept_indexing(
     """Ask ``follow`` whenever an ordinary array is indexed under a trace of type ``kind``.
 
     Checked with jax 0.10.2 and 0.12.0: ``__getitem__`` of an array calls this function by its name.
-
-    Args:
-        kind: The type of the trace.
-        follow: Takes the trace, the array, the index, and what computes the result as JAX does.
     """
     take = getattr(_indexing, "rewriting_take", None)
     if take is None or getattr(take, "intercepted", False):

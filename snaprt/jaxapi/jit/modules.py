@@ -24,8 +24,6 @@ class JitModule:
         name: Of the function.
         devices: Where it runs, in the order of its partitions.
         input_names: Of each parameter of the module; arguments that it does not use are gone.
-        output_names: Of each result.
-        input_shapes: Of each parameter.
         donated: The parameters whose memory an execution may take.
         is_recordable: Whether arrays alone go in and out.
         is_pure: Whether it neither writes to references nor has effects.

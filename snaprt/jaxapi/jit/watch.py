@@ -55,14 +55,7 @@ class CompiledWatcher(Protocol):
     def __call__(
         self, name: str, ahead: CompiledAhead | None, args: Any, run: Callable[[], Any]
     ) -> Any:
-        """Make a call.
-
-        Args:
-            name: Of the program, as far as it is known.
-            ahead: What it is; None where it was compiled before anybody looked.
-            args: The leaves of its arguments.
-            run: Makes the call as JAX does.
-        """
+        """Make a call."""
 
 
 def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> None:

@@ -73,12 +73,7 @@ def failed_calls(error: BaseException) -> list[FailedCall]:
 
 
 def call_abstractly(name: str, arguments: Mapping[str, Any]) -> None:
-    """Call a public function of JAX's with abstract values in place of arrays.
-
-    Args:
-        name: One of `public_functions`.
-        arguments: By parameter; abstract values anywhere inside of them.
-    """
+    """Call a public function of JAX's with abstract values in place of arrays."""
     function = public_functions()[name]
     leaves, tree = jax.tree.flatten(dict(arguments), is_leaf=is_array_aval)
     shapes = [

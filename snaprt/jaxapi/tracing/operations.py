@@ -104,12 +104,6 @@ def extent(
 ) -> tuple[int, float]:
     """Return how large an operation is: to the compiler, and to the device.
 
-    Args:
-        primitive: The operation.
-        params: Its parameters.
-        operands: The abstract values of its operands.
-        results: Those of its results.
-
     Returns:
         The number of equations as `equations_within`, and an estimate of the floating point
         operations, in which a loop of unknown length runs once.

@@ -193,12 +193,7 @@ _is_taught = False
 
 
 def teach_values(kind: type, read: Read) -> None:
-    """Let functions that need values find those of instances of ``kind``.
-
-    Args:
-        kind: The type of the arrays.
-        read: Returns the value of one, and is told what needs it.
-    """
+    """Let functions that need values find those of instances of ``kind``."""
     global _is_taught
     if _is_taught:
         return
