@@ -1,7 +1,4 @@
-"""The executables that this process has loaded, and which of them a program runs.
-
-It knows programs and executables; how one is compiled, it is told.
-"""
+"""The executables that this process has loaded, and which of them a program runs."""
 
 from __future__ import annotations
 

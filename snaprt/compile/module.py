@@ -1,7 +1,4 @@
-"""Compile and run a bare module, as replay does: StableHLO in, arrays in, arrays out.
-
-It goes through the same persistent cache as recorded programs, and knows nothing of snapshots.
-"""
+"""Compile and run a bare module, as replay does: StableHLO in, arrays in, arrays out."""
 
 from __future__ import annotations
 

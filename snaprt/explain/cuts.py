@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from snaprt import jaxapi
-from snaprt.runtime.events import Cut, Run, Subscriber, subscribe, unsubscribe
+from snaprt.runtime.events import Cut, Execution, Subscriber, subscribe, unsubscribe
 from snaprt.runtime.graph_breaks import count_text, describe_break, place_text, users_place
 from snaprt.runtime.lazy_scope import lazy
 from snaprt.runtime.step import mark_step
@@ -112,7 +112,7 @@ class Collector(Subscriber):
         """Begin a record."""
         self._graphs[cut.number] = []
 
-    def ready(self, run: Run) -> None:
+    def ready(self, run: Execution) -> None:
         """Add a graph to it."""
         executable = run.executable
         origin = KNOWN if not run.is_new else LOADED if executable.from_cache else COMPILED

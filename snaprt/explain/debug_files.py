@@ -29,7 +29,7 @@ from snaprt.explain.nodes import (
     shown_nodes,
 )
 from snaprt.graph.program import Program
-from snaprt.runtime.events import Compilation, Cut, Run, Subscriber
+from snaprt.runtime.events import Compilation, Cut, Execution, Subscriber
 from snaprt.runtime.graph_breaks import describe_break
 from snaprt.trace import pacing
 
@@ -158,7 +158,7 @@ class SavedGraphs(Subscriber):
             self._append(cut, program, self._form)
             self._of_thread.appended = program.nodes
 
-    def ready(self, run: Run) -> None:
+    def ready(self, run: Execution) -> None:
         """Append the graph that is about to run, if it was not appended before it was compiled."""
         if getattr(self._of_thread, "appended", None) is not run.program.nodes:
             executable = run.executable
@@ -237,7 +237,7 @@ class _OfCompilations(Subscriber):
 class _OfAll(_OfCompilations):
     """Tells of executions as well."""
 
-    def ready(self, run: Run) -> None:
+    def ready(self, run: Execution) -> None:
         """Tell why a program runs."""
         if is_wanted(run.program):
             lines = self._lines(run.cut, run.executable, "Execution")

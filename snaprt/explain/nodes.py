@@ -21,7 +21,7 @@ import numpy as np
 from snaprt import jaxapi, settings
 from snaprt.graph.digest import Unstable, node_digest
 from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Program
-from snaprt.runtime.events import Run, Subscriber
+from snaprt.runtime.events import Execution, Subscriber
 
 INPUT_NAME: Final = "xla::device_data"
 CONSTANT_NAME: Final = "prim::Constant"
@@ -273,7 +273,7 @@ LOGGER = logging.getLogger("snaprt.operations")
 class OperationLog(Subscriber):
     """Logs what was recorded when it is cut: recording itself costs the same, logged or not."""
 
-    def ready(self, run: Run) -> None:
+    def ready(self, run: Execution) -> None:
         """Log the operations of a graph, with its inputs and constants."""
         cut, executable = run.cut, run.executable
         LOGGER.debug(

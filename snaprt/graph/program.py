@@ -1,7 +1,4 @@
-"""The program that is cut out of what was recorded, with what it consists of.
-
-It knows nothing of how operations are recorded, compiled or run.
-"""
+"""The program that is cut out of what was recorded, with what it consists of."""
 
 from __future__ import annotations
 

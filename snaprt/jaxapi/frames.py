@@ -40,10 +40,7 @@ def hide_frames_below(folder: Path) -> None:
 
 
 def user_frames() -> tuple[Frame, ...]:
-    """Return the user's frames of this thread as they are now, outermost first.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return the user's frames of this thread as they are now, outermost first."""
     frames = [
         Frame(frame.f_code.co_filename, line, frame.f_code.co_qualname)
         for frame, line in traceback.walk_stack(sys._getframe(1))
@@ -56,7 +53,7 @@ def user_variables() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the file and the variables of each of the user's frames now, innermost first.
 
     The variables are the local ones, and those of the module that the frame's code names.
-    Checked with jax 0.10.2 and 0.12.0.
+
     """
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code
@@ -67,10 +64,7 @@ def user_variables() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def user_stack(error: BaseException) -> tuple[str, ...]:
-    """Return ``file:line (function)`` of the user's frames on the way to an error, outermost first.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return ``file:line (function)`` of the user's frames to an error, outermost first."""
     return tuple(
         f"{frame.f_code.co_filename}:{line} ({frame.f_code.co_qualname})"
         for frame, line in frames_to(error)
@@ -93,10 +87,7 @@ def source_info() -> Any:
 
 
 def frames_of_operation(source: Any) -> tuple[Frame, ...]:
-    """Return the user's frames of an operation, of what `source_info` said of it, outermost first.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return the user's frames of an operation, of its `source_info`, outermost first."""
     frames = [
         Frame(frame.file_name, frame.start_line, frame.function_name)
         for frame in _source_info.user_frames(source.traceback)
@@ -105,18 +96,12 @@ def frames_of_operation(source: Any) -> tuple[Frame, ...]:
 
 
 def place_of_operation(source: Any) -> tuple[Any, ...]:
-    """Return where an operation stands, of what `source_info` said of it; equal for equal places.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return where an operation stands, of its `source_info`; equal for equal places."""
     return (*frames_of_operation(source), str(source.name_stack))
 
 
 def leave_name_scopes() -> None:
-    """Forget the names of the `jax.named_scope` in which this thread is; each restores its outer's.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Forget this thread's names of `jax.named_scope`; each scope restores its outer's."""
     context = _source_info._source_info_context.context
     if context.name_stack.stack:
         _source_info._source_info_context.context = context.replace(
@@ -188,10 +173,7 @@ def failed_operation(error: BaseException) -> BoundOperation | None:
 
 
 def forbidden_value(error: BaseException) -> str | None:
-    """Return ``nan`` or ``inf`` where an error says that JAX's settings forbid such a value.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return ``nan`` or ``inf`` where an error says that JAX's settings forbid such a value."""
     return error.args[1] if isinstance(error, _InternalFloatingPointError) else None
 
 

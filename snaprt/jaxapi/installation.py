@@ -67,10 +67,7 @@ def backends_are_initialized() -> bool:
 
 
 def own_cpu() -> Device:
-    """Return the device of a new CPU client, beside JAX's own, none of which is started.
-
-    Checked with JAX 0.10.2 and 0.12.0.
-    """
+    """Return the device of a new CPU client, beside JAX's own, none of which is started."""
     client: Any = _xla_client.make_cpu_client()
     device: Device = client.local_devices()[0]
     return device

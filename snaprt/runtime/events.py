@@ -51,7 +51,7 @@ def cut_here(cause: str, step: int, operations: int) -> Cut:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Execution:
     """One execution of a program that a cut led to.
 
     Attributes:
@@ -101,10 +101,10 @@ class Subscriber:
     def compiled(self, compilation: Compilation) -> None:
         """The program that was announced has been loaded or compiled."""
 
-    def ready(self, run: Run) -> None:
+    def ready(self, run: Execution) -> None:
         """An executable has been found or made; it runs next."""
 
-    def ran(self, run: Run, results: Sequence[Any]) -> None:
+    def ran(self, run: Execution, results: Sequence[Any]) -> None:
         """It has been started; ``results`` may still be on their way."""
 
     def cut_done(self, cut: Cut) -> None:

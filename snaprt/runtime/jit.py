@@ -52,31 +52,11 @@ class JitExecutable:
     graph_id: str
     lowered: jax.stages.Lowered
     module: jaxapi.JitModule
-
-    @property
-    def name(self) -> str:
-        """The name of the function."""
-        return self.module.name
-
-    @property
-    def devices(self) -> tuple[jaxapi.Device, ...]:
-        """The devices it runs on."""
-        return self.module.devices
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """A name for each argument of the module."""
-        return self.module.input_names
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """A name for each result of the module."""
-        return self.module.output_names
-
-    @property
-    def donated(self) -> tuple[int, ...]:
-        """The arguments whose memory it takes."""
-        return self.module.donated
+    name: str
+    devices: tuple[jaxapi.Device, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    donated: tuple[int, ...]
 
     @property
     def is_watched(self) -> bool:
@@ -128,7 +108,17 @@ def executable_ahead(ahead: jaxapi.CompiledAhead) -> JitExecutable:
 def _described(lowered: jax.stages.Lowered, call: jaxapi.FlatCall) -> JitExecutable:
     module = jaxapi.describe_jit_module(lowered, call)
     digest = module_digest(jaxapi.stablehlo_without_locations(lowered))
-    return JitExecutable(new_number(), digest[:16], lowered, module)
+    return JitExecutable(
+        new_number(),
+        digest[:16],
+        lowered,
+        module,
+        module.name,
+        module.devices,
+        module.input_names,
+        module.output_names,
+        module.donated,
+    )
 
 
 def executable_of(call: jaxapi.FlatCall) -> JitExecutable:

@@ -1,4 +1,4 @@
-"""Save programs that fail, and have them minified, as SNAPRT_REPRO_AFTER asks; knows no graphs.
+"""Save programs that fail, and have them minified, as SNAPRT_REPRO_AFTER asks.
 
 What TORCHDYNAMO_REPRO_AFTER and TORCHDYNAMO_REPRO_LEVEL are for PyTorch. Minifying is done by
 `snaprt minify` in a process of its own: a compiler that fails may take its process with it.

@@ -27,7 +27,7 @@ from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Program
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
-from snaprt.runtime.events import Compilation, Cut, Listeners, Run, cut_here, listeners
+from snaprt.runtime.events import Compilation, Cut, Execution, Listeners, cut_here, listeners
 from snaprt.runtime.graph_breaks import graph_break, told_when_slow
 from snaprt.snapshot.format.trace_errors import describe_trace_error
 from snaprt.snapshot.recorder import flags
@@ -36,7 +36,7 @@ from snaprt.snapshot.recorder.plan import current_plan, end_step, steps_ended
 from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.trace import pacing
 from snaprt.trace.array import LazyArray, answer_for_exact_types, read_for_executable, read_to_host
-from snaprt.trace.cut import Part, plan
+from snaprt.trace.cut import Part, plan_cut
 from snaprt.trace.failures import failed_run, uncompiled
 from snaprt.trace.fast_path import follow_indexing, follow_jit
 from snaprt.trace.lazy_trace import LazyTrace
@@ -254,7 +254,7 @@ def _run(
             path = recording.point.operations()
             ends = trace.pacer.ends_of(path)
         places = modes.places_in_modules
-        found = plan(
+        found = plan_cut(
             recording, wanted, numbers, by_operation=by_operation, places=places, ends=ends
         )
         recording.point.keep_plan(key, found)
@@ -370,7 +370,7 @@ def _run_part(
     if progress.recording_time:
         executable.times.recorded(progress.recording_time * len(program.nodes))
     is_repro_asked_for = repro.is_asked_for()
-    run_of_cut = cut and Run(cut, program, executable, arguments, ready.is_new)
+    run_of_cut = cut and Execution(cut, program, executable, arguments, ready.is_new)
     for tell in told.ready:
         tell(run_of_cut)
     try:
@@ -516,7 +516,7 @@ def _program_so_far(trace: LazyTrace) -> tuple[int, int, Program | None]:
     """Return how many operations are pending, how many can be one program now, and that."""
     recording = trace.recording
     alive = [array._result.number for array in recording.live_arrays()]
-    parts = plan(recording, alive, alive).parts
+    parts = plan_cut(recording, alive, alive).parts
     if not parts:
         return 0, 0, None
     pending = sum(len(part.nodes) for part in parts)

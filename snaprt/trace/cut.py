@@ -1,7 +1,7 @@
 """What a cut runs of a recording: which operations, as which programs, with which results.
 
 It is found once for each place where a path is cut and each set of arrays that are alive there, and
-stays with the place. It knows paths, and nothing of compiling and running.
+stays with the place.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CutPlan:
     """What a cut runs.
 
     Attributes:
@@ -176,7 +176,7 @@ class Plan:
         return any(part.donatable for part in self.parts)
 
 
-def plan(
+def plan_cut(
     recording: Recording,
     targets: Iterable[int],
     alive: Sequence[int],
@@ -184,7 +184,7 @@ def plan(
     by_operation: bool = False,
     places: bool = False,
     ends: Sequence[int] = (),
-) -> Plan:
+) -> CutPlan:
     """Return what to run so that the results of some numbers are there.
 
     Effects that are pending run as well. What else is kept are results that the user holds, and
@@ -220,7 +220,7 @@ def plan(
         kept |= used
         if places:
             part.places = tuple([node.place for node in part.nodes])
-    return Plan(tuple(parts), complete=not later, left=sum(point.extent()[0] for point in later))
+    return CutPlan(tuple(parts), complete=not later, left=sum(point.extent()[0] for point in later))
 
 
 def _split_at(

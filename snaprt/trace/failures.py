@@ -1,7 +1,4 @@
-"""What the errors of a cut say: the program or operation that failed, and where it was recorded.
-
-It knows recorded operations and what was raised; nothing of what becomes of the arrays.
-"""
+"""What the errors of a cut say: the program or operation that failed, and where it was recorded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The trace that JAX binds every eager operation on while a thread runs lazily.
 
 It turns each operation into a step along a path and hands back lazy arrays. It decides what cannot
-be recorded; it does not know how graphs are compiled or run.
+be recorded.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It looks at each point when a path first comes to it, and marks those after which a recording is to
 be cut. The marks stay with the paths, so a program that repeats is cut at the same places and runs
-the same programs again. It knows paths and counts; nothing of arrays, of time and of running.
+the same programs again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one thread has recorded since its last cut: a walk along a path, and the values on the way.
 
 The operations themselves stand at the points of the path; here are the arrays and scalars that they
-work on, and which lazy arrays are still alive. It knows nothing of how operations come in.
+work on, and which lazy arrays are still alive.
 """
 
 from __future__ import annotations

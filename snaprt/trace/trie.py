@@ -1,4 +1,4 @@
-"""What threads have recorded, as a tree of points that recordings walk; it knows nothing of values.
+"""What threads have recorded, as a tree of points that recordings walk.
 
 A recording begins at the root, and each operation leads to a point. A program that does what it did
 in its last step walks the same points again, and so pays for comparisons alone: everything that is

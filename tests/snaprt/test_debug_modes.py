@@ -1,14 +1,13 @@
 """The modes that trade speed for knowing which operation, and which line, does what."""
 
 import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import counting
+from support.programs import run_program
 
 import snaprt
 from snaprt import jaxapi, metrics
@@ -313,13 +312,7 @@ print(json.dumps([float(x.sum()), *[metrics.counter_value(name) or 0 for name in
 def test_in_eager_mode_a_second_process_compiles_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("NEURON_USE_EAGER_DEBUG_MODE", "1")
-    command = [sys.executable, "-c", EAGER]
-    first_time, again = [
-        json.loads(
-            subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-        )
-        for _ in range(2)
-    ]
+    first_time, again = [json.loads(run_program(EAGER).stdout) for _ in range(2)]
     assert first_time[0] == again[0]
     assert first_time[1] > 5
     assert again[1:3] == [0, 0]

@@ -2,9 +2,6 @@
 
 import gc
 import json
-import os
-import subprocess
-import sys
 import threading
 
 import jax
@@ -12,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import counting
+from support.programs import SNAPRT, run_program
 
 import snaprt
 from snaprt.explain.cuts import Collector
@@ -400,19 +398,11 @@ print(float(x[0, 0]), sum(float(s) for s in seen))
 def test_the_second_start_of_a_program_without_steps_compiles_nothing(tmp_path):
     script = tmp_path / "unread.py"
     script.write_text(UNREAD)
-    environment = {**os.environ, "SNAPRT_CACHE": "on", "SNAPRT_CACHE_DIR": str(tmp_path / "cache")}
     found = []
     for name in ("first.json", "second.json"):
         metrics = tmp_path / name
-        command = [sys.executable, "-m", "snaprt", "run", "--lazy", "--metrics", str(metrics)]
-        done = subprocess.run(
-            [*command, "--", str(script)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=120,
-            check=True,
-        )
+        command = (*SNAPRT, "run", "--lazy", "--metrics", str(metrics), "--")
+        done = run_program(command, script, SNAPRT_CACHE="on", SNAPRT_CACHE_DIR=tmp_path / "cache")
         found.append((done.stdout, json.loads(metrics.read_text())["counters"]))
     (first, cold), (second, warm) = found
     assert first == second

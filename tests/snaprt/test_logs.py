@@ -2,13 +2,12 @@
 
 import logging
 import re
-import subprocess
-import sys
 import threading
 
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from support.programs import run_program
 
 import snaprt
 from snaprt.errors import UsageError
@@ -66,8 +65,7 @@ def test_info_says_what_came_from_the_cache(caplog):
     with caplog.at_level(logging.INFO, "snaprt"):
         exec(program, {})
     assert ": compiled in " in caplog.records[-1].getMessage()
-    again = [sys.executable, "-c", program]
-    told = subprocess.run(again, capture_output=True, text=True, check=True).stderr.splitlines()
+    told = run_program(program).stderr.splitlines()
     last = [line for line in told if line.startswith("snaprt.compile")][-1]
     assert ": from the cache in " in last
 

@@ -1,7 +1,4 @@
-"""Compiles ahead of time: what was collected becomes the entry that its run will look up.
-
-It knows programs in files, and the cache; not in which process, or how many at a time.
-"""
+"""Compiles ahead of time: what was collected becomes the entry that its run will look up."""
 
 from __future__ import annotations
 

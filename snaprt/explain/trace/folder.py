@@ -27,7 +27,7 @@ from snaprt.compile.times import STAGES, ProgramTimes
 from snaprt.errors import UsageError
 from snaprt.explain.nodes import ShownNode, as_dot, as_text, is_wanted, shown_nodes, type_text
 from snaprt.explain.trace.drawing import draw, render, style
-from snaprt.runtime.events import Cut, Run, Subscriber
+from snaprt.runtime.events import Cut, Execution, Subscriber
 from snaprt.units import format_duration, format_size
 from snaprt.whole_files import write_whole
 
@@ -104,7 +104,7 @@ def _memory_and_cost(executable: Executable) -> tuple[dict[str, int], dict[str, 
         return {}, {}
 
 
-def traced_graph(folder: str, run: Run, nodes: Sequence[ShownNode]) -> TracedGraph:
+def traced_graph(folder: str, run: Execution, nodes: Sequence[ShownNode]) -> TracedGraph:
     """Return what is told of the graph of ``run``, which is about to run."""
     program, executable = run.program, run.executable
     memory, cost = _memory_and_cost(executable)
@@ -137,26 +137,26 @@ class Form:
 
     file: str
     title: str
-    make: Callable[[Run, Sequence[ShownNode]], str]
+    make: Callable[[Execution, Sequence[ShownNode]], str]
 
 
-def _drawing(run: Run, nodes: Sequence[ShownNode]) -> str:
+def _drawing(run: Execution, nodes: Sequence[ShownNode]) -> str:
     return draw(nodes, f"Graph {run.executable.graph_id}")
 
 
-def _jaxpr(run: Run, nodes: Sequence[ShownNode]) -> str:
+def _jaxpr(run: Execution, nodes: Sequence[ShownNode]) -> str:
     program = run.program
     with placed(program.placement):
         function, shapes = program.as_function(frozenset()), jaxapi.shapes_of(program.inputs)
         return jax.make_jaxpr(function)(*shapes).pretty_print(source_info=True)
 
 
-def _stablehlo(run: Run, nodes: Sequence[ShownNode]) -> str:
+def _stablehlo(run: Execution, nodes: Sequence[ShownNode]) -> str:
     module = run.executable.lowered().compiler_ir("stablehlo")
     return jaxapi.stablehlo_with_locations(module, _LARGEST_CONSTANT)
 
 
-def _optimised_hlo(run: Run, nodes: Sequence[ShownNode]) -> str:
+def _optimised_hlo(run: Execution, nodes: Sequence[ShownNode]) -> str:
     loaded = loaded_executable(run.executable)
     if loaded is None:
         raise ValueError("the graph was not compiled")
@@ -285,7 +285,7 @@ class TraceFolder(Subscriber):
         self._written = 0.0
         self.folder = _claim(self._path, page((), ()))
 
-    def ready(self, run: Run) -> None:
+    def ready(self, run: Execution) -> None:
         """Write the folder of a graph that runs for the first time."""
         if not is_wanted(run.program):
             return
@@ -300,7 +300,7 @@ class TraceFolder(Subscriber):
             except OSError as error:
                 self._complain(error)
 
-    def ran(self, run: Run, results: Sequence[object]) -> None:
+    def ran(self, run: Execution, results: Sequence[object]) -> None:
         """Count the execution, and append it to the list of all."""
         graph = self._graphs.get(run.executable.number)
         if graph is None:
@@ -325,7 +325,7 @@ class TraceFolder(Subscriber):
         elif len(self._turns) < _MOST_TURNS:
             self._turns.append((graph, 1))
 
-    def _write_graph(self, run: Run) -> None:
+    def _write_graph(self, run: Execution) -> None:
         nodes = shown_nodes(run.program)
         name = f"{len(self._graphs) + 1:04d}-{run.executable.graph_id}"
         folder = self.folder / name

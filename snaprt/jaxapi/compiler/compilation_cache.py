@@ -1,4 +1,4 @@
-"""Puts a cache in the place of JAX's own; must not know how it makes keys or stores."""
+"""Puts a cache in the place of JAX's own."""
 
 from __future__ import annotations
 

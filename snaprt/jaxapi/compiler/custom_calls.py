@@ -1,7 +1,4 @@
-"""The custom calls of modules: which functions they need, and whose objects they name.
-
-It must not know who compiles a module or where executables are stored.
-"""
+"""The custom calls of modules: which functions they need, and whose objects they name."""
 
 from __future__ import annotations
 

@@ -202,6 +202,7 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
     ask_before_jit(kind, ask)
 
 
+@functools.cache
 def intercept_indexing(
     kind: type, follow: Callable[[Any, Any, Any, Callable[[], Any]], Any]
 ) -> None:
@@ -209,9 +210,8 @@ def intercept_indexing(
 
     Checked with jax 0.10.2 and 0.12.0: ``__getitem__`` of an array calls this function by its name.
     """
-    take = getattr(_indexing, "rewriting_take", None)
-    if take is None or getattr(take, "intercepted", False):
-        return
+    module: Any = _indexing
+    take = module.rewriting_take
 
     @functools.wraps(take)
     def rewriting_take(arr: Any, idx: Any, **options: Any) -> Any:
@@ -220,8 +220,6 @@ def intercept_indexing(
             return follow(trace, arr, idx, lambda: take(arr, idx))
         return take(arr, idx, **options)
 
-    rewriting_take.intercepted = True  # type: ignore[attr-defined]
-    module: Any = _indexing
     module.rewriting_take = rewriting_take
 
 

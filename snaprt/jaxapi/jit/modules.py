@@ -1,4 +1,4 @@
-"""What goes into the module of a jitted function, and out; must not know who records it."""
+"""What goes into the module of a jitted function, and out."""
 
 from __future__ import annotations
 

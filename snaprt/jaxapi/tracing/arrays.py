@@ -151,7 +151,7 @@ def to_device(value: Any) -> jax.Array:
 
 
 def before_deleted(ask: Callable[[Any], None]) -> None:
-    """Call ``ask`` with each array that is deleted, before that (JAX 0.10.2 and 0.12.0)."""
+    """Call ``ask`` with each array that is deleted, before that."""
     if ask in _asked_before_deleted:
         return
     _asked_before_deleted.append(ask)
@@ -177,7 +177,7 @@ _asked_before_deleted: list[Callable[[Any], None]] = []
 
 
 def refuse_deleted(array: Any) -> None:
-    """Raise the `RuntimeError` of eager JAX if ``array`` was deleted (JAX 0.10.2 and 0.12.0)."""
+    """Raise the `RuntimeError` of eager JAX if ``array`` was deleted."""
     getattr(array, "_base_array", array)._check_if_deleted()
 
 
@@ -218,10 +218,7 @@ def _default_format(array: Any) -> Any:
 
 
 def put_on(device: Device, value: np.ndarray) -> jax.Array:
-    """Return an array on a device of any client; it may share the memory of ``value``.
-
-    Checked with JAX 0.10.2 and 0.12.0.
-    """
+    """Return an array on a device of any client; it may share the memory of ``value``."""
     with x64(True):  # or 64-bit values would be narrowed
         array: jax.Array = _xla_client.batched_device_put(
             ShapedArray(value.shape, value.dtype),

@@ -1,4 +1,4 @@
-"""JAX's own functions, and calls of them that failed; must not know what records those."""
+"""JAX's own functions, and calls of them that failed."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def random_function_names() -> frozenset[str]:
     """Return the names of the jitted functions that `jax.random` consists of.
 
     A module has a function of that name, or of that name, an underscore and a number, where a
-    program calls one. Checked with jax 0.10.2 and 0.12.0.
+    program calls one.
     """
     names = {f"jax._src.random.{found.name}" for found in pkgutil.iter_modules(_random.__path__)}
     modules = [_random, *(sys.modules[name] for name in names & sys.modules.keys())]

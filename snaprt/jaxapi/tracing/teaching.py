@@ -34,14 +34,10 @@ from snaprt.jaxapi.tracing.traces import (
 )
 from snaprt.jaxapi.tracing.traces import staging as _staging
 
-_device_get_patched = False
 
-
+@functools.cache
 def teach_device_get(kind: type, read: Callable[[Any], Any]) -> None:
     """Make `jax.device_get` read instances of ``kind``, which it would hand back as tracers."""
-    global _device_get_patched
-    if _device_get_patched:
-        return
     original = _api._device_get
 
     @functools.wraps(original)
@@ -49,9 +45,9 @@ def teach_device_get(kind: type, read: Callable[[Any], Any]) -> None:
         return read(x) if isinstance(x, kind) else original(x)
 
     _api._device_get = device_get_leaf
-    _device_get_patched = True
 
 
+@functools.cache
 def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
     """Let what `jax.stages.Lowered.compile` returns take the values of instances of ``kind``.
 
@@ -59,8 +55,6 @@ def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
     0.10.2 and 0.12.0: whatever is no plain array comes by this method.
     """
     original: Any = jax.stages.Compiled.call
-    if getattr(original, "intercepted", False):
-        return
 
     def value(leaf: Any) -> Any:
         return read(leaf) if isinstance(leaf, kind) else leaf
@@ -70,13 +64,10 @@ def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
         args, kwargs = jax.tree.map(value, (args, kwargs))
         return original(params, *args, **kwargs)
 
-    call.intercepted = True  # type: ignore[attr-defined]
     jax.stages.Compiled.call = staticmethod(call)  # type: ignore[method-assign]
 
 
-_trace_state_patched = False
-
-
+@functools.cache
 def teach_trace_state(kind: type) -> None:
     """Let those of JAX's functions work as ever that do otherwise where JAX traces.
 
@@ -84,9 +75,6 @@ def teach_trace_state(kind: type) -> None:
     to them. `jax.set_mesh`, `jax.sharding.get_mesh` and compiled functions refuse to work there,
     and `jax.pmap` leaves its operands where they lie. Whoever else asks gets the old answer.
     """
-    global _trace_state_patched
-    if _trace_state_patched:
-        return
     original = _core.trace_state_clean
     compiled: Any = inspect.unwrap(jax.stages.Compiled.call)
     pmap: Any = inspect.unwrap(_pmap.pmap)
@@ -104,21 +92,15 @@ def teach_trace_state(kind: type) -> None:
         )
 
     _core.trace_state_clean = trace_state_clean
-    _trace_state_patched = True
 
 
-_full_patched = False
-
-
+@functools.cache
 def teach_full(kind: Any) -> None:
     """Let what fills arrays (`jnp.zeros`, `jnp.ones_like`, ...) follow shardings lazily too.
 
     JAX 0.10.2 and 0.12.0 heed a sharding only where the value to fill with is an array of their
     own, and take an instance of ``kind`` that is to be resembled for a tracer, which has none.
     """
-    global _full_patched
-    if _full_patched:
-        return
     original = _lax.full
 
     @functools.wraps(original)
@@ -138,7 +120,6 @@ def teach_full(kind: Any) -> None:
     for name in ("full_like", "empty_like"):  # the second in JAX 0.12 alone
         if hasattr(_lax, name):
             _replace_in_lax(name, _of_described(getattr(_lax, name), kind))
-    _full_patched = True
 
 
 class _Description(jax.ShapeDtypeStruct):
@@ -189,14 +170,10 @@ _OF_CONSTANTS: Any = (
 
 Read = Callable[[Any, str], Any]
 
-_is_taught = False
 
-
+@functools.cache
 def teach_values(kind: type, read: Read) -> None:
     """Let functions that need values find those of instances of ``kind``."""
-    global _is_taught
-    if _is_taught:
-        return
 
     def value(leaf: Any, cause: str) -> Any:
         return read(leaf, cause) if type(leaf) is kind else leaf
@@ -209,7 +186,6 @@ def teach_values(kind: type, read: Read) -> None:
         _replace(name, (module,), staging_for_constants(name.strip("_"))(getattr(module, name)))
     _teach_traces(value)
     read_as_constants.add(kind)
-    _is_taught = True
 
 
 def _replace(name: str, modules: Any, function: Callable[..., Any]) -> None:

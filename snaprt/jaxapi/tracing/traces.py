@@ -1,4 +1,4 @@
-"""Under which trace a thread runs its operations; must not know any trace but JAX's own."""
+"""Under which trace a thread runs its operations."""
 
 from __future__ import annotations
 
@@ -79,10 +79,7 @@ def is_eager(trace: Any) -> bool:
 
 
 def is_staging() -> bool:
-    """Return whether a function is being traced here whose operations run later, more than once.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return whether a function is being traced here whose operations run later, more than once."""
     trace = current_trace()
     while trace is not None:
         if isinstance(trace, _partial_eval.DynamicJaxprTrace):
