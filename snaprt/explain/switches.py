@@ -75,12 +75,14 @@ def subscribers() -> tuple[Subscriber, ...]:
         UsageError: A variable asks for what cannot be.
     """
     global _seen
-    now = [*_texts.now(), LOGGER.isEnabledFor(logging.DEBUG)]
+    now = _texts.now()
+    is_logged = LOGGER.isEnabledFor(logging.DEBUG)
+    now.append(is_logged)
     if now != _seen[0]:
         for switch in _SWITCHES:
             switch.look()
         asked_for = [one.subscriber for one in _SWITCHES if one.subscriber is not None]
-        if LOGGER.isEnabledFor(logging.DEBUG):
+        if is_logged:
             asked_for.append(_operation_log)
         _seen = now, tuple(asked_for)
     return _seen[1]
