@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import SNAPRT, run_program
 from snaprt_cache.store import Cache
-from support.programs import SNAPRT, run_program
 
 from snaprt import jaxapi
 from snaprt.compile.ahead.collect import described, restored

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import counting
-from support.programs import run_program
+from programs import run_program
 
 import snaprt
 from snaprt import jaxapi, metrics

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import counting
-from support.programs import SNAPRT, run_program
+from programs import SNAPRT, run_program
 
 import snaprt
 from snaprt.explain.cuts import Collector

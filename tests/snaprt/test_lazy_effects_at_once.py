@@ -10,7 +10,7 @@ import pytest
 from jax._src import error_check
 from jax.experimental import checkify, io_callback
 from jax.extend import core as jex_core
-from support.programs import run_program
+from programs import run_program
 
 import snaprt
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from counting import counting
 from jax.experimental import sparse
-from support.programs import run_program
+from programs import run_program
 
 import snaprt
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.programs import run_program
+from programs import run_program
 
 PROGRAM = r"""
 import jax, jax.numpy as jnp, numpy as np, snaprt

@@ -7,7 +7,7 @@ import threading
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from support.programs import run_program
+from programs import run_program
 
 import snaprt
 from snaprt.errors import UsageError

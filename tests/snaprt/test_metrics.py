@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.programs import run_program
+from programs import run_program
 
 from snaprt import metrics
 from snaprt.errors import SnaprtError, UsageError

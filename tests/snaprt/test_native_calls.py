@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from programs import SNAPRT, run_program
 from recordings import record
-from support.programs import SNAPRT, run_program
 
 from snaprt import jaxapi
 

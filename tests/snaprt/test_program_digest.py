@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from support.programs import run_program
+from programs import run_program
 
 import snaprt
 from snaprt.compile import loaded

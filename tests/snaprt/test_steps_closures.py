@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from counting import counting
 from jax.experimental import io_callback
-from support.programs import run_program
+from programs import run_program
 
 import snaprt
 

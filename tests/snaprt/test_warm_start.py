@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from support.programs import run_program
+from programs import run_program
 
 import snaprt
 from snaprt import jaxapi

@@ -20,6 +20,7 @@ from snaprt.jaxapi.installation import is_file_of_jax, is_source_of_jax
 from snaprt.jaxapi.tracing.arrays import ArrayImpl
 from snaprt.jaxapi.tracing.traces import (
     current_trace_setting,
+    once,
     read_as_constants,
     staging_for_constants,
 )
@@ -202,9 +203,9 @@ def intercept_jit(kind: type, follow: _FollowJit) -> None:
     ask_before_jit(kind, ask)
 
 
-@functools.cache
+@once
 def intercept_indexing(
-    kind: type, follow: Callable[[Any, Any, Any, Callable[[], Any]], Any]
+    kind: Any, follow: Callable[[Any, Any, Any, Callable[[], Any]], Any]
 ) -> None:
     """Ask ``follow`` whenever an ordinary array is indexed under a trace of type ``kind``.
 

@@ -12,7 +12,7 @@ from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
 from jax._src import error_check as _error_check
 
-from snaprt.jaxapi.tracing.traces import current_trace_setting, evaluating
+from snaprt.jaxapi.tracing.traces import current_trace_setting, evaluating, once
 
 
 def can_wait(effects: Iterable[Any]) -> bool:
@@ -83,8 +83,8 @@ def before_waiting_for_effects(start: Callable[[], None]) -> None:
     tokens.block_until_ready = block_until_ready
 
 
-@functools.cache
-def teach_error_check(kind: type) -> None:
+@once
+def teach_error_check(kind: Any) -> None:
     """Let `raise_if_error` of JAX's error checks look at values under a trace of type ``kind``.
 
     It takes the trace for one of a function that is compiled, and refuses.

@@ -28,6 +28,7 @@ from snaprt.jaxapi.tracing.traces import (
     current_trace_setting,
     evaluating,
     is_staging,
+    once,
     read_as_constants,
     set_current_trace,
     staging_for_constants,
@@ -35,8 +36,8 @@ from snaprt.jaxapi.tracing.traces import (
 from snaprt.jaxapi.tracing.traces import staging as _staging
 
 
-@functools.cache
-def teach_device_get(kind: type, read: Callable[[Any], Any]) -> None:
+@once
+def teach_device_get(kind: Any, read: Callable[[Any], Any]) -> None:
     """Make `jax.device_get` read instances of ``kind``, which it would hand back as tracers."""
     original = _api._device_get
 
@@ -47,8 +48,8 @@ def teach_device_get(kind: type, read: Callable[[Any], Any]) -> None:
     _api._device_get = device_get_leaf
 
 
-@functools.cache
-def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
+@once
+def teach_compiled(kind: Any, read: Callable[[Any], jax.Array]) -> None:
     """Let what `jax.stages.Lowered.compile` returns take the values of instances of ``kind``.
 
     JAX takes them for tracers, to which it refuses to apply a compiled function. Checked with jax
@@ -67,8 +68,8 @@ def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
     jax.stages.Compiled.call = staticmethod(call)  # type: ignore[method-assign]
 
 
-@functools.cache
-def teach_trace_state(kind: type) -> None:
+@once
+def teach_trace_state(kind: Any) -> None:
     """Let those of JAX's functions work as ever that do otherwise where JAX traces.
 
     They ask `trace_state_clean`, and recording lazily under a trace of type ``kind`` is not tracing
@@ -94,7 +95,7 @@ def teach_trace_state(kind: type) -> None:
     _core.trace_state_clean = trace_state_clean
 
 
-@functools.cache
+@once
 def teach_full(kind: Any) -> None:
     """Let what fills arrays (`jnp.zeros`, `jnp.ones_like`, ...) follow shardings lazily too.
 
@@ -171,8 +172,8 @@ _OF_CONSTANTS: Any = (
 Read = Callable[[Any, str], Any]
 
 
-@functools.cache
-def teach_values(kind: type, read: Read) -> None:
+@once
+def teach_values(kind: Any, read: Read) -> None:
     """Let functions that need values find those of instances of ``kind``."""
 
     def value(leaf: Any, cause: str) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ParamSpec
 
 from jax._src import config as _config
 from jax._src import core as _core
@@ -35,6 +36,22 @@ def evaluating_compiled() -> AbstractContextManager[Any]:
 def _with_jit() -> Iterator[None]:
     with _config.disable_jit(False), evaluating():
         yield
+
+
+_P = ParamSpec("_P")
+
+
+def once(teach: Callable[_P, None]) -> Callable[_P, None]:
+    """Return a function that changes JAX: only its first call does something."""
+    called: list[None] = []
+
+    @functools.wraps(teach)
+    def teach_once(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        if not called:
+            called.append(None)
+            teach(*args, **kwargs)
+
+    return teach_once
 
 
 class _Staging(threading.local):
