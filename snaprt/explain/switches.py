@@ -63,8 +63,7 @@ _SWITCHES: Final = (
 
 _texts: Final = settings.Texts(*{name for switch in _SWITCHES for name in switch.variables})
 _operation_log: Final = OperationLog()
-_NONE: Final[tuple[list[Any], tuple[Subscriber, ...]]] = ([], ())
-_seen = _NONE  # the texts, and what they ask for
+_seen: tuple[list[Any], bool, tuple[Subscriber, ...]] = ([], False, ())  # and what they ask for
 subscribe(history)  # always there, for it is told of compilations alone
 
 
@@ -75,14 +74,11 @@ def subscribers() -> tuple[Subscriber, ...]:
         UsageError: A variable asks for what cannot be.
     """
     global _seen
-    now = _texts.now()
-    is_logged = LOGGER.isEnabledFor(logging.DEBUG)
-    now.append(is_logged)
-    if now != _seen[0]:
+    texts, is_logged = _texts.now(), LOGGER.isEnabledFor(logging.DEBUG)
+    if texts != _seen[0] or is_logged != _seen[1]:
         for switch in _SWITCHES:
             switch.look()
+        is_logged = LOGGER.isEnabledFor(logging.DEBUG)  # as the variables may just have asked
         asked_for = [one.subscriber for one in _SWITCHES if one.subscriber is not None]
-        if is_logged:
-            asked_for.append(_operation_log)
-        _seen = now, tuple(asked_for)
-    return _seen[1]
+        _seen = texts, is_logged, (*asked_for, *([_operation_log] if is_logged else ()))
+    return _seen[2]

@@ -49,13 +49,9 @@ class CompiledAhead:
     known: Any = None
 
 
-class CompiledWatcher(Protocol):
-    """Makes calls of compiled programs."""
-
-    def __call__(
-        self, name: str, ahead: CompiledAhead | None, args: Any, run: Callable[[], Any]
-    ) -> Any:
-        """Make a call."""
+CompiledWatcher = Callable[[str, CompiledAhead | None, Any, Callable[[], Any]], Any]
+"""Makes a call of a compiled program: takes its name, as far as it is known; what it is, None where
+it was compiled before anybody looked; the leaves of its arguments; and what makes the call."""
 
 
 def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> None:
