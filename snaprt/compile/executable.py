@@ -4,73 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax
-from blake3 import blake3
 
 from snaprt import jaxapi, metrics
 from snaprt.compile import times
-
-# What the partitioner was allowed, which shows in what it did; with one device it does nothing.
-_ALLOWED = re.compile(r", allow_spmd_sharding_propagation_to_\w+=\{[^}]*\}")
-_LEFT_OUT = re.compile(r"\[([0-9,]*)\]\S* constant\(\{\.\.\.\}\)")  # group: its dimensions
-_MOST_CONSTANTS = 1 << 14  # elements: printing so many takes 5 ms, and nobody can run meanwhile
-_ALIAS = re.compile(r"\{([0-9, ]*)\}: \(([0-9]+), \{[0-9, ]*\}, (?:may|must)-alias\)")
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What tells which executable ran.
-
-    Attributes:
-        fingerprint: XLA's own of the executable, in its words; empty where it has none.
-        optimised_hlo: BLAKE3, in hex, of the optimized module as text with canonical names and
-            without source locations, and with ``{...}`` in place of constants of more than ten
-            elements where those have more than 16,384 together; empty where the platform keeps it
-            to itself.
-        aliases: ``result <- parameter`` for each result that takes a parameter's memory.
-    """
-
-    fingerprint: str = ""
-    optimised_hlo: str = ""
-    aliases: tuple[str, ...] = ()
-
-
-def proof_of(executable: Any) -> Proof:
-    """Return what tells a loaded executable of XLA's from others; None gives an empty proof.
-
-    Printing a large module takes a while: ask in a thread that may take its time.
-    """
-    if executable is None:
-        return Proof()
-    printed = jaxapi.optimised_hlo(executable, constants=False)
-    if 0 < _elements_left_out(printed) <= _MOST_CONSTANTS:
-        printed = jaxapi.optimised_hlo(executable, constants=True)
-    header, _, body = printed.partition("\n")
-    text = f"{_ALLOWED.sub('', header)}\n{body}"
-    return Proof(
-        fingerprint=jaxapi.executable_fingerprint(executable),
-        optimised_hlo=blake3(text.encode()).hexdigest() if header else "",
-        aliases=_aliases(header),
-    )
-
-
-def _elements_left_out(text: str) -> int:
-    """Return how many elements the constants have that the text does not show."""
-    shapes = [found.split(",") for found in _LEFT_OUT.findall(text)]
-    return sum(math.prod(int(size) for size in shape) for shape in shapes)
-
-
-def _aliases(header: str) -> tuple[str, ...]:
-    _, _, told = header.partition("input_output_alias=")
-    return tuple(f"{result or 0} <- {parameter}" for result, parameter in _ALIAS.findall(told))
-
+from snaprt.graph.artifacts import ModuleArtifacts, proof_of
 
 _numbers = itertools.count()
 
@@ -78,25 +21,6 @@ _numbers = itertools.count()
 def new_number() -> int:
     """Return a number that no other executable of this process has."""
     return next(_numbers)
-
-
-@dataclass(frozen=True)
-class ModuleArtifacts:
-    """A program in the forms in which it is recorded.
-
-    Attributes:
-        stablehlo: Portable StableHLO artifact (versioned bytecode) with source locations.
-        hlo: Serialized ``xla.HloModuleProto``, before optimization.
-        compile_options: Serialized ``xla.CompileOptionsProto``.
-        trace_error: What a snapshot says of the error that ended its recording, if one did.
-    """
-
-    stablehlo: bytes
-    hlo: bytes
-    compile_options: bytes
-    num_devices: int
-    proof: Proof = field(default_factory=Proof)
-    trace_error: Any = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,10 +24,11 @@ from typing import Any, NamedTuple, overload
 import jax
 
 from snaprt import jaxapi
-from snaprt.compile.executable import ModuleArtifacts, artifacts_of, new_number
+from snaprt.compile.executable import artifacts_of, new_number
 from snaprt.compile.key import module_digest
 from snaprt.compile.lower import FLAG_NAME, flag_of
 from snaprt.errors import SnapshotError
+from snaprt.graph.artifacts import ModuleArtifacts
 from snaprt.runtime import repro
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
