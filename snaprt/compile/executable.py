@@ -25,33 +25,24 @@ def new_number() -> int:
 
 @dataclass(frozen=True, eq=False)
 class Executable:
-    """A compiled program, ready to be called with flat arguments.
-
-    Attributes:
-        graph_id: The first 16 hexadecimal digits of the digest of its StableHLO.
-        number: Counts the executables of this process.
-        donated: The arguments whose memory it takes.
-        from_cache: Whether it came from the persistent cache rather than from the compiler.
-        call: Runs it: arrays in, list of arrays out.
-        lowered: Lowers the program again (or returns what compiling left), for recording.
-        is_collected: Whether it was written down to be compiled later, and its results are zeros.
-        is_watched: Whether its last result is the flag of `snaprt.compile.lower`.
-        trace_error: What a snapshot says of the error that ended its recording, if one did.
-    """
+    """A compiled program, ready to be called with flat arguments."""
 
     name: str
-    graph_id: str
-    number: int
+    graph_id: str  # the first 16 hexadecimal digits of the digest of its StableHLO
+    number: int  # counts the executables of this process
     devices: tuple[jaxapi.Device, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
-    donated: tuple[int, ...]
-    from_cache: bool
-    call: Callable[..., Sequence[jax.Array]]
+    donated: tuple[int, ...]  # the arguments whose memory it takes
+    from_cache: bool  # whether it came from the persistent cache rather than from the compiler
+    call: Callable[..., Sequence[jax.Array]]  # runs it: arrays in, list of arrays out
+    # Lowers the program again (or returns what compiling left), for recording.
     lowered: Callable[[], jax.stages.Lowered]
+    # Whether it was written down to be compiled later, and its results are zeros.
     is_collected: bool = False
-    is_watched: bool = False
+    is_watched: bool = False  # whether its last result is the flag of `snaprt.compile.lower`
     times: times.ProgramTimes = field(default_factory=times.ProgramTimes)
+    # What a snapshot says of the error that ended its recording, if one did.
     trace_error: Any = None
 
     def artifacts(self) -> ModuleArtifacts:

@@ -27,16 +27,11 @@ WORTH_COMPILING_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True)
 class Ready:
-    """What a program runs.
-
-    Attributes:
-        arguments: What to call it with: the inputs, then the literals that vary.
-        is_new: Whether it was loaded or compiled for this.
-    """
+    """What a program runs."""
 
     executable: Executable
-    arguments: list[jax.Array]
-    is_new: bool
+    arguments: list[jax.Array]  # what to call it with: the inputs, then the literals that vary
+    is_new: bool  # whether it was loaded or compiled for this
 
 
 @dataclass

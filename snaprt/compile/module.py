@@ -25,23 +25,14 @@ Index = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class LoadedModule:
-    """A compiled module, ready to run.
+    """A compiled module, ready to run."""
 
-    Attributes:
-        parameters: (shape, dtype) of each parameter of ``main``.
-        results: (shape, dtype) of each result of ``main``.
-        devices: Where it runs, in the order of its partitions.
-        from_cache: Whether the executable came from the persistent cache.
-        compile_seconds: Seconds spent on compiling or loading it.
-        executable: XLA's loaded executable.
-    """
-
-    parameters: tuple[_Type, ...]
-    results: tuple[_Type, ...]
-    devices: tuple[jaxapi.Device, ...]
-    from_cache: bool
-    compile_seconds: float
-    executable: Any
+    parameters: tuple[_Type, ...]  # (shape, dtype) of each parameter of ``main``
+    results: tuple[_Type, ...]  # (shape, dtype) of each result of ``main``
+    devices: tuple[jaxapi.Device, ...]  # where it runs, in the order of its partitions
+    from_cache: bool  # whether the executable came from the persistent cache
+    compile_seconds: float  # seconds spent on compiling or loading it
+    executable: Any  # XLA's loaded executable
 
     @property
     def device(self) -> jaxapi.Device:

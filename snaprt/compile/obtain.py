@@ -45,44 +45,31 @@ TOLD_AS: Final = "custom_calls"
 
 @dataclass(frozen=True)
 class Request(Generic[T]):
-    """An executable that is wanted.
+    """An executable that is wanted."""
 
-    Attributes:
-        name: What the cache's index calls it.
-        kind: The form in which it is stored.
-        devices: Where it will run, in the order of its partitions.
-        subject: What its key identifies, of the cache in a folder.
-        load: Makes it of those bytes; ``None`` where it is enough that the cache has it.
-        bound_to: What it needs of this very process, so that no other may have it; mostly empty.
-    """
-
-    name: str
-    kind: str
+    name: str  # what the cache's index calls it
+    kind: str  # the form in which it is stored
     module: Any
     calls: jaxapi.CustomCalls
-    devices: Sequence[jaxapi.Device]
-    subject: Callable[[Path], Subject]
+    devices: Sequence[jaxapi.Device]  # where it will run, in the order of its partitions
+    subject: Callable[[Path], Subject]  # what its key identifies, of the cache in a folder
     compile: Callable[[], T]
     serialize: Callable[[T], bytes]
+    # Makes it of what `serialize` returned; ``None`` where it is enough that the cache has it.
     load: Callable[[bytes], T] | None
+    # What it needs of this very process, so that no other may have it; mostly empty.
     bound_to: str = ""
 
 
 @dataclass(frozen=True)
 class Obtained(Generic[T]):
-    """What became of a request.
+    """What became of a request."""
 
-    Attributes:
-        executable: The executable; ``None`` where the cache has it and it was not to be loaded.
-        from_cache: Whether the cache had it.
-        key: The key under which the cache has it now; ``None`` where it has not.
-        seconds: Seconds that the compiler took.
-    """
-
+    # The executable; ``None`` where the cache has it and it was not to be loaded.
     executable: T | None
-    from_cache: bool
-    key: Key | None
-    seconds: float = 0.0
+    from_cache: bool  # whether the cache had it
+    key: Key | None  # the key under which the cache has it now; ``None`` where it has not
+    seconds: float = 0.0  # seconds that the compiler took
 
     @property
     def loaded(self) -> T:

@@ -110,47 +110,33 @@ _LIBRARY: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]pyt
 
 @dataclass(frozen=True)
 class SummarizedOperation:
-    """One operation of a program.
+    """One operation of a program."""
 
-    Attributes:
-        text: The operation with its shapes; operands are named after what made them, so that one
-            operation more does not change all that follow.
-        numbered: The same with MLIR's own numbers of values.
-        source: The user's line that it comes from, ``file.py:12 in step``; empty if unknown.
-    """
-
+    # The operation with its shapes; operands are named after what made them, so that one operation
+    # more does not change all that follow.
     text: str
-    numbered: str
-    source: str
+    numbered: str  # the same with MLIR's own numbers of values
+    source: str  # the user's line that it comes from, ``file.py:12 in step``; empty if unknown
 
 
 @dataclass(frozen=True)
 class SummarizedProgram:
-    """A program as its summary tells it.
+    """A program as its summary tells it."""
 
-    Attributes:
-        arguments: The name and the type of each argument of ``main``.
-        operations: Its operations, those inside of loops and functions too, as printed.
-        attributes: What is said of the module, of its functions, and of their arguments and
-            results, such as the result that takes an argument's memory.
-        is_cut: Whether its last operations are missing.
-    """
-
-    arguments: tuple[tuple[str, str], ...]
+    arguments: tuple[tuple[str, str], ...]  # the name and the type of each argument of ``main``
+    # Its operations, those inside of loops and functions too, as printed.
     operations: tuple[SummarizedOperation, ...]
+    # What is said of the module, of its functions, and of their arguments and results, such as the
+    # result that takes an argument's memory.
     attributes: tuple[tuple[str, str], ...]
-    is_cut: bool
+    is_cut: bool  # whether its last operations are missing
 
 
 @dataclass(frozen=True)
 class OperationDifference:
-    """One place where two programs differ; an empty text stands for no operation.
+    """One place where two programs differ; an empty text stands for no operation."""
 
-    Attributes:
-        position: The number of the operation in the second program, from 1.
-    """
-
-    position: int
+    position: int  # the number of the operation in the second program, from 1
     before: str
     after: str
     before_source: str
@@ -159,23 +145,19 @@ class OperationDifference:
 
 @dataclass(frozen=True)
 class ProgramDifference:
-    """How two programs differ.
+    """How two programs differ."""
 
-    Attributes:
-        kind: ``shapes``, ``constants``, ``wiring`` (which results an operation takes), ``code``,
-            or ``nothing`` that a summary shows.
-        arguments: Name, type before and type after of each argument of ``main`` that differs.
-        attributes: Where, before and after of each attribute that differs.
-        is_partial: Whether the summary of one program misses its last operations.
-    """
-
+    # ``shapes``, ``constants``, ``wiring`` (which results an operation takes), ``code``, or
+    # ``nothing`` that a summary shows.
     kind: str
+    # Name, type before and type after of each argument of ``main`` that differs.
     arguments: tuple[tuple[str, str, str], ...]
+    # Where, before and after of each attribute that differs.
     attributes: tuple[tuple[str, str, str], ...]
     count: int
     operations: tuple[OperationDifference, ...]
     constants: tuple[OperationDifference, ...]
-    is_partial: bool
+    is_partial: bool  # whether the summary of one program misses its last operations
 
 
 def summary_text(summary: object) -> str:
@@ -418,15 +400,10 @@ def _changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[tuple[str,
 
 @dataclass(frozen=True)
 class Profile:
-    """What of a program is enough to find others like it.
+    """What of a program is enough to find others like it."""
 
-    Attributes:
-        kinds: The names of its operations, in order.
-        lines: How often it has each operation with its shapes, by a number for it.
-    """
-
-    kinds: tuple[str, ...]
-    lines: Counter[int]
+    kinds: tuple[str, ...]  # the names of its operations, in order
+    lines: Counter[int]  # how often it has each operation with its shapes, by a number for it
 
 
 def profile(text: str) -> Profile:

@@ -138,27 +138,18 @@ class Collector(Subscriber):
 
 @dataclass(frozen=True)
 class Row:
-    """What happened at one place of a program for one cause, once or several times.
+    """What happened at one place of a program for one cause, once or several times."""
 
-    Attributes:
-        cause: See `CutRecord` and `AtOnceRecord`.
-        operation: The operation that ran alone; empty for a cut.
-        fewest: The fewest operations that ran at one time.
-        most: The most.
-        compiled: How many of the graphs were compiled for it.
-        loaded: How many were loaded from the compile cache.
-    """
-
-    cause: str
-    operation: str
+    cause: str  # see `CutRecord` and `AtOnceRecord`
+    operation: str  # the operation that ran alone; empty for a cut
     place: jaxapi.Frame | None
     times: int
     graphs: int
-    fewest: int
-    most: int
+    fewest: int  # the fewest operations that ran at one time
+    most: int  # the most
     operations: int
-    compiled: int
-    loaded: int
+    compiled: int  # how many of the graphs were compiled for it
+    loaded: int  # how many were loaded from the compile cache
 
     def plus(self, other: Row) -> Row:
         """Return this row with what happened at the same place another time."""

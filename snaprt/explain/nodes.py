@@ -37,24 +37,18 @@ _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 
 @dataclass(frozen=True)
 class ShownNode:
-    """A node of a graph: an input, a host scalar or an operation.
-
-    Attributes:
-        types: XLA's type of each of its results, such as ``f32[2,3]{1,0}``.
-        operands: ``(number of a node, which of its results)`` of each operand.
-        attributes: The name and the text of each parameter that says something.
-        location: The user's innermost line, ``function@file.py:12``; empty where there is none.
-        roots: Which outputs of the graph its results are.
-        digest: 32 hexadecimal digits, equal for nodes that compute the same of the same kinds of
-            inputs and the same scalars; in another process too, if snaprt's cache knows them.
-    """
+    """A node of a graph: an input, a host scalar or an operation."""
 
     name: str
-    types: tuple[str, ...]
+    types: tuple[str, ...]  # XLA's type of each of its results, such as ``f32[2,3]{1,0}``
+    # ``(number of a node, which of its results)`` of each operand.
     operands: tuple[tuple[int, int], ...]
+    # The name and the text of each parameter that says something.
     attributes: tuple[tuple[str, str], ...]
-    location: str
-    roots: tuple[int, ...]
+    location: str  # the user's innermost line, ``function@file.py:12``; empty where there is none
+    roots: tuple[int, ...]  # which outputs of the graph its results are
+    # 32 hexadecimal digits, equal for nodes that compute the same of the same kinds of inputs and
+    # the same scalars; in another process too, if snaprt's cache knows them.
     digest: str
 
     @property

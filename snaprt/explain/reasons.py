@@ -26,18 +26,12 @@ Kind = tuple[Any, Any, bool]
 
 @dataclass(frozen=True, eq=False)
 class OutlinedOperation:
-    """An operation of a program.
+    """An operation of a program."""
 
-    Attributes:
-        name: Its primitive's name, with that of the function where it calls one: ``jit(relu)``.
-        signature: Equal for operations that compute the same of the same operands.
-        source: What `place` looks at.
-    """
-
-    name: str
-    signature: int
+    name: str  # its primitive's name, with that of the function where it calls one: ``jit(relu)``
+    signature: int  # equal for operations that compute the same of the same operands
     params: dict[str, Any]
-    source: Any
+    source: Any  # what `place` looks at
 
     @property
     def place(self) -> jaxapi.Frame | None:
@@ -47,27 +41,18 @@ class OutlinedOperation:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """What a program is told apart by.
-
-    Attributes:
-        wiring: See `snaprt.graph.program.Program`.
-        inputs: Abstract value, sharding and whether it is committed, of each.
-        promoted: Those that are arguments, for their values vary.
-        outputs: ``(operation, result)`` of each.
-        donated: The inputs whose memory it takes.
-        is_watched: Whether it tells of NaN, for the recorder.
-    """
+    """What a program is told apart by."""
 
     operations: tuple[OutlinedOperation, ...]
     names: tuple[str, ...]
-    wiring: tuple[tuple[tuple[int, int], ...], ...]
-    inputs: tuple[Kind, ...]
+    wiring: tuple[tuple[tuple[int, int], ...], ...]  # see `snaprt.graph.program.Program`
+    inputs: tuple[Kind, ...]  # abstract value, sharding and whether it is committed, of each
     literals: tuple[Literal, ...]
-    promoted: frozenset[int]
-    outputs: tuple[tuple[int, int], ...]
-    donated: tuple[int, ...]
+    promoted: frozenset[int]  # those that are arguments, for their values vary
+    outputs: tuple[tuple[int, int], ...]  # ``(operation, result)`` of each
+    donated: tuple[int, ...]  # the inputs whose memory it takes
     placement: Placement
-    is_watched: bool
+    is_watched: bool  # whether it tells of NaN, for the recorder
 
     def first_use(self, index: int, origin: int = INPUT) -> OutlinedOperation | None:
         """Return the operation that uses an input, or a literal, first."""

@@ -56,19 +56,15 @@ class CompilationEvent:
 
 @dataclass
 class _Site:
-    """What is known of a place.
-
-    Attributes:
-        rounds: In how many steps it has led to some. The reads of one line, as of a dict of
-            metrics, are programs of their own, which the next step has already.
-        is_told: Whether its number of rounds has been warned of.
-    """
+    """What is known of a place."""
 
     programs: int = 0
     outlines: list[Outline] = field(default_factory=list)
+    # In how many steps it has led to some. The reads of one line, as of a dict of metrics, are
+    # programs of their own, which the next step has already.
     rounds: int = 0
     step: int = -1
-    is_told: bool = False
+    is_told: bool = False  # whether its number of rounds has been warned of
 
     def add(self, outline: Outline, step: int) -> None:
         """Take note of a program."""

@@ -36,20 +36,13 @@ _PMAP = str(Path(_JAX_FOLDER) / "_src" / "pmap.py")  # of jax 0.10.2 and 0.12.0
 
 
 class Device(Protocol):
-    """A device of JAX's, for type checkers: some of them cannot see through `jax.Device`.
+    """A device of JAX's, for type checkers: some of them cannot see through `jax.Device`."""
 
-    Attributes:
-        id: Its number within its platform and all processes.
-        platform: ``cpu``, ``gpu`` or ``tpu``.
-        device_kind: The vendor's name of it.
-        client: XLA's client that owns it.
-    """
-
-    id: int
-    platform: str
-    device_kind: str
+    id: int  # its number within its platform and all processes
+    platform: str  # ``cpu``, ``gpu`` or ``tpu``
+    device_kind: str  # the vendor's name of it
     process_index: int
-    client: Any
+    client: Any  # XLA's client that owns it
 
     def __hash__(self) -> int:
         """Hash by identity."""

@@ -37,14 +37,11 @@ class _Closure:
 
 @dataclass(eq=False)
 class _OfThread:
-    """What one thread has queued.
+    """What one thread has queued."""
 
-    Attributes:
-        pending: The closures of the step that has not ended.
-        running: Those of earlier steps that were handed to the background.
-    """
-
+    # The closures of the step that has not ended.
     pending: list[_Closure] = field(default_factory=list)
+    # Those of earlier steps that were handed to the background.
     running: list[Future[None]] = field(default_factory=list)
 
 

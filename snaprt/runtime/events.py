@@ -25,21 +25,15 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """One cut of a thread's recording, which runs what is pending or a part of it.
+    """One cut of a thread's recording, which runs what is pending or a part of it."""
 
-    Attributes:
-        cause: ``mark_step``, one of `snaprt.trace.pacing.CAUSES`, or what read a value: see
-            `snaprt.trace.array`.
-        step: How many steps the thread had marked before.
-        operations: How many operations it is to run.
-        stack: The user's frames, innermost last.
-        number: Counts the cuts of the process that somebody was told of.
-    """
-
+    # ``mark_step``, one of `snaprt.trace.pacing.CAUSES`, or what read a value: see
+    # `snaprt.trace.array`.
     cause: str
-    step: int
-    operations: int
-    stack: tuple[jaxapi.Frame, ...]
+    step: int  # how many steps the thread had marked before
+    operations: int  # how many operations it is to run
+    stack: tuple[jaxapi.Frame, ...]  # the user's frames, innermost last
+    # Counts the cuts of the process that somebody was told of.
     number: int = field(default_factory=_numbers.__next__)
     thread: str = field(default_factory=lambda: threading.current_thread().name)
 
@@ -52,36 +46,25 @@ def cut_here(cause: str, step: int, operations: int) -> Cut:
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """One execution of a program that a cut led to.
-
-    Attributes:
-        program: What ran, with its inputs.
-        executable: What it was compiled to.
-        arguments: What that was called with: the inputs, then the literals that vary.
-        is_new: Whether this process had not run the executable before.
-    """
+    """One execution of a program that a cut led to."""
 
     cut: Cut
-    program: Program
-    executable: Executable
+    program: Program  # what ran, with its inputs
+    executable: Executable  # what it was compiled to
+    # What that was called with: the inputs, then the literals that vary.
     arguments: Sequence[jax.Array]
-    is_new: bool
+    is_new: bool  # whether this process had not run the executable before
 
 
 @dataclass(frozen=True, eq=False)
 class Compilation:
-    """A program that was not known in this process, and what it became.
-
-    Attributes:
-        promoted: Which of its literals became arguments, for their values vary.
-        seconds: How long that took.
-    """
+    """A program that was not known in this process, and what it became."""
 
     cut: Cut
     program: Program
-    promoted: frozenset[int]
+    promoted: frozenset[int]  # which of its literals became arguments, for their values vary
     executable: Executable
-    seconds: float
+    seconds: float  # how long that took
 
 
 class Subscriber:

@@ -16,15 +16,10 @@ from snaprt.trace.array import READ_METHODS, READ_PROPERTIES
 
 
 class Break(NamedTuple):
-    """A cause of cuts.
+    """A cause of cuts."""
 
-    Attributes:
-        what: What the program does, in words; begins with code or a lower-case letter.
-        advice: What to write instead; empty where a cut is what was asked for.
-    """
-
-    what: str
-    advice: str
+    what: str  # what the program does, in words; begins with code or a lower-case letter
+    advice: str  # what to write instead; empty where a cut is what was asked for
 
 
 _LOG: Final = (

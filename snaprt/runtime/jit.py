@@ -41,17 +41,11 @@ MAX_KINDS = 256
 
 @dataclass(frozen=True, eq=False)
 class JitExecutable:
-    """A program that JAX has lowered for some arguments, and compiles once.
+    """A program that JAX has lowered for some arguments, and compiles once."""
 
-    Attributes:
-        number: Counts the executables of this process, lazy graphs included.
-        graph_id: The first 16 hexadecimal digits of the digest of its StableHLO.
-        lowered: The program, which holds its executable when it is compiled.
-    """
-
-    number: int
-    graph_id: str
-    lowered: jax.stages.Lowered
+    number: int  # counts the executables of this process, lazy graphs included
+    graph_id: str  # the first 16 hexadecimal digits of the digest of its StableHLO
+    lowered: jax.stages.Lowered  # the program, which holds its executable when it is compiled
     module: jaxapi.JitModule
     name: str
     devices: tuple[jaxapi.Device, ...]
@@ -84,14 +78,11 @@ def _artifacts(executable: JitExecutable) -> ModuleArtifacts:
 
 @dataclass(frozen=True)
 class _Traced:
-    """What is known of a traced function.
+    """What is known of a traced function."""
 
-    Attributes:
-        lowered: Its executables, by the identity of what was lowered.
-        kinds: Which of them each kind of call runs, and what must stay alive for that.
-    """
-
+    # Its executables, by the identity of what was lowered.
     lowered: dict[int, JitExecutable] = field(default_factory=dict)
+    # Which of them each kind of call runs, and what must stay alive for that.
     kinds: dict[Any, tuple[JitExecutable, Any]] = field(default_factory=dict)
 
 

@@ -302,23 +302,17 @@ def _run(
 
 @dataclass
 class _Progress:
-    """How a cut runs, and what it has come to.
-
-    Attributes:
-        by_operation: Whether each program is one operation, which is waited for.
-        names_operations: Whether errors name the operations of the program that failed.
-        values: What was computed, by the number of the result, for what runs later.
-        failed: The results that will never be there, and why.
-        recording_time: Nanoseconds that recording took for each operation that is run.
-    """
+    """How a cut runs, and what it has come to."""
 
     is_all: bool
-    by_operation: bool
-    names_operations: bool
+    by_operation: bool  # whether each program is one operation, which is waited for
+    names_operations: bool  # whether errors name the operations of the program that failed
+    # What was computed, by the number of the result, for what runs later.
     values: dict[int, tuple[jax.Array, DataHandle]] = field(default_factory=dict)
     done: set[Point] = field(default_factory=set)
+    # The results that will never be there, and why.
     failed: dict[int, BaseException] = field(default_factory=dict)
-    recording_time: float = 0.0
+    recording_time: float = 0.0  # nanoseconds that recording took for each operation that is run
 
     def fail(self, nodes: Iterable[Any], error: BaseException) -> None:
         """Take note that operations have failed; what needs their results fails with them."""

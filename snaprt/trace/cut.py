@@ -31,30 +31,23 @@ _COUNTS_ARE_EXACT = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 @dataclass
 class Part:
-    """One program of a plan.
-
-    Attributes:
-        wiring: See `snaprt.graph.program.Program`.
-        sources: The wire that each input comes from: an input of the recording (``~n``), or the
-            result of that number of an earlier part.
-        numbers: The number of the result that each output is.
-        takers: Which of the arrays that are alive takes each output; -1 where none does.
-        donatable: The inputs that an output could take the memory of.
-        places: Where its operations stand in the source, if its module is to say so for sure.
-        spent: The results of earlier parts that nothing needs after it.
-    """
+    """One program of a plan."""
 
     nodes: tuple[Point, ...]
-    wiring: tuple[tuple[tuple[int, int], ...], ...]
+    wiring: tuple[tuple[tuple[int, int], ...], ...]  # see `snaprt.graph.program.Program`
+    # The wire that each input comes from: an input of the recording (``~n``), or the result of that
+    # number of an earlier part.
     sources: tuple[int, ...]
     literals: tuple[int, ...]
-    numbers: tuple[int, ...]
+    numbers: tuple[int, ...]  # the number of the result that each output is
+    # Which of the arrays that are alive takes each output; -1 where none does.
     takers: tuple[int, ...]
     outputs: tuple[tuple[int, int], ...]
     placement: Placement
-    donatable: tuple[int, ...] = ()
+    donatable: tuple[int, ...] = ()  # the inputs that an output could take the memory of
+    # Where its operations stand in the source, if its module is to say so for sure.
     places: tuple[Any, ...] = ()
-    spent: tuple[int, ...] = ()
+    spent: tuple[int, ...] = ()  # the results of earlier parts that nothing needs after it
     _kinds: dict[int, list[InputKind | None]] = field(default_factory=dict)
     _structure: Structure | None = None
     _primitives: tuple[tuple[str, int], ...] | None = None
@@ -149,16 +142,11 @@ class Part:
 
 @dataclass(frozen=True)
 class CutPlan:
-    """What a cut runs.
-
-    Attributes:
-        complete: Whether nothing is left to do afterwards.
-        left: How many equations are.
-    """
+    """What a cut runs."""
 
     parts: tuple[Part, ...]
-    complete: bool
-    left: int = 0
+    complete: bool  # whether nothing is left to do afterwards
+    left: int = 0  # how many equations are
 
     @cached_property
     def is_all(self) -> bool:

@@ -81,7 +81,8 @@ def test_the_digest_is_the_same_when_the_program_is_recorded_again():
 
 def test_the_digest_is_the_same_in_another_process():
     script = (
-        "import test_program_digest as t, json\n"
+        "import json, sys; sys.path.append('../support')\n"
+        "import test_program_digest as t\n"
         "print(json.dumps({n: t.digest_of(p, t.X) for n, p in t.PROGRAMS.items()}))"
     )
     seen = set()

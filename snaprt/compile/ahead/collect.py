@@ -46,36 +46,23 @@ class NotWritable(Exception):  # noqa: N818 - a finding, counted by who collects
 
 @dataclass(frozen=True)
 class CollectedProgram:
-    """What the JSON file says.
+    """What the JSON file says."""
 
-    Attributes:
-        name: What the cache's index calls it.
-        module: The file of the module, in the same directory: MLIR bytecode of this jaxlib.
-        module_digest: Of the module without source locations, as in the executable's key.
-        graph_id: See `snaprt.compile.executable.Executable`.
-        program_digest: By which the program finds its executable without being lowered; empty
-            where it has none.
-        xla_flags: The flags that may change its executable.
-        settings: JAX's settings that may change its executable.
-        arguments: The abstract value of each argument, see `described`.
-        results: The abstract value of each result.
-        signature: See `snaprt.jaxapi.signature_of_lowered`.
-    """
-
-    name: str
-    module: str
-    module_digest: str
-    graph_id: str
+    name: str  # what the cache's index calls it
+    module: str  # the file of the module, in the same directory: MLIR bytecode of this jaxlib
+    module_digest: str  # of the module without source locations, as in the executable's key
+    graph_id: str  # see `snaprt.compile.executable.Executable`
+    # By which the program finds its executable without being lowered; empty where it has none.
     program_digest: str
     jax: str
     jaxlib: str
     platform: str
     device_count: int
-    xla_flags: tuple[str, ...]
-    settings: Mapping[str, Any]
-    arguments: tuple[Mapping[str, Any], ...]
-    results: tuple[Mapping[str, Any], ...]
-    signature: str
+    xla_flags: tuple[str, ...]  # the flags that may change its executable
+    settings: Mapping[str, Any]  # JAX's settings that may change its executable
+    arguments: tuple[Mapping[str, Any], ...]  # the abstract value of each argument, see `described`
+    results: tuple[Mapping[str, Any], ...]  # the abstract value of each result
+    signature: str  # see `snaprt.jaxapi.signature_of_lowered`
     committed: bool
     devices: tuple[int, ...]
     default_device: int | str | None

@@ -45,16 +45,11 @@ _PAUSE_SECONDS: Final = 0.002
 
 @dataclass(frozen=True)
 class Prefetched:
-    """What was loaded before it was asked for.
-
-    Attributes:
-        devices: Where it runs, in the order of its partitions.
-        note: Of a program that was recorded lazily, else ``None``.
-    """
+    """What was loaded before it was asked for."""
 
     loaded: Any
-    devices: tuple[jaxapi.Device, ...]
-    note: Note | None
+    devices: tuple[jaxapi.Device, ...]  # where it runs, in the order of its partitions
+    note: Note | None  # of a program that was recorded lazily, else ``None``
     entry: Entry
 
 

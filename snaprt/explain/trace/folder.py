@@ -37,26 +37,20 @@ VERSION: Final = 1
 
 @dataclass
 class TracedGraph:
-    """A graph that ran.
-
-    Attributes:
-        cut: The cut that ran it first.
-        memory: Bytes by use.
-        cost: What XLA estimates of an execution: floating-point operations, bytes accessed, ...
-        times: Where its time has gone until now.
-        missing: The forms that could not be made, and why.
-    """
+    """A graph that ran."""
 
     folder: str
     graph_id: str
     operations: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    cut: Cut
+    cut: Cut  # the cut that ran it first
     from_cache: bool
-    memory: Mapping[str, int]
+    memory: Mapping[str, int]  # bytes by use
+    # What XLA estimates of an execution: floating-point operations, bytes accessed, ...
     cost: Mapping[str, float]
-    times: ProgramTimes
+    times: ProgramTimes  # where its time has gone until now
+    # The forms that could not be made, and why.
     missing: dict[str, str] = field(default_factory=dict)
     drawing: str = ""
     executions: int = 0
@@ -129,13 +123,9 @@ _LARGEST_CONSTANT: Final = 16
 
 @dataclass(frozen=True)
 class Form:
-    """A form of a graph.
+    """A form of a graph."""
 
-    Attributes:
-        file: The name of its file.
-    """
-
-    file: str
+    file: str  # the name of its file
     title: str
     make: Callable[[Execution, Sequence[ShownNode]], str]
 

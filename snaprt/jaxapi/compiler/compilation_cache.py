@@ -26,25 +26,17 @@ from snaprt.jaxapi.installation import Device, device_list
 
 @dataclass(frozen=True)
 class Compilation:
-    """What JAX is about to compile, in the parts that make an executable.
+    """What JAX is about to compile, in the parts that make an executable."""
 
-    Attributes:
-        name: The module's name, such as ``jit_train_step``.
-        module: The module as bytecode: without source locations, and with functions named by
-            their order, for their names come from Python and change nothing.
-        options: Serialized compile options, without where to dump or to cache.
-        topology: What identifies the topology of the devices, in all processes alike.
-        extra: What JAX's hook for additions to the key returns.
-        written: The module as JAX has it, with source locations.
-    """
-
-    name: str
+    name: str  # the module's name, such as ``jit_train_step``
+    # The module as bytecode: without source locations, and with functions named by their order, for
+    # their names come from Python and change nothing.
     module: bytes
-    options: bytes
-    topology: bytes
-    extra: str
+    options: bytes  # serialized compile options, without where to dump or to cache
+    topology: bytes  # what identifies the topology of the devices, in all processes alike
+    extra: str  # what JAX's hook for additions to the key returns
     devices: tuple[Device, ...]
-    written: Any
+    written: Any  # the module as JAX has it, with source locations
 
 
 JitExecutable = tuple[Any, int]

@@ -20,15 +20,11 @@ from jaxlib.mlir import ir
 
 @dataclass(frozen=True)
 class CustomCalls:
-    """What the custom calls of a module need.
+    """What the custom calls of a module need."""
 
-    Attributes:
-        targets: The names of the functions that they call, sorted.
-        bound_to: What of the process that lowered the module they name, such as a Python
-            function; empty where the module means the same in every process.
-    """
-
-    targets: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()  # the names of the functions that they call, sorted
+    # What of the process that lowered the module they name, such as a Python function; empty where
+    # the module means the same in every process.
     bound_to: str = ""
 
 

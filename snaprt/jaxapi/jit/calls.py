@@ -22,21 +22,15 @@ from snaprt.jaxapi.settings import trace_context
 
 @dataclass(frozen=True)
 class FlatCall:
-    """A call of a jitted function as JAX lowers it.
+    """A call of a jitted function as JAX lowers it."""
 
-    Attributes:
-        args: The leaves of its arguments, static ones left out.
-        names: Of each argument, such as ``params['w']``.
-        results: The name of each result, such as ``result['loss']``.
-        unflatten: Makes of the results what the function returns.
-        captured: How many of the arguments are no leaves of the user's, and come before those.
-    """
-
-    args: tuple[Any, ...]
-    names: tuple[str, ...]
-    results: tuple[str, ...]
+    args: tuple[Any, ...]  # the leaves of its arguments, static ones left out
+    names: tuple[str, ...]  # of each argument, such as ``params['w']``
+    results: tuple[str, ...]  # the name of each result, such as ``result['loss']``
     params: dict[str, Any]
+    # Makes of the results what the function returns.
     unflatten: Callable[[Sequence[Any]], Any] = list
+    # How many of the arguments are no leaves of the user's, and come before those.
     captured: int = 0
 
 

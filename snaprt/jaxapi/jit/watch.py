@@ -36,17 +36,11 @@ from snaprt.jaxapi.jit.entry import (
 
 @dataclass(eq=False)
 class CompiledAhead:
-    """What was compiled before it is called.
+    """What was compiled before it is called."""
 
-    Attributes:
-        lowered: The program, which holds the executable.
-        like: A call of it, without the arguments.
-        known: What whoever looks at its calls wants to keep.
-    """
-
-    lowered: jax.stages.Lowered
-    like: FlatCall
-    known: Any = None
+    lowered: jax.stages.Lowered  # the program, which holds the executable
+    like: FlatCall  # a call of it, without the arguments
+    known: Any = None  # what whoever looks at its calls wants to keep
 
 
 CompiledWatcher = Callable[[str, CompiledAhead | None, Any, Callable[[], Any]], Any]

@@ -247,15 +247,11 @@ def _shard(arrays: Any, shardings: Any, layouts: Any, semantics: Any) -> Any:
 
 
 class _ArrayOfTrace(jax.Array):
-    """A `jax.Array` that JAX takes for a tracer; it does all that tracers do.
-
-    Attributes:
-        aval: The abstract value.
-    """
+    """A `jax.Array` that JAX takes for a tracer; it does all that tracers do."""
 
     __slots__ = ("__weakref__", "_line_info", "_trace", "aval")
 
-    aval: Any
+    aval: Any  # the abstract value
     _trace: Any
 
     def __init_subclass__(cls) -> None:

@@ -35,23 +35,19 @@ def devices_of_sharding(sharding: Any) -> tuple[Device, ...]:
 
 @dataclass(frozen=True)
 class NamedShardings:
-    """What the parameters of an operation, and the jaxprs among them, say of where it runs.
+    """What the parameters of an operation, and the jaxprs among them, say of where it runs."""
 
-    Attributes:
-        devices: The devices in the order of each sharding; two entries contradict each other.
-        mesh: The mesh that it computes under, whatever `jax.set_mesh` says.
-        commits: Whether its results are committed though it names no devices.
-        operands: The sharding that each operand must have, ``None`` for any; or nothing.
-        results: The sharding that each result will have, ``None`` for any; or nothing.
-        ends_program: Whether what uses the results must be another program, for inside of one they
-            would be of another type.
-    """
-
+    # The devices in the order of each sharding; two entries contradict each other.
     devices: frozenset[tuple[Device, ...]] = frozenset()
+    # The mesh that it computes under, whatever `jax.set_mesh` says.
     mesh: jax.sharding.Mesh | None = None
-    commits: bool = False
+    commits: bool = False  # whether its results are committed though it names no devices
+    # The sharding that each operand must have, ``None`` for any; or nothing.
     operands: tuple[jax.sharding.Sharding | None, ...] = ()
+    # The sharding that each result will have, ``None`` for any; or nothing.
     results: tuple[jax.sharding.Sharding | None, ...] = ()
+    # Whether what uses the results must be another program, for inside of one they would be of
+    # another type.
     ends_program: bool = False
 
 
@@ -182,19 +178,13 @@ def partitions_of(module: Any) -> int:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """How XLA was told to spread a program over devices.
+    """How XLA was told to spread a program over devices."""
 
-    Attributes:
-        replicas: How many copies of the whole program run.
-        parameters: For each parameter, whether XLA may choose its sharding; or nothing.
-        results: The same of each result.
-        shardy: Whether the module's shardings are Shardy's rather than GSPMD's.
-    """
-
-    replicas: int = 1
+    replicas: int = 1  # how many copies of the whole program run
+    # For each parameter, whether XLA may choose its sharding; or nothing.
     parameters: tuple[bool, ...] = ()
-    results: tuple[bool, ...] = ()
-    shardy: bool = False
+    results: tuple[bool, ...] = ()  # the same of each result
+    shardy: bool = False  # whether the module's shardings are Shardy's rather than GSPMD's
 
 
 def partitioning_of_options(serialized: bytes) -> Partitioning:
