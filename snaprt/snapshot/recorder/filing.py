@@ -64,13 +64,7 @@ class Budget:
         self._said: set[str] = set()
 
     def admits(self, files: int, nbytes: int, folder: Path) -> bool:
-        """Return whether an execution may be recorded; past a budget, say so once and count it.
-
-        Args:
-            files: How many files it makes.
-            nbytes: How many bytes of arrays they hold.
-            folder: Where they go.
-        """
+        """Return whether so many files and bytes may go there; past a budget, count and say it."""
         with self._lock:
             over = self._over(files, nbytes, folder)
             if over is None:
@@ -175,10 +169,9 @@ class Filing:
     def write_now(
         self, held: HeldExecution, folder: Path, cause: Cause | None = None
     ) -> list[Path]:
-        """Write all of an execution into ``folder`` in this thread; no outputs without an end.
+        """Write all of an execution into ``folder`` in this thread; return the files.
 
-        Returns:
-            The files that are there then.
+        Of one that has not ended there are no outputs.
         """
         files = []
         for role in schema.ROLES:
