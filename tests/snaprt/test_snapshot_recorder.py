@@ -28,7 +28,7 @@ from snaprt.compile.run import run
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.recorder import plan
-from snaprt.snapshot.recorder.filing import run_mark
+from snaprt.snapshot.recorder.describe import run_mark
 from snaprt.snapshot.recorder.record import Recorder
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +24,7 @@ from snaprt.snapshot.recorder.failures import mark_recorded
 from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, Ring, names_of
 from snaprt.snapshot.recorder.pending import HeldExecution
 from snaprt.snapshot.recorder.triggers import TRIGGERS, Ending, Trigger
+from snaprt.snapshot.recorder.writer import afresh_in_children
 
 MAX_WAITING: Final = 64
 """How many executions may be under way before the program waits for the oldest."""
@@ -46,18 +45,11 @@ class OutcomeWatch:
 
     def __init__(self, ended: Callable[[Ending], None]) -> None:
         self._ended = ended
-        self._start_afresh()
-        this = weakref.ref(self)
+        self.start_afresh()
+        afresh_in_children(self)
 
-        def after_fork() -> None:
-            watch = this()
-            if watch is not None:
-                watch._start_afresh()
-
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=after_fork)
-
-    def _start_afresh(self) -> None:
+    def start_afresh(self) -> None:
+        """Watch nothing, with no thread."""
         self._watched: deque[HeldExecution] = deque()
         self._telling = threading.RLock()  # held by who tells of one of them
         self._fewer = threading.Condition()

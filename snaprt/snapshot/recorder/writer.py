@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from snaprt import metrics
 from snaprt.snapshot.format.leftovers import remove_leftovers
@@ -33,6 +34,23 @@ SECONDS_TO_END = 5.0
 _log = logging.getLogger("snaprt.snapshot")
 
 
+class _HasThread(Protocol):
+    def start_afresh(self) -> None: ...
+
+
+def afresh_in_children(part: _HasThread) -> None:
+    """Let a part start afresh in forked children, which have none of its threads."""
+    this = weakref.ref(part)
+
+    def after_fork() -> None:
+        alive = this()
+        if alive is not None:
+            alive.start_afresh()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=after_fork)
+
+
 class SnapshotWriter:
     """Writes snapshots one after the other in a thread of its own."""
 
@@ -41,18 +59,11 @@ class SnapshotWriter:
         self._queue_files = queue_files
         self._logged: set[object] = set()
         self._cleaned: set[Path] = set()
-        self._start_afresh()
-        this = weakref.ref(self)
+        self.start_afresh()
+        afresh_in_children(self)
 
-        def after_fork() -> None:
-            writer = this()
-            if writer is not None:
-                writer._start_afresh()
-
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=after_fork)
-
-    def _start_afresh(self) -> None:
+    def start_afresh(self) -> None:
+        """Queue nothing, with no thread."""
         self._changed = threading.Condition()
         self._jobs: deque[tuple[Callable[[], object], int]] = deque()  # with their bytes
         self._bytes = 0  # of what waits and what is being written
