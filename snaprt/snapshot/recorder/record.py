@@ -52,7 +52,6 @@ from snaprt.snapshot.recorder.pending import (
     remember,
 )
 from snaprt.snapshot.recorder.plan import Plan, current_plan, decide, records_all, steps_ended
-from snaprt.snapshot.recorder.triggers import Ending
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
@@ -255,7 +254,7 @@ class Recorder:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
         metrics.counter_add("SnapshotFailedExecution")
         try:
-            self._outcomes.ended(Ending(self._held(token), error, 0))
+            self._outcomes.ended(self._held(token), error, 0)
         except Exception as raised:
             self.writer.complain(raised)
 
@@ -283,7 +282,7 @@ class Recorder:
             if metrics.counter_value("SnapshotFailures") != recorded:
                 mark_recorded(error)  # an execution had failed, and this came of it
             elif last is not None:
-                self._outcomes.ended(Ending(last, error, 0))
+                self._outcomes.ended(last, error, 0)
             elif plan.keep_last:
                 self._outcomes.dump_ring(Cause(KEEP_LAST, error_text(error)))
                 mark_recorded(error)
