@@ -193,8 +193,10 @@ def _of_case(case: Case) -> Contents:
     print_hlo = _ORIGINAL_HLO.get(case.format)
 
     def arrays() -> Iterator[tuple[Role, NamedArray]]:
-        yield from (("inputs", array) for array in case.inputs or ())
-        yield from (("outputs", array) for array in case.outputs or ())
+        for array in case.inputs or ():
+            yield "inputs", array
+        for array in case.outputs or ():
+            yield "outputs", array
 
     return Contents(
         path=case.path,
