@@ -26,7 +26,6 @@ from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder.conditions import Moment
 from snaprt.snapshot.recorder.describe import Cause, contents, describe, error_text
-from snaprt.snapshot.recorder.filing import run_mark
 from snaprt.snapshot.recorder.pending import Executable, HeldExecution
 from snaprt.snapshot.recorder.plan import Plan, steps_ended
 
@@ -204,4 +203,4 @@ def _contents(
         time=time.time(),
     )
     cause = Cause("SNAPRT_REPRO_AFTER", "" if error is None else error_text(error))
-    return contents(describe(held, "inputs", 0, device, cause, run_mark()), held, device)
+    return contents(describe(held, "inputs", 0, device, cause), held, device)
