@@ -131,7 +131,7 @@ def _cache_directory(_: Path) -> str:
 
 
 def _sqlite(_: Path) -> str:
-    from snaprt_cache.index.journal import journal_mode
+    from snaprt_cache.index import journal_mode
     from snaprt_cache.store import Cache
 
     path = Cache.open(settings.get("SNAPRT_CACHE_DIR")).path

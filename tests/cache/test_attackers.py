@@ -17,11 +17,9 @@ from typing import Any
 
 import pytest
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digest, file_digests, frame
-from snaprt_cache.blobs import check_content
 from snaprt_cache.bundle import bundled_blobs, read_bundle, write_bundle
-from snaprt_cache.frame import BlobDamaged
-from snaprt_cache.lock.flight import Flight
-from snaprt_cache.signing import Signing
+from snaprt_cache.frame import BlobDamaged, Signing, check_blob
+from snaprt_cache.lock import Flight
 
 SECRET = bytes(range(32))
 KEY = Key((KeyPart("module", "m"),))
@@ -31,7 +29,7 @@ METADATA = {"name": "step", "compile_seconds": 1.0}
 _USE = """
 import os, sys
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digest
-from snaprt_cache.lock.flight import Flight
+from snaprt_cache.lock import Flight
 
 shared = sys.argv[2] == "shared"
 options = {"signing_key": bytes(range(32)), "shared": True} if shared else {}
@@ -348,7 +346,7 @@ def test_a_payload_longer_than_it_claims_is_found_without_unpacking_it(
     monkeypatch.setattr(zstandard.ZstdCompressor, "compress", lambda self, payload: long)
     _, head, stored = frame.encode_blob(KEY, b"short", METADATA)
     with pytest.raises(BlobDamaged, match="length"):
-        check_content(KEY.digest, io.BytesIO(head + stored), Signing())
+        check_blob(KEY.digest, io.BytesIO(head + stored), Signing())
 
 
 @pytest.mark.parametrize("wrong", [1.5, "8", None, True, -1, [], 1 << 80])

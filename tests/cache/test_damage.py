@@ -272,14 +272,6 @@ def test_a_hit_gives_a_blob_without_a_row_its_row_and_counts(tmp_path: Path) -> 
     connection.close()
 
 
-def test_rebuilding_on_request_keeps_the_figures(cache: Cache) -> None:
-    cache.get(KEY)
-    cache.close()
-    cache.rebuild_index()
-    (row,) = cache.entries()
-    assert row.hits == 1
-
-
 def test_a_locked_index_delays_no_hit(cache: Cache) -> None:
     connection = sqlite3.connect(cache.index_path)
     connection.execute("BEGIN EXCLUSIVE")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, CacheError, Key, KeyPart
-from snaprt_cache.index.worth import HALF_LIFE_SECONDS, worth_of
+from snaprt_cache.index import HALF_LIFE_SECONDS, worth_of
 
 KILOBYTE = 1_000
 

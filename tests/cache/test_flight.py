@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.lock.flight import Flight
+from snaprt_cache.lock import Flight
 
 pytest.importorskip("fcntl")
 
@@ -23,7 +23,7 @@ KEY = Key((KeyPart("module", "the program"),))
 _PROCESS = """
 import os, sys, time
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.lock.flight import Flight
+from snaprt_cache.lock import Flight
 
 folder, seconds, outcome, wait, report = sys.argv[1:]
 key = Key((KeyPart("module", "the program"),))

@@ -146,7 +146,7 @@ def test_the_settings_choose_mode_and_size(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_the_modes_of_the_setting_are_those_of_the_cache() -> None:
     (setting,) = [one for one in settings.SETTINGS if one.name == "SNAPRT_CACHE_MODE"]
-    assert setting.allowed == ", ".join(MODES)
+    assert setting.kind.allowed == ", ".join(MODES)
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "10 apples", "1e3", "G"])

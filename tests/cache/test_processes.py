@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.index import database as index_module
+from snaprt_cache import index as index_module
 
 # A payload that says which key it belongs to, so that a mix-up shows; its length varies.
 _COMMON = """

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from answers import Answer, fail, give, stall
 from snaprt_cache import CacheError
-from snaprt_cache.remote import object_store
-from snaprt_cache.remote.object_store import (
+from snaprt_cache import remote as object_store
+from snaprt_cache.remote import (
     DROPPED,
     ERROR,
     MISS,
@@ -316,7 +316,7 @@ def test_sending_returns_at_once_and_drops_what_finds_no_room(
     events: Events,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("snaprt_cache.remote.uploads.MAX_WAITING_BYTES", 10_000)
+    monkeypatch.setattr("snaprt_cache.remote.MAX_WAITING_BYTES", 10_000)
     monkeypatch.setenv("AWS_ENDPOINT", serve(stall))
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
@@ -354,8 +354,8 @@ def test_a_system_that_gives_no_thread_costs_the_remote_and_no_more(
 
 EXITING = """
 import sys, threading, time
-from snaprt_cache.remote import object_store
-from snaprt_cache.remote.object_store import open_tier
+from snaprt_cache import remote as object_store
+from snaprt_cache.remote import open_tier
 object_store.EXIT_SECONDS = 1.0
 tier = open_tier(sys.argv[1], 60.0)
 tier.send("ab" * 32, b"content")
@@ -389,7 +389,7 @@ def test_what_is_waiting_is_stored_as_the_process_ends(
     bucket: str, opened: Callable[..., RemoteTier]
 ) -> None:
     program = (
-        "import sys; from snaprt_cache.remote.object_store import open_tier\n"
+        "import sys; from snaprt_cache.remote import open_tier\n"
         "tier = open_tier(sys.argv[1], 5.0)\n"
         "for n in range(5): tier.send(f'{n:064x}', bytes(1000))"
     )
@@ -402,7 +402,7 @@ def test_what_is_waiting_is_stored_as_the_process_ends(
 
 FORKING = """
 import os, sys
-from snaprt_cache.remote.object_store import open_tier
+from snaprt_cache.remote import open_tier
 events = []
 tier = open_tier(sys.argv[1], 5.0, lambda name, value: events.append(name))
 tier.fetch("ab" * 32)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from answers import Answer, give, stall
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.remote.object_store import object_name, open_tier
+from snaprt_cache.remote import object_name, open_tier
 
 KEY = Key((KeyPart("module", "step"), KeyPart("jax", "0.10.2")))
 METADATA = {"name": "step", "compile_seconds": 2.0}

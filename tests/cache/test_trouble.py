@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, CacheError, Key, KeyPart
-from snaprt_cache.index.journal import is_local, journal_mode, wal_is_fixed
+from snaprt_cache.index import is_local, journal_mode, wal_is_fixed
 
 KEY = Key((KeyPart("module", "m"),))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from snaprt_cache import CacheError, EntryRow
 from snaprt_cache.bundle import bundled_blobs, read_bundle, write_bundle
-from snaprt_cache.signing import read_key_file
+from snaprt_cache.frame import read_key_file
 
 from snaprt import settings
 from snaprt.cli import output

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from snaprt_cache import Cache, EntryRow, Key, modes
-from snaprt_cache.miss.difference import (
+from snaprt_cache.misses import Miss
+from snaprt_cache.why import (
     MODULE,
     OTHER_MODULE,
     PartDifference,
@@ -20,7 +21,6 @@ from snaprt_cache.miss.difference import (
     nearest,
     reason,
 )
-from snaprt_cache.miss.journal import Miss
 
 from snaprt.compile.operations import Profile, likeness, profile, summary_text
 

@@ -11,8 +11,8 @@ import click
 from rich.padding import Padding
 from rich.text import Text
 from snaprt_cache import Cache, CacheError, Key
-from snaprt_cache.miss.difference import MODULE, PartDifference, explain
-from snaprt_cache.miss.journal import Miss
+from snaprt_cache.misses import Miss
+from snaprt_cache.why import MODULE, PartDifference, explain
 
 from snaprt.cli import output
 from snaprt.cli.cache.misses import Neighbors

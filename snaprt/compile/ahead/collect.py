@@ -13,7 +13,7 @@ from typing import Final
 
 import jax
 from snaprt_cache.key import relevant_xla_flags
-from snaprt_cache.miss.journal import script_name
+from snaprt_cache.misses import script_name
 
 from snaprt import jaxapi, metrics
 from snaprt.compile.ahead.collected import (

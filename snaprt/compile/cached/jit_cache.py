@@ -1,20 +1,21 @@
-"""Put the persistent cache under plain ``jax.jit``, in this process.
-
-It joins the cache's form for JAX to JAX, to the settings and to the metrics; it knows no programs.
-"""
+"""Put the persistent cache under plain ``jax.jit``, in this process, in the place of JAX's own."""
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import jax
 from snaprt_cache import modes
-from snaprt_cache.jax_plugin import KIND, READ_BYTES, JaxCache
 from snaprt_cache.key import Key
+from snaprt_cache.lock import Flight
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, settings
@@ -25,6 +26,9 @@ from snaprt.compile.cached.store import count_event, is_bypassed
 from snaprt.compile.key import jit_key
 from snaprt.compile.native_calls import obstacle, told_of_calls
 from snaprt.compile.summary import summarize
+
+READ_BYTES: Final = "PersistentCacheReadBytes"
+WRITTEN_BYTES: Final = "PersistentCacheWrittenBytes"
 
 # JAX asks for a program and then puts it: the keys of a few programs on their way are enough.
 _KEPT_KEYS: Final = 256
@@ -53,8 +57,7 @@ def install(cache: Cache) -> None:
     """
     with _lock:
         if _installed:
-            if _installed[0].cache is not cache:
-                _installed[0].use(cache)
+            _installed[0].cache = cache
             return
         under_jax = _UnderJax(cache)
         _installed.append(under_jax)
@@ -72,58 +75,130 @@ def install(cache: Cache) -> None:
     prefetch.start()
 
 
+@dataclass
+class _Compiling:
+    """What a thread of JAX has asked for in vain, and compiles now."""
+
+    name: str
+    digest: str
+    flight: Flight
+    lock: int | None
+    since: float
+
+
+class _OfThread(threading.local):
+    """What a thread last asked for, which is what it then compiles and puts."""
+
+    key: Key | None = None
+    compilation: jaxapi.Compilation | None = None
+    calls = jaxapi.CustomCalls()
+    compiling: _Compiling | None = None
+
+    def __init__(self) -> None:
+        self.stopwatch = times.Stopwatch()
+
+
 class _UnderJax:
-    """What JAX is given once: the cache in its form, and the keys that its strings stand for."""
+    """What JAX is given once and takes for its cache: ``get``, ``put`` and ``_path``.
+
+    A ``get`` that finds nothing makes its thread the one that compiles this program: other threads
+    and processes wait for its ``put``, or for ``compiled``.
+    """
 
     def __init__(self, cache: Cache) -> None:
+        self.cache = cache
         self._lock = threading.Lock()
         self._keys: OrderedDict[str, Key] = OrderedDict()
-        # What a thread last asked for is what it then compiles and puts.
-        self._asked = _Asked()
-        self.use(cache)
+        self._thread = _OfThread()
 
-    def use(self, cache: Cache) -> None:
-        """Use another cache from now on."""
-        self.cache = cache
-        self._path = cache.path
-        self._form = JaxCache(
-            cache,
-            key_of=self._key_of,
-            flight_of=lambda: flight(cache),
-            metadata_of=self._metadata,
-            on_event=count_event,
-            obstacle=obstacle,
-        )
+    @property
+    def _path(self) -> Path:
+        """Where the cache is; JAX shows it in its log."""
+        return self.cache.path
 
-    def get(self, key: str) -> bytes | None:
-        """Return what JAX put under a string."""
-        stopwatch = self._asked.stopwatch
-        with stopwatch.stage(times.CACHE):
-            found = self._form.get(key)
-        # JAX does that next, until `compiled`.
-        stopwatch.begin(times.COMPILE if found is None else times.LOAD)
-        return found
+    def name_of(self, compilation: jaxapi.Compilation) -> str | None:
+        """Return the string for a compilation, and remember the key it stands for.
 
-    def put(self, key: str, value: bytes) -> None:
-        """Store what JAX compiled."""
-        with self._asked.stopwatch.stage(times.CACHE):
-            self._form.put(key, value)
+        What names objects of this process, such as callbacks, has none, nor has anything while
+        passes of the program's own are in the compiler.
+        """
+        asked = self._thread
+        asked.stopwatch = times.Stopwatch()
+        calls = jaxapi.custom_calls(compilation.written, compilation.module)
+        if calls.bound_to or is_bypassed():
+            count_event("PersistentCacheUncacheable", 1)
+            return None
+        with asked.stopwatch.stage(times.KEY):
+            key = jit_key(compilation, kind=prefetch.JIT_KIND, folder=self.cache.folder)
+        name = f"{compilation.name}-{key.digest}"
+        asked.key, asked.compilation, asked.calls = key, compilation, calls
+        with self._lock:
+            self._keys[name] = key
+            self._keys.move_to_end(name)
+            if len(self._keys) > _KEPT_KEYS:
+                self._keys.popitem(last=False)
+        return name
 
     def prefetched(
         self, name: str, devices: Sequence[jaxapi.Device]
     ) -> jaxapi.JitExecutable | None:
         """Return what a string stands for if it was loaded for these devices beforehand."""
-        with self._asked.stopwatch.stage(times.CACHE):
-            ready = prefetch.take(self._key_of(name), devices)
+        with self._thread.stopwatch.stage(times.CACHE):
+            ready = prefetch.take(self._keys[name], devices)
         if ready is None:
             return None
         count_event(READ_BYTES, len(ready.entry.payload))
-        found: jaxapi.JitExecutable = ready.loaded
-        return found
+        executable: jaxapi.JitExecutable = ready.loaded
+        return executable
+
+    def get(self, name: str) -> bytes | None:
+        """Return the entry that JAX put under this string, verified; None where there is none."""
+        stopwatch = self._thread.stopwatch
+        with stopwatch.stage(times.CACHE):
+            payload = self._get(name)
+        # JAX does that next, until `compiled`.
+        stopwatch.begin(times.COMPILE if payload is None else times.LOAD)
+        return payload
+
+    def _get(self, name: str) -> bytes | None:
+        asked = self._thread
+        if asked.compiling is not None and asked.compiling.name != name:
+            self._leave(in_vain=True)
+        key, program = self._keys[name], _program(name)
+        entry = self.cache.get(key, name=program, obstacle=obstacle)
+        if entry is None and asked.compiling is None:
+            is_stored = functools.partial(self.cache.offers, key.digest)
+            locks = flight(self.cache)
+            role, lock = locks.join(key.digest, is_stored)
+            if not role.leader and is_stored():
+                entry = self.cache.get(key, obstacle=obstacle)
+            if entry is None:
+                self.cache.record_miss(key, program)
+                asked.compiling = _Compiling(name, key.digest, locks, lock, time.perf_counter())
+        if entry is None:
+            return None
+        count_event(READ_BYTES, len(entry.payload))
+        return entry.payload
+
+    def put(self, name: str, value: bytes) -> None:
+        """Store what JAX compiled, as JAX packed it: compressed, behind its compile time."""
+        with self._thread.stopwatch.stage(times.CACHE):
+            compiling = self._thread.compiling
+            is_ours = compiling is not None and compiling.name == name
+            # JAX packs whole seconds only, and few programs take one.
+            seconds = time.perf_counter() - compiling.since if compiling and is_ours else 0.0
+            key = self._keys[name]
+            metadata = self._metadata(key)
+            metadata.update(name=_program(name), kind=prefetch.JIT_KIND, compile_seconds=seconds)
+            is_stored = self.cache.put(key, value, metadata)
+            if is_stored:
+                count_event(WRITTEN_BYTES, len(value))
+            if is_ours:
+                self._leave(in_vain=not is_stored)
 
     def compiled(self, error: BaseException | None) -> None:
-        """Hear that JAX has compiled, or loaded, or failed to."""
-        asked = self._asked
+        """Let those go on who wait for this thread: JAX has compiled, loaded, or failed to."""
+        asked = self._thread
         asked.stopwatch.end()
         if error is None and asked.compilation is not None and asked.key is not None:
             is_compiled = times.COMPILE in asked.stopwatch.nanoseconds
@@ -136,52 +211,28 @@ class _UnderJax:
                 loaded=not is_compiled,
             )
         asked.compilation = None
-        self._form.compiled(error)
+        # After Ctrl-C or an exit another may try.
+        self._leave(in_vain=error is None or isinstance(error, Exception))
 
-    def name_of(self, compilation: jaxapi.Compilation) -> str | None:
-        """Return the string for a compilation, and remember the key it stands for.
-
-        What names objects of this process, such as callbacks, has none, nor has anything while
-        passes of the program's own are in the compiler.
-        """
-        self._asked.stopwatch = times.Stopwatch()
-        calls = jaxapi.custom_calls(compilation.written, compilation.module)
-        if calls.bound_to or is_bypassed():
-            count_event("PersistentCacheUncacheable", 1)
-            return None
-        with self._asked.stopwatch.stage(times.KEY):
-            key = jit_key(compilation, kind=KIND, folder=self.cache.folder)
-        name = f"{compilation.name}-{key.digest}"
-        self._asked.key, self._asked.compilation = key, compilation
-        self._asked.calls = calls
-        with self._lock:
-            self._keys[name] = key
-            self._keys.move_to_end(name)
-            if len(self._keys) > _KEPT_KEYS:
-                self._keys.popitem(last=False)
-        return name
-
-    def _key_of(self, name: str) -> Key:
-        with self._lock:
-            return self._keys[name]
+    def _leave(self, *, in_vain: bool) -> None:
+        compiling, self._thread.compiling = self._thread.compiling, None
+        if compiling is not None:
+            compiling.flight.leave(compiling.digest, compiling.lock, in_vain=in_vain)
 
     def _metadata(self, key: Key) -> dict[str, str | int | float]:
         told: dict[str, str | int | float] = {
             _TOLD[part.name]: part.value for part in key.parts if part.name in _TOLD
         }
-        compilation = self._asked.compilation
-        if compilation is None or self._asked.key != key:
+        asked = self._thread
+        compilation = asked.compilation
+        if compilation is None or asked.key != key:
             return told
         ids = ",".join(str(device.id) for device in compilation.devices)
-        calls = told_of_calls(self._asked.calls, compilation.devices[0].platform)
+        calls = told_of_calls(asked.calls, compilation.devices[0].platform)
         summary = summarize(compilation.written)
         return {**told, **calls, "summary": summary, "device_ids": ids}
 
 
-class _Asked(threading.local):
-    key: Key | None = None
-    compilation: jaxapi.Compilation | None = None
-    calls = jaxapi.CustomCalls()
-
-    def __init__(self) -> None:
-        self.stopwatch = times.Stopwatch()
+def _program(name: str) -> str:
+    """Return the name of the program from one of the strings."""
+    return name.rpartition("-")[0] or name

@@ -14,7 +14,7 @@ from typing import TypeVar
 import jax
 from snaprt_cache.folder import Access
 from snaprt_cache.key import Key
-from snaprt_cache.lock.flight import Flight
+from snaprt_cache.lock import Flight
 from snaprt_cache.store import Cache, Entry
 
 from snaprt import metrics, settings

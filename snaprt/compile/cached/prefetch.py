@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import jax
 from snaprt_cache.frame import BlobHeader
-from snaprt_cache.jax_plugin import KIND as JIT_KIND
 from snaprt_cache.key import Key
 from snaprt_cache.store import Cache, Entry
 
@@ -33,6 +32,9 @@ from snaprt.compile.key import start_key
 from snaprt.compile.native_calls import can_be_made_available_in_background, obstacle
 
 _log = logging.getLogger("snaprt.cache")
+
+#: What the cache calls the entries that JAX made.
+JIT_KIND: Final = "jit"
 
 #: Loading stops after this many seconds: the program has long overtaken it.
 MAX_SECONDS: Final = 60.0

@@ -9,14 +9,17 @@ import logging
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from snaprt_cache import modes
 from snaprt_cache.errors import CacheError
-from snaprt_cache.remote.tier import Tier
-from snaprt_cache.signing import read_key_file
+from snaprt_cache.frame import read_key_file
 from snaprt_cache.store import Cache
 
 from snaprt import metrics, settings
+
+if TYPE_CHECKING:
+    from snaprt_cache.remote import Tier
 
 _log = logging.getLogger("snaprt.cache")
 _lock = threading.Lock()
@@ -135,7 +138,7 @@ def _tier(wanted: _Settings) -> Tier | None:
     """Open the team's cache behind the directory; one that cannot be is reported, and left out."""
     if wanted.remote is None:
         return None
-    from snaprt_cache.remote.object_store import open_tier  # here alone: few have a remote
+    from snaprt_cache.remote import open_tier  # here alone: few have a remote
 
     try:
         return open_tier(wanted.remote, wanted.remote_timeout, count_event)
