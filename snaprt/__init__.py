@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from snaprt.errors import DeviceError as DeviceError
     from snaprt.errors import ExecutionError as ExecutionError
     from snaprt.errors import GraphBreakError as GraphBreakError
+    from snaprt.errors import ProcessError as ProcessError
     from snaprt.errors import SnaprtError as SnaprtError
     from snaprt.errors import SnapshotError as SnapshotError
     from snaprt.errors import UsageError as UsageError
     from snaprt.explain.call import explain as explain
     from snaprt.explain.recompiles import CompilationProfiler as CompilationProfiler
     from snaprt.explain.times import compile_times as compile_times
+    from snaprt.fleet.loader import MpDeviceLoader as MpDeviceLoader
+    from snaprt.fleet.spawn import spawn as spawn
     from snaprt.processes import is_master_ordinal as is_master_ordinal
     from snaprt.processes import master_print as master_print
     from snaprt.random_keys import fork_rng as fork_rng
@@ -58,6 +61,8 @@ __all__ = [
     "DeviceError",
     "ExecutionError",
     "GraphBreakError",
+    "MpDeviceLoader",
+    "ProcessError",
     "SnaprtError",
     "SnapshotError",
     "UsageError",
@@ -84,6 +89,7 @@ __all__ = [
     "record",
     "register_hlo_snapshot_callback",
     "set_rng_state",
+    "spawn",
     "sync",
     "wait_device_ops",
     "xla_device",
@@ -97,6 +103,8 @@ _WHERE = {
     "DeviceError": "snaprt.errors:DeviceError",
     "ExecutionError": "snaprt.errors:ExecutionError",
     "GraphBreakError": "snaprt.errors:GraphBreakError",
+    "MpDeviceLoader": "snaprt.fleet.loader:MpDeviceLoader",
+    "ProcessError": "snaprt.errors:ProcessError",
     "SnaprtError": "snaprt.errors:SnaprtError",
     "SnapshotError": "snaprt.errors:SnapshotError",
     "UsageError": "snaprt.errors:UsageError",
@@ -125,6 +133,7 @@ _WHERE = {
     ),
     "replay": "snaprt.replay",
     "set_rng_state": "snaprt.random_keys:set_rng_state",
+    "spawn": "snaprt.fleet.spawn:spawn",
     "sync": "snaprt.runtime.step:sync",
     "wait_device_ops": "snaprt.devices:wait_device_ops",
     "xla_device": "snaprt.devices:xla_device",

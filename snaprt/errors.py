@@ -48,5 +48,9 @@ class SnapshotError(SnaprtError):
     """A snapshot file that cannot be read or written."""
 
 
+class ProcessError(SnaprtError):
+    """Another process of the job has failed."""
+
+
 class DeviceError(SnaprtError):
     """A device that was asked for is not there."""

@@ -49,6 +49,9 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
         uses_xla=True,
     ),
     "run": _Entry("snaprt.cli.run.command:command", "Run a Python program under snaprt."),
+    "launch": _Entry(
+        "snaprt.cli.run.launch:command", "Run a Python program as the processes of one job."
+    ),
     "replay": _Entry(
         "snaprt.cli.replay.command:command",
         "Run recorded executions again and compare.",

@@ -16,6 +16,7 @@ When a new JAX breaks snaprt, the change belongs here and nowhere else:
 
 from __future__ import annotations
 
+from snaprt.jaxapi.cluster import register_torchrun
 from snaprt.jaxapi.compiler.ahead_of_time import (
     compile_for_topology,
     compile_unloaded,
@@ -445,6 +446,7 @@ __all__ = [
     "refuse_deleted",
     "refuse_escaped_tracer",
     "refuse_missing_algorithms",
+    "register_torchrun",
     "registered_passes",
     "restore_watch",
     "results_of_lowered",

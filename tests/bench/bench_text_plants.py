@@ -47,8 +47,8 @@ class Result:
 
 def outputs_of(workers, text: str, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray] | None:
     """Compile and run a module in a process of its own; None if it is not valid."""
+    from snaprt_replay.run.jobs import STABLEHLO
     from snaprt_replay.run.variants.variants import parse_variant
-    from snaprt_replay.run.work import STABLEHLO
 
     return workers.run(parse_variant("cpu"), text.encode(), inputs, form=STABLEHLO).outputs
 

@@ -1,7 +1,7 @@
 """Playing: a case runs here or in a process of its own, where a crash is an error like others."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -12,13 +12,31 @@ from snaprt_replay.compare.results import IDENTICAL, MISMATCH, WITHIN_TOLERANCE
 from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Case, name_arrays
 from snaprt_replay.load.load import load
-from snaprt_replay.run import devices, isolate, player
+from snaprt_replay.run import devices, player
 from snaprt_replay.run.rerun import replay
+from snaprt_replay.run.variants.variants import Variant
+from snaprt_replay.run.workers import Workers
 
 from snaprt.errors import CompileError, DeviceError, ExecutionError, UsageError
 
-PLAYERS = [player.play, isolate.play]
 Player = Callable[..., player.PlayResult]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers() as processes:
+        yield processes
+
+
+@pytest.fixture(params=["here", "in a process of its own"])
+def play(request: pytest.FixtureRequest, workers: Workers) -> Player:
+    if request.param == "here":
+        return player.play
+
+    def isolated(case: Case, device: str | None = None, repeat: int = 1) -> player.PlayResult:
+        return player.play_variant(case, Variant("", "device", device), repeat, workers)
+
+    return isolated
 
 
 def text_case(text: str, *inputs: np.ndarray) -> Case:
@@ -27,7 +45,6 @@ def text_case(text: str, *inputs: np.ndarray) -> Case:
     )
 
 
-@pytest.mark.parametrize("play", PLAYERS)
 def test_a_recorded_step_replays_to_the_same_bits(play: Player, recorded: Path) -> None:
     case = load(recorded)
     result = play(case, repeat=3)
@@ -78,7 +95,6 @@ def unary(element: str, operation: str = SELF, shape: str = "3x") -> str:
     return f"module {{ func.func public @main(%a: {kind}) -> {kind} {{ {body} }} }}"
 
 
-@pytest.mark.parametrize("play", PLAYERS)
 @pytest.mark.parametrize(
     ("mlir", "dtype"),
     [
@@ -98,21 +114,20 @@ def test_every_kind_of_element_goes_in_and_out(play: Player, mlir: str, dtype: t
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3)])
-@pytest.mark.parametrize("play", PLAYERS)
 def test_scalars_and_empty_arrays_keep_their_shape(play: Player, shape: tuple[int, ...]) -> None:
     text = unary("f32", shape="".join(f"{size}x" for size in shape))
     (out,) = play(text_case(text, np.ones(shape, np.float32))).outputs
     assert out.shape == shape
 
 
-def test_a_crash_of_xla_is_an_error_that_quotes_it() -> None:
-    with pytest.raises(ExecutionError) as caught:
-        isolate.play(text_case(unary("f32", TOP_K), np.ones(3, np.float32)))
-    assert "XLA ended the process (SIGABRT)" in caught.value.message
+def test_a_crash_of_xla_is_an_error_that_quotes_it(workers: Workers) -> None:
+    case = text_case(unary("f32", TOP_K), np.ones(3, np.float32))
+    with pytest.raises(CompileError, match="compile crash in") as caught:
+        player.play_variant(case, Variant("", "device"), 1, workers)
     assert "Check failed: state Expected a tuple shape" in caught.value.message
+    assert "bug of XLA's" in caught.value.hint
 
 
-@pytest.mark.parametrize("play", PLAYERS)
 def test_an_error_of_xla_names_the_file(play: Player) -> None:
     case = text_case(unary("f32"), np.ones(3, np.float32))
     case = dataclasses.replace(case, compiler_options={"xla_no_such_option": True})
@@ -125,7 +140,6 @@ def test_inputs_that_the_module_does_not_take_are_refused_before_xla_sees_them()
         player.play(text_case(unary("f32"), np.ones(4, np.float32)))
 
 
-@pytest.mark.parametrize("play", PLAYERS)
 def test_an_absent_device_is_an_error_that_lists_those_present(
     play: Player, recorded: Path
 ) -> None:

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from snaprt_replay.run.jobs import STABLEHLO
 from snaprt_replay.run.variants.precision import read_module
 from snaprt_replay.run.variants.variants import parse_variant
-from snaprt_replay.run.work import STABLEHLO
 from snaprt_replay.run.workers import Workers
 
 from snaprt import jaxapi

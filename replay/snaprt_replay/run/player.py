@@ -1,22 +1,22 @@
-"""Run a case in this process; it must not know files, or what is made of the results.
-
-`isolate.play` does the same in a process of its own, for modules that may end a process.
-"""
+"""Run a case, in this process or in one of its own, which alone ends where XLA crashes."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping
 
-from snaprt.compile.module import LoadedModule, compile_partitioned
-from snaprt.errors import CompileError, ExecutionError, UsageError
+from snaprt import jaxapi
+from snaprt.errors import CompileError, ExecutionError, SnapshotError, UsageError
 from snaprt_replay.compare.compare import compare
 from snaprt_replay.compare.results import IDENTICAL, Comparison
 from snaprt_replay.compare.tolerance import ToleranceRequest
-from snaprt_replay.load.case import Case, NamedArray, Signature
+from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.shards import ShardedArray, all_parts, sharded
-from snaprt_replay.run import devices
+from snaprt_replay.run.devices import needs_host_devices
+from snaprt_replay.run.jobs import HLO, STABLEHLO, Job
+from snaprt_replay.run.variants.variants import Variant, with_options
+from snaprt_replay.run.work import Outputs
+from snaprt_replay.run.workers import Outcome, Workers, run_here
 
 _EXACTLY = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
 # What Shardy and GSPMD call the parts of a module that say what each device does.
@@ -35,7 +35,7 @@ class PlayResult:
         execute_seconds: Time of each run, copies to and from the device included.
         from_cache: Whether the executable came from the persistent cache.
         repeats: The first run that differs from the first one in any bit, compared with it; if
-            none does, the last one; None where it ran once only.
+            none does, the first one; None where it ran once only.
         isolated: Whether it ran in a process of its own.
         parts: What each device held of the outputs, where it ran on several.
     """
@@ -57,7 +57,7 @@ class PlayResult:
 
 
 def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
-    """Compile a case through the persistent cache and run it.
+    """Compile a case through the persistent cache and run it in this process.
 
     Args:
         case: With inputs.
@@ -70,43 +70,89 @@ def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
         CompileError: XLA cannot compile the module.
         ExecutionError: It cannot be run with these inputs.
     """
+    return play_variant(case, Variant(device or "default", "device", device), repeat, None)
+
+
+def play_variant(case: Case, variant: Variant, repeat: int, workers: Workers | None) -> PlayResult:
+    """Run a case, in this process where ``workers`` is None, else in one of theirs.
+
+    Raises:
+        SnaprtError: As `play`; or the process ended, or took too long.
+    """
     check_playable(case, repeat)
-    assert case.inputs is not None
-    there = devices.find_devices(device, case.devices)
-    try:
-        module = compile_partitioned(
-            case.stablehlo,
-            devices=there,
-            partitioning=case.partitioning,
-            name=case.name,
-            compiler_options=case.compiler_options,
-        )
-    except CompileError as error:
-        raise CompileError(f"{case.path}: {error.message}", hint=error.hint) from error
-    _check_inputs(case, module)
-    seconds: list[float] = []
-    outputs = _run(module, case, seconds)
+    if workers is None:
+        try:
+            outcome = run_here(job_of(case, variant, repeat))
+        except (CompileError, ExecutionError) as error:
+            raise type(error)(f"{case.path}: {error.message}", hint=error.hint) from error
+    elif needs_host_devices(variant.device, case.devices):
+        on_cpu = dataclasses.replace(variant, device="cpu")
+        outcome = workers.run_job(job_of(case, on_cpu, repeat), host_devices=case.devices)
+    else:
+        outcome = workers.run_job(job_of(case, variant, repeat))
+    if outcome.failure is not None:
+        raise outcome.failure.as_error(case.path)
+    assert outcome.outputs is not None
+    outputs = _named(case, outcome, outcome.outputs)
     repeats = None
-    for number in range(2, repeat + 1):
-        again = _run(module, case, seconds)
-        if repeats is None or repeats.verdict == IDENTICAL:
-            repeats = compare(
-                _compared(outputs),
-                _compared(again),
-                _EXACTLY,
-                expected_name="run 1",
-                actual_name=f"run {number}",
-            )
+    if outcome.agrees_with_itself is not None:
+        again = outcome.other_runs[0] if outcome.other_runs else outcome.outputs
+        repeats = compare(
+            _compared(outputs),
+            _compared(_named(case, outcome, again)),
+            _EXACTLY,
+            expected_name="run 1",
+            actual_name="another run",
+        )
     return PlayResult(
-        outputs=tuple(one.whole() for one in outputs),
-        parts=outputs if len(there) > 1 else (),
-        device=devices.name_devices(there),
-        environment=environment(module),
-        compile_seconds=module.compile_seconds,
-        execute_seconds=tuple(seconds),
-        from_cache=module.from_cache,
+        outputs=tuple(array.whole() for array in outputs),
+        parts=outputs if outcome.layout else (),
+        device=outcome.device,
+        environment=outcome.environment,
+        compile_seconds=outcome.compile_seconds,
+        execute_seconds=outcome.execute_seconds,
+        from_cache=outcome.from_cache,
         repeats=repeats,
+        isolated=workers is not None,
     )
+
+
+def job_of(case: Case, variant: Variant, repeat: int = 1, devices: int | None = None) -> Job:
+    """Return the job of running a case, with the options that it was recorded with.
+
+    Args:
+        case: What to run.
+        variant: How.
+        repeat: How often.
+        devices: 1 to run what was spread over several devices on one; None for as many as recorded.
+
+    Raises:
+        SnapshotError: Another environment is to run it, and XLA has no HLO for the module.
+    """
+    if variant.kind in ("device", "compile-only"):
+        variant = with_options(variant, case.compiler_options)
+    # An older jaxlib elsewhere may not know the StableHLO that this one or a newer one writes.
+    is_elsewhere = variant.python is not None
+    return Job(
+        variant=variant,
+        program=_hlo(case) if is_elsewhere else case.stablehlo,
+        inputs=[
+            array.value if devices == 1 else case.input_parts.get(array.name, array.value)
+            for array in case.inputs or ()
+        ],
+        form=HLO if is_elsewhere else STABLEHLO,
+        repeat=repeat,
+        name=case.name,
+        devices=devices or case.devices,
+        partitioning=None if devices == 1 else case.partitioning,
+    )
+
+
+def _hlo(case: Case) -> bytes:
+    try:
+        return jaxapi.module_to_hlo_proto(jaxapi.parse_module(case.stablehlo))
+    except ValueError as error:
+        raise SnapshotError(f"the module in {case.path} has no HLO: {error}") from error
 
 
 def check_playable(case: Case, repeat: int) -> None:
@@ -143,51 +189,24 @@ def check_runs_on_one_device(case: Case) -> None:
         )
 
 
-def _check_inputs(case: Case, module: LoadedModule) -> None:
-    """Raise ExecutionError unless the inputs are what the module takes: XLA would not ask."""
-    given = [Signature(array.shape, array.dtype) for array in case.inputs or ()]
-    taken = [Signature(shape, dtype) for shape, dtype in module.parameters]
-    if given != taken:
-        raise ExecutionError(
-            f"{case.path}: its inputs ({', '.join(map(str, given))}) are not what its module takes "
-            f"({', '.join(map(str, taken))})",
-            hint="the file is damaged, or was put together by hand",
-        )
+def output_names(case: Case, count: int) -> tuple[str, ...]:
+    """Return what the outputs are called: as recorded, or ``out0``, ``out1``, ..."""
+    if case.outputs is not None and len(case.outputs) == count:
+        return tuple(array.name for array in case.outputs)
+    return tuple(f"out{index}" for index in range(count))
 
 
-def _run(module: LoadedModule, case: Case, seconds: list[float]) -> tuple[ShardedArray, ...]:
-    started = time.perf_counter()
-    try:
-        values = module.run_sharded(
-            [case.input_parts.get(array.name, array.value) for array in case.inputs or ()]
-        )
-    except ExecutionError as error:
-        raise ExecutionError(f"{case.path}: {error.message}", hint=error.hint) from error
-    seconds.append(time.perf_counter() - started)
-    names = [array.name for array in case.outputs or ()]
-    if len(names) != len(values):
-        names = [f"out{index}" for index in range(len(values))]
+def _named(case: Case, outcome: Outcome, values: Outputs) -> tuple[ShardedArray, ...]:
+    layout = outcome.layout or [(value.shape, ((),)) for value in values]
+    parts = iter(values)
     return tuple(
-        sharded(name, shape, parts, indices)
-        for name, (shape, _), parts, indices in zip(
-            names, module.results, values, module.result_indices, strict=True
-        )
+        sharded(name, shape, [next(parts) for _ in indices], indices)
+        for name, (shape, indices) in zip(output_names(case, len(layout)), layout, strict=True)
     )
 
 
 def _compared(outputs: tuple[ShardedArray, ...]) -> tuple[NamedArray, ...]:
     """Return what two runs are compared by: every part, or the arrays of a single device."""
-    if all(len(one.parts) == 1 for one in outputs):
-        return tuple(one.whole() for one in outputs)
+    if all(len(array.parts) == 1 for array in outputs):
+        return tuple(array.whole() for array in outputs)
     return all_parts(outputs)
-
-
-def environment(module: LoadedModule) -> Mapping[str, str]:
-    """Return what a snapshot records of where it ran, for a module that was compiled here."""
-    proof = module.proof
-    return {
-        **devices.environment(module.device),
-        "fingerprint": proof.fingerprint,
-        "optimised_hlo": proof.optimised_hlo,
-        "aliases": ", ".join(proof.aliases),
-    }

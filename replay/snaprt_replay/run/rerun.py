@@ -12,8 +12,10 @@ from snaprt_replay.compare.tolerance import ToleranceRequest
 from snaprt_replay.load.case import Case, CompilerOption
 from snaprt_replay.load.load import load
 from snaprt_replay.load.shards import ShardedArray, parts_of_device
-from snaprt_replay.run import devices, isolate, player
+from snaprt_replay.run import devices, player
 from snaprt_replay.run.player import PlayResult
+from snaprt_replay.run.variants.variants import Variant, with_options
+from snaprt_replay.run.workers import Workers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,59 +81,55 @@ def replay(
     Raises:
         SnaprtError: The file cannot be read, compiled or run.
     """
-    return replay_case(
-        load(path, inputs, random_seed),
-        device=device,
-        repeat=repeat,
-        tolerance=tolerance,
-        compiler_options=compiler_options,
-        isolated=isolated,
-    )
+    variant = Variant(device or "default", "device", device)
+    with Workers(1, timeout=None) as workers:
+        return replay_case(
+            load(path, inputs, random_seed),
+            with_options(variant, compiler_options or {}),
+            workers,
+            repeat=repeat,
+            tolerance=tolerance,
+            isolated=isolated,
+        )
 
 
 def replay_case(
     case: Case,
+    variant: Variant,
+    workers: Workers,
     *,
-    device: str | None = None,
     repeat: int = 1,
     tolerance: ToleranceRequest | None = None,
-    compiler_options: Mapping[str, CompilerOption] | None = None,
     isolated: bool | None = None,
-    timeout: float | None = None,
 ) -> Replay:
     """Do what `replay` does, with what was loaded already.
 
     Args:
-        case: What to replay; the other arguments are those of `replay`.
-        device: Where to run.
-        repeat: How often.
+        case: What to replay.
+        variant: Where and how to run it.
+        workers: Where it runs if not in this process.
+        repeat: How often to run it.
         tolerance: What to allow.
-        compiler_options: XLA options beside the recorded ones.
-        isolated: Run in a process of its own?
-        timeout: Seconds for that process; None for no limit.
+        isolated: As in `replay`; more devices than there are need a process of their own too.
 
     Raises:
         SnaprtError: It cannot be compiled or run.
     """
-    if compiler_options:
-        options = {**case.compiler_options, **compiler_options}
-        case = dataclasses.replace(case, compiler_options=options)
     player.check_playable(case, repeat)
     in_child = not case.trusted if isolated is None else isolated
-    if devices.needs_host_devices(device, case.devices):
-        played = isolate.play(case, "cpu", repeat, host_devices=case.devices, timeout=timeout)
-    elif in_child:
-        played = isolate.play(case, device, repeat, timeout=timeout)
+    if in_child or devices.needs_host_devices(variant.device, case.devices):
+        played = player.play_variant(case, variant, repeat, workers)
     else:
-        played = player.play(case, device, repeat)
+        played = player.play_variant(case, variant, repeat, None)
     comparison = None
     if case.outputs is not None:
         comparison = compare(case.outputs, played.outputs, tolerance)
     by_device, spread_otherwise = _compare_devices(case, played, tolerance)
     warnings = list(devices.differences(case.environment, played.environment))
-    if case.compiler_options:
-        told = ", ".join(f"{name}={value}" for name, value in case.compiler_options.items())
-        warnings.append(f"replayed with the compiler options {told}")
+    options = dict(with_options(variant, case.compiler_options).options)
+    if options:
+        listed = ", ".join(f"{name}={value}" for name, value in options.items())
+        warnings.append(f"replayed with the compiler options {listed}")
     warnings += [f"{name} is spread over the devices in another way" for name in spread_otherwise]
     return Replay(case, played, comparison, tuple(warnings), by_device)
 

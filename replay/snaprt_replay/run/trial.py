@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from snaprt import jaxapi
-from snaprt.errors import SnapshotError, UsageError
+from snaprt.errors import UsageError
 from snaprt_replay.compare.reference_distance import Yardstick
 from snaprt_replay.compare.verdict import Evidence, Judgement, judge
 from snaprt_replay.load.case import Case
 from snaprt_replay.load.load import load
 from snaprt_replay.run import player
-from snaprt_replay.run.variants.variants import Variant, parse_variant, with_options
-from snaprt_replay.run.work import HLO, STABLEHLO
+from snaprt_replay.run.variants.variants import Variant, parse_variant
 from snaprt_replay.run.workers import Outcome, Workers
 
 F64 = parse_variant("f64")
@@ -90,13 +87,9 @@ def hold_trial(
     samples = start(RANDOM_ROUNDING, _sample_count(case))
     first, second, wanted = (one.result() for one in running)
     yardstick, notes = _yardstick(reference, wanted, center.result(), samples.result())
-    judgement = judge(
-        _evidence(a, first),
-        _evidence(b, second),
-        yardstick,
-        _names(case, (first, second, wanted)),
-        notes,
-    )
+    count = max(len(outcome.outputs or ()) for outcome in (first, second, wanted))
+    names = player.output_names(case, count)
+    judgement = judge(_evidence(a, first), _evidence(b, second), yardstick, names, notes)
     return Trial(case, first, second, wanted, judgement)
 
 
@@ -115,25 +108,7 @@ def _start(
         recorded: concurrent.futures.Future[Outcome] = concurrent.futures.Future()
         recorded.set_result(Outcome(tuple(one.value for one in case.outputs or ()), None))
         return recorded
-    if variant.kind == "device":  # the options that it was recorded with, unless told otherwise
-        variant = with_options(variant, case.compiler_options)
-    # An older jaxlib elsewhere may not know the StableHLO that this one or a newer one writes.
-    is_elsewhere = variant.python is not None
-    return workers.submit(
-        variant,
-        _hlo(case) if is_elsewhere else case.stablehlo,
-        [one.value for one in case.inputs or ()],
-        repeat=runs,
-        form=HLO if is_elsewhere else STABLEHLO,
-        name=case.name,
-    )
-
-
-def _hlo(case: Case) -> bytes:
-    try:
-        return jaxapi.module_to_hlo_proto(jaxapi.parse_module(case.stablehlo))
-    except ValueError as error:
-        raise SnapshotError(f"the module in {case.path} has no HLO: {error}") from error
+    return workers.submit_job(player.job_of(case, variant, runs, devices=1))
 
 
 def _sample_count(case: Case) -> int:
@@ -168,10 +143,3 @@ def _yardstick(
         notes += center.notes
     runs = (samples.outputs, *samples.other_runs)
     return Yardstick(reference.text, wanted.outputs, center.outputs, runs), tuple(notes)
-
-
-def _names(case: Case, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    count = max((len(one.outputs) for one in outcomes if one.outputs is not None), default=0)
-    if case.outputs is not None and len(case.outputs) == count:
-        return tuple(one.name for one in case.outputs)
-    return tuple(f"out{index}" for index in range(count))

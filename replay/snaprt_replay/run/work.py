@@ -1,7 +1,4 @@
-"""Run one variant after the other in this process, a worker's; `workers` is the parent.
-
-It must not know files, comparisons, or who asks. Whatever ends this process ends one run alone.
-"""
+"""Run jobs, one variant after the other: in a process that serves another, or in this one."""
 
 from __future__ import annotations
 
@@ -15,18 +12,15 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.compile.ahead.ahead_of_time import topology_devices
-from snaprt.compile.module import LoadedModule, compile_module
+from snaprt.compile.module import LoadedModule, compile_partitioned
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.load.case import Signature
-from snaprt_replay.process import framing
-from snaprt_replay.run import devices, player
+from snaprt_replay.load.shards import Index, sharded
+from snaprt_replay.run import devices, jobs
+from snaprt_replay.run.jobs import HLO, STABLEHLO, Job, Spread
 from snaprt_replay.run.variants import emulate, interpret, precision, random_rounding
 from snaprt_replay.run.variants.op_by_op import OpByOp
-from snaprt_replay.run.variants.variants import Variant
-
-#: How a program may be given: as a serialized HloModuleProto, or as any form of StableHLO.
-HLO, STABLEHLO = "hlo", "stablehlo"
 
 _KINDS_OF_FAILURE: Final[Mapping[type[Exception], str]] = {
     CompileError: "compile error",
@@ -35,26 +29,11 @@ _KINDS_OF_FAILURE: Final[Mapping[type[Exception], str]] = {
     SnaprtError: "unsupported",
 }
 
+Outputs = Sequence[np.ndarray]
+"""Of one run: a result after the other; of several devices, what each of them holds of it."""
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Job:
-    """What a worker is asked to do once.
-
-    Args:
-        variant: How to run it.
-        program: In the form that ``form`` names.
-        form: `HLO` or `STABLEHLO`.
-        inputs: In parameter order.
-        repeat: How often to run it.
-        name: What the cache's index calls it.
-    """
-
-    variant: Variant
-    program: bytes
-    form: str
-    inputs: Sequence[np.ndarray]
-    repeat: int = 1
-    name: str = ""
+Event = dict[str, Any]
+"""JSON values: what is told of a job once it is compiled, and once it has run."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,84 +47,71 @@ class Prepared:
         environment: See `devices.environment`.
         notes: What a reader of the results should know.
         report: What the compiler said of it; JSON values.
+        layout: On several devices, of each result the shape and which part each device holds.
     """
 
-    run: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+    run: Callable[[Sequence[Spread]], Outputs]
     from_cache: bool
     device: str
     environment: Mapping[str, str]
     notes: tuple[str, ...] = ()
     report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layout: Sequence[tuple[tuple[int, ...], Sequence[Index]]] = ()
 
 
-def send_job(connection: socket.socket, job: Job) -> None:
-    """Send a job to a worker."""
-    message = {
-        "variant": dataclasses.asdict(job.variant),
-        "form": job.form,
-        "repeat": job.repeat,
-        "name": job.name,
-    }
-    program = np.frombuffer(job.program, np.uint8)
-    framing.send(connection, message, [program, *job.inputs])
-
-
-def _receive_job(connection: socket.socket) -> Job:
-    message, (program, *inputs) = framing.receive(connection)
-    variant = dict(message["variant"])
-    variant["options"] = tuple((name, value) for name, value in variant["options"])
-    return Job(
-        variant=Variant(**variant),
-        program=program.tobytes(),
-        form=message["form"],
-        inputs=inputs,
-        repeat=message["repeat"],
-        name=message["name"],
-    )
-
-
-def serve(descriptor: str) -> None:
+def serve(descriptor: int) -> None:
     """Answer jobs until the other end of the socket is gone.
 
     An answer is two messages, ``prepared`` and ``done``, or ``failed`` at any time.
     """
-    with socket.socket(fileno=int(descriptor)) as connection:
-        framing.send(connection, {"event": "ready"})
+    with socket.socket(fileno=descriptor) as connection:
+        jobs.send(connection, {"event": "ready"})
         while True:
             try:
-                job = _receive_job(connection)
+                job = jobs.receive_job(connection)
             except EOFError:
                 return
             try:
-                _answer(connection, job)
+                done, runs = perform(job, lambda prepared: jobs.send(connection, prepared))
+                jobs.send(connection, done, runs)
             except (SnaprtError, MemoryError) as error:
-                framing.send(connection, _failed(error))
+                jobs.send(connection, _failed(error))
 
 
-def _answer(connection: socket.socket, job: Job) -> None:
+def perform(job: Job, tell: Callable[[Event], None]) -> tuple[Event, list[Outputs]]:
+    """Run a job and return what is told of its runs, and the outputs of those that differ.
+
+    Args:
+        job: What to run.
+        tell: Called between compiling and running.
+
+    Raises:
+        SnaprtError: It cannot be compiled or run.
+    """
     started = time.perf_counter()
     prepared = _PREPARE[job.variant.kind](job)
-    told = {
-        "event": "prepared",
-        "compile_seconds": time.perf_counter() - started,
-        "from_cache": prepared.from_cache,
-        "device": prepared.device,
-        "environment": dict(prepared.environment),
-        "notes": prepared.notes,
-        "report": dict(prepared.report),
-    }
-    framing.send(connection, told)
+    tell(
+        {
+            "event": "prepared",
+            "compile_seconds": time.perf_counter() - started,
+            "from_cache": prepared.from_cache,
+            "device": prepared.device,
+            "environment": dict(prepared.environment),
+            "notes": prepared.notes,
+            "report": dict(prepared.report),
+            "layout": prepared.layout,
+        }
+    )
     seconds: list[float] = []
-    runs: list[Sequence[np.ndarray]] = []
+    runs: list[Outputs] = []
     for _ in range(job.repeat):
         started = time.perf_counter()
         outputs = prepared.run(job.inputs)
         seconds.append(time.perf_counter() - started)
-        # Runs that are the same bit for bit are sent once.
+        # Runs that are the same bit for bit are handed over once.
         if not any(_same_bits(outputs, before) for before in runs):
             runs.append(outputs)
-    message = {"event": "done", "execute_seconds": seconds, "runs": [len(run) for run in runs]}
-    framing.send(connection, message, [output for run in runs for output in run])
+    return {"event": "done", "execute_seconds": seconds}, runs
 
 
 def _same_bits(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> bool:
@@ -158,7 +124,7 @@ def _bits(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
-def _failed(error: Exception) -> dict[str, str]:
+def _failed(error: Exception) -> Event:
     for kind, name in _KINDS_OF_FAILURE.items():
         if isinstance(error, kind):
             message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
@@ -170,15 +136,35 @@ def _failed(error: Exception) -> dict[str, str]:
 
 
 def _prepare_device(job: Job) -> Prepared:
-    if job.variant.matmul_precision is None:
-        program = job.program if job.form == STABLEHLO else _to_stablehlo(job.program)
-    else:
+    if job.variant.matmul_precision is not None:
         program = _to_stablehlo(_hlo_of(job).SerializeToString())
-    compiled = _compiled(job, program)
-    prepared = _prepared(compiled)
+    else:
+        program = job.program if job.form == STABLEHLO else _to_stablehlo(job.program)
+    module = _compiled(job, program)
+    prepared = _prepared(module)
     if job.form == HLO:  # one of many parts of a program, whose proofs nobody asks for
         return prepared
-    return dataclasses.replace(prepared, environment=player.environment(compiled))
+    proof = module.proof
+    environment = {
+        **prepared.environment,
+        "fingerprint": proof.fingerprint,
+        "optimised_hlo": proof.optimised_hlo,
+        "aliases": ", ".join(proof.aliases),
+    }
+    if job.devices == 1:
+        return dataclasses.replace(prepared, environment=environment)
+    shapes = [shape for shape, _ in module.results]
+    layout = list(zip(shapes, module.result_indices, strict=True))
+
+    def run(inputs: Sequence[Spread]) -> Outputs:
+        results = module.run_sharded(_as_taken(inputs, module))
+        return [
+            part
+            for parts, (shape, indices) in zip(results, layout, strict=True)
+            for part in sharded("", shape, parts, indices).parts
+        ]
+
+    return dataclasses.replace(prepared, run=run, environment=environment, layout=layout)
 
 
 def _prepare_f64(job: Job) -> Prepared:
@@ -193,7 +179,7 @@ def _prepare_random_rounding(job: Job) -> Prepared:
     compiled = _compiled(job, _to_stablehlo(module.SerializeToString()))
     random = np.random.default_rng(0)
 
-    def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    def run(inputs: Sequence[Any]) -> Outputs:
         moved = [random_rounding.perturb(array, random) for array in inputs]
         seed = random.integers(2**63, dtype=np.uint64)
         return compiled.run(_as_taken([*moved, np.asarray(seed)], compiled))
@@ -211,7 +197,7 @@ def _prepare_op_by_op(job: Job) -> Prepared:
     device = devices.find_device(job.variant.device)
     found: list[bool] = []
 
-    def compile_one(module: bytes) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
+    def compile_one(module: bytes) -> Callable[[Sequence[np.ndarray]], Outputs]:
         loaded = _compiled(job, _to_stablehlo(module))
         found.append(loaded.from_cache)
         return loaded.run
@@ -234,7 +220,7 @@ def _prepare_interpreter(job: Job) -> Prepared:
     module = jaxapi.parse_module(stablehlo)
     cpu = devices.find_device("cpu")
 
-    def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    def run(inputs: Sequence[Any]) -> Outputs:
         try:
             return readable.assemble(jaxapi.interpret(module, inputs))
         except ValueError as error:
@@ -317,35 +303,37 @@ def _to_stablehlo(module: bytes) -> bytes:
 
 
 def _compiled(job: Job, stablehlo: bytes) -> LoadedModule:
-    return compile_module(
+    return compile_partitioned(
         stablehlo,
-        device=devices.find_device(job.variant.device),
+        devices=devices.find_devices(job.variant.device, job.devices),
+        partitioning=job.partitioning,
         name=job.name,
         compiler_options=dict(job.variant.options),
     )
 
 
 def _prepared(module: LoadedModule, notes: tuple[str, ...] = ()) -> Prepared:
-    def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        return module.run(_as_taken(inputs, module))
-
     return Prepared(
-        run=run,
+        run=lambda inputs: module.run(_as_taken(inputs, module)),
         from_cache=module.from_cache,
-        device=devices.device_name(module.device),
+        device=devices.name_devices(module.devices),
         environment=devices.environment(module.device),
         notes=notes,
     )
 
 
-def _as_taken(inputs: Sequence[np.ndarray], module: LoadedModule) -> list[np.ndarray]:
-    """Return the inputs in the precision that the module takes; XLA would not ask."""
-    raised = [
-        array.astype(dtype) if precision.is_raised(array.dtype, dtype) else array
-        for array, (_, dtype) in zip(inputs, module.parameters, strict=False)
-    ]
-    given = [Signature(array.shape, array.dtype) for array in raised]
+def _as_taken(inputs: Sequence[Any], module: LoadedModule) -> list[Any]:
+    """Return the inputs in the precision that the module takes; XLA would not check."""
     taken = [Signature(shape, dtype) for shape, dtype in module.parameters]
+    given, raised = [], []
+    for value, parameter in zip(inputs, taken, strict=False):
+        if not isinstance(value, np.ndarray):  # parts, which are checked where they are put
+            given.append(parameter)
+            raised.append(value)
+            continue
+        is_raised = precision.is_raised(value.dtype, parameter.dtype)
+        raised.append(value.astype(parameter.dtype) if is_raised else value)
+        given.append(Signature(value.shape, raised[-1].dtype))
     if given != taken or len(inputs) != len(taken):
         raise ExecutionError(
             f"the inputs ({', '.join(map(str, given))}) are not what the module takes "

@@ -1,14 +1,13 @@
 """Run variants of programs in processes of their own, so that whatever ends one is a result.
 
-It must not know what running means: `work` does that, in the worker. A worker serves one job after
-the other, because importing JAX takes a second, and is replaced after a crash or a time-out.
+`work` runs them, in the worker. A worker serves one job after the other, because importing JAX
+takes a second, and is replaced after a crash or a time-out.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import json
 import os
 import re
 import signal
@@ -18,19 +17,17 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Literal
 
 import numpy as np
-import snaprt_cache
 
-import snaprt
-import snaprt_replay
-from snaprt_replay.process import elsewhere, framing
-from snaprt_replay.process.child import child_command, child_environment
+from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError, UsageError
+from snaprt_replay.load.shards import Index
+from snaprt_replay.process.child import child_command
+from snaprt_replay.run import jobs, work
+from snaprt_replay.run.jobs import Job, Spread
 from snaprt_replay.run.variants.variants import Variant
-from snaprt_replay.run.work import HLO, Job, send_job
 
 FailureKind = Literal[
     "compile crash",
@@ -43,8 +40,6 @@ FailureKind = Literal[
     "unsupported",
 ]
 
-# What another environment takes from here; all else, JAX above all, it has itself.
-_PACKAGES = (snaprt, snaprt_cache, snaprt_replay)
 _TAIL_BYTES = 1 << 16
 # The line that says why a process ended itself: Abseil's fatal log, LLVM's, the C++ library's.
 _FATAL = re.compile(r"^F\d{4} [\d:.]+\s+\d+ (?:.*/)?([\w.-]+:\d+)\] ?(.*)", re.MULTILINE)
@@ -76,13 +71,33 @@ class Failure:
             f"{self.kind} in `{self.signature}`" if _PLACE.fullmatch(self.signature) else self.kind
         )
 
+    def as_error(self, path: object) -> SnaprtError:
+        """Return the error that this is for whoever replays the file ``path``."""
+        error = _ERRORS.get(self.kind, ExecutionError)
+        if self.kind in ("missing device", "unsupported"):
+            return error(self.message, hint=self.hint)
+        if self.kind in ("compile error", "run error"):
+            return error(f"{path}: {self.message}", hint=self.hint)
+        shows = f"`snaprt inspect --hlo {path}` shows the module"
+        hint = f"this is a bug of XLA's or a module it does not accept; {shows}"
+        is_crash = self.kind.endswith("crash")
+        return error(f"{path}: {self}: {self.message}", hint=hint if is_crash else self.hint)
+
+
+_ERRORS: Final[Mapping[str, type[SnaprtError]]] = {
+    "compile crash": CompileError,
+    "compile error": CompileError,
+    "missing device": DeviceError,
+    "unsupported": UsageError,
+}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Outcome:
     """What running a variant gave.
 
     Args:
-        outputs: Of the first run; None where it failed.
+        outputs: Of the first run, see `work.Outputs`; None where it failed.
         failure: None where it did not.
         compile_seconds: To compile the program, or load it from the cache.
         execute_seconds: Of each run, copies to and from the device included.
@@ -93,6 +108,7 @@ class Outcome:
         notes: What a reader of the outputs should know.
         report: What the compiler said, for the kind ``compile-only``: ``memory`` in bytes, ``cost``
             and the optimized ``hlo``.
+        layout: On several devices, of each result the shape and which part each device holds.
     """
 
     outputs: tuple[np.ndarray, ...] | None
@@ -105,6 +121,7 @@ class Outcome:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layout: Sequence[tuple[tuple[int, ...], Sequence[Index]]] = ()
 
     @property
     def agrees_with_itself(self) -> bool | None:
@@ -117,10 +134,10 @@ class Workers:
 
     Args:
         count: How many processes.
-        timeout: Seconds that one job may take, compiling and running together.
+        timeout: Seconds that one job may take, compiling and running together; None: any.
     """
 
-    def __init__(self, count: int = 1, timeout: float = 120.0) -> None:
+    def __init__(self, count: int = 1, timeout: float | None = 120.0) -> None:
         self._count = count
         self._timeout = timeout
         self._pool = concurrent.futures.ThreadPoolExecutor(count)
@@ -140,34 +157,21 @@ class Workers:
         for worker in self._idle:
             worker.close()
 
-    def run(
-        self,
-        variant: Variant,
-        program: bytes,
-        inputs: Sequence[np.ndarray],
-        *,
-        repeat: int = 1,
-        form: str = HLO,
-        name: str = "",
-        timeout: float | None = None,
+    def run_job(
+        self, job: Job, *, timeout: float | None = None, host_devices: int | None = None
     ) -> Outcome:
-        """Run a variant of a program and return what came of it, whatever that is.
+        """Run a job and return what came of it, whatever that is.
 
         Args:
-            variant: Any but ``recorded``.
-            program: A serialized HloModuleProto with default layouts; or, where ``form`` says so,
-                anything that XLA's StableHLO parser takes.
-            inputs: One for each parameter of the program; kinds of higher precision convert them.
-            repeat: How often to run it.
-            form: `work.HLO` or `work.STABLEHLO`.
-            name: What the compile cache's index calls it.
+            job: What to run.
             timeout: Seconds for this job; None for those of the workers.
+            host_devices: As how many devices the CPU shows itself there; None: as here.
         """
-        job = Job(variant, program, form, inputs, repeat, name)
+        python = job.variant.python
         try:
-            worker = self._take(variant.python)
+            worker = self._take(python, host_devices)
         except OSError as error:
-            message = f"cannot start {variant.python or sys.executable}: {error.strerror or error}"
+            message = f"cannot start {python or sys.executable}: {error.strerror or error}"
             return _outcome(None, Failure("missing device", "no interpreter", message), {}, {})
         outcome = worker.run(job, self._timeout if timeout is None else timeout)
         with self._lock:
@@ -175,100 +179,104 @@ class Workers:
                 self._idle.append(worker)
         return outcome
 
+    def submit_job(self, job: Job) -> concurrent.futures.Future[Outcome]:
+        """Do what `run_job` does, when a process is free."""
+        return self._pool.submit(self.run_job, job)
+
+    def run(
+        self,
+        variant: Variant,
+        program: bytes,
+        inputs: Sequence[Spread],
+        *,
+        timeout: float | None = None,
+        **named: Any,
+    ) -> Outcome:
+        """Run a variant of a program: `run_job` with the fields of a `Job`."""
+        return self.run_job(Job(variant, program, inputs, **named), timeout=timeout)
+
     def submit(
-        self, variant: Variant, program: bytes, inputs: Sequence[np.ndarray], **named: Any
+        self, variant: Variant, program: bytes, inputs: Sequence[Spread], **named: Any
     ) -> concurrent.futures.Future[Outcome]:
         """Do what `run` does, when a process is free."""
         return self._pool.submit(self.run, variant, program, inputs, **named)
 
-    def _take(self, python: str | None) -> _Worker:
+    def _take(self, python: str | None, host_devices: int | None) -> _Worker:
         """Return an idle worker of that environment, or a new one."""
         with self._lock:
             for worker in self._idle:
-                if worker.python == python:
+                if (worker.python, worker.host_devices) == (python, host_devices):
                     self._idle.remove(worker)
                     return worker
             crowded = [self._idle.pop(0)] if len(self._idle) >= self._count else []
         for worker in crowded:
             worker.close()
-        return _Worker(python)
-
-
-def _command(python: str | None, task: str, argument: str) -> tuple[list[str], dict[str, str]]:
-    """Return how to start a task of `child` in an environment, and with which variables."""
-    if python is None:
-        return child_command(task, argument), child_environment()
-    folders = {package.__name__: str(Path(package.__path__[0]).parent) for package in _PACKAGES}
-    variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    script = elsewhere.__file__
-    return [python, script, json.dumps(folders), task, argument], variables
+        return _Worker(python, host_devices)
 
 
 class _Worker:
     """One process, which serves one job at a time."""
 
-    def __init__(self, python: str | None) -> None:
+    def __init__(self, python: str | None, host_devices: int | None) -> None:
         self.python = python
+        self.host_devices = host_devices
         self.alive = True
         self._ready = False
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed by `close`
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed by `close`
         ours, theirs = socket.socketpair()
         self._connection = ours
         with theirs:
             theirs.set_inheritable(True)
             descriptor = theirs.fileno()
-            command, environment = _command(python, "work", str(descriptor))
+            command, environment = child_command(descriptor, python)
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=self._said,
-                env=environment,
+                stdout=self._log,
+                stderr=self._log,
+                env={**environment, **_showing_devices(host_devices)},
                 pass_fds=[descriptor],
             )
 
-    def run(self, job: Job, timeout: float) -> Outcome:
+    def run(self, job: Job, timeout: float | None) -> Outcome:
         """Do a job; afterwards `alive` says whether there can be another."""
-        began = os.fstat(self._said.fileno()).st_size
+        began = os.fstat(self._log.fileno()).st_size
         timed_out = threading.Event()
 
         def stop() -> None:
             timed_out.set()
             self._process.kill()
 
-        timer = threading.Timer(timeout, stop)
-        timer.start()
-        told: dict[str, Any] = {"event": "starting"}
-        prepared: dict[str, Any] = {}
-        arrays: list[np.ndarray] = []
+        timer = None if timeout is None else threading.Timer(timeout, stop)
+        if timer is not None:
+            timer.start()
+        event: work.Event = {"event": "starting"}
+        prepared: work.Event = {}
+        runs: list[Any] = []
         try:
             self._wait_until_ready()
-            send_job(self._connection, job)
-            while told["event"] not in ("done", "failed"):
-                told, arrays = framing.receive(self._connection)
-                prepared = told if told["event"] == "prepared" else prepared
+            jobs.send_job(self._connection, job)
+            while event["event"] not in ("done", "failed"):
+                event, runs = jobs.receive(self._connection)
+                prepared = event if event["event"] == "prepared" else prepared
         except (EOFError, OSError):
             self.alive = False
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
         if timed_out.is_set():
             self.alive = False
         if not self.alive:
             status = self._process.wait()
-            said = self._tail(began)
+            logged = self._tail(began)
             self.close()
             phase = "run" if prepared else "compile" if self._ready else "start"
-            failure = _how_it_ended(phase, status, said, timeout if timed_out.is_set() else None)
-            return _outcome(None, failure, prepared, told)
-        if told["event"] == "failed":
-            return _outcome(
-                None, _refused(told["kind"], told["message"], told["hint"]), prepared, told
-            )
-        runs = []
-        for count in told["runs"]:
-            runs.append(tuple(arrays[:count]))
-            arrays = arrays[count:]
-        return _outcome(runs, None, prepared, told)
+            failure = _how_it_ended(phase, status, logged, timeout if timed_out.is_set() else None)
+            return _outcome(None, failure, prepared, event)
+        if event["event"] == "failed":
+            failure = _refused(event["kind"], event["message"], event["hint"])
+            return _outcome(None, failure, prepared, event)
+        return _outcome(runs, None, prepared, event)
 
     def close(self) -> None:
         """End the process, which has nothing to lose."""
@@ -276,36 +284,64 @@ class _Worker:
         self._connection.close()
         self._process.kill()
         self._process.wait()
-        self._said.close()
+        self._log.close()
 
     def _wait_until_ready(self) -> None:
         if not self._ready:
-            framing.receive(self._connection)
+            jobs.receive(self._connection)
             self._ready = True
 
     def _tail(self, began: int) -> str:
-        end = os.fstat(self._said.fileno()).st_size
-        self._said.seek(max(began, end - _TAIL_BYTES))
-        return self._said.read().decode(errors="replace")
+        end = os.fstat(self._log.fileno()).st_size
+        self._log.seek(max(began, end - _TAIL_BYTES))
+        return self._log.read().decode(errors="replace")
+
+
+def _showing_devices(count: int | None) -> Mapping[str, str]:
+    """Return the variables with which the CPU shows itself as so many devices."""
+    if count is None:
+        return {}
+    flags = os.environ.get("XLA_FLAGS", "")
+    # Of JAX's two ways to say so, it takes only one.
+    return {
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}".strip(),
+        "JAX_NUM_CPU_DEVICES": "-1",
+    }
+
+
+def run_here(job: Job) -> Outcome:
+    """Run a job in this process.
+
+    Raises:
+        SnaprtError: It cannot be compiled or run.
+    """
+    prepared: work.Event = {}
+    done, runs = work.perform(job, prepared.update)
+    return _outcome(runs, None, prepared, done)
 
 
 def _outcome(
-    runs: Sequence[tuple[np.ndarray, ...]] | None,
+    runs: Sequence[work.Outputs] | None,
     failure: Failure | None,
     prepared: Mapping[str, Any],
-    told: Mapping[str, Any],
+    event: Mapping[str, Any],
 ) -> Outcome:
+    every = [tuple(run) for run in runs or ()]
     return Outcome(
-        outputs=runs[0] if runs else None,
+        outputs=every[0] if every else None,
         failure=failure,
         compile_seconds=prepared.get("compile_seconds", 0.0),
-        execute_seconds=tuple(told.get("execute_seconds", ())),
+        execute_seconds=tuple(event.get("execute_seconds", ())),
         from_cache=prepared.get("from_cache", False),
-        other_runs=tuple(runs[1:]) if runs else (),
+        other_runs=tuple(every[1:]),
         device=prepared.get("device", ""),
         environment=prepared.get("environment", {}),
         notes=tuple(prepared.get("notes", ())),
         report=prepared.get("report", {}),
+        layout=tuple(
+            (tuple(shape), tuple(tuple(map(tuple, index)) for index in indices))
+            for shape, indices in prepared.get("layout", ())
+        ),
     )
 
 
@@ -316,19 +352,19 @@ _WHILE: Final[Mapping[str, tuple[FailureKind, str]]] = {
 }
 
 
-def _how_it_ended(phase: str, status: int, said: str, timeout: float | None) -> Failure:
+def _how_it_ended(phase: str, status: int, logged: str, timeout: float | None) -> Failure:
     """Return the failure of a job whose process is gone."""
     kind, when = _WHILE[phase]
     if timeout is not None:
         return Failure("timeout", f"{phase} timeout", f"no result within {timeout:g} s {when}")
-    fatal = _FATAL.search(said)
-    loud = _LOUD.search(said)
+    fatal = _FATAL.search(logged)
+    loud = _LOUD.search(logged)
     how = f"status {status}" if status >= 0 else signal.Signals(-status).name
-    if _OUT_OF_MEMORY.search(said) or -status == signal.SIGKILL:
+    if _OUT_OF_MEMORY.search(logged) or -status == signal.SIGKILL:
         return Failure("out of memory", "out of memory", f"the process ended ({how}) {when}")
     if fatal:
         return Failure(kind, fatal[1], f"{fatal[1]}: {fatal[2]}".strip())
-    line = loud[0].strip() if loud else (said.strip().splitlines() or [""])[-1]
+    line = loud[0].strip() if loud else (logged.strip().splitlines() or [""])[-1]
     return Failure(kind, stable(line) if loud else how, f"the process ended ({how}) {when}: {line}")
 
 

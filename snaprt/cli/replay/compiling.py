@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from snaprt_replay.load.load import load
+from snaprt_replay.run.jobs import STABLEHLO
 from snaprt_replay.run.variants.variants import Variant, with_options
-from snaprt_replay.run.work import STABLEHLO
 from snaprt_replay.run.workers import Outcome, Workers
 
 from snaprt.cli import output, tables

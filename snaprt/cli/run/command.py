@@ -31,6 +31,7 @@ from snaprt.cli.run import own_frames
 from snaprt.cli.run.environment import check_environment
 from snaprt.cli.run.explained import RunExplained
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.fleet.launch import tell_status
 from snaprt.snapshot.recorder.conditions import parse_conditions
 
 # What python leaves with after an exception that nothing caught.
@@ -185,12 +186,21 @@ def command(
     is_recording = is_asked_for or (not is_lazy and (bool(when) or keep_last is not None))
     if is_recording:
         os.environ["SNAPRT_RECORD_JIT"] = "1"  # the processes that the program starts record too
+    if "MASTER_ADDR" in os.environ:
+        after_import.call_after_import("jax", _register_torchrun)
     explained = RunExplained(shown=explain, file=explain_json)
     try:
         status = run(program, lazy=is_lazy, recording=is_recording, at_end=explained.program_ended)
     finally:
         explained.end()
+    tell_status(status)
     context.exit(status)
+
+
+def _register_torchrun() -> None:
+    from snaprt import jaxapi
+
+    jaxapi.register_torchrun()
 
 
 def run(

@@ -1,0 +1,115 @@
+"""``snaprt launch``: runs a program as the processes of one job, each under ``snaprt run``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from snaprt.cli.run.command import ProgramCommand
+from snaprt.cli.run.command import command as run_command
+from snaprt.errors import UsageError
+from snaprt.fleet.launch import Job, check_master, free_address, launch
+from snaprt.snapshot.recorder.conditions import parse_conditions
+
+_OF_RUN = [parameter for parameter in run_command.params if isinstance(parameter, click.Option)]
+
+
+@click.command(
+    "launch",
+    cls=ProgramCommand,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    *("-n", "--processes"), type=click.IntRange(min=1), default=1, metavar="N", show_default=True,
+    help="How many processes run on this machine.",
+)  # fmt: skip
+@click.option(
+    *("--devices-per-process", "devices"), type=click.IntRange(min=1), metavar="N",
+    help="Show each process N devices: CPU devices that XLA makes, or its share of the GPUs.",
+)  # fmt: skip
+@click.option(
+    "--nnodes", type=click.IntRange(min=1), default=1, metavar="N", show_default=True,
+    help="How many machines run the job; the command is started on each.",
+)  # fmt: skip
+@click.option(
+    "--node-rank", type=click.IntRange(min=0), default=0, metavar="N", show_default=True,
+    help="Which of the machines this is.",
+)  # fmt: skip
+@click.option(
+    "--master", metavar="HOST:PORT", help="Address of the first machine, needed with --nnodes."
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]...")
+@click.pass_context
+def command(
+    context: click.Context,
+    processes: int,
+    devices: int | None,
+    nnodes: int,
+    node_rank: int,
+    master: str | None,
+    program: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Run a Python program as the processes of one job.
+
+    Each process runs under `snaprt run`, with the options of it that are given here, and finds
+    torchrun's variables: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+    `jax.distributed.initialize()` needs no arguments. Each line of output begins with the rank that
+    printed it. When a process fails, the others are ended, its last output is shown again, and its
+    status is the command's. --metrics and --explain-json write a file for each rank: run.json.0,
+    run.json.1, ...
+
+    \b
+    Example:
+      snaprt launch -n 4 -- train.py --epochs 3
+      snaprt launch -n 2 --devices-per-process 4 --lazy --dump dump -- train.py
+      snaprt launch -n 8 --nnodes 2 --node-rank 0 --master node0:29500 -- train.py
+    """
+    if not program:
+        raise click.UsageError("there is no program to run", context)
+    if node_rank >= nnodes:
+        raise UsageError(
+            f"there is no machine {node_rank} of {nnodes}", hint="--node-rank counts from 0."
+        )
+    if nnodes > 1 and master is None:
+        raise UsageError(
+            "several machines need the address of the first",
+            hint="Give each the same --master HOST:PORT.",
+        )
+    parse_conditions("; ".join(options["when"]))
+    job = Job(
+        processes=processes,
+        master=check_master(master) if master else free_address(),
+        nodes=nnodes,
+        node_rank=node_rank,
+        devices_per_process=devices,
+    )
+    given = {
+        option: options[option.name]
+        for option in _OF_RUN
+        if option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    }
+
+    def words(rank: int) -> list[str]:
+        return [sys.executable, "-m", "snaprt", "run", *_words(given, rank), "--", *program]
+
+    context.exit(launch(job, words))
+
+
+command.params[-1:-1] = _OF_RUN
+
+
+def _words(given: Mapping[click.Option, Any], rank: int) -> Iterator[str]:
+    """Return options of ``snaprt run`` as the words that mean them, for one rank."""
+    for option, value in given.items():
+        if option.is_flag:
+            yield (option.opts if value else option.secondary_opts)[0]
+            continue
+        for item in value if option.multiple else (value,):
+            yield option.opts[0]
+            yield f"{item}.{rank}" if option.name == "explain_json" else str(item)

@@ -1,0 +1,1 @@
+"""Many processes of one program: started together, fed, and ended together."""
