@@ -24,10 +24,13 @@ class Kind:
     Attributes:
         parse: Turns the text into a value; raises ValueError for text it does not understand.
         allowed: What ``parse`` understands, in words for the user.
+        written: What the text names if it names something that is written later: ``file`` or
+            ``folder``; else empty.
     """
 
     parse: Callable[[str], Any]
     allowed: str
+    written: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,8 @@ def _verbosities(text: str) -> tuple[tuple[str, int], ...]:
     return tuple((name.strip(), _count(level)) for name, _, level in entries)
 
 
-FOLDER: Final = Kind(_path, "a directory; it is made where it does not exist")
-FILE: Final = Kind(_path, "a file in a directory that exists")
+FOLDER: Final = Kind(_path, "a directory; it is made where it does not exist", "folder")
+FILE: Final = Kind(_path, "a file in a directory that exists", "file")
 SIZE: Final = Kind(units.parse_size, "bytes, such as 500M or 10G")
 LIMIT: Final = Kind(_limit, "bytes, such as 500M or 10G; 0 for no limit")
 SECONDS: Final = Kind(_seconds, "seconds, 0 or more")
@@ -284,7 +287,7 @@ SETTINGS: Final = (
     ),
     Setting(
         "SNAPRT_METRICS_FILE",
-        Kind(_path, "a file in a directory that exists; .txt for the report, else JSON"),
+        Kind(_path, "a file in a directory that exists; .txt for the report, else JSON", "file"),
         "Write the metrics to this file when the process ends.",
         default_text="nothing is written",
     ),
@@ -429,7 +432,7 @@ SETTINGS: Final = (
     ),
     Setting(
         "XLA_METRICS_FILE",
-        Kind(_path, "a file in a directory that exists, STDERR or STDOUT"),
+        Kind(_path, "a file in a directory that exists, STDERR or STDOUT", "file"),
         "Append the report of the metrics to this file after every step.",
         default_text="nothing is written",
     ),
@@ -472,6 +475,8 @@ class Texts:
         return list(map(self._get, self._keys))
 
 
+# What XLA_METRICS_FILE takes in the place of a file.
+_STREAMS: Final = ("STDERR", "STDOUT")
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 
 
@@ -498,14 +503,22 @@ def get(name: str) -> Any:
         ) from error
 
 
-def check() -> None:
-    """Look at every variable of the table as it is set now.
+def places_written() -> dict[str, tuple[Path, str]]:
+    """Return what the variables that are set name to be written: ``file`` or ``folder``.
+
+    Every variable is looked at.
 
     Raises:
         UsageError: The text of one is not one that it allows.
     """
-    for name in _BY_NAME:
-        get(name)
+    values = {name: get(name) for name in _BY_NAME}
+    return {
+        setting.name: (values[setting.name], setting.kind.written)
+        for setting in SETTINGS
+        if setting.kind.written
+        and os.environ.get(setting.name, "").strip()
+        and str(values[setting.name]) not in _STREAMS
+    }
 
 
 def for_rank(path: Path) -> Path:

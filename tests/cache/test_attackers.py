@@ -9,13 +9,13 @@ import socket
 import sqlite3
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import run_program
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digest, file_digests, frame
 from snaprt_cache.bundle import bundled_blobs, read_bundle, write_bundle
 from snaprt_cache.frame import BlobDamaged, Signing, check_blob
@@ -61,10 +61,7 @@ cache.close()
 
 
 def _use(path: Path, how: str = "private") -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _USE, str(path), how], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    run_program(_USE, path, how, timeout=60)
 
 
 def _filled(path: Path, **options: Any) -> Cache:
@@ -325,13 +322,7 @@ def test_a_bundle_is_imported_in_little_memory_whatever_it_holds(
     other = Key((KeyPart("module", "large"),))
     assert cache.put(other, os.urandom(100 << 20), METADATA)
     bundle = write_bundle(tmp_path / "b", [KEY.digest, other.digest], cache.open_blob, None)
-    done = subprocess.run(
-        [sys.executable, "-c", _MEMORY, str(tmp_path / "into"), str(bundle.path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = run_program(_MEMORY, tmp_path / "into", bundle.path)
     assert int(done.stdout) < 40 * 1024
 
 

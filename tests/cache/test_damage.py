@@ -8,12 +8,11 @@ import resource
 import shutil
 import sqlite3
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from programs import run_program
 from snaprt_cache import Cache, Key, KeyPart
 
 KEY = Key((KeyPart("module", "m"), KeyPart("flags", "--xla_a=1")))
@@ -284,5 +283,5 @@ def test_a_locked_index_delays_no_hit(cache: Cache) -> None:
         "cache.close()\n"
         "assert time.monotonic() - start < 3\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(cache.path)], check=True, timeout=30)
+    run_program(script, cache.path, timeout=30)
     connection.close()

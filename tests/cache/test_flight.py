@@ -56,17 +56,13 @@ def start(
     wait: float = 60,
     report: float = 5,
 ) -> subprocess.Popen[str]:
-    words = (folder, seconds, outcome, wait, report)
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROCESS, *map(str, words)],
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROCESS, *map(str, (folder, seconds, outcome, wait, report))],
+        stdin=subprocess.PIPE,  # which `start_program` has not
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdin is not None
-    return process
 
 
 def go(*processes: subprocess.Popen[str]) -> None:

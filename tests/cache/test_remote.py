@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from answers import Answer, fail, give, stall
+from programs import run_program
 from snaprt_cache import CacheError
 from snaprt_cache import remote as object_store
 from snaprt_cache.remote import (
@@ -365,23 +365,13 @@ print("leaving")
 """
 
 
-def _environment(**variables: str) -> dict[str, str]:
-    cache = Path(object_store.__file__).parents[2]
-    return {**os.environ, "PYTHONPATH": str(cache), "AWS_ALLOW_HTTP": "true", **variables}
-
-
 def test_a_process_ends_in_time_and_well_while_the_remote_hangs(
     serve: Callable[[Answer], str],
 ) -> None:
     start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", EXITING, "s3://team/prefix"],
-        env=_environment(AWS_ENDPOINT=serve(stall), AWS_SKIP_SIGNATURE="true"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr
+    environment = {"AWS_ALLOW_HTTP": "true", "AWS_SKIP_SIGNATURE": "true"}
+    done = run_program(EXITING, "s3://team/prefix", AWS_ENDPOINT=serve(stall), **environment)
+    assert done.stdout == "leaving\n"
     assert time.monotonic() - start < 20
 
 
@@ -393,9 +383,7 @@ def test_what_is_waiting_is_stored_as_the_process_ends(
         "tier = open_tier(sys.argv[1], 5.0)\n"
         "for n in range(5): tier.send(f'{n:064x}', bytes(1000))"
     )
-    subprocess.run(
-        [sys.executable, "-c", program, bucket], env=_environment(), timeout=60, check=True
-    )
+    run_program(program, bucket)
     tier = opened(bucket)
     assert [tier.fetch(f"{number:064x}") for number in range(5)] == [bytes(1000)] * 5
 
@@ -416,8 +404,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_of_a_fork_leaves_the_remote_alone(bucket: str) -> None:
-    done = subprocess.run([sys.executable, "-c", FORKING, bucket], env=_environment(), timeout=60)
-    assert done.returncode == 0
+    run_program(FORKING, bucket)
 
 
 # Opening.

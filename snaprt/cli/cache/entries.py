@@ -19,14 +19,13 @@ from snaprt.cli.cache.words import (
     SHORT_KEY,
     Moment,
     bar,
-    dir_option,
+    cache_command,
     moment_in_words,
     one_entry,
     print_pairs,
     short_name,
 )
 from snaprt.cli.fitted_table import Column, FittedTable
-from snaprt.compile.cached.store import open_cache
 from snaprt.units import format_duration, format_size
 
 #: Metadata that no person reads as it stands: `snaprt cache why` does.
@@ -54,8 +53,7 @@ _LIST_COLUMNS: Final = (
 _PINNED: Final = Column("pinned", rank=1)
 
 
-@click.command("ls")
-@dir_option
+@cache_command("ls")
 @click.option(
     "--sort",
     type=click.Choice(list(_ORDERS)),
@@ -69,9 +67,8 @@ _PINNED: Final = Column("pinned", rank=1)
 @click.option("--kind", metavar="TEXT", help="Only this kind: compiled, module, jit; note, list.")
 @click.option("--since", type=Moment(), help="Only what was made or used since: 2026-01-31, 3d.")
 @click.option("--limit", type=click.IntRange(min=1), help="So many entries at most.")
-@output.json_option
 def ls(
-    folder: Path | None,
+    cache: Cache,
     sort: str,
     reverse: bool,
     name: str | None,
@@ -91,7 +88,6 @@ def ls(
       snaprt cache ls --sort saved --limit 10
       snaprt cache ls --name 'train*' --since 3d
     """
-    cache = open_cache(folder)
     there = cache.entries()
     chosen = [
         row
@@ -137,11 +133,9 @@ def _matches(text: str, pattern: str | None) -> bool:
     return fnmatch.fnmatchcase(text.lower(), wanted.lower())
 
 
-@click.command("show")
+@cache_command("show")
 @click.argument("key")
-@dir_option
-@output.json_option
-def show(key: str, folder: Path | None, as_json: bool) -> None:
+def show(key: str, cache: Cache, as_json: bool) -> None:
     """Print what is known about the entry KEY, and the parts of its key.
 
     KEY is the key as `snaprt cache ls` prints it, or the start of it.
@@ -150,7 +144,6 @@ def show(key: str, folder: Path | None, as_json: bool) -> None:
     Example:
       snaprt cache show 3f9a
     """
-    cache = open_cache(folder)
     row = one_entry(cache, key)
     header = cache.header(row.key)
     if header is None:
@@ -188,17 +181,14 @@ def show(key: str, folder: Path | None, as_json: bool) -> None:
     print_pairs([(f"  {part['name']}", part["value"]) for part in parts])
 
 
-@click.command("du")
-@dir_option
-@output.json_option
-def du(folder: Path | None, as_json: bool) -> None:
+@cache_command("du")
+def du(cache: Cache, as_json: bool) -> None:
     """Print what takes the space: entries by platform and kind, the index, the quarantine.
 
     \b
     Example:
       snaprt cache du
     """
-    cache = open_cache(folder)
     rows = cache.entries()
     groups: dict[tuple[str, str], list[EntryRow]] = {}
     for row in rows:
@@ -266,17 +256,14 @@ def _beside_the_entries(cache: Cache) -> list[_Place]:
     return [_Place(what, len(sizes), sum(sizes)) for what, sizes in found.items()]
 
 
-@click.command("path")
-@dir_option
-@output.json_option
-def path(folder: Path | None, as_json: bool) -> None:
+@cache_command("path")
+def path(cache: Cache, as_json: bool) -> None:
     """Print the cache directory in use.
 
     \b
     Example:
       du -sh "$(snaprt cache path)"
     """
-    cache = open_cache(folder)
     if as_json:
         content = {"path": cache.path, "index": cache.index_path}
         output.emit_json("snaprt.cache.path", SCHEMA_VERSION, content)

@@ -6,25 +6,23 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import click
-from snaprt_cache import CacheStats, EntryRow
+from snaprt_cache import Cache, CacheStats, EntryRow
 
 from snaprt.cli import output
-from snaprt.cli.cache.misses import Neighbors
+from snaprt.cli.cache.why import Neighbors
 from snaprt.cli.cache.words import (
     NO_PROGRAMS,
     SCHEMA_VERSION,
     bar,
+    cache_command,
     counted,
-    dir_option,
     print_pairs,
     short_name,
 )
 from snaprt.cli.fitted_table import Column, FittedTable
-from snaprt.compile.cached.store import open_cache
 from snaprt.units import format_duration, format_size
 
 #: 2: reasons, programs and days.
@@ -33,13 +31,11 @@ _MOST_PROGRAMS: Final = 10
 _BAR_WIDTH: Final = 16
 
 
-@click.command("stats")
-@dir_option
+@cache_command("stats")
 @click.option(
     "--days", type=click.IntRange(min=1), default=7, show_default=True, help="So many days back."
 )
-@output.json_option
-def stats(folder: Path | None, days: int, as_json: bool) -> None:
+def stats(cache: Cache, days: int, as_json: bool) -> None:
     """Print the cache in numbers: hits, misses and why, seconds saved, by program and by day.
 
     Reasons are known of the last few hundred misses. Days are those of UTC.
@@ -49,7 +45,6 @@ def stats(folder: Path | None, days: int, as_json: bool) -> None:
       snaprt cache stats --days 30
       snaprt cache stats --json
     """
-    cache = open_cache(folder)
     numbers = cache.stats()
     neighbors = Neighbors(cache)
     reasons = Counter(neighbors.explain_miss(miss).reason for miss in neighbors.misses)

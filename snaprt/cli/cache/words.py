@@ -1,12 +1,13 @@
-"""What the commands of ``snaprt cache`` share: --dir, an entry by its key, words, bars."""
+"""What the commands of ``snaprt cache`` share: --dir, --json, an entry by its key, words, bars."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.table import Table
@@ -14,6 +15,7 @@ from snaprt_cache import Cache, CacheError, EntryRow
 
 from snaprt import units
 from snaprt.cli import output
+from snaprt.compile.cached.store import open_cache
 
 SCHEMA_VERSION: Final = 1
 #: So many digits of a key are unique in any cache that fits a disk, and fit a terminal.
@@ -29,6 +31,20 @@ dir_option = click.option(
     metavar="DIR",
     help="The cache directory; by default SNAPRT_CACHE_DIR, else the user's.",
 )
+
+
+def cache_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command with --dir and --json of a function, which gets the cache and ``as_json``."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @functools.wraps(function)
+        def run(folder: Path | None, **options: Any) -> None:
+            function(cache=open_cache(folder), **options)
+
+        return click.command(name)(dir_option(output.json_option(run)))
+
+    return decorate
+
 
 _LONGEST_NAME: Final = 29
 _DATES: Final = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S")

@@ -1,7 +1,4 @@
-"""The process's persistent compile cache: opened at first use, and its events counted.
-
-It knows the settings and the metrics; what is stored, and under which key, is not its business.
-"""
+"""The process's persistent compile cache: opened at first use, and its events counted."""
 
 from __future__ import annotations
 
@@ -25,16 +22,6 @@ _log = logging.getLogger("snaprt.cache")
 _lock = threading.Lock()
 _open: dict[_Settings, Cache | None] = {}
 _told_of: set[tuple[str, ...]] = set()
-
-#: Events of the cache that carry an amount rather than a count.
-_AMOUNTS = frozenset(
-    {
-        "PersistentCacheReadBytes",
-        "PersistentCacheSavedSeconds",
-        "PersistentCacheWaitSeconds",
-        "PersistentCacheWrittenBytes",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -151,7 +138,7 @@ def _tier(wanted: _Settings) -> Tier | None:
 
 def count_event(event: str, value: float) -> None:
     """Count an event of the cache in the metrics."""
-    if event in _AMOUNTS:
+    if event in metrics.KINDS:  # an amount rather than a count
         metrics.metric_add(event, value)
     else:
         metrics.counter_add(event, int(value))
