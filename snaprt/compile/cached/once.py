@@ -73,9 +73,10 @@ def load_entry(cache: Cache, key: Key, entry: Entry, load: Callable[[bytes], T])
 
 def flight(cache: Cache) -> Flight:
     """Return the locks of a cache, with the bound on waiting that is set now."""
-    # The processes of one job may need each other to compile: none of them may wait. Nor need one
-    # that does not read what others store.
-    can_wait = cache.mode.reads and cache.mode.writes and jax.process_count() == 1
+    # The processes of one job may need each other to compile, but on CPUs: none of them may wait.
+    # Nor need one that does not read what others store.
+    is_free = jax.process_count() == 1 or jax.default_backend() == "cpu"
+    can_wait = cache.mode.reads and cache.mode.writes and is_free
     wait_seconds = settings.get("SNAPRT_CACHE_WAIT") if can_wait else 0.0
     return _flight(cache.folder, wait_seconds, cache.access)
 

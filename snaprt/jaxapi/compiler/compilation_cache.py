@@ -15,7 +15,9 @@ import jax
 import numpy as np
 from jax._src import cache_key as _cache_key
 from jax._src import compilation_cache as _compilation_cache
+from jax._src import compiler as _compiler
 from jax._src import config as _config
+from jax._src import distributed as _distributed
 from jaxlib.mlir import ir
 
 from snaprt.jaxapi.compiler.modules import bytecode_without_locations
@@ -32,7 +34,7 @@ class Compilation:
         module: The module as bytecode: without source locations, and with functions named by
             their order, for their names come from Python and change nothing.
         options: Serialized compile options, without where to dump or to cache.
-        topology: What XLA says identifies the topology of the devices.
+        topology: What identifies the topology of the devices, in all processes alike.
         extra: What JAX's hook for additions to the key returns.
         devices: Where it will run.
         written: The module as JAX has it, with source locations.
@@ -99,7 +101,7 @@ def use_compilation_cache(
                 name=module.operation.attributes["sym_name"].value,
                 module=_module_of_compilation(module, *ignored, *named.values()),
                 options=_options_of_compilation(options, client),
-                topology=_hashed(_cache_key._hash_accelerator_config, devices),
+                topology=_topology(devices),
                 extra=_cache_key.custom_hook(),
                 devices=tuple(devices.flat),
                 written=module,
@@ -112,6 +114,24 @@ def use_compilation_cache(
     def heard(event: str, duration_secs: float, **_: Any) -> None:
         if event == _COMPILE_EVENT:
             compiled(sys.exc_info()[1])
+
+    write = _compiler._cache_write
+
+    def cache_write(
+        key: str, seconds: float, name: str, backend: Any, executable: Any, *callbacks: Any
+    ) -> None:
+        if _distributed.global_state.process_id == 0:
+            write(key, seconds, name, backend, executable, *callbacks)
+            return
+        # JAX leaves it to process 0; others would compile what is theirs alone at every start.
+        if any(callbacks) or seconds < _config.persistent_cache_min_compile_time_secs.value:
+            return
+        try:
+            _compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+        except Exception as error:
+            if _config.raise_persistent_cache_errors.value:
+                raise
+            _log.warning("%s is not stored in the compile cache: %r", name, error)
 
     get_from_cache = _compilation_cache.get_executable_and_time
 
@@ -129,6 +149,7 @@ def use_compilation_cache(
     _compilation_cache._cache_initialized = True
     _compilation_cache.get_cache_key = get_cache_key  # type: ignore[assignment]
     _compilation_cache.get_executable_and_time = get_executable_and_time
+    _compiler._cache_write = cache_write
     jax.monitoring.register_event_duration_secs_listener(heard)
 
 
@@ -156,6 +177,19 @@ def _hashed(feed: Callable[..., Any], *arguments: Any) -> bytes:
     collector = _Collector()
     feed(collector, *arguments)
     return collector.content
+
+
+def _topology(devices: np.ndarray) -> bytes:
+    """Return what identifies the topology of ``devices``, the same in each process of a job."""
+    if jax.process_count() == 1:
+        return _hashed(_cache_key._hash_accelerator_config, devices)
+    # XLA's fingerprint differs between the processes of a job.
+    known = devices.flat[0].client.devices()
+    described = [
+        [getattr(device, name, None) for name in ("id", "process_index", "device_kind", "coords")]
+        for device in known
+    ]
+    return repr((described, [device.id for device in devices.flat])).encode()
 
 
 def _module_of_compilation(module: Any, *ignored: Any) -> bytes:
