@@ -1,4 +1,4 @@
-"""Which environment variables may be written down, and their values; knows no files, never JAX.
+"""Which environment variables may be written down, and their values.
 
 What is recorded, packed or bundled goes to other people. So the variables are listed by name: one
 that nobody here knows may hold a secret, whatever its name begins with.

@@ -1,4 +1,4 @@
-"""Tables of comparisons and of arrays, as people read them; it must not know commands or files."""
+"""Tables of comparisons and of arrays, as people read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what a bundle does not show: secrets, names of people and machines; knows no files.
+"""Decides what a bundle does not show: secrets, names of people and machines.
 
 What is hidden is found by its shape, or because the environment says it; a secret of another shape
 that a program prints cannot be told from its other output.

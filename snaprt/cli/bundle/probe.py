@@ -1,4 +1,4 @@
-"""Prints, as JSON, what a Python has installed and its devices; must not use snaprt.
+"""Prints, as JSON, what a Python has installed and its devices.
 
 The Python of the program that a bundle is about runs it, which need not be the one that runs
 snaprt: so it uses the standard library alone, and JAX if that is there.

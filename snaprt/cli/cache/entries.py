@@ -25,7 +25,7 @@ from snaprt.cli.cache.words import (
     print_pairs,
     short_name,
 )
-from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.cli.fitted_table import Column, Columns, FittedTable
 from snaprt.units import format_duration, format_size
 
 #: Metadata that no person reads as it stands: `snaprt cache why` does.
@@ -40,17 +40,17 @@ _ORDERS: Final[dict[str, Callable[[EntryRow], Any]]] = {
     "saved": lambda row: -row.saved_seconds,
     "name": lambda row: (row.name, -row.created),
 }
-_LIST_COLUMNS: Final = (
-    Column("key"),
-    Column("name"),
-    Column("platform", rank=2),
-    Column("on disk", right=True),
-    Column("compile", right=True, rank=1),
-    Column("hits", right=True),
-    Column("saved", right=True),
-    Column("last used", rank=3),
+_LIST_COLUMNS: Final[Columns[EntryRow]] = (
+    (Column("key"), lambda row: row.key[:SHORT_KEY]),
+    (Column("name"), lambda row: short_name(row.name)),
+    (Column("platform", rank=2), lambda row: row.platform),
+    (Column("on disk", right=True), lambda row: format_size(row.stored_bytes)),
+    (Column("compile", right=True, rank=1), lambda row: format_duration(row.compile_seconds)),
+    (Column("hits", right=True), lambda row: f"{row.hits:,}"),
+    (Column("saved", right=True), lambda row: format_duration(row.saved_seconds)),
+    (Column("last used", rank=3), lambda row: moment_in_words(row.last_used or row.created)),
+    (Column("pinned", rank=1), lambda row: "pinned" if row.pinned else ""),  # last: see `ls`
 )
-_PINNED: Final = Column("pinned", rank=1)
 
 
 @cache_command("ls")
@@ -102,22 +102,9 @@ def ls(
         content = {"entries": rows, "matching": len(chosen), "all": len(there)}
         output.emit_json("snaprt.cache.ls", SCHEMA_VERSION, content)
         return
-    cells = [
-        (
-            row.key[:SHORT_KEY],
-            short_name(row.name),
-            row.platform,
-            format_size(row.stored_bytes),
-            format_duration(row.compile_seconds),
-            f"{row.hits:,}",
-            format_duration(row.saved_seconds),
-            moment_in_words(row.last_used or row.created),
-            "pinned" if row.pinned else "",
-        )
-        for row in rows
-    ]
-    columns = (*_LIST_COLUMNS, _PINNED) if any(row.pinned for row in rows) else _LIST_COLUMNS
-    output.console.print(FittedTable(columns, cells))
+    is_pinned = any(row.pinned for row in rows)
+    columns = _LIST_COLUMNS if is_pinned else _LIST_COLUMNS[:-1]
+    output.console.print(FittedTable.of(rows, columns))
     others = sum(row.kind in NO_PROGRAMS for row in there) if kind is None else 0
     beside = f"; {others:,} not shown, of --kind note or list" if others else ""
     of_all = f" of {len(there):,}" if len(rows) < len(there) else ""
@@ -209,16 +196,13 @@ def du(cache: Cache, as_json: bool) -> None:
         output.emit_json("snaprt.cache.du", SCHEMA_VERSION, content)
         return
     largest = max((place.bytes for place in places), default=0)
-    cells = [
-        (
-            place.what,
-            f"{place.files:,}",
-            format_size(place.bytes),
-            bar(place.bytes, largest),
-        )
-        for place in places
-    ]
-    output.console.print(FittedTable(_USE_COLUMNS, cells))
+    columns: Columns[_Place] = (
+        (Column("what"), lambda place: place.what),
+        (Column("files", right=True, rank=2), lambda place: f"{place.files:,}"),
+        (Column("bytes", right=True), lambda place: format_size(place.bytes)),
+        (Column("share", rank=1), lambda place: bar(place.bytes, largest)),
+    )
+    output.console.print(FittedTable.of(places, columns))
     output.log.print(f"{format_size(total)} in {cache.path}")
 
 
@@ -229,14 +213,6 @@ class _Place:
     what: str
     files: int
     bytes: int
-
-
-_USE_COLUMNS: Final = (
-    Column("what"),
-    Column("files", right=True, rank=2),
-    Column("bytes", right=True),
-    Column("share", rank=1),
-)
 
 
 def _beside_the_entries(cache: Cache) -> list[_Place]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import click
-from snaprt_cache import Cache
+from snaprt_cache import Cache, EntryRow, Finding
 
 from snaprt.cli import output, progress
 from snaprt.cli.cache.words import (
@@ -17,7 +17,7 @@ from snaprt.cli.cache.words import (
     one_entry,
     short_name,
 )
-from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.cli.fitted_table import Column, Columns, FittedTable
 from snaprt.units import format_duration, format_size
 
 
@@ -48,16 +48,7 @@ def verify(context: click.Context, cache: Cache, heal: bool, as_json: bool) -> N
         output.emit_json("snaprt.cache.verify", SCHEMA_VERSION, content)
     else:
         if wrong:
-            cells = [
-                (
-                    finding.key[:SHORT_KEY] or finding.path.name,
-                    finding.subject,
-                    "healed" if finding.healed else "not healed",
-                    finding.problem,
-                )
-                for finding in wrong
-            ]
-            output.console.print(FittedTable(_FINDING_COLUMNS, cells))
+            output.console.print(FittedTable.of(wrong, _FINDING_COLUMNS))
         entries = sum(finding.subject == "entry" for finding in findings)
         found = counted(len(wrong), "problem") if wrong else "nothing wrong"
         output.log.print(f"{counted(entries, 'entry', 'entries')} checked, {found}.")
@@ -67,11 +58,11 @@ def verify(context: click.Context, cache: Cache, heal: bool, as_json: bool) -> N
         context.exit(output.EXIT_MISMATCH)
 
 
-_FINDING_COLUMNS: Final = (
-    Column("which"),
-    Column("what", rank=2),
-    Column("state", rank=1),
-    Column("problem"),
+_FINDING_COLUMNS: Final[Columns[Finding]] = (
+    (Column("which"), lambda finding: finding.key[:SHORT_KEY] or finding.path.name),
+    (Column("what", rank=2), lambda finding: finding.subject),
+    (Column("state", rank=1), lambda finding: "healed" if finding.healed else "not healed"),
+    (Column("problem"), lambda finding: finding.problem),
 )
 
 
@@ -100,27 +91,17 @@ def gc(context: click.Context, cache: Cache, max_size: int | None, as_json: bool
         output.emit_json("snaprt.cache.gc", SCHEMA_VERSION, content)
         return
     if gone:
-        cells = [
-            (
-                row.key[:SHORT_KEY],
-                short_name(row.name),
-                format_size(row.stored_bytes),
-                f"{row.hits:,}",
-                format_duration(row.saved_seconds),
-            )
-            for row in gone
-        ]
-        output.console.print(FittedTable(_GONE_COLUMNS, cells))
+        output.console.print(FittedTable.of(gone, _GONE_COLUMNS))
     removed = counted(len(gone), "entry", "entries")
     output.log.print(f"Removed {removed}, which frees {format_size(freed)}.")
 
 
-_GONE_COLUMNS: Final = (
-    Column("removed"),
-    Column("name"),
-    Column("on disk", right=True),
-    Column("hits", right=True, rank=2),
-    Column("saved", right=True, rank=1),
+_GONE_COLUMNS: Final[Columns[EntryRow]] = (
+    (Column("removed"), lambda row: row.key[:SHORT_KEY]),
+    (Column("name"), lambda row: short_name(row.name)),
+    (Column("on disk", right=True), lambda row: format_size(row.stored_bytes)),
+    (Column("hits", right=True, rank=2), lambda row: f"{row.hits:,}"),
+    (Column("saved", right=True, rank=1), lambda row: format_duration(row.saved_seconds)),
 )
 
 

@@ -1,7 +1,7 @@
 """Notes in the cache: which module, and so which executable, a recorded program becomes.
 
 With a note, a program whose digest is known is loaded without being lowered. A note is an entry of
-the cache like any other, and as well verified; it knows keys, not how programs are compiled.
+the cache like any other, and as well verified.
 """
 
 from __future__ import annotations

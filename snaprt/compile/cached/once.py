@@ -1,7 +1,4 @@
-"""Have one process compile a program while the others that want it wait for its entry.
-
-It knows the settings and the metrics; what is compiled, and how, is the caller's business.
-"""
+"""Have one process compile a program while the others that want it wait for its entry."""
 
 from __future__ import annotations
 

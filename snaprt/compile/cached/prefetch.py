@@ -2,7 +2,7 @@
 
 The thread works while Python still imports and traces, and the runtime finds the executable ready,
 or waits for the rest of its loading. What was used is remembered in the cache, by the program's
-path. It knows what kinds of entries can be loaded beforehand, nothing of who asks for them when.
+path.
 """
 
 from __future__ import annotations
