@@ -250,8 +250,8 @@ def _read_front(path: Path, file: BinaryIO) -> _Front:
     file.seek(place)
     rest = sum(_BLOCK_BYTES + blob.bytes + -blob.bytes % _BLOCK_BYTES for blob in blobs)
     expected = place + rest + len(_TRAILER)
-    if (found := os.fstat(file.fileno()).st_size) != expected:
-        raise _damaged(path, f"it has {found} bytes instead of {expected}")
+    if (length := os.fstat(file.fileno()).st_size) != expected:
+        raise _damaged(path, f"it has {length} bytes instead of {expected}")
     return _Front(manifest, blobs, signature)
 
 

@@ -67,15 +67,15 @@ def default_path() -> Path:
     chosen = os.environ.get("SNAPRT_CACHE_DIR", "").strip()
     if chosen:
         return Path(chosen)
-    found = "~"
+    chosen = "~"
     with contextlib.suppress(RuntimeError, KeyError):
-        found = platformdirs.user_cache_dir("snaprt", appauthor=False)
-    if found.startswith("~"):
+        chosen = platformdirs.user_cache_dir("snaprt", appauthor=False)
+    if chosen.startswith("~"):
         raise CacheError(
             "there is no home directory for a compile cache",
             hint="Set SNAPRT_CACHE_DIR to a directory, or SNAPRT_CACHE=off.",
         )
-    return Path(found)
+    return Path(chosen)
 
 
 def refuse_if_unsafe(folder: Path) -> None:

@@ -219,13 +219,13 @@ class RemoteTier:
             raise TimeoutError(f"no answer within {self._timeout:g} s") from None
 
     def _read(self, name: str, deadline: float) -> bytes:
-        found = self._store(self._timeout).get(object_name(name))
-        size = found.meta["size"]
+        blob = self._store(self._timeout).get(object_name(name))
+        size = blob.meta["size"]
         if size > MAX_BLOB_BYTES:
             raise ValueError(f"{object_name(name)} has {size} bytes, more than any blob")
         pieces: list[memoryview] = []
         missing = size
-        for piece in found.stream(min_chunk_size=_CHUNK_BYTES):
+        for piece in blob.stream(min_chunk_size=_CHUNK_BYTES):
             pieces.append(memoryview(piece))
             missing -= len(piece)
             if missing < 0:

@@ -60,8 +60,8 @@ class Finding:
 
 def _versions(_: Path) -> str:
     packages = ("jax", "jaxlib", "numpy", "blake3", "zstandard", "sqlite-utils")
-    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    return f"snaprt {snaprt.__version__}, Python {platform.python_version()}, {found}"
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    return f"snaprt {snaprt.__version__}, Python {platform.python_version()}, {versions}"
 
 
 def _settings(_: Path) -> str:
@@ -187,15 +187,15 @@ def _snapshot(folder: Path) -> str:
         text=True,
         check=False,
     )
-    found = _snapshots(folder)
-    if done.returncode != 0 or not found:
+    files = _snapshots(folder)
+    if done.returncode != 0 or not files:
         words = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
         raise SnaprtError(
             f"a program that should have recorded a snapshot ended with status {done.returncode} "
-            f"and {len(found)} files: {words[0]}"
+            f"and {len(files)} files: {words[0]}"
         )
-    size = sum(path.stat().st_size for path in found)
-    return f"{len(found)} files, {size:,} bytes, recorded from a lazy step"
+    size = sum(path.stat().st_size for path in files)
+    return f"{len(files)} files, {size:,} bytes, recorded from a lazy step"
 
 
 def _replay(folder: Path) -> str:

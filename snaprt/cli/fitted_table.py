@@ -45,7 +45,7 @@ class FittedTable:
 
     @classmethod
     def of(cls, items: Iterable[_Item], columns: Columns[_Item]) -> FittedTable:
-        """Return a table with a row for each item, its cells as the columns' functions give them."""
+        """Return a table with a row for each item; the columns' functions give its cells."""
         rows = [tuple(cell(item) for _, cell in columns) for item in items]
         return cls([column for column, _ in columns], rows)
 

@@ -217,7 +217,7 @@ class _Place:
 
 def _beside_the_entries(cache: Cache) -> list[_Place]:
     """Return what the files beside the blobs take, by the first folder or file of their path."""
-    found: dict[str, list[int]] = {}
+    sizes_of: dict[str, list[int]] = {}
     for place, _, names in os.walk(cache.folder):
         inside = Path(place).relative_to(cache.folder).parts
         if inside[:1] == ("blobs",):
@@ -228,8 +228,8 @@ def _beside_the_entries(cache: Cache) -> list[_Place]:
             except OSError:
                 continue
             what = inside[0] if inside else "index" if name.startswith("index") else "other files"
-            found.setdefault(what, []).append(size)
-    return [_Place(what, len(sizes), sum(sizes)) for what, sizes in found.items()]
+            sizes_of.setdefault(what, []).append(size)
+    return [_Place(what, len(sizes), sum(sizes)) for what, sizes in sizes_of.items()]
 
 
 @cache_command("path")

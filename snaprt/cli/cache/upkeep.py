@@ -50,8 +50,8 @@ def verify(context: click.Context, cache: Cache, heal: bool, as_json: bool) -> N
         if wrong:
             output.console.print(FittedTable.of(wrong, _FINDING_COLUMNS))
         entries = sum(finding.subject == "entry" for finding in findings)
-        found = counted(len(wrong), "problem") if wrong else "nothing wrong"
-        output.log.print(f"{counted(entries, 'entry', 'entries')} checked, {found}.")
+        problems = counted(len(wrong), "problem") if wrong else "nothing wrong"
+        output.log.print(f"{counted(entries, 'entry', 'entries')} checked, {problems}.")
         if not heal and any(not finding.healed for finding in wrong):
             output.log.print("`snaprt cache verify --heal` sets damaged entries aside.")
     if wrong:

@@ -224,13 +224,13 @@ def _jobs(files: Sequence[Path], target: str) -> list[_Job]:
 def _inside(folder: Path) -> list[Path]:
     from snaprt.compile.ahead.collected import SUFFIX
 
-    found = sorted(path for path in folder.iterdir() if path.name.endswith((SUFFIX, *_MODULES)))
-    if not found:
+    programs = sorted(path for path in folder.iterdir() if path.name.endswith((SUFFIX, *_MODULES)))
+    if not programs:
         raise UsageError(
             f"there is nothing to compile in {folder}",
             hint="`snaprt cache collect --out DIR -- SCRIPT.py` writes programs into a directory.",
         )
-    return found
+    return programs
 
 
 def _environment(target: str) -> dict[str, str]:

@@ -176,7 +176,7 @@ def _module(key: Key) -> str:
 
 def _set_aside(cache: Cache) -> set[tuple[str, int]]:
     """Return the key and the process of each damaged blob in the quarantine, from its name."""
-    found = set()
+    damaged = set()
     try:
         names = [path.stem for path in (cache.folder / "quarantine").glob("*.bad")]
     except OSError:
@@ -185,8 +185,8 @@ def _set_aside(cache: Cache) -> set[tuple[str, int]]:
         digest, _, rest = name.partition("-")
         process = rest.rpartition("-")[2]
         if process.isdecimal():
-            found.add((digest, int(process)))
-    return found
+            damaged.add((digest, int(process)))
+    return damaged
 
 
 # The command.

@@ -96,20 +96,20 @@ def one_entry(cache: Cache, prefix: str) -> EntryRow:
     Raises:
         CacheError: There is none, or there are several.
     """
-    found = cache.find(prefix)
-    if not found:
+    rows = cache.find(prefix)
+    if not rows:
         raise CacheError(
             f"no entry in {cache.path} has a key that starts with {prefix!r}",
             hint="`snaprt cache ls` lists the entries.",
         )
-    if len(found) > 1:
-        listed = ", ".join(row.key[:SHORT_KEY] for row in found[:4])
+    if len(rows) > 1:
+        listed = ", ".join(row.key[:SHORT_KEY] for row in rows[:4])
         raise CacheError(
-            f"{len(found)} entries have a key that starts with {prefix!r}: {listed}"
-            f"{', ...' if len(found) > 4 else ''}",
+            f"{len(rows)} entries have a key that starts with {prefix!r}: {listed}"
+            f"{', ...' if len(rows) > 4 else ''}",
             hint="Give more digits of the key.",
         )
-    return found[0]
+    return rows[0]
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
