@@ -92,7 +92,8 @@ def ulp_distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         return np.abs(left_ranks - right_ranks).view(np.uint16)
     left_steps, right_steps = _ordered(left), _ordered(right)
     # The distance of two signed integers always fits the unsigned type of their size: let it wrap.
-    distance = np.maximum(left_steps, right_steps) - np.minimum(left_steps, right_steps)
+    distance = np.maximum(left_steps, right_steps)
+    distance -= np.minimum(left_steps, right_steps, out=left_steps)
     return distance.view(np.dtype(f"u{dtype.itemsize}"))
 
 
@@ -100,8 +101,10 @@ def _ordered(values: np.ndarray) -> np.ndarray:
     """Map sign and magnitude to signed integers in the numbers' own order, both zeros at 0."""
     bits = values.view(np.dtype(f"i{values.dtype.itemsize}"))
     sign = bits >> _SIGN_SHIFT[values.dtype.itemsize]
-    magnitude = bits & np.iinfo(bits.dtype).max
-    return (magnitude ^ sign) - sign
+    steps = bits & np.iinfo(bits.dtype).max
+    steps ^= sign
+    steps -= sign
+    return steps
 
 
 def smallest_normal(dtype: np.dtype) -> float:

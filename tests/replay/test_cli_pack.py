@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import pytest
 from recordings import record
 
-from snaprt.cli.main import main
 from snaprt.snapshot.format.store import ArrayStore
 
 Run = Callable[..., tuple[int, str, str]]
@@ -22,17 +21,6 @@ WEIGHTS = jax.random.normal(jax.random.key(0), (64, 256), jnp.bfloat16)
 
 def train_step(weights: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.tanh(x @ weights)
-
-
-@pytest.fixture
-def snaprt(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that runs snaprt and gives status, stdout and stderr."""
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        status = main([*map(str, words)])
-        return status, *capfd.readouterr()
-
-    return run
 
 
 @pytest.fixture
@@ -64,7 +52,7 @@ def test_a_packed_file_is_replayed_looked_into_and_unpacked(
     assert "packed 6 snapshots and 1 stored arrays" in err
     status, out, _ = snaprt("replay", pack)
     assert status == 0
-    assert "3 files replayed, 0 of them with a mismatch or failure" in out
+    assert "3 files: 3 MATCH" in out
     status, out, err = snaprt("inspect", pack)
     assert status == 2
     assert "holds 3 executions" in err
@@ -110,9 +98,9 @@ def test_a_redacted_file_is_replayed_on_seeded_values_and_says_so(
     assert status == 0
     assert "redacted before it was shared: values, names, paths" in out
     assert "drawn from a seed" in out
-    assert "nothing to compare with" in out
+    assert "NOTHING TO COMPARE WITH" in out
     again = snaprt("replay", pack, "--json", "--repeat", "2")[1]
-    assert json.loads(again)["files"][0]["comparison"] is None
+    assert json.loads(again)["reports"][0]["comparison"] is None
     status, out, _ = snaprt("inspect", pack)
     assert "values, names, paths" in out
     assert "train_step" not in out

@@ -3,15 +3,14 @@
 import html.parser
 import itertools
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from importlib import resources
 
 import pytest
+from programs import run_program
 from sample_reports import HOSTILE, sample_report
-from snaprt_replay.report import graph
+from snaprt_replay.report import charts
 from snaprt_replay.report.model import GraphNode, Headline, Neighborhood, Report
 from snaprt_replay.report.page import page
 
@@ -148,15 +147,15 @@ def test_writing_a_page_does_not_import_jax():
         "assert not {'jax', 'jaxlib', 'click', 'rich'} & set(sys.modules)\n"
         "import snaprt.cli.replay.report; assert 'jax' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    run_program(code)
 
 
 def test_instructions_that_do_not_fit_beside_each_other_take_several_rows() -> None:
     nodes = [GraphNode("first", "dot", "f32[4]", "", 0)]
     nodes += [GraphNode(f"reader{number}", "add", "f32[4]", "", 1) for number in range(7)]
     around = Neighborhood(tuple(nodes), tuple((0, number) for number in range(1, 8)))
-    for most, rows in ((graph.WIDE, [1, 5, 2]), (graph.NARROW, [1, 2, 2, 2, 1])):
-        tops = re.findall(r'<rect [^>]*?y="([0-9.]+)"', graph.neighborhood("id", around, most))
+    for most, rows in ((charts.WIDE, [1, 5, 2]), (charts.NARROW, [1, 2, 2, 2, 1])):
+        tops = re.findall(r'<rect [^>]*?y="([0-9.]+)"', charts.neighborhood("id", around, most))
         assert sorted(Counter(map(float, tops)).items()) == [
             (10.0 + 84 * row, count) for row, count in enumerate(rows)
         ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from snaprt_replay import floatbits
 from snaprt_replay.compare import float_errors
-from snaprt_replay.compare.error_totals import Worst
+from snaprt_replay.compare.float_errors import in_threads
 from snaprt_replay.compare.results import (
     IDENTICAL,
     MISMATCH,
@@ -24,7 +24,6 @@ from snaprt_replay.compare.results import (
     Place,
     SpecialCounts,
 )
-from snaprt_replay.compare.threads import in_threads
 from snaprt_replay.compare.tolerance import EXACT, ToleranceRequest, resolve
 from snaprt_replay.load.case import NamedArray, Signature
 
@@ -116,18 +115,18 @@ def _compare_floats(
         differing=errors.differing,
         beyond=errors.beyond,
         tolerance=errors.tolerance,
-        max_abs_error=float(errors.worst_abs.value),
-        max_rel_error=float(errors.worst_rel.value),
-        max_ulp=int(errors.worst_ulp.value),
+        max_abs_error=errors.worst_abs[0],
+        max_rel_error=errors.worst_rel[0],
+        max_ulp=int(errors.worst_ulp[0]),
         p99_ulp=errors.percentile_ulp(0.99),
         ulp_octaves=errors.ulp_octaves(),
         cosine=errors.cosine,
         rms=errors.rms,
         specials=errors.specials,
         first_difference=place(errors.first_difference),
-        worst_abs=place(errors.worst_abs.index),
-        worst_rel=place(errors.worst_rel.index),
-        worst_ulp=place(errors.worst_ulp.index),
+        worst_abs=place(errors.worst_abs[1]),
+        worst_rel=place(errors.worst_rel[1]),
+        worst_ulp=place(errors.worst_ulp[1]),
     )
     if errors.beyond:
         reason = _why_beyond(result, place(errors.first_beyond))
@@ -141,83 +140,75 @@ def _compare_floats(
 def _compare_exact(
     blank: OutputComparison, expected: np.ndarray, actual: np.ndarray
 ) -> OutputComparison:
-    def measure_part(low: int, high: int) -> _ExactErrors:
-        errors = _ExactErrors()
-        for start in range(low, high, _EXACT_CHUNK):
-            stop = min(start + _EXACT_CHUNK, high)
-            _measure_exact(errors, expected[start:stop], actual[start:stop], start)
-        return errors
+    def measure(low: int, high: int) -> list[_ExactErrors]:
+        starts = range(low * _EXACT_CHUNK, min(high * _EXACT_CHUNK, expected.size), _EXACT_CHUNK)
+        worst_relative, found = 0.0, []
+        for start in starts:
+            chunk = slice(start, start + _EXACT_CHUNK)
+            errors = _measure_exact(expected[chunk], actual[chunk], start, worst_relative)
+            if errors is not None:
+                worst_relative = max(worst_relative, errors.relative)
+                found.append(errors)
+        return found
 
-    errors = _ExactErrors()
-    for part in in_threads(measure_part, expected.size, expected.size):
-        errors.merge(part)
+    parts = in_threads(measure, -(-expected.size // _EXACT_CHUNK), expected.size)
+    errors = [one for part in parts for one in part]
     result = dataclasses.replace(blank, tolerance=EXACT)
-    if not errors.differing:
+    if not errors:
         return result
-    first = _place(blank.shape, expected, actual, errors.first_difference)
-    share = _share(errors.differing, blank.elements)
+    differing = sum(one.differing for one in errors)
+    worst = max(errors, key=lambda one: one.distance)  # the first of them
+    first = _place(blank.shape, expected, actual, errors[0].first)
     return dataclasses.replace(
         result,
         verdict=MISMATCH,
-        reason=f"{share} differ, the first at {_at(first)}",
-        differing=errors.differing,
-        beyond=errors.differing,
-        max_abs_error=errors.worst.value,
-        max_rel_error=errors.worst_relative,
+        reason=f"{_share(differing, blank.elements)} differ, the first at {_at(first)}",
+        differing=differing,
+        beyond=differing,
+        max_abs_error=worst.distance,
+        max_rel_error=max(one.relative for one in errors),
         first_difference=first,
-        worst_abs=_place(blank.shape, expected, actual, errors.worst.index),
+        worst_abs=_place(blank.shape, expected, actual, worst.index),
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class _ExactErrors:
-    differing: int = 0
-    first_difference: int = -1
-    worst: Worst = dataclasses.field(default_factory=Worst)
-    worst_relative: float = 0.0
+    """How a chunk of exact numbers differs: how many, the first, the worst and where it is."""
 
-    def merge(self, later: _ExactErrors) -> None:
-        """Add what was found further on in the array."""
-        self.differing += later.differing
-        if self.first_difference < 0:
-            self.first_difference = later.first_difference
-        self.worst.merge(later.worst)
-        self.worst_relative = max(self.worst_relative, later.worst_relative)
+    differing: int
+    first: int
+    distance: int
+    index: int
+    relative: float
 
 
 def _measure_exact(
-    errors: _ExactErrors, expected: np.ndarray, actual: np.ndarray, start: int
-) -> None:
+    expected: np.ndarray, actual: np.ndarray, start: int, worst_relative: float
+) -> _ExactErrors | None:
+    """Measure a chunk; a relative error up to ``worst_relative`` need not be the chunk's worst."""
     unequal = floatbits.bit_view(expected) != floatbits.bit_view(actual)
     differing = int(np.count_nonzero(unequal))
     if not differing:
-        return
-    errors.differing += differing
-    if errors.first_difference < 0:
-        errors.first_difference = start + int(unequal.argmax())
+        return None
     left, right = _as_integers(expected), _as_integers(actual)
     # The distance of two integers always fits the unsigned type of their size: let it wrap.
     distance = np.maximum(left, right)
     distance -= np.minimum(left, right)
     distance = distance.view(np.dtype(f"u{distance.itemsize}"))
     where = int(distance.argmax())
-    errors.worst.offer_at(distance, where, None, start)
-    if int(distance[where]) < errors.worst_relative * (1 - 1e-6) * int(np.abs(left).min()):
-        return  # the smallest number, of which abs is negative, is looked at below
-    # Only an element that beats the worst so far, by a bound in float32, is looked at exactly.
-    bound = np.float32(errors.worst_relative * (1 - 1e-6))
-    size = np.abs(left.astype(np.float32))
-    size *= bound
-    candidates = np.flatnonzero(distance.astype(np.float32) > size)
-    if candidates.size:
-        exact = np.abs(left[candidates].astype(np.float64))
-        relative = np.divide(
-            distance[candidates].astype(np.float64),
-            exact,
-            out=np.zeros(exact.shape),
-            where=exact > 0,
-        )
-        errors.worst_relative = max(errors.worst_relative, float(relative.max()))
+    relative = 0.0
+    least = int(np.abs(left).min())  # negative for the smallest number: then no bound is known
+    if int(distance[where]) >= worst_relative * (1 - 1e-6) * least:
+        # Only an element that beats the worst so far, by a bound in float32, is looked at exactly.
+        bound = np.abs(left.astype(np.float32)) * np.float32(worst_relative * (1 - 1e-6))
+        candidates = np.flatnonzero(distance.astype(np.float32) > bound)
+        size = np.abs(left[candidates].astype(np.float64))
+        quotients = distance[candidates].astype(np.float64)
+        np.divide(quotients, size, out=quotients, where=size > 0)
+        relative = float(quotients.max(initial=0.0, where=size > 0))
+    first = start + int(unequal.argmax())
+    return _ExactErrors(differing, first, int(distance[where]), start + where, relative)
 
 
 def _as_integers(values: np.ndarray) -> np.ndarray:

@@ -1,27 +1,115 @@
-"""Measure how two float arrays of any size differ; it must not know verdicts, names or files.
+"""Measure how two float arrays of any size differ.
 
-The work is done over several threads (NumPy and XLA let the others run): where there is much of
-it, in large blocks by `block_errors`, else in chunks that stay in a core's cache by `chunk_errors`.
-The tolerance depends on the expected side's root mean square, so what is
-beyond it is counted at the end, and only in chunks whose worst errors leave that open.
+An array is a table of rows of `ROW` elements. What is known of a row is one record, which fused
+kernels fill in for blocks of a large array, and NumPy for all else and for rows that hold NaN, Inf
+or numbers at the end of a type's range. Everything else is made of the records: totals, in which
+rows to look for the worst elements, and in which ones, once the tolerance is known (it depends on
+the root mean square), elements can be beyond it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import concurrent.futures
+import dataclasses
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
-from snaprt_replay.compare.block_errors import BlockMeter, Sides, count_beyond_in_block
-from snaprt_replay.compare.chunk_errors import ChunkMeter, count_beyond
-from snaprt_replay.compare.error_totals import FloatErrors
-from snaprt_replay.compare.fused_kernels import BLOCK, kernels_for
-from snaprt_replay.compare.threads import in_threads
+from snaprt_replay import floatbits
+from snaprt_replay.compare.fused_kernels import BLOCK, ROW, ROWS, BlockErrors, Kernels, kernels_for
+from snaprt_replay.compare.results import SpecialCounts
 from snaprt_replay.compare.tolerance import Tolerance
 
-_CHUNK_BYTES = 1 << 17
 # Importing JAX and compiling the kernels takes longer than comparing fewer with NumPy alone.
 _FUSED_FROM = 4 * BLOCK
+# In at most so many rows of a block NumPy is faster than a kernel.
+_FEW_ROWS = ROWS // 16
+_ROWS_AT_ONCE = 4
+# XLA reads arrays in place that start at a multiple of it.
+_ALIGNMENT = 64
+# Sums of squares outside of this lost precision to underflow, or overflowed; worst errors that are
+# smaller may hide larger ones, that are subnormal.
+_SQUARES = {4: (1e-30, 1e37), 8: (1e-290, 1e300)}
+_TINY = {4: 1e-30, 8: 1e-290}
+# So many elements that differ are counted in the histogram of ULP distances, of more a sample.
+_COUNTED, _COUNTED_EVERY = 1 << 19, 128
+_MOST_LOOKED_AT = 8  # rows that may have the worst element
+_ELEMENTS_PER_THREAD = 1 << 20
+_MOST_THREADS = 8
+
+# ULP distances are counted in buckets: a distance as float32, cut to 8 significant bits. Up to 256
+# that is exact, above it at most 0.8 % low, and any uint64 fits.
+_BUCKET_OFFSET = 126 << 7
+_BUCKETS = (65 << 7) + 1
+
+_SPECIALS = tuple(field.name for field in dataclasses.fields(SpecialCounts))
+_CONFUSED = _SPECIALS[:5]
+_RECORD = np.dtype(
+    [
+        *((name, np.float64) for name in ("absolute", "relative")),
+        ("ulp", np.uint64),
+        *((name, np.int64) for name in ("differing", "finite", *_SPECIALS)),
+        # Over all finite numbers of the expected side, and over pairs of finite numbers.
+        *((name, np.float64) for name in ("all_squared", "expected", "actual", "product")),
+    ]
+)
+
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FloatErrors:
+    """How two arrays differ; indices are flat, and -1 where there is no such element.
+
+    Args:
+        differing: Elements whose bits differ.
+        first_difference: The first of them.
+        worst_abs: The largest absolute error among pairs of finite numbers, and its first index.
+        worst_rel: The same of the relative error, where the expected number is not 0.
+        worst_ulp: The same of the distance in ULP.
+        specials: NaN, Inf, and zeros of another sign.
+        cosine: Cosine similarity over pairs of finite numbers; None where a side is all zero.
+        rms: Root mean square of the expected side's finite elements.
+        tolerance: What was allowed.
+        beyond: Elements beyond it.
+        first_beyond: The first of them.
+        buckets: The histogram of ULP distances.
+    """
+
+    differing: int
+    first_difference: int
+    worst_abs: tuple[float, int]
+    worst_rel: tuple[float, int]
+    worst_ulp: tuple[float, int]
+    specials: SpecialCounts
+    cosine: float | None
+    rms: float
+    tolerance: Tolerance
+    beyond: int
+    first_beyond: int
+    buckets: np.ndarray
+
+    def percentile_ulp(self, share: float) -> int:
+        """Return the distance that ``share`` (0 to 1) of the finite pairs do not exceed."""
+        cumulated = np.cumsum(self.buckets)
+        if not cumulated[-1]:
+            return 0
+        bucket = int(np.searchsorted(cumulated, math.ceil(share * int(cumulated[-1]))))
+        bits = np.uint32((bucket + _BUCKET_OFFSET) << 16) if bucket else np.uint32(0)
+        return int(np.asarray(bits).view(np.float32))
+
+    def ulp_octaves(self) -> tuple[int, ...]:
+        """Return the number of finite pairs 0, 1, 2-3, 4-7, ... ULP apart."""
+        octaves = [int(self.buckets[0])]
+        octaves += [int(octave.sum()) for octave in self.buckets[128:-1].reshape(-1, 128)]
+        octaves[-1] += int(self.buckets[-1])
+        while octaves and not octaves[-1]:
+            octaves.pop()
+        return tuple(octaves)
 
 
 def measure(
@@ -29,57 +117,416 @@ def measure(
 ) -> FloatErrors:
     """Compare two arrays element by element.
 
-    Everything is exact but the histogram of ULP distances, which beyond half a million elements
-    counts a sample of the chunks in which much differs.
+    Counts, places and what is beyond tolerance are exact, but for the histogram of ULP distances,
+    which counts a sample where more than half a million elements differ.
 
     Args:
         expected: One dimension, C-contiguous, any real float dtype.
         actual: The same shape and dtype.
         tolerance_for: Gives the tolerance for a root mean square of the expected side.
     """
-    step = _CHUNK_BYTES // max(4, expected.itemsize)
-    kernels = kernels_for(expected.dtype) if expected.size >= _FUSED_FROM else None
+    table = _Table(expected, actual)
+    in_threads(table.fill, len(table.blocks), expected.size)
+    records = table.records
+    finite = int(records["finite"].sum())
+    rms = math.sqrt(float(records["all_squared"].sum()) / finite) if finite else 0.0
+    tolerance = tolerance_for(rms)
+    beyond = np.zeros(len(records), np.int64)
 
-    def measure_part(low: int, high: int) -> FloatErrors:
-        chunks = ChunkMeter(expected, actual, min(step, expected.size))
-        if kernels is not None:
-            sides = Sides(expected, actual)
-            blocks = BlockMeter(sides, kernels, chunks)
-            first = min(sides.first_aligned(low), high)
-            _measure_chunks(chunks, low, first, step)
-            low = first + (high - first) // BLOCK * BLOCK
-            for start in range(first, low, BLOCK):
-                blocks.measure(start)
-        _measure_chunks(chunks, low, high, step)
-        return chunks.errors
+    def count_beyond(low: int, high: int) -> None:
+        for block in table.blocks[low:high]:
+            beyond[block.start : block.stop] = table.count_beyond(block, tolerance)
 
-    result = FloatErrors()
-    for errors in in_threads(measure_part, expected.size, expected.size):
-        result.merge(errors)
-    tolerance = result.tolerance = tolerance_for(result.rms)
-    open_blocks = [block for block in result.open_blocks if block.open_rows(tolerance).size]
-    open_chunks = [chunk for chunk in result.open_chunks if not chunk.is_within(tolerance)]
-
-    def count_in_blocks(low: int, high: int) -> FloatErrors:
-        errors, sides = FloatErrors(), Sides(expected, actual)
-        for block in open_blocks[low:high]:
-            assert kernels is not None
-            count_beyond_in_block(errors, sides, kernels, tolerance, block)
-        return errors
-
-    def count_in_chunks(low: int, high: int) -> FloatErrors:
-        errors = FloatErrors()
-        for chunk in open_chunks[low:high]:
-            count_beyond(errors, expected, actual, tolerance, chunk)
-        return errors
-
-    for errors in in_threads(count_in_blocks, len(open_blocks), len(open_blocks) * BLOCK):
-        result.merge(errors)
-    for errors in in_threads(count_in_chunks, len(open_chunks), len(open_chunks) * step):
-        result.merge(errors)
-    return result
+    in_threads(count_beyond, len(table.blocks), expected.size)
+    specials = SpecialCounts(*(int(records[name].sum()) for name in _SPECIALS))
+    return FloatErrors(
+        differing=int(records["differing"].sum()),
+        first_difference=table.first(records["differing"], _unequal),
+        worst_abs=table.worst("absolute", lambda left, right: _errors(left, right)[0]),
+        worst_rel=table.worst("relative", lambda left, right: _errors(left, right)[1]),
+        worst_ulp=table.worst("ulp", _finite_ulps),
+        specials=specials,
+        cosine=_cosine(*(float(records[name].sum()) for name in ("expected", "actual", "product"))),
+        rms=rms,
+        tolerance=tolerance,
+        beyond=int(beyond.sum()),
+        first_beyond=table.first(beyond, lambda left, right: _beyond(left, right, tolerance)),
+        buckets=table.histogram(expected.size - specials.not_finite),
+    )
 
 
-def _measure_chunks(meter: ChunkMeter, low: int, high: int, step: int) -> None:
-    for start in range(low, high, step):
-        meter.measure(start, min(start + step, high))
+def _cosine(expected: float, actual: float, product: float) -> float | None:
+    norms = math.sqrt(expected) * math.sqrt(max(0.0, actual))
+    if not norms or not math.isfinite(norms):
+        return None
+    return max(-1.0, min(1.0, product / norms))
+
+
+def in_threads(work: Callable[[int, int], Result], count: int, elements: int) -> list[Result]:
+    """Deal ``count`` things, in ranges, to as many threads as ``elements`` are worth starting.
+
+    NumPy's warnings are off in them. Results come in the things' order.
+    """
+
+    def quietly(low: int, high: int) -> Result:
+        with np.errstate(all="ignore"):  # each thread has its own
+            return work(low, high)
+
+    threads = max(1, min(os.cpu_count() or 1, _MOST_THREADS, elements // _ELEMENTS_PER_THREAD))
+    if threads == 1:
+        return [quietly(0, count)]
+    edges = [count * index // threads for index in range(threads + 1)]
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(quietly, edges[:-1], edges[1:]))
+
+
+class _Table:
+    """Two arrays, and what is known of their rows."""
+
+    def __init__(self, expected: np.ndarray, actual: np.ndarray) -> None:
+        self.expected = expected
+        self.actual = actual
+        self.working = floatbits.working_dtype(expected.dtype)
+        self.kernels: Kernels | None = None
+        lead = 0  # elements of a first row that ends where XLA can read the others in place
+        if expected.size >= _FUSED_FROM:
+            self.kernels = kernels_for(expected.dtype)
+            lead = (-expected.ctypes.data % _ALIGNMENT) // expected.itemsize
+        self.begin = lead - ROW if lead else 0
+        self.records = np.zeros(-(-(expected.size - self.begin) // ROW), _RECORD)
+        count, first = len(self.records), int(lead > 0)
+        self.blocks = [range(first)] * first
+        self.blocks += [range(row, min(row + ROWS, count)) for row in range(first, count, ROWS)]
+
+    def part(self, rows: range) -> tuple[np.ndarray, np.ndarray]:
+        """Return both sides of some rows."""
+        start, stop = (max(0, self.begin + row * ROW) for row in (rows.start, rows.stop))
+        return self.expected[start:stop], self.actual[start:stop]
+
+    def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return both sides of one row."""
+        return self.part(range(number, number + 1))
+
+    def block(self, rows: range) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return both sides of a block as XLA can read them; None of a short one."""
+        expected, actual = self.part(rows)
+        if self.kernels is None or expected.size < BLOCK:
+            return None
+        return _aligned(expected), _aligned(actual)
+
+    # --- the records ---
+
+    def fill(self, low: int, high: int) -> None:
+        """Make the records of the rows of some blocks."""
+        for rows in self.blocks[low:high]:
+            sides = self.block(rows)
+            if sides is None:
+                self._fill_by_numpy(rows)
+                continue
+            assert self.kernels is not None
+            # Of wider types, measuring both sides costs no more than looking if they are equal.
+            if sides[0].itemsize == 2 and _are_equal(*sides):
+                errors = self.kernels.measure_equal(sides[0])
+            else:
+                errors = self.kernels.measure(*sides)
+            _take(self.records[rows.start : rows.stop], errors)
+            for row in rows.start + np.flatnonzero(~_exact_rows(errors)):
+                self.records[row] = np.zeros((), _RECORD)
+                self._fill_by_numpy(range(row, row + 1))
+
+    def _fill_by_numpy(self, rows: range) -> None:
+        for first in range(rows.start, rows.stop, _ROWS_AT_ONCE):
+            last = min(first + _ROWS_AT_ONCE, rows.stop)
+            whole = (
+                self.part(range(first, last))[0].size // ROW
+            )  # the others: the first or the last row, a short one
+            for low, high in ((first, first + whole), (first + whole, last)):
+                if low < high:
+                    left, right = self.part(range(low, high))
+                    left, right = left.reshape(high - low, -1), right.reshape(high - low, -1)
+                    _measure(self.records[low:high], left, right, self.working)
+
+    # --- what is made of them ---
+
+    def first(
+        self, counts: np.ndarray, test: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> int:
+        """Return the first index of what a test finds in rows that have some; -1 without any."""
+        if not counts.any():
+            return -1
+        row = int((counts > 0).argmax())
+        with np.errstate(all="ignore"):
+            return max(0, self.begin + row * ROW) + int(test(*self.row(row)).argmax())
+
+    def worst(
+        self, name: str, errors_of: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> tuple[float, int]:
+        """Return the largest error of a kind, and its first index."""
+        found: tuple[float, int] = (0, -1)
+        values = self.records[name]
+        if not values.size or not values.max():
+            return found
+        least = values.max()
+        if values.dtype.kind == "f":
+            # The kernels round twice; of two bytes once, and quotients are 2^-22 apart.
+            slack = 4 if self.expected.itemsize > 2 else 0.8
+            least *= 1 - slack * floatbits.epsilon(self.working)
+        for row in np.flatnonzero(values >= least)[:_MOST_LOOKED_AT].tolist():
+            with np.errstate(all="ignore"):
+                errors = errors_of(*self.row(row))
+            where = int(errors.argmax())
+            if errors[where] > found[0]:
+                found = (errors[where].item(), max(0, self.begin + row * ROW) + where)
+        return found
+
+    def histogram(self, pairs: int) -> np.ndarray:
+        """Count the ULP distances of all pairs of finite numbers."""
+        buckets = np.zeros(_BUCKETS, np.int64)
+        for row, weight in self._counted_rows():
+            left, right = self.row(row)
+            if self.records["differing"][row] < ROW // 8:
+                places = np.flatnonzero(_unequal(left, right))
+                left, right = left[places], right[places]
+            ulps = _finite_ulps(left, right)
+            bits = (ulps.astype(np.float32).view(np.uint32) >> 16).astype(np.intp)
+            numbers = np.maximum(bits, _BUCKET_OFFSET) - _BUCKET_OFFSET
+            buckets += np.bincount(numbers, minlength=_BUCKETS) * weight
+        buckets[0] = max(0, pairs - int(buckets[1:].sum()))
+        return buckets
+
+    def _counted_rows(self) -> Iterator[tuple[int, int]]:
+        """Yield the rows to count, and for how many each stands."""
+        differing = np.flatnonzero(self.records["ulp"])
+        so_far = np.cumsum(self.records["differing"][differing])
+        each = int(np.searchsorted(so_far, _COUNTED, "right"))
+        chosen = [*range(each), *range(each, differing.size, _COUNTED_EVERY), differing.size]
+        for place, until in itertools.pairwise(chosen):
+            yield int(differing[place]), until - place
+
+    def count_beyond(self, block: range, tolerance: Tolerance) -> np.ndarray:
+        """Return for each row of a block how many elements are beyond tolerance."""
+        records = self.records[block.start : block.stop]
+        beyond = np.sum([records[name] for name in _CONFUSED], axis=0)
+        is_open = records["absolute"] >= tolerance.atol * (1 - 1e-6)
+        is_open &= records["ulp"] > tolerance.max_ulp
+        rows = np.flatnonzero(is_open)
+        sides = self.block(block) if rows.size > _FEW_ROWS else None
+        if sides is not None:
+            assert self.kernels is not None
+            surely, perhaps = self.kernels.beyond(
+                *sides, tolerance.rtol, tolerance.atol, tolerance.max_ulp
+            )
+            settled = (perhaps[rows] == 0) & (beyond[rows] == 0)
+            beyond[rows[settled]] = surely[rows[settled]]
+            rows = rows[~settled]
+        for row in rows:
+            left, right = self.row(block[row])
+            beyond[row] = np.count_nonzero(_beyond(left, right, tolerance))
+        return beyond
+
+
+def _aligned(values: np.ndarray) -> np.ndarray:
+    if values.ctypes.data % _ALIGNMENT == 0:
+        return values
+    room = np.empty(values.nbytes + _ALIGNMENT, np.uint8)
+    first = -room.ctypes.data % _ALIGNMENT
+    copy = room[first : first + values.nbytes].view(values.dtype)
+    np.copyto(copy, values)
+    return copy
+
+
+def _are_equal(left: np.ndarray, right: np.ndarray) -> bool:
+    """Return whether all bits of two blocks are the same."""
+    words = left.view(np.uint64), right.view(np.uint64)
+    return np.array_equal(words[0][:ROW], words[1][:ROW]) and np.array_equal(*words)
+
+
+def _take(records: np.ndarray, errors: BlockErrors) -> None:
+    """Make the records of what a kernel says of a block."""
+    for name in ("absolute", "relative", "ulp", "differing", "zero_sign"):
+        records[name] = getattr(errors, name)
+    records["finite"] = ROW
+    records["all_squared"] = errors.expected_squared
+    _take_sums(
+        records,
+        errors.expected_squared,
+        errors.actual_squared,
+        errors.product,
+        errors.difference_squared,
+        errors.expected_difference,
+    )
+
+
+def _take_sums(
+    records: np.ndarray,
+    expected: np.ndarray,
+    actual: np.ndarray,
+    product: np.ndarray,
+    moved: np.ndarray,
+    across: np.ndarray,
+) -> None:
+    """Record sums of squares and products, of both sides, and of the difference (moved, across).
+
+    Where the sides are close, the difference gives the actual side's sums: their own rounding would
+    be larger than what a cosine near 1 is to show.
+    """
+    expected, moved, across = (one.astype(np.float64) for one in (expected, moved, across))
+    near = moved < expected / 16
+    records["expected"] = expected
+    records["actual"] = np.where(near, expected + 2 * across + moved, actual)
+    records["product"] = np.where(near, expected + across, product)
+
+
+def _exact_rows(errors: BlockErrors) -> np.ndarray:
+    """Return for which rows what a kernel says is exact."""
+    tiny = _TINY[errors.expected_squared.itemsize]
+    exact = ~errors.odd
+    exact &= _in_range(errors.expected_squared, errors.actual_squared, errors.difference_squared)
+    exact &= (errors.differing == 0) | ((errors.absolute > tiny) & (errors.relative > tiny))
+    return exact
+
+
+def _in_range(expected: np.ndarray, actual: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """Return where sums of squares neither overflowed nor lost what is to be seen of them."""
+    low, high = _SQUARES[expected.itemsize]
+    return np.asarray((expected > low) & (expected < high) & (actual < high) & (moved < high))
+
+
+# --- with NumPy -----------------------------------------------------------------------------------
+
+
+def _measure(records: np.ndarray, left: np.ndarray, right: np.ndarray, working: np.dtype) -> None:
+    """Make the records of some rows, which are those of two matrices, in a wide enough type."""
+    unequal = _unequal(left, right)
+    is_equal = not unequal.any()
+    records["differing"] = 0 if is_equal else np.count_nonzero(unequal, axis=1)
+    records["finite"] = left.shape[1]
+    records["all_squared"] = 0
+    wide = floatbits.widen(left).astype(working, copy=False)
+    other = wide if is_equal else floatbits.widen(right).astype(working, copy=False)
+    squared = np.vecdot(wide, wide)
+    actual_squared = squared if is_equal else np.vecdot(other, other)
+    one = left
+    if not np.isfinite(squared + actual_squared).all():
+        places = np.nonzero(~(np.isfinite(wide) & np.isfinite(other)))
+        _count_specials(records, places, left[places], right[places])
+        # What is the same on both sides, and zero, counts nowhere else.
+        wide, other, one = wide.copy(), other.copy(), left.copy()
+        wide[places], other[places], one[places] = 0, 0, right[places]
+        unequal[places] = False
+        is_equal = not unequal.any()
+        squared, actual_squared = np.vecdot(wide, wide), np.vecdot(other, other)
+    records["all_squared"] += squared
+    difference, moved = wide, squared
+    if is_equal:
+        is_exact = _in_range(squared, squared, squared)
+    else:
+        difference = other - wide
+        moved = np.vecdot(difference, difference)
+        absolute, relative = _errors_of(wide, difference)
+        records["absolute"], records["relative"] = absolute.max(axis=1), relative.max(axis=1)
+        is_exact = _in_range(squared, actual_squared, moved) & np.isfinite(records["relative"])
+    if working.itemsize == 4 and not is_exact.all():
+        _measure(records, left, right, np.dtype(np.float64))
+    elif is_equal:
+        for name in ("expected", "actual", "product"):
+            records[name] = squared
+    else:
+        products = np.vecdot(wide, other), moved, np.vecdot(wide, difference)
+        _take_sums(records, squared, actual_squared, *products)
+        _measure_ulps(records, one, right)
+
+
+def _measure_ulps(records: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
+    """Record the largest distances, and how many zeros have another sign."""
+    if left.itemsize >= 4:
+        kind = np.dtype(f"i{left.itemsize}")
+        steps = right.view(kind) - left.view(kind)
+        highest, lowest = steps.max(axis=1), steps.min(axis=1)
+        # Numbers of two signs, zeros too, are further apart than that in their bits.
+        limit = 1 << (left.itemsize * 8 - 10)
+        if highest.max() < limit and lowest.min() > -limit:
+            records["ulp"] = np.maximum(highest, -lowest)
+            return
+    ulps = floatbits.ulp_distance(left, right)
+    records["ulp"] = ulps.max(axis=1)
+    if not ulps.all():
+        records["zero_sign"] = np.count_nonzero((ulps == 0) & _unequal(left, right), axis=1)
+
+
+def _count_specials(
+    records: np.ndarray, places: tuple[np.ndarray, ...], left: np.ndarray, right: np.ndarray
+) -> None:
+    """Count NaN and Inf, and what stands beside them, given all such pairs and their places."""
+    wide, other = _as_float64(left), _as_float64(right)
+    both_nan = np.isnan(wide) & np.isnan(other)
+    counts = {
+        **dict(zip(_CONFUSED, _confused(wide, other), strict=True)),
+        "nan_both": both_nan,
+        "nan_payload": both_nan & _unequal(left, right),
+        "inf_both": np.isinf(wide) & (wide == other),
+    }
+    rows, size = places[0], len(records)
+    for name, mask in counts.items():
+        records[name] = np.bincount(rows[mask], minlength=size)
+    alone = np.isfinite(wide)
+    records["finite"] -= np.bincount(rows[~alone], minlength=size)
+    records["all_squared"] = np.bincount(rows[alone], np.square(wide[alone]), minlength=size)
+
+
+def _confused(wide: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return what is NaN or infinite on one side and not so on the other, kind by kind."""
+    left_nan, right_nan = np.isnan(wide), np.isnan(other)
+    left_inf, right_inf = np.isinf(wide), np.isinf(other)
+    return (
+        left_nan & ~right_nan,
+        right_nan & ~left_nan,
+        left_inf & np.isfinite(other),
+        right_inf & np.isfinite(wide),
+        left_inf & right_inf & (wide != other),
+    )
+
+
+def _unequal(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return floatbits.bit_view(left) != floatbits.bit_view(right)
+
+
+def _as_float64(values: np.ndarray) -> np.ndarray:
+    return floatbits.widen(values).astype(np.float64, copy=False)
+
+
+def _errors(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the absolute and the relative error of each pair; 0 where one is not finite."""
+    wide, other = _as_float64(left), _as_float64(right)
+    found = _errors_of(wide, other - wide)
+    finite = np.isfinite(wide) & np.isfinite(other)
+    if not finite.all():
+        for errors in found:
+            errors[~finite] = 0
+    return found
+
+
+def _errors_of(wide: np.ndarray, difference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    absolute = np.abs(difference)
+    relative = absolute / np.abs(wide)
+    relative[wide == 0] = 0
+    return absolute, relative
+
+
+def _finite_ulps(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    ulps = floatbits.ulp_distance(left, right)
+    finite = np.isfinite(floatbits.widen(left)) & np.isfinite(floatbits.widen(right))
+    return ulps if finite.all() else np.where(finite, ulps, 0)
+
+
+def _beyond(left: np.ndarray, right: np.ndarray, tolerance: Tolerance) -> np.ndarray:
+    """Return which elements are beyond tolerance, NaN and Inf on one side alone included."""
+    wide, other = _as_float64(left), _as_float64(right)
+    distance = np.abs(other - wide)
+    beyond = distance > tolerance.atol + tolerance.rtol * np.abs(wide)
+    places = np.flatnonzero(beyond)
+    beyond[places] = floatbits.ulp_distance(left[places], right[places]) > tolerance.max_ulp
+    if not np.isfinite(distance).all():
+        beyond &= np.isfinite(wide) & np.isfinite(other)
+        beyond = np.logical_or.reduce([beyond, *_confused(wide, other)])
+    return beyond

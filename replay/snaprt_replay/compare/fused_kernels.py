@@ -1,4 +1,4 @@
-"""Programs that compare a block of two float arrays in one pass; it must not know what for.
+"""Programs that measure a block of two float arrays in one pass.
 
 NumPy needs a pass over the block for each operation. Here XLA compiles all of them, and the
 reductions behind them, to one vectorized loop, on a CPU client of our own: that of the process may
@@ -6,7 +6,7 @@ not exist, or starting it may take an accelerator's memory. The programs are wri
 since JAX does not trace without starting its devices.
 
 The loop treats subnormal numbers as zero, and sums in any order. Rows in which that, NaN or Inf
-matters are told by `BlockErrors.odd` and by the size of the sums: measure those by other means.
+matters are marked by `BlockErrors.odd` and by the size of the sums: measure those by other means.
 """
 
 from __future__ import annotations
@@ -42,22 +42,28 @@ _OPTIONS: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """A float type: its name in MLIR, the types to calculate in, and its bits."""
+    """A float type: its name in MLIR, how many bits to calculate in, and its bits.
+
+    Args:
+        name: Its name in MLIR.
+        width: Bits of the types to calculate in.
+        magnitude: All bits but the sign.
+        normal: The bits of the smallest number that is normal in the type to calculate in.
+        infinity: The bits of infinity.
+    """
 
     name: str
-    wide: str
-    integer: str
+    width: int
     magnitude: int
-    # The bits of the smallest number that is normal in the wide type, and of infinity.
     normal: int
     infinity: int
 
 
 _KINDS: Final[Mapping[np.dtype, _Kind]] = {
-    np.dtype(np.float64): _Kind("f64", "f64", "i64", (1 << 63) - 1, 1 << 52, 0x7FF << 52),
-    np.dtype(np.float32): _Kind("f32", "f32", "i32", (1 << 31) - 1, 1 << 23, 0xFF << 23),
-    np.dtype(np.float16): _Kind("f16", "f32", "i32", (1 << 15) - 1, 1, 0x1F << 10),
-    np.dtype(ml_dtypes.bfloat16): _Kind("bf16", "f32", "i32", (1 << 15) - 1, 1 << 7, 0xFF << 7),
+    np.dtype(np.float64): _Kind("f64", 64, (1 << 63) - 1, 1 << 52, 0x7FF << 52),
+    np.dtype(np.float32): _Kind("f32", 32, (1 << 31) - 1, 1 << 23, 0xFF << 23),
+    np.dtype(np.float16): _Kind("f16", 32, (1 << 15) - 1, 1, 0x1F << 10),
+    np.dtype(ml_dtypes.bfloat16): _Kind("bf16", 32, (1 << 15) - 1, 1 << 7, 0xFF << 7),
 }
 
 
@@ -68,10 +74,10 @@ class BlockErrors:
     Args:
         absolute: The largest absolute error, in the working type.
         relative: The largest error relative to the expected side, in the working type, rounded
-            once; elements where that side is 0 do not count.
+            twice; elements where that side is 0 do not count.
         ulp: The largest distance in ULP.
         differing: Elements with other bits.
-        zero_signs: Those of them that are 0 on both sides.
+        zero_sign: Those of them that are 0 on both sides.
         odd: Whether a number, of either side, is NaN, infinite or (in the working type) subnormal.
         expected_squared: Sum of squares of the expected side.
         difference_squared: Of the differences, actual less expected.
@@ -84,7 +90,7 @@ class BlockErrors:
     relative: np.ndarray
     ulp: np.ndarray
     differing: np.ndarray
-    zero_signs: np.ndarray
+    zero_sign: np.ndarray
     odd: np.ndarray
     expected_squared: np.ndarray
     difference_squared: np.ndarray
@@ -99,11 +105,11 @@ class Kernels:
     def __init__(self, dtype: np.dtype, device: jaxapi.Device) -> None:
         self._kind = _KINDS[dtype]
         self._device = device
-        self._wide = np.dtype(self._kind.wide.replace("f", "float"))
-        self._integer = np.dtype(self._kind.integer.replace("i", "int"))
-        self._measure = self._compile(_measuring(self._kind))
-        self._measure_one = self._compile(_measuring_one(self._kind))
-        self._beyond = self._compile(_counting_beyond(self._kind))
+        self._wide = np.dtype(f"f{self._kind.width // 8}")
+        self._measure = self._compile(_MEASURE, _MEASURED)
+        self._measure_one = self._compile(_MEASURE_ONE, _MEASURED_ONE, sides=1)
+        limits = (*["F"] * 4, "I")
+        self._beyond = self._compile(_COUNT_BEYOND, _COUNTED_BEYOND, limits)
 
     def measure(self, expected: np.ndarray, actual: np.ndarray) -> BlockErrors:
         """Measure `BLOCK` elements of this type."""
@@ -123,13 +129,9 @@ class Kernels:
     def measure_equal(self, values: np.ndarray) -> BlockErrors:
         """Measure `BLOCK` elements of this type that are the same on both sides."""
         largest, smallest, squared = self._run(self._measure_one, values)
-        none = np.zeros(ROWS, np.int32)
-        nothing = none.astype(self._wide)
+        none = np.zeros(ROWS, self._wide)
         odd = self._is_odd(largest, smallest)
-        return BlockErrors(
-            *(nothing, nothing, none, none, none, odd),
-            *(squared, nothing, nothing, squared, squared),
-        )
+        return BlockErrors(none, none, none, none, none, odd, squared, none, none, squared, squared)
 
     def _is_odd(self, largest: np.ndarray, smallest: np.ndarray) -> np.ndarray:
         return np.asarray((largest >= self._kind.infinity) | (smallest < self._kind.normal - 1))
@@ -145,12 +147,19 @@ class Kernels:
         numbers = (value * (1 + slack) for slack in (-1e-6, 1e-6) for value in (rtol, atol))
         with np.errstate(all="ignore"):
             limits = [np.array(number).astype(self._wide) for number in numbers]
-        most = np.array(min(max_ulp, np.iinfo(self._integer).max), self._integer)
+        integer = np.dtype(f"i{self._wide.itemsize}")
+        most = np.array(min(max_ulp, np.iinfo(integer).max), integer)
         surely, perhaps = self._run(self._beyond, expected, actual, *limits, most)
         return surely, perhaps
 
-    def _compile(self, text: str) -> Any:
-        module = jaxapi.parse_module(text)
+    def _compile(
+        self,
+        body: str,
+        results: Sequence[tuple[str, str, str]],
+        limits: Sequence[str] = (),
+        sides: int = 2,
+    ) -> Any:
+        module = jaxapi.parse_module(_module(self._kind, body, results, limits, sides))
         options = jaxapi.compile_options([self._device], _OPTIONS)
         return jaxapi.compile_module(module, [self._device], options)
 
@@ -175,238 +184,175 @@ def _cpu() -> jaxapi.Device:
 
 
 # --- StableHLO ------------------------------------------------------------------------------------
+# {F}, {I}, {U}, {N} and {B} are matrices of floats, of signed and unsigned integers as wide as
+# these, of int32 and of bool; a result is a matrix, the element's letter, and how rows are reduced.
+
+_CONSTANTS: Final = """
+%zero = stablehlo.constant dense<0> : {I}
+%ones = stablehlo.constant dense<1> : {I}
+%magnitude = stablehlo.constant dense<{magnitude}> : {I}
+%shift = stablehlo.constant dense<{shift}> : {I}
+%nothing = stablehlo.constant dense<0> : {N}
+%one = stablehlo.constant dense<1> : {N}
+%zero_sign = stablehlo.constant dense<{zero_sign}> : {N}
+"""
+
+_TAKE_WIDE: Final = """
+%{side} = stablehlo.reshape %arg{number} : ({flat}) -> {F}
+%{side}_bits = stablehlo.bitcast_convert %{side} : ({F}) -> {I}
+"""
+_TAKE_HALF: Final = """
+%{side}_half = stablehlo.reshape %arg{number} : ({flat}) -> {H}
+%{side} = stablehlo.convert %{side}_half : ({H}) -> {F}
+%{side}_short = stablehlo.bitcast_convert %{side}_half : ({H}) -> {S}
+%{side}_bits = stablehlo.convert %{side}_short : ({S}) -> {I}
+"""
+# The steps are in the numbers' own order. One less than a magnitude is, as unsigned, largest for 0.
+_PREPARE: Final = """
+%{side}_magnitude = stablehlo.and %{side}_bits, %magnitude : {I}
+%{side}_sign = stablehlo.shift_right_arithmetic %{side}_bits, %shift : {I}
+%{side}_turned = stablehlo.xor %{side}_magnitude, %{side}_sign : {I}
+%{side}_steps = stablehlo.subtract %{side}_turned, %{side}_sign : {I}
+%{side}_less = stablehlo.subtract %{side}_magnitude, %ones : {I}
+%{side}_smallest = stablehlo.bitcast_convert %{side}_less : ({I}) -> {U}
+%{side}_squared = stablehlo.multiply %{side}, %{side} : {F}
+"""
+_COMPARE: Final = """
+%difference = stablehlo.subtract %right, %left : {F}
+%distance = stablehlo.abs %difference : {F}
+%highest = stablehlo.maximum %left_steps, %right_steps : {I}
+%lowest = stablehlo.minimum %left_steps, %right_steps : {I}
+%steps = stablehlo.subtract %highest, %lowest : {I}
+%ulp = stablehlo.bitcast_convert %steps : ({I}) -> {U}
+"""
+
+# The bits of numbers that are not negative are in the numbers' own order, NaN above all; and the
+# maximum of integers is vectorized where that of floats is not.
+_MEASURE: Final = """
+%absolute = stablehlo.bitcast_convert %distance : ({F}) -> {I}
+%quotient = stablehlo.divide %difference, %left : {F}
+%ratio = stablehlo.abs %quotient : {F}
+%ratio_bits = stablehlo.bitcast_convert %ratio : ({F}) -> {I}
+%no_size = stablehlo.compare EQ, %left_magnitude, %zero, SIGNED : ({I}, {I}) -> {B}
+%relative = stablehlo.select %no_size, %zero, %ratio_bits : {B}, {I}
+%unequal = stablehlo.compare NE, %left_bits, %right_bits, SIGNED : ({I}, {I}) -> {B}
+%either = stablehlo.or %left_magnitude, %right_magnitude : {I}
+%both_zero = stablehlo.compare EQ, %either, %zero, SIGNED : ({I}, {I}) -> {B}
+%weight = stablehlo.select %both_zero, %zero_sign, %one : {B}, {N}
+%counts = stablehlo.select %unequal, %weight, %nothing : {B}, {N}
+%largest = stablehlo.maximum %left_magnitude, %right_magnitude : {I}
+%smallest = stablehlo.minimum %left_smallest, %right_smallest : {U}
+%difference_squared = stablehlo.multiply %difference, %difference : {F}
+%expected_difference = stablehlo.multiply %left, %difference : {F}
+%product = stablehlo.multiply %left, %right : {F}
+"""
+_MEASURED: Final = (
+    ("absolute", "I", "maximum"),
+    ("relative", "I", "maximum"),
+    ("ulp", "U", "maximum"),
+    ("counts", "N", "add"),
+    ("largest", "I", "maximum"),
+    ("smallest", "U", "minimum"),
+    ("left_squared", "F", "add"),
+    ("difference_squared", "F", "add"),
+    ("expected_difference", "F", "add"),
+    ("product", "F", "add"),
+    ("right_squared", "F", "add"),
+)
+
+_MEASURE_ONE: Final = ""
+_MEASURED_ONE: Final = (
+    ("left_magnitude", "I", "maximum"),
+    ("left_smallest", "U", "minimum"),
+    ("left_squared", "F", "add"),
+)
+
+_COUNT_BEYOND: Final = """
+%size = stablehlo.abs %left : {F}
+%low_share = stablehlo.multiply %size, %limit0 : {F}
+%low = stablehlo.add %low_share, %limit1 : {F}
+%high_share = stablehlo.multiply %size, %limit2 : {F}
+%high = stablehlo.add %high_share, %limit3 : {F}
+%most = stablehlo.bitcast_convert %limit4 : ({I}) -> {U}
+%far = stablehlo.compare GT, %ulp, %most, UNSIGNED : ({U}, {U}) -> {B}
+%above = stablehlo.compare GT, %distance, %high, FLOAT : ({F}, {F}) -> {B}
+%below = stablehlo.compare LT, %distance, %low, FLOAT : ({F}, {F}) -> {B}
+%beyond = stablehlo.and %far, %above : {B}
+%settled = stablehlo.or %above, %below : {B}
+%between = stablehlo.not %settled : {B}
+%close = stablehlo.and %far, %between : {B}
+%surely = stablehlo.convert %beyond : ({B}) -> {N}
+%perhaps = stablehlo.convert %close : ({B}) -> {N}
+"""
+_COUNTED_BEYOND: Final = (("surely", "N", "add"), ("perhaps", "N", "add"))
 
 
-class _Text:
-    """A function in the making; every value but the arguments is a matrix, a row a row of it."""
-
-    def __init__(self, kind: _Kind) -> None:
-        self.kind = kind
-        self.lines: list[str] = []
-
-    def shaped(self, element: str) -> str:
-        return f"tensor<{ROWS}x{ROW}x{element}>"
-
-    def add(self, name: str, operands: str, kinds: str, result: str, attributes: str = "") -> str:
-        """Add an operation on matrices; ``kinds`` names the operands' elements."""
-        value = f"%v{len(self.lines)}"
-        types = ", ".join(self.shaped(kind) for kind in kinds.split())
-        line = f'{value} = "stablehlo.{name}"({operands}) {attributes} : ({types}) -> '
-        self.lines.append(line + self.shaped(result))
-        return value
-
-    def integers(self, name: str, *operands: str) -> str:
-        kind = self.kind.integer
-        return self.add(name, ", ".join(operands), f"{kind} " * len(operands), kind)
-
-    def floats(self, name: str, *operands: str) -> str:
-        kind = self.kind.wide
-        return self.add(name, ", ".join(operands), f"{kind} " * len(operands), kind)
-
-    def compare(self, how: str, left: str, right: str, element: str, sort: str) -> str:
-        signs = f"#stablehlo<comparison_type {sort}>"
-        attributes = (
-            f"{{comparison_direction = #stablehlo<comparison_direction {how}>, "
-            f"compare_type = {signs}}}"
+def _module(
+    kind: _Kind,
+    body: str,
+    results: Sequence[tuple[str, str, str]],
+    limits: Sequence[str],
+    sides: int,
+) -> str:
+    """Return a module that takes flat sides and scalars, and reduces rows of some values."""
+    width = kind.width
+    elements = {"F": f"f{width}", "I": f"i{width}", "U": f"ui{width}", "N": "i32", "B": "i1"}
+    elements |= {"H": kind.name, "S": "i16"}
+    types = {letter: f"tensor<{ROWS}x{ROW}x{name}>" for letter, name in elements.items()}
+    flat = f"tensor<{BLOCK}x{kind.name}>"
+    take = _TAKE_WIDE if kind.name == elements["F"] else _TAKE_HALF
+    parts = [_CONSTANTS]
+    for number, side in enumerate(("left", "right")[:sides]):
+        prepared = (take + _PREPARE).replace("{side}", side)
+        parts.append(prepared.replace("{number}", str(number)))
+    for number, letter in enumerate(limits):
+        parts.append(
+            f"%limit{number} = stablehlo.broadcast_in_dim %arg{sides + number}, dims = [] : "
+            f"(tensor<{elements[letter]}>) -> {types[letter]}"
         )
-        return self.add("compare", f"{left}, {right}", f"{element} {element}", "i1", attributes)
-
-    def constant(self, number: int, element: str | None = None) -> str:
-        kind = element or self.kind.integer
-        attributes = f"{{value = dense<{number}> : {self.shaped(kind)}}}"
-        return self.add("constant", "", "", kind, attributes)
-
-    def spread(self, argument: str, element: str) -> str:
-        value = f"%v{len(self.lines)}"
-        self.lines.append(
-            f'{value} = "stablehlo.broadcast_in_dim"({argument}) '
-            f"{{broadcast_dimensions = array<i64>}} : (tensor<{element}>) -> "
-            f"{self.shaped(element)}"
-        )
-        return value
-
-    def side(self, argument: str) -> tuple[str, str]:
-        """Return an argument in the working type, and its bits as integers, sign extended."""
-        kind, value = self.kind, f"%v{len(self.lines)}"
-        flat = f"tensor<{BLOCK}x{kind.name}>"
-        self.lines.append(
-            f'{value} = "stablehlo.reshape"({argument}) : ({flat}) -> {self.shaped(kind.name)}'
-        )
-        if kind.name == kind.wide:
-            return value, self.add("bitcast_convert", value, kind.name, kind.integer)
-        bits = self.add("bitcast_convert", value, kind.name, "i16")
-        return (
-            self.add("convert", value, kind.name, kind.wide),
-            self.add("convert", bits, "i16", kind.integer),
-        )
-
-    def distance(self, left: str, right: str) -> str:
-        """Return the distance in ULP of two numbers' bits; as unsigned, it fits."""
-        steps = []
-        for bits in (left, right):
-            sign = self.integers(
-                "shift_right_arithmetic", bits, self.constant(int(self.kind.integer[1:]) - 1)
-            )
-            magnitude = self.integers("and", bits, self.constant(self.kind.magnitude))
-            steps.append(self.integers("subtract", self.integers("xor", magnitude, sign), sign))
-        return self.integers(
-            "subtract", self.integers("maximum", *steps), self.integers("minimum", *steps)
-        )
-
-    def as_unsigned(self, value: str) -> str:
-        return self.add("bitcast_convert", value, self.kind.integer, f"u{self.kind.integer}")
-
-    def unsigned_less_one(self, value: str) -> str:
-        """Return an integer less one, as unsigned: zeros are larger than all then."""
-        return self.as_unsigned(self.integers("subtract", value, self.constant(1)))
-
-    def count(self, condition: str) -> str:
-        return self.add("convert", condition, "i1", "i32")
-
-    def function(
-        self, arguments: Sequence[str], results: Sequence[tuple[str, str, str]], sides: int = 2
-    ) -> str:
-        """Return a module that reduces each row of some values.
-
-        Args:
-            arguments: Types of what follows the sides.
-            results: Of each value its name, its element type, and how to reduce it.
-            sides: How many sides it takes.
-        """
-        side = f"tensor<{BLOCK}x{self.kind.name}>"
-        types = [side] * sides + [f"tensor<{kind}>" for kind in arguments]
-        scalars = [f"tensor<{kind}>" for _, kind, _ in results]
-        rows = [f"tensor<{ROWS}x{kind}>" for _, kind, _ in results]
-        starts = [
-            f"%z{index} = stablehlo.constant dense<{_start(kind, how)}> : {scalar}"
-            for index, ((_, kind, how), scalar) in enumerate(zip(results, scalars, strict=True))
-        ]
-        count = len(results)
-        block = ", ".join(
-            f"%{letter}{index}: {scalar}" for letter in "ab" for index, scalar in enumerate(scalars)
-        )
-        body = [
-            f"%c{index} = stablehlo.{how} %a{index}, %b{index} : {scalar}"
-            for index, ((_, _, how), scalar) in enumerate(zip(results, scalars, strict=True))
-        ]
-        values = ", ".join(
-            [*(value for value, _, _ in results), *(f"%z{index}" for index in range(count))]
-        )
-        taken = ", ".join([*(self.shaped(kind) for _, kind, _ in results), *scalars])
-        reduced = ", ".join(f"%r#{index}" for index in range(count))
-        last = ", ".join(f"%c{index}" for index in range(count))
-        parameters = ", ".join(f"%arg{index}: {kind}" for index, kind in enumerate(types))
-        lines = [
-            f"func.func public @main({parameters}) -> ({', '.join(rows)}) {{",
-            *self.lines,
+    parts += [_COMPARE, body] if sides == 2 else [body]
+    text = "\n".join(parts).format(
+        **types,
+        flat=flat,
+        magnitude=kind.magnitude,
+        shift=width - 1,
+        zero_sign=1 + _ZERO_SIGN,
+    )
+    taken = [flat] * sides + [f"tensor<{elements[letter]}>" for letter in limits]
+    arguments = ", ".join(f"%arg{number}: {name}" for number, name in enumerate(taken))
+    rows = ", ".join(f"tensor<{ROWS}x{elements[letter]}>" for _, letter, _ in results)
+    scalars = [f"tensor<{elements[letter]}>" for _, letter, _ in results]
+    numbered = list(enumerate(zip(results, scalars, strict=True)))
+    starts = [
+        f"%start{i} = stablehlo.constant dense<{_start(letter, how, width)}> : {scalar}"
+        for i, ((_, letter, how), scalar) in numbered
+    ]
+    values = [*(f"%{name}" for name, *_ in results), *(f"%start{i}" for i, _ in numbered)]
+    block = ", ".join(f"%{a}{i}: {scalar}" for a in "ab" for i, (_, scalar) in numbered)
+    reducers = [
+        f"%c{i} = stablehlo.{how} %a{i}, %b{i} : {scalar}" for i, ((_, _, how), scalar) in numbered
+    ]
+    taken_by_reduce = ", ".join([*(types[letter] for _, letter, _ in results), *scalars])
+    return "\n".join(
+        [
+            f"func.func public @main({arguments}) -> ({rows}) {{",
+            text,
             *starts,
-            f'%r:{count} = "stablehlo.reduce"({values}) <{{dimensions = array<i64: 1>}}> ({{',
+            f'%r:{len(results)} = "stablehlo.reduce"({", ".join(values)}) '
+            "<{dimensions = array<i64: 1>}> ({",
             f"^bb0({block}):",
-            *body,
-            f'"stablehlo.return"({last}) : ({", ".join(scalars)}) -> ()',
-            f"}}) : ({taken}) -> ({', '.join(rows)})",
-            f"return {reduced} : {', '.join(rows)}",
+            *reducers,
+            f'"stablehlo.return"({", ".join(f"%c{i}" for i, _ in numbered)}) : '
+            f"({', '.join(scalars)}) -> ()",
+            f"}}) : ({taken_by_reduce}) -> ({rows})",
+            f"return {', '.join(f'%r#{i}' for i, _ in numbered)} : {rows}",
             "}",
         ]
-        return "\n".join(lines)
+    )
 
 
-def _start(kind: str, how: str) -> str:
+def _start(letter: str, how: str, width: int) -> str:
     """Return the number with which reducing elements that are not negative starts."""
     if how == "minimum":
-        return str((1 << int(kind[2:])) - 1)  # of an unsigned type
-    return "0.0" if kind[0] == "f" else "0"
-
-
-def _measuring(kind: _Kind) -> str:
-    text = _Text(kind)
-    integer, unsigned, wide = kind.integer, f"u{kind.integer}", kind.wide
-    left, left_bits = text.side("%arg0")
-    right, right_bits = text.side("%arg1")
-    zero = text.constant(0)
-    difference = text.floats("subtract", right, left)
-    # The bits of numbers that are not negative are in the numbers' own order, NaN above all; and
-    # the maximum of integers is vectorized where that of floats is not.
-    absolute = text.add("bitcast_convert", text.floats("abs", difference), wide, integer)
-    ratio = text.floats("abs", text.floats("divide", difference, left))
-    magnitudes = [
-        text.integers("and", bits, text.constant(kind.magnitude))
-        for bits in (left_bits, right_bits)
-    ]
-    no_size = text.compare("EQ", magnitudes[0], zero, integer, "SIGNED")
-    relative = text.add(
-        "select",
-        f"{no_size}, {zero}, {text.add('bitcast_convert', ratio, wide, integer)}",
-        f"i1 {integer} {integer}",
-        integer,
-    )
-    unequal = text.compare("NE", left_bits, right_bits, integer, "SIGNED")
-    both_zero = text.compare("EQ", text.integers("or", *magnitudes), zero, integer, "SIGNED")
-    one, zero_sign = (text.constant(number, "i32") for number in (1, 1 + _ZERO_SIGN))
-    weight = text.add("select", f"{both_zero}, {zero_sign}, {one}", "i1 i32 i32", "i32")
-    nothing = text.constant(0, "i32")
-    counts = text.add("select", f"{unequal}, {weight}, {nothing}", "i1 i32 i32", "i32")
-    less = [text.unsigned_less_one(bits) for bits in magnitudes]
-    smallest = text.add("minimum", ", ".join(less), f"{unsigned} {unsigned}", unsigned)
-    products = (
-        (left, left),
-        (difference, difference),
-        (left, difference),
-        (left, right),
-        (right, right),
-    )
-    sums = [(text.floats("multiply", one, other), wide, "add") for one, other in products]
-    return text.function(
-        [],
-        [
-            (absolute, integer, "maximum"),
-            (relative, integer, "maximum"),
-            (text.as_unsigned(text.distance(left_bits, right_bits)), unsigned, "maximum"),
-            (counts, "i32", "add"),
-            (text.integers("maximum", *magnitudes), integer, "maximum"),
-            (smallest, unsigned, "minimum"),
-            *sums,
-        ],
-    )
-
-
-def _measuring_one(kind: _Kind) -> str:
-    text = _Text(kind)
-    values, bits = text.side("%arg0")
-    magnitude = text.integers("and", bits, text.constant(kind.magnitude))
-    results = [
-        (magnitude, kind.integer, "maximum"),
-        (text.unsigned_less_one(magnitude), f"u{kind.integer}", "minimum"),
-        (text.floats("multiply", values, values), kind.wide, "add"),
-    ]
-    return text.function([], results, sides=1)
-
-
-def _counting_beyond(kind: _Kind) -> str:
-    text = _Text(kind)
-    unsigned, wide = f"u{kind.integer}", kind.wide
-    left, left_bits = text.side("%arg0")
-    right, right_bits = text.side("%arg1")
-    size, distance = (
-        text.floats("abs", left),
-        text.floats("abs", text.floats("subtract", right, left)),
-    )
-    low, high = (
-        text.floats(
-            "add",
-            text.floats("multiply", size, text.spread(f"%arg{first}", wide)),
-            text.spread(f"%arg{first + 1}", wide),
-        )
-        for first in (2, 4)
-    )
-    ulps = text.as_unsigned(text.distance(left_bits, right_bits))
-    most = text.as_unsigned(text.spread("%arg6", kind.integer))
-    far = text.compare("GT", ulps, most, unsigned, "UNSIGNED")
-    above = text.compare("GT", distance, high, wide, "FLOAT")
-    below = text.compare("LT", distance, low, wide, "FLOAT")
-    surely = text.add("and", f"{far}, {above}", "i1 i1", "i1")
-    settled = text.add("or", f"{above}, {below}", "i1 i1", "i1")
-    between = text.add("not", settled, "i1", "i1")
-    perhaps = text.add("and", f"{far}, {between}", "i1 i1", "i1")
-    counts = [(text.count(condition), "i32", "add") for condition in (surely, perhaps)]
-    return text.function([wide, wide, wide, wide, kind.integer], counts)
+        return str((1 << width) - 1)
+    return "0.0" if letter == "F" else "0"

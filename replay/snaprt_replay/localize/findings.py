@@ -7,11 +7,11 @@ up to 1 is what two correct executions may differ by. ``from_json(to_json(found)
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from snaprt.errors import UsageError
+from snaprt_replay.compare.results import json_ready
 
 SCHEMA = "snaprt.localize"
 SCHEMA_VERSION = 1
@@ -153,67 +153,18 @@ class Localization:
 
 def to_json(found: Localization) -> dict[str, Any]:
     """Return the localization as JSON data; numbers that JSON does not have become text."""
-    plain = _plain(dataclasses.asdict(found))
+    plain = json_ready(dataclasses.asdict(found))
     return {"schema": SCHEMA, "version": SCHEMA_VERSION, **plain}
 
 
 def from_json(plain: Mapping[str, Any]) -> Localization:
     """Undo `to_json`; raise UsageError for data of another schema or version."""
+    import msgspec  # most searches are never read from JSON
+
     if (plain.get("schema"), plain.get("version")) != (SCHEMA, SCHEMA_VERSION):
         raise UsageError(
             f"not {SCHEMA} version {SCHEMA_VERSION}: "
             f"{plain.get('schema')} version {plain.get('version')}",
             hint="it was written by another version of snaprt",
         )
-    known = {field.name for field in dataclasses.fields(Localization)}
-    given = {name: _numbers(value, name) for name, value in plain.items() if name in known}
-    effect, substituted = given["observer_effect"], given.get("substituted")
-    return Localization(
-        **{
-            **given,
-            "instructions": tuple(map(_place, given["instructions"])),
-            "difference": tuple(ValueDifference(**one) for one in given["difference"]),
-            "outputs": tuple(ValueDifference(**one) for one in given["outputs"]),
-            "path": tuple(
-                RegionError(**{**one, "first": _place(one["first"]), "last": _place(one["last"])})
-                for one in given["path"]
-            ),
-            "observer_effect": None if effect is None else tuple(effect),
-            "substituted": None if substituted is None else tuple(substituted),
-            "passes": tuple(PassEffect(**one) for one in given["passes"]),
-            "notes": tuple(given["notes"]),
-        }
-    )
-
-
-def _place(plain: Mapping[str, Any]) -> InstructionPlace:
-    fields: dict[str, Any] = {
-        name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()
-    }
-    return InstructionPlace(**fields)
-
-
-_NOT_IN_JSON = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_ERRORS = frozenset(
-    {"error", "made", "carried_in", "carried_out", "observer_effect", "substituted"}
-)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    return value
-
-
-def _numbers(value: Any, name: str = "") -> Any:
-    if isinstance(value, dict):
-        return {key: _numbers(one, key) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_numbers(one, name) for one in value]
-    if isinstance(value, str) and name in _ERRORS:
-        return _NOT_IN_JSON[value]
-    return value
+    return msgspec.convert(plain, Localization, strict=False)

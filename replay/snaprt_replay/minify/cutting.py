@@ -19,7 +19,7 @@ from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Extract, Piece, Value, arrays_of, extract
 from snaprt_replay.hlo.hlo_module import entry_computation, parameters, reached
 from snaprt_replay.load.case import Signature
-from snaprt_replay.load.inputs import random_inputs
+from snaprt_replay.load.modules import random_inputs
 from snaprt_replay.localize.matching import Matching, match
 from snaprt_replay.localize.program import Line, Program
 from snaprt_replay.localize.session import Values

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from snaprt_replay.load.case import Signature
-from snaprt_replay.load.inputs import random_inputs
+from snaprt_replay.load.modules import random_inputs
 from snaprt_replay.minify.candidate import Candidate, changed
 from snaprt_replay.minify.views.flags import with_text
 from snaprt_replay.run.variants.variants import with_options

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from snaprt.errors import UsageError
-from snaprt_replay.compare.reference_distance import Yardstick
-from snaprt_replay.compare.verdict import Evidence, Judgement, judge
+from snaprt_replay.compare.verdict import Evidence, Judgement, Yardstick, judge
 from snaprt_replay.load.case import Case
 from snaprt_replay.load.load import load
 from snaprt_replay.run import player
@@ -74,6 +73,19 @@ def hold_trial(
         SnaprtError: The file cannot be read, or has not what a variant takes from it.
     """
     case = load(path, inputs, random_seed)
+    return try_case(case, a, b, reference, workers=workers, repeat=repeat)
+
+
+def try_case(
+    case: Case,
+    a: Variant,
+    b: Variant,
+    reference: Variant,
+    *,
+    workers: Workers,
+    repeat: int = 1,
+) -> Trial:
+    """Do what `hold_trial` does, with what was loaded already."""
     player.check_playable(case, repeat)
     player.check_runs_on_one_device(case)
     for variant in (a, b, reference):

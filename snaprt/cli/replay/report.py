@@ -1,7 +1,4 @@
-"""``snaprt report``: show what was found, from a saved result or by finding it now.
-
-It knows options and the order of things; what a report is made of is `snaprt_replay.report`'s.
-"""
+"""``snaprt report``: show what was found, from a saved result or by finding it now."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 from snaprt_replay.localize import findings
-from snaprt_replay.report import model, saved
+from snaprt_replay.report import saved
 from snaprt_replay.report.model import Report
 
 from snaprt.cli import output, tables
-from snaprt.cli.replay import report_files
+from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
 
 if TYPE_CHECKING:
@@ -30,8 +27,7 @@ _MOST_BYTES: Final = 1 << 28
 
 @click.command("report")
 @click.argument("file", metavar="RESULT.json|FILE", type=_PATH)
-@click.option("--html", type=_PATH, metavar="OUT", help="Write it as one self-contained page.")
-@click.option("--junit", type=_PATH, metavar="OUT", help="Write it as JUnit XML.")
+@formats.format_options
 @click.option("--save", type=_PATH, metavar="OUT.json", help="Save it, to be reported again.")
 @click.option(
     "--model-explorer",
@@ -73,8 +69,6 @@ _MOST_BYTES: Final = 1 << 28
 def command(
     context: click.Context,
     file: Path,
-    html: Path | None,
-    junit: Path | None,
     save: Path | None,
     explorer: Path | None,
     localized: Path | None,
@@ -100,81 +94,72 @@ def command(
     """
     found = None if localized is None else findings.from_json(_read_json(localized))
     if _is_json(file):
-        reports = saved.read(_read_json(file), str(file))
-        if found is not None:
-            if len(reports) != 1:
-                raise UsageError(f"{file} is of {len(reports)} files, --localized of one")
-            reports = (dataclasses.replace(reports[0], localization=found),)
         if explorer is not None:
             raise UsageError(
                 "--model-explorer shows a program, and a saved result holds none",
                 hint="give the FILE that it was made of, with --localized FOUND.json",
             )
+        reports = saved.read(_read_json(file), str(file))
+        if found is not None:
+            if len(reports) != 1:
+                raise UsageError(f"{file} is of {len(reports)} files, --localized of one")
+            reports = (dataclasses.replace(reports[0], localization=found),)
     else:
-        finding = _Finding(device, localizes, budget, sources, found, explorer)
-        reports = (_find(file, finding),)
-    report_files.write_reports(reports, html, junit)
+        reports = (_find(file, device, localizes, budget, sources, found, explorer),)
+    formats.write_files(reports)
     if save is not None:
-        report_files.save(reports, save)
+        formats.save(reports, save)
     if as_json:
-        output.emit_json(model.SCHEMA, model.SCHEMA_VERSION, report_files.to_json(reports))
+        formats.print_json(reports)
     else:
         _show(reports)
-    context.exit(report_files.status_of(reports))
+    context.exit(formats.status_of(reports))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Finding:
-    """How to find what is reported of a file; see the options."""
-
-    device: str | None
-    localizes: bool | None
-    budget: float
-    sources: Path
-    found: Localization | None
-    explorer: Path | None
-
-
-def _find(path: Path, finding: _Finding) -> Report:
+def _find(
+    path: Path,
+    device: str | None,
+    localizes: bool | None,
+    budget: float,
+    sources: Path,
+    found: Localization | None,
+    explorer: Path | None,
+) -> Report:
+    """Replay a file, look for where it starts unless that was ``found``, and report both."""
     # Here, because a saved result is shown without JAX.
     from snaprt_replay.batch import gather
     from snaprt_replay.run.rerun import replay
-    from snaprt_replay.run.trace_errors import replay_trace_error
 
     from snaprt.snapshot.recorder import flags
 
     flags.take_over()
     try:
-        raised = replay_trace_error(path)
+        raised = gather.of_trace_error(path)
         if raised is not None:
-            return gather.of_trace_error(raised)
-        replayed = replay(path, device=finding.device)
+            return raised
+        replayed = replay(path, device=device)
     except SnaprtError as error:
-        output.error(tables.printable(error.message), tables.printable(error.hint))
         return gather.of_failure(path, error)
-    words = [] if finding.device is None else ["--device", finding.device]
+    words = [] if device is None else ["--device", device]
     report = gather.of_replay(replayed, words)
-    case, found = replayed.case, finding.found
-    wanted = finding.localizes
-    if wanted is None:
-        comparison = replayed.comparison
+    case, comparison = replayed.case, replayed.comparison
+    if localizes is None:
         has_nan = comparison and any(one.specials.nan_both for one in comparison.outputs)
-        wanted = replayed.mismatch or bool(has_nan)
-    if found is None and wanted and case.inputs is not None:
-        found = _localize(case, finding)
+        localizes = replayed.mismatch or bool(has_nan)
+    if found is None and localizes and case.inputs is not None:
+        found = _localize(case, device, budget)
     if found is not None:
-        report = gather.with_localization(report, case, found, finding.sources, words)
-    if finding.explorer is not None:
-        _write_explorer(case, found, finding.explorer)
+        report = gather.with_localization(report, case, found, sources, words)
+    if explorer is not None:
+        _write_explorer(case, found, explorer)
     return report
 
 
-def _localize(case: Case, finding: _Finding) -> Localization | None:
+def _localize(case: Case, device: str | None, budget: float) -> Localization | None:
     from snaprt_replay.localize.pipeline import Request, localize
     from snaprt_replay.run.variants.variants import parse_variant
 
-    suspect = None if finding.device is None else parse_variant(finding.device)
-    request = Request(suspect=suspect, budget=finding.budget)
+    request = Request(suspect=None if device is None else parse_variant(device), budget=budget)
     try:
         return localize(case, request, tell=lambda line: output.log.print(tables.printable(line)))
     except SnaprtError as error:  # what was found before is worth a report
@@ -196,10 +181,10 @@ def _show(reports: Sequence[Report]) -> None:
     for number, report in enumerate(reports):
         if number:
             output.console.print()
-        report_files.show(report)
+        formats.show(report)
     if len(reports) > 1:
         output.console.print()
-        report_files.show_sum(reports)
+        formats.show_sum(reports)
 
 
 def _is_json(path: Path) -> bool:
