@@ -1,7 +1,5 @@
 """Lets a lowered module compute in narrower types, as XLA_USE_BF16 and others ask.
 
-It changes modules, and knows nothing of the programs that they came from.
-
 An array of a wide type becomes one of a narrow type, from the arguments, which are converted at the
 start, to the results, which are converted back at the end: who calls the module sees no difference.
 An operation is left as it is, between conversions, where it would not mean the same in the narrow
@@ -208,7 +206,6 @@ class _Step:
     """An operation to be changed.
 
     Attributes:
-        operation: The operation.
         operands: The types of its operands before any change.
         is_narrow: Whether it becomes narrow, or is put between conversions.
     """

@@ -37,8 +37,6 @@ class ProgramTimes:
     """What has been spent on one program so far.
 
     Attributes:
-        graph_id: What identifies it.
-        name: The name of its module.
         kind: ``lazy`` or ``jit``.
         operations: How many operations were recorded; ``None`` where JAX traced it.
         compiled: How often it was compiled.

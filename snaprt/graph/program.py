@@ -1,7 +1,4 @@
-"""The program that is cut out of what was recorded, with what it consists of.
-
-It knows nothing of how operations are recorded, compiled or run.
-"""
+"""The program that is cut out of what was recorded, with what it consists of."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ class Literal:
 
     Attributes:
         value: The Python or numpy scalar as JAX handed it over (it may carry a weak type).
-        aval: Its abstract value.
         key: Its value in a form that tells 0.0 from -0.0 and equals itself for NaN.
     """
 
@@ -118,10 +114,8 @@ class Program:
         nodes: The operations, in recorded order.
         wiring: For each node, where each operand comes from: ``(producer position, result)``, or
             ``(INPUT, input index)``, or ``(LITERAL, literal index)``.
-        inputs: The arrays it reads.
         literals: The host scalars it holds.
         outputs: ``(node position, result)`` of each output.
-        placement: Where it runs.
         structure: Identifies the program within this process, apart from the literals' values.
         donated: The inputs that nothing else needs any more, whose memory outputs may take.
         free: These, and the inputs that nothing else needs but whose memory is not ours to give

@@ -1,7 +1,4 @@
-"""Functions that wait for the end of a thread's step, with arrays of that step as arguments.
-
-It knows lazy arrays, and nothing of how a step runs: `snaprt.runtime.step` says when one has ended.
-"""
+"""Functions that wait for the end of a thread's step, with arrays of that step as arguments."""
 
 from __future__ import annotations
 

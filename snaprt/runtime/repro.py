@@ -1,4 +1,4 @@
-"""Save programs that fail, and have them minified, as SNAPRT_REPRO_AFTER asks; knows no graphs.
+"""Save programs that fail, and have them minified, as SNAPRT_REPRO_AFTER asks.
 
 What TORCHDYNAMO_REPRO_AFTER and TORCHDYNAMO_REPRO_LEVEL are for PyTorch. Minifying is done by
 `snaprt minify` in a process of its own: a compiler that fails may take its process with it.
@@ -81,12 +81,6 @@ def after_failure(
     stage: Stage, program: Executable, inputs: Sequence[Any], error: BaseException | None = None
 ) -> Path | None:
     """Save a program that failed and what it was called with, and have it minified if asked for.
-
-    Args:
-        stage: Where it failed.
-        program: What was to run.
-        inputs: What it was called with.
-        error: What was raised.
 
     Returns:
         The folder, which is also told on stderr; None where nothing is asked for, the program

@@ -1,7 +1,4 @@
-"""Which of the debug modes hold now; it knows what asks for them, and nothing of what they do.
-
-`docs/debug-modes.md` explains them.
-"""
+"""Which of the debug modes that `docs/debug-modes.md` explains hold now."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_threads_and_processes_append_whole_blocks(tmp_path):
     program = """
 import sys, threading
 from pathlib import Path
-from snaprt.explain.appended import AppendedFile
+from snaprt.explain.debug_files import AppendedFile
 file = AppendedFile("V", Path(sys.argv[1]))
 def work(letter):
     for _ in range(40):

@@ -18,7 +18,7 @@ import pytest
 
 import snaprt
 from snaprt import lazy, mark_step, metrics
-from snaprt.compile.nan_flag import FLAG_NAME, flag_of, watched
+from snaprt.compile.lower import FLAG_NAME, flag_of, watched
 from snaprt.errors import CompileError, ExecutionError
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.recorder.pending import HeldExecution, about_to_donate, remember

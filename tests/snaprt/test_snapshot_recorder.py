@@ -22,8 +22,7 @@ import numpy as np
 import pytest
 
 from snaprt import jaxapi, metrics
-from snaprt.compile.obtain import Executable
-from snaprt.compile.run import run
+from snaprt.compile.executable import Executable, run
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.recorder import plan
@@ -356,8 +355,8 @@ import os, sys, time
 from pathlib import Path
 import numpy as np, jax, jax.numpy as jnp
 from snaprt import jaxapi, metrics
-from snaprt.compile.obtain import Executable
-from snaprt.compile.run import run
+from snaprt.compile.executable import Executable
+from snaprt.compile.executable import run
 from snaprt.snapshot.recorder.record import Recorder
 
 def compiled(function, *arguments):

@@ -200,7 +200,7 @@ def _report(work: _Work, result: _Result) -> None:
 
 
 def _jobs(files: Sequence[Path], target: str) -> list[_Job]:
-    from snaprt.compile.ahead.collected import SUFFIX, read_program
+    from snaprt.compile.ahead.collect import SUFFIX, read_program
 
     paths = [path for file in files for path in (_inside(file) if file.is_dir() else [file])]
     jobs = []
@@ -222,7 +222,7 @@ def _jobs(files: Sequence[Path], target: str) -> list[_Job]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    from snaprt.compile.ahead.collected import SUFFIX
+    from snaprt.compile.ahead.collect import SUFFIX
 
     programs = sorted(path for path in folder.iterdir() if path.name.endswith((SUFFIX, *_MODULES)))
     if not programs:

@@ -26,14 +26,14 @@ from snaprt.cli.cache.words import (
     one_entry,
     print_pairs,
 )
-from snaprt.compile.operations import (
+from snaprt.compile.summaries import (
     OperationDifference,
     Profile,
     ProgramDifference,
     compare,
     likeness,
     profile,
-    read_program,
+    read_summary,
     summary_text,
 )
 
@@ -287,7 +287,7 @@ def why(
     if nearby is not None and any(difference.part == MODULE for difference in differences):
         old, new = neighbors.summary(nearby.key), neighbors.summary(key.digest)
         if old and new:
-            program = compare(read_program(old), read_program(new), most=most)
+            program = compare(read_summary(old), read_summary(new), most=most)
     if as_json:
         content |= {"differences": differences, "program": program}
         output.emit_json("snaprt.cache.why", SCHEMA_VERSION, content)

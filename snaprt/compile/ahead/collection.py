@@ -1,4 +1,4 @@
-"""What a process has collected so far, and how far it is to go; knows nothing of JAX.
+"""What a process has collected so far, and how far it is to go.
 
 The command line sets the bound before the program has imported JAX.
 """

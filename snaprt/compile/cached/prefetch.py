@@ -28,8 +28,8 @@ from snaprt import jaxapi, metrics, settings
 from snaprt.compile.cached.fast_key import KIND as NOTE_KIND
 from snaprt.compile.cached.fast_key import Note, devices_by_id, read_note
 from snaprt.compile.cached.store import persistent_cache
-from snaprt.compile.key import start_key
-from snaprt.compile.native_calls import can_be_made_available_in_background, obstacle
+from snaprt.compile.key import START, Subject, key_of
+from snaprt.compile.obtain import can_be_made_available_in_background, obstacle
 
 _log = logging.getLogger("snaprt.cache")
 
@@ -51,10 +51,8 @@ class Prefetched:
     """What was loaded before it was asked for.
 
     Attributes:
-        loaded: What the loader of the entry's kind returned.
         devices: Where it runs, in the order of its partitions.
         note: Of a program that was recorded lazily, else ``None``.
-        entry: The entry of the cache that holds it.
     """
 
     loaded: Any
@@ -190,7 +188,7 @@ def _may_be_loaded(entry: Entry) -> bool:
 #: An entry's kind, to what loads it before it is asked for.
 _LOADERS: Final[Mapping[str, Callable[[Cache, BlobHeader, float], Prefetched | None]]] = {
     NOTE_KIND: _load_noted,
-    JIT_KIND: _load_jit,
+    "jit": _load_jit,
 }
 
 
@@ -208,7 +206,7 @@ def _list_key(cache: Cache) -> Key:
     """Return the key of the list of a program: its path, or the module's that runs as it."""
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None) or sys.argv[0]
-    return start_key(os.path.abspath(path), cache.folder)
+    return key_of(Subject(START, os.path.abspath(path), cache.folder))
 
 
 def _read_list(cache: Cache) -> list[str]:

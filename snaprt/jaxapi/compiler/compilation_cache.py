@@ -1,4 +1,4 @@
-"""Puts a cache in the place of JAX's own; must not know how it makes keys or stores."""
+"""Puts a cache in the place of JAX's own."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jaxlib.mlir import ir
 
-from snaprt.jaxapi.compiler.modules import bytecode_without_locations
-from snaprt.jaxapi.compiler.options import compile_options
-from snaprt.jaxapi.devices import Device, device_list
+from snaprt.jaxapi.compiler.executables import compile_options
+from snaprt.jaxapi.installation import Device, device_list
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Compilation:
         options: Serialized compile options, without where to dump or to cache.
         topology: What identifies the topology of the devices, in all processes alike.
         extra: What JAX's hook for additions to the key returns.
-        devices: Where it will run.
         written: The module as JAX has it, with source locations.
     """
 
@@ -196,11 +194,6 @@ def _module_of_compilation(module: Any, *ignored: Any) -> bytes:
     if _config.compilation_cache_include_metadata_in_key.value:
         return _hashed(_cache_key._hash_computation, module, *ignored)
     return _hashed(_cache_key._hash_computation, _without_names(module), *ignored)
-
-
-def module_without_names(module: Any) -> bytes:
-    """Return a module as bytecode, with its functions named by their order, without locations."""
-    return bytecode_without_locations(_without_names(module))
 
 
 def _without_names(module: Any) -> Any:

@@ -1,7 +1,4 @@
-"""The custom calls of modules: which functions they need, and whose objects they name.
-
-It must not know who compiles a module or where executables are stored.
-"""
+"""The custom calls of modules: which functions they need, and whose objects they name."""
 
 from __future__ import annotations
 
@@ -50,12 +47,7 @@ _CONFIGURATION: Final = ("backend_config", "mhlo.backend_config")
 
 
 def custom_calls(module: Any, bytecode: bytes | None = None) -> CustomCalls:
-    """Return what the custom calls of an MLIR module need.
-
-    Args:
-        module: The module.
-        bytecode: The module as bytecode, where there is one: it tells at once if there are none.
-    """
+    """Return what the custom calls of an MLIR module need."""
     if bytecode is not None and not _CALLS.search(bytecode):
         return CustomCalls()
     targets: set[str] = set()

@@ -1,4 +1,4 @@
-"""What goes into the module of a jitted function, and out; must not know who records it."""
+"""What goes into the module of a jitted function, and out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax._src import array as _array
 from jax._src import core as _core
 
 from snaprt.jaxapi.compiler.lowered import devices_of_lowered
-from snaprt.jaxapi.devices import Device
+from snaprt.jaxapi.installation import Device
 from snaprt.jaxapi.jit.calls import FlatCall
 
 
@@ -24,8 +24,6 @@ class JitModule:
         name: Of the function.
         devices: Where it runs, in the order of its partitions.
         input_names: Of each parameter of the module; arguments that it does not use are gone.
-        output_names: Of each result.
-        input_shapes: Of each parameter.
         donated: The parameters whose memory an execution may take.
         is_recordable: Whether arrays alone go in and out.
         is_pure: Whether it neither writes to references nor has effects.

@@ -1,4 +1,4 @@
-"""How arrays and programs are spread over devices; must not know what they compute."""
+"""How arrays and programs are spread over devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax._src.interpreters import pxla as _pxla
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib.mlir import ir
 
-from snaprt.jaxapi.devices import Device, device_list
+from snaprt.jaxapi.installation import Device, device_list
 from snaprt.jaxapi.tracing.traces import evaluating
 
 
@@ -56,10 +56,7 @@ class NamedShardings:
 
 
 def named_shardings(params: Mapping[str, Any]) -> NamedShardings:
-    """Return what the parameters of an operation say of where it runs.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return what the parameters of an operation say of where it runs."""
     operands = tuple(map(_named, params.get("in_shardings", ())))
     results = tuple(map(_named, params.get("out_shardings", ())))
     if "unconstrained_dims" in params and not _mlir.contains_unconstrained(params["sharding"]):

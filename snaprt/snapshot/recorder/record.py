@@ -81,7 +81,7 @@ before, and when it began, as `HeldExecution` says it twice."""
 
 
 class Recorder:
-    """Records executions as the policy says; an observer of ``snaprt.compile.run``.
+    """Records executions as the policy says; an observer of ``snaprt.compile.executable``.
 
     Args:
         writer: Writes the files; by default one of its own.
@@ -110,7 +110,7 @@ class Recorder:
         self._said: set[str] = set()
 
     def wants_flag(self) -> bool:
-        """Return whether programs are to be compiled with `snaprt.compile.nan_flag.watched`."""
+        """Return whether programs are to be compiled with `snaprt.compile.lower.watched`."""
         plan = current_plan()
         return plan is not None and plan.wants_flag
 

@@ -1,7 +1,7 @@
-"""Reads the summaries of programs in the cache and says how two programs differ.
+"""Writes a program down for `snaprt cache why`, reads that, and says how two programs differ.
 
-Knows StableHLO as MLIR prints it, as text; never JAX, so that a question is answered at once.
-``summary`` writes what is read here.
+A summary stands in the cache beside the executable: StableHLO as MLIR prints it, with shapes and
+source lines. Reading one takes no JAX, so that a question is answered at once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import base64
 import binascii
 import difflib
 import functools
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,65 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import zstandard
+
+_log = logging.getLogger("snaprt.compile")
+
+#: A summary is at most so long.
+LARGEST_SUMMARY: Final = 64 * 1024
+# Values of constants with more elements than this are left out, and their digests stand instead.
+_LARGEST_CONSTANT: Final = 16
+_ATTEMPTS: Final = 8
+
+
+def summarize(module: Any) -> str:
+    """Return an MLIR module's operations as compressed text; empty where that cannot be done.
+
+    The text is StableHLO as MLIR prints it, with locations, compressed with zstd, in base64. What
+    is too long for ``LARGEST_SUMMARY`` loses its last operations.
+    """
+    from snaprt import jaxapi  # here alone: reading takes no JAX
+
+    try:
+        return _pack(jaxapi.stablehlo_with_locations(module, _LARGEST_CONSTANT))
+    except Exception as error:  # nobody's program may fail for it
+        _log.info("a program could not be summarized: %s", error)
+        return ""
+
+
+def _pack(text: str) -> str:
+    packed = _compress(text)
+    for _ in range(_ATTEMPTS):
+        if len(packed) <= LARGEST_SUMMARY:
+            return packed
+        text = _shorten(text, 0.9 * LARGEST_SUMMARY / len(packed))
+        packed = _compress(text)
+    return ""
+
+
+def _compress(text: str) -> str:
+    return base64.b64encode(zstandard.compress(text.encode("utf-8", "replace"), 3)).decode("ascii")
+
+
+def _shorten(text: str, share: float) -> str:
+    """Return the first ``share`` of the operations and of the locations that stand below them."""
+    lines = text.splitlines()
+    table = [line for line in lines if line.startswith("#loc")]
+    body = [line for line in lines if not line.startswith("#loc")]
+    kept = body[: int(len(body) * share)]
+    used = {word for line in kept for word in _locations(line)}
+    by_name = {line.partition(" = ")[0]: line for line in table}
+    # A location stands on others: all that the kept lines lead to.
+    waiting = list(used)
+    while waiting:
+        more = _locations(by_name.get(waiting.pop(), "").partition(" = ")[2])
+        waiting += [name for name in more if name not in used]
+        used.update(more)
+    return "\n".join([*kept, "// cut", *(line for n, line in by_name.items() if n in used)])
+
+
+def _locations(line: str) -> list[str]:
+    return [f"#loc{rest.split(')')[0].split(' ')[0]}" for rest in line.split("#loc")[1:]]
+
 
 # A summary has 64 kB; what claims to unpack to more than this is none.
 _LARGEST_TEXT: Final = 1 << 26
@@ -49,7 +109,7 @@ _LIBRARY: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]pyt
 
 
 @dataclass(frozen=True)
-class Operation:
+class SummarizedOperation:
     """One operation of a program.
 
     Attributes:
@@ -65,7 +125,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Program:
+class SummarizedProgram:
     """A program as its summary tells it.
 
     Attributes:
@@ -77,7 +137,7 @@ class Program:
     """
 
     arguments: tuple[tuple[str, str], ...]
-    operations: tuple[Operation, ...]
+    operations: tuple[SummarizedOperation, ...]
     attributes: tuple[tuple[str, str], ...]
     is_cut: bool
 
@@ -88,10 +148,6 @@ class OperationDifference:
 
     Attributes:
         position: The number of the operation in the second program, from 1.
-        before: The operation in the first program.
-        after: The operation in the second program.
-        before_source: The user's line of the first.
-        after_source: The user's line of the second.
     """
 
     position: int
@@ -110,9 +166,6 @@ class ProgramDifference:
             or ``nothing`` that a summary shows.
         arguments: Name, type before and type after of each argument of ``main`` that differs.
         attributes: Where, before and after of each attribute that differs.
-        count: How many operations differ.
-        operations: The first of them.
-        constants: Those of them that are constants.
         is_partial: Whether the summary of one program misses its last operations.
     """
 
@@ -139,7 +192,7 @@ def summary_text(summary: object) -> str:
     return unpacked.decode("utf-8", "replace")
 
 
-def read_program(text: str) -> Program:
+def read_summary(text: str) -> SummarizedProgram:
     """Return the program in the text of a summary."""
     lines = text.splitlines()
     locations = dict(_definitions(lines))
@@ -148,7 +201,7 @@ def read_program(text: str) -> Program:
     made_by: dict[str, str] = {}
     unused: dict[str, int] = {}
     arguments: tuple[tuple[str, str], ...] = ()
-    operations: list[Operation] = []
+    operations: list[SummarizedOperation] = []
     attributes: dict[str, str] = {}
     for line in lines:
         stripped = line.strip()
@@ -176,9 +229,9 @@ def read_program(text: str) -> Program:
                 operations[at] = replace(operations[at], source=sources[reference])
         if label == "%constant":
             unused[results[0]] = len(operations)
-        operations.append(Operation(text_of, numbered, sources[reference]))
+        operations.append(SummarizedOperation(text_of, numbered, sources[reference]))
     is_cut = any(line == "// cut" for line in lines)
-    return Program(arguments, tuple(operations), tuple(attributes.items()), is_cut)
+    return SummarizedProgram(arguments, tuple(operations), tuple(attributes.items()), is_cut)
 
 
 def _attributes(header: str) -> Iterator[tuple[str, str]]:
@@ -263,14 +316,10 @@ def _frames(reference: str, locations: dict[str, str]) -> Iterator[str]:
             yield f"{file[1]}:{file[2]}{inside}"
 
 
-def compare(before: Program, after: Program, *, most: int = 5) -> ProgramDifference:
-    """Return how two programs differ.
-
-    Args:
-        before: The first program.
-        after: The second program.
-        most: How many of the differing operations, and of the constants, are wanted.
-    """
+def compare(
+    before: SummarizedProgram, after: SummarizedProgram, *, most: int = 5
+) -> ProgramDifference:
+    """Return how two programs differ."""
     places = list(_differences(before.operations, after.operations))
     kind = _kind(places)
     if not places and before.operations != after.operations:
@@ -293,7 +342,7 @@ def compare(before: Program, after: Program, *, most: int = 5) -> ProgramDiffere
 
 
 def _differences(
-    before: Sequence[Operation], after: Sequence[Operation]
+    before: Sequence[SummarizedOperation], after: Sequence[SummarizedOperation]
 ) -> Iterator[OperationDifference]:
     old, new = [one.text for one in before], [one.text for one in after]
     start = _common(old, new)
@@ -308,7 +357,7 @@ def _differences(
         quick = len(old_middle) + len(new_middle) > 2 * _CAREFULLY_COMPARED
         matcher = difflib.SequenceMatcher(None, old_middle, new_middle, autojunk=quick)
         blocks = matcher.get_opcodes()
-    nothing = Operation("", "", "")
+    nothing = SummarizedOperation("", "", "")
     for tag, old_from, old_to, new_from, new_to in blocks:
         if tag == "equal":
             continue
@@ -327,7 +376,7 @@ def _common(old: Sequence[str], new: Sequence[str]) -> int:
 
 
 def _wiring(
-    before: Sequence[Operation], after: Sequence[Operation]
+    before: Sequence[SummarizedOperation], after: Sequence[SummarizedOperation]
 ) -> Iterator[OperationDifference]:
     for at, (one, other) in enumerate(zip(before, after, strict=True)):
         if one.numbered != other.numbered:
@@ -336,7 +385,7 @@ def _wiring(
             )
 
 
-def _place(at: int, before: Operation, after: Operation) -> OperationDifference:
+def _place(at: int, before: SummarizedOperation, after: SummarizedOperation) -> OperationDifference:
     return OperationDifference(at + 1, before.text, after.text, before.source, after.source)
 
 
