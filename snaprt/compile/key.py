@@ -141,7 +141,7 @@ _Value = str | Sequence[KeyPart] | None
 
 #: The parts of all keys, in the order in which they enter them: the name of a part, the kinds of
 #: keys that have it, and its value. ``None`` leaves it out, and a row may stand for several parts.
-#: Values are compared as texts; what a difference means, `snaprt_cache` says to `cache why`.
+#: Values are compared as texts; what a difference means, `snaprt_cache.why` says.
 PARTS: Final[Sequence[tuple[str, Sequence[str], Callable[[Subject], _Value]]]] = (
     ("start of", (START,), lambda s: s.what),
     ("module", (MODULE, JIT, TOPOLOGY), lambda s: s.what),

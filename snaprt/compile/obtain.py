@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 import jax
 from snaprt_cache.folder import Access
 from snaprt_cache.key import Key
-from snaprt_cache.lock.flight import Flight
+from snaprt_cache.lock import Flight
 from snaprt_cache.store import Cache, Entry
 
 from snaprt import jaxapi, metrics, settings

@@ -1,11 +1,11 @@
 import ast
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 import snaprt
 from snaprt import jaxapi
@@ -84,9 +84,7 @@ def test_errors_settings_and_metrics_use_the_standard_library_alone():
 @pytest.fixture(scope="module")
 def modules_after_import_snaprt() -> set[str]:
     code = "import json, sys; import snaprt; print(json.dumps(sorted(sys.modules)))"
-    shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
+    shown = run_program(code)
     return set(json.loads(shown.stdout))
 
 
@@ -188,10 +186,7 @@ with snaprt.lazy():
     x = jnp.ones(2)
 print(type(x).__name__, type(double(x)).__name__, type(x + x).__name__)
 """
-    shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert shown.stdout.split() == ["LazyArray", "LazyArray", "ArrayImpl"], shown.stderr
+    assert run_program(code).stdout.split() == ["LazyArray", "LazyArray", "ArrayImpl"]
 
 
 def test_every_module_says_in_its_first_line_what_it_is_for():

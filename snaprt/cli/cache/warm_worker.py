@@ -1,7 +1,6 @@
 """The process that `snaprt cache warm` starts to compile in: jobs in, what became of them out.
 
 A job is a line of JSON on stdin, a result a line on stdout; what libraries print goes to stderr.
-Knows no other process, and no progress.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _MIN_COMPILE_SECONDS: Final = "jax_persistent_cache_min_compile_time_secs"
 _JAX_DEFAULT_MIN_COMPILE_SECONDS: Final = 1.0
 
 #: What the index calls the kind of an entry that JAX made.
-KIND: Final = "jit"
+KIND: Final = prefetch.JIT_KIND
 READ_BYTES: Final = "PersistentCacheReadBytes"
 WRITTEN_BYTES: Final = "PersistentCacheWrittenBytes"
 

@@ -33,6 +33,9 @@ from snaprt.compile.obtain import can_be_made_available_in_background, obstacle
 
 _log = logging.getLogger("snaprt.cache")
 
+#: What the cache calls the entries that JAX made.
+JIT_KIND: Final = "jit"
+
 #: Loading stops after this many seconds: the program has long overtaken it.
 MAX_SECONDS: Final = 60.0
 #: Nothing more is loaded once the executables loaded so far have this many bytes.
@@ -110,13 +113,13 @@ def take(key: Key, devices: Sequence[jaxapi.Device] | None = None) -> Prefetched
     if future is None:
         return None
     with metrics.timed("PrefetchWait"):
-        found = future.result()
-    if found is None or (devices is not None and found.devices != tuple(devices)):
+        ready = future.result()
+    if ready is None or (devices is not None and ready.devices != tuple(devices)):
         return None
     if _state.cache is not None:
         metrics.counter_add("PrefetchUsed")
-        _state.cache.count_hit(found.entry)
-    return found
+        _state.cache.count_hit(ready.entry)
+    return ready
 
 
 def _load_all(cache: Cache) -> None:
@@ -131,15 +134,15 @@ def _load_all(cache: Cache) -> None:
             if digest not in _state.waiting:  # the program was faster
                 continue
             _state.under_way[digest] = future
-        found = None
+        ready = None
         try:
-            found = _load(cache, digest, deadline)
+            ready = _load(cache, digest, deadline)
         except Exception as error:  # whoever wants it will meet the error, and compile
             _log.info("a program could not be prefetched: %s", error)
         finally:
-            future.set_result(found)
-        if found is not None:
-            room -= len(found.entry.payload)
+            future.set_result(ready)
+        if ready is not None:
+            room -= len(ready.entry.payload)
             metrics.counter_add("Prefetched")
 
 

@@ -1,7 +1,7 @@
 """A bucket, web server or mounted folder that a team shares, as the tier behind the cache.
 
-Knows names and bytes, and trusts nobody: what it fetches is verified by who asked for it. However
-the remote fares, no call takes longer than the time-out and none raises.
+What it fetches is verified by who asked for it. However the remote fares, no call takes longer than
+the time-out and none raises.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 from urllib.parse import urlsplit
 
-from snaprt_cache.errors import CacheError
-from snaprt_cache.remote.uploads import Uploads
-from snaprt_cache.trouble import LOGGER
+from snaprt_cache.errors import LOGGER, CacheError
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
@@ -63,7 +61,36 @@ _READS_AT_ONCE: Final = 16
 # Names of blobs handed out; see RemoteTier.send.
 _REMEMBERED_NAMES: Final = 4096
 
+# What may wait in memory: a program compiles faster than a slow link takes its blobs.
+MAX_WAITING_BLOBS: Final = 1_000
+MAX_WAITING_BYTES: Final = 256 << 20
+
 OnEvent = Callable[[str, float], None]
+
+
+class Tier(Protocol):
+    """A place behind the cache directory, such as a bucket that a team shares.
+
+    No method raises, and none takes longer than the time-out the tier was made with.
+    """
+
+    def fetch(self, name: str) -> bytes | None:
+        """Return the content of a blob file, unverified; None where there is none to be had.
+
+        Args:
+            name: The digest of the entry's key, 64 hexadecimal digits.
+        """
+
+    def send(self, name: str, content: bytes) -> None:
+        """Have a blob file stored in the background, and return at once.
+
+        Args:
+            name: The digest of the entry's key, 64 hexadecimal digits.
+            content: The whole file; what is there already under the name stays.
+        """
+
+    def close(self, timeout: float) -> None:
+        """Wait at most ``timeout`` seconds for what is still to be stored, and stop."""
 
 
 def open_tier(url: str, timeout: float, on_event: OnEvent | None = None) -> RemoteTier:
@@ -82,7 +109,7 @@ def open_tier(url: str, timeout: float, on_event: OnEvent | None = None) -> Remo
     scheme = urlsplit(url).scheme
     if scheme not in _SCHEMES:
         raise CacheError(
-            f"the remote compile cache {_without_secrets(url)!r} is no URL of a known kind",
+            f"the remote compile cache {_SECRETS.sub('', url)!r} is no URL of a known kind",
             hint="Set SNAPRT_CACHE_REMOTE to s3://bucket/prefix, gs://bucket/prefix, "
             "az://container/prefix, https://host/path or file:///mounted/folder.",
         )
@@ -90,7 +117,7 @@ def open_tier(url: str, timeout: float, on_event: OnEvent | None = None) -> Remo
         import obstore.store  # noqa: F401 (an extra: those without a remote need not have it)
     except ImportError as error:
         raise CacheError(
-            f"the remote compile cache {_without_secrets(url)} needs the package obstore, which "
+            f"the remote compile cache {_SECRETS.sub('', url)} needs the package obstore, which "
             f"cannot be imported: {error}",
             hint="Run: pip install 'snaprt[remote]'",
         ) from error
@@ -113,7 +140,7 @@ class RemoteTier:
         self._url = url
         self._timeout = timeout
         self._on_event = on_event
-        self._shown = _without_secrets(url)
+        self._shown = _SECRETS.sub("", url)
         self._process = 0
         self._stores: dict[float, ObjectStore] = {}
         self._reads = threading.BoundedSemaphore(_READS_AT_ONCE)
@@ -126,11 +153,7 @@ class RemoteTier:
         atexit.register(self.close, EXIT_SECONDS)
 
     def fetch(self, name: str) -> bytes | None:
-        """Return the content of a blob file, unverified; None where there is none to be had.
-
-        Args:
-            name: The digest of the entry's key, 64 hexadecimal digits.
-        """
+        """Return the content of a blob file, unverified; None where there is none to be had."""
         if not self._is_ours() or self._read_pause.remaining():
             self._event(SKIPPED)
             return None
@@ -154,10 +177,6 @@ class RemoteTier:
 
         What is there already under the name stays, with one exception: a blob that this process
         has fetched and now sends was of no use to it, damaged for one, and is replaced.
-
-        Args:
-            name: The digest of the entry's key, 64 hexadecimal digits.
-            content: The whole file.
         """
         if self._is_ours() and not self._read_only:
             self._uploads.add(name, content)
@@ -200,13 +219,13 @@ class RemoteTier:
             raise TimeoutError(f"no answer within {self._timeout:g} s") from None
 
     def _read(self, name: str, deadline: float) -> bytes:
-        found = self._store(self._timeout).get(object_name(name))
-        size = found.meta["size"]
+        blob = self._store(self._timeout).get(object_name(name))
+        size = blob.meta["size"]
         if size > MAX_BLOB_BYTES:
             raise ValueError(f"{object_name(name)} has {size} bytes, more than any blob")
         pieces: list[memoryview] = []
         missing = size
-        for piece in found.stream(min_chunk_size=_CHUNK_BYTES):
+        for piece in blob.stream(min_chunk_size=_CHUNK_BYTES):
             pieces.append(memoryview(piece))
             missing -= len(piece)
             if missing < 0:
@@ -287,6 +306,78 @@ class RemoteTier:
         )
 
 
+class Uploads:
+    """Stores blobs one after the other, in the order they came, in a thread of its own.
+
+    Args:
+        store: Stores one blob, however long that takes; it must not raise.
+        dropped: Told how many blobs will not be stored: no room was left, or no time.
+    """
+
+    def __init__(self, store: Callable[[str, bytes], None], dropped: Callable[[int], None]) -> None:
+        self._store = store
+        self._dropped = dropped
+        self._changed = threading.Condition()
+        self._waiting: dict[str, bytes] = {}
+        self._waiting_bytes = 0
+        self._busy = False
+        self._thread: threading.Thread | None = None
+        #: Set when there is no more time: whoever sleeps between two tries wakes up.
+        self.closing: Final = threading.Event()
+
+    def add(self, name: str, content: bytes) -> None:
+        """Have a blob stored; one that finds no room is dropped."""
+        with self._changed:
+            self._waiting_bytes -= len(self._waiting.pop(name, b""))
+            fits = (
+                len(self._waiting) < MAX_WAITING_BLOBS
+                and self._waiting_bytes + len(content) <= MAX_WAITING_BYTES
+            )
+            if fits and not self.closing.is_set() and self._is_started():
+                self._waiting[name] = content
+                self._waiting_bytes += len(content)
+                self._changed.notify_all()
+                return
+        self._dropped(1)
+
+    def close(self, timeout: float) -> None:
+        """Let at most ``timeout`` seconds pass for what is waiting; drop the rest, and stop."""
+        self.closing.set()
+        with self._changed:
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout)
+            left = len(self._waiting) + self._busy
+            self._waiting.clear()
+            self._waiting_bytes = 0
+        if left:
+            self._dropped(left)
+
+    def _is_started(self) -> bool:
+        if self._thread is None:
+            # A daemon: Python would wait without end for any other before it leaves.
+            thread = threading.Thread(target=self._run, name="snaprt-cache-uploads", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no more threads, or Python is leaving
+                return False
+            self._thread = thread
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self.closing.is_set())
+                if not self._waiting:
+                    return
+                name = next(iter(self._waiting))
+                content = self._waiting.pop(name)
+                self._waiting_bytes -= len(content)
+                self._busy = True
+            self._store(name, content)
+
+
 class _Pause:
     """How long to leave a remote alone: longer after each failure in a row."""
 
@@ -365,8 +456,3 @@ def _is_refusal(error: BaseException) -> bool:
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     return isinstance(error, PermissionDeniedError | UnauthenticatedError)
-
-
-def _without_secrets(url: str) -> str:
-    """Return a URL for people to read."""
-    return _SECRETS.sub("", url)

@@ -11,7 +11,7 @@
 --   2  sizes; entries.pinned and entries.worth, for eviction
 --   3  without sizes, its triggers, and entries.pinned: the blobs' files and the pins say it
 
--- One row a blob.
+-- One row a blob. (What "see worth.py" below names is now `worth_of` in index.py.)
 CREATE TABLE entries (
     key             TEXT PRIMARY KEY NOT NULL,       -- the key's digest, and the blob's file name
     name            TEXT NOT NULL DEFAULT '',        -- the program, as its maker called it

@@ -1,7 +1,8 @@
 """One process compiles a program while the others that want it wait: a lock of the system per key.
 
-Knows key digests and lock files, not what is compiled. A lock dies with its process, so nobody
-waits for the dead; nobody waits longer than a bound either, and no file system trouble is raised.
+A lock dies with its process, so nobody waits for the dead; nobody waits longer than a bound either,
+and no file system trouble is raised. Also here: what must happen around ``os.fork``, for a child
+inherits every lock as it was, those of threads that it does not have included.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
-from snaprt_cache.errors import CacheError
+from snaprt_cache.errors import LOGGER, CacheError
 from snaprt_cache.folder import PRIVATE, Access, Folder, try_lock
-from snaprt_cache.lock import forks
-from snaprt_cache.trouble import LOGGER
 
 #: The folder of the lock files, in the cache's folder.
 FLIGHT_FOLDER: Final = "flight"
@@ -54,7 +55,16 @@ class Role:
 
 
 class Flight:
-    """The locks of one cache; safe for threads, processes and forks."""
+    """The locks of one cache; safe for threads, processes and forks. Makes no file before its use.
+
+    Args:
+        folder: The cache's folder, in which the lock files get one of their own.
+        wait_seconds: How long to wait at most for another process; 0 for not at all.
+        on_event: Called when a wait ends, with ``PersistentCacheWait`` and 1, and with
+            ``PersistentCacheWaitSeconds`` and the seconds.
+        access: The permissions of the lock files, for a directory that users share.
+        report_after_seconds: When to tell the user of a wait.
+    """
 
     def __init__(
         self,
@@ -65,22 +75,12 @@ class Flight:
         access: Access = PRIVATE,
         report_after_seconds: float = REPORT_AFTER_SECONDS,
     ) -> None:
-        """Make no file yet.
-
-        Args:
-            folder: The cache's folder, in which the lock files get one of their own.
-            wait_seconds: How long to wait at most for another process; 0 for not at all.
-            on_event: Called when a wait ends, with ``PersistentCacheWait`` and 1, and with
-                ``PersistentCacheWaitSeconds`` and the seconds.
-            access: The permissions of the lock files, for a directory that users share.
-            report_after_seconds: When to tell the user of a wait.
-        """
         self._folder = Folder(folder.parent, (folder.name, FLIGHT_FOLDER), access)
         self._wait_seconds = wait_seconds
         self._report_after = report_after_seconds
         self._on_event = on_event
         self._held: set[int] = set()
-        forks.watch(self)
+        watch_forks(self)
 
     @contextlib.contextmanager
     def lead(self, digest: str, is_stored: Callable[[], bool]) -> Iterator[Role]:
@@ -88,7 +88,7 @@ class Flight:
 
         Args:
             digest: The key's digest.
-            is_stored: Says whether the entry is there. It is asked often, so it should be cheap.
+            is_stored: Returns whether the entry is there. It is asked often: it should be cheap.
         """
         role, lock = self.join(digest, is_stored)
         in_vain = True
@@ -110,8 +110,7 @@ class Flight:
         """
         if self._wait_seconds <= 0:
             return Role(leader=False), None
-        began = time.monotonic()
-        wait = _Wait(digest, began, self._wait_seconds, self._report_after)
+        wait = _Wait(digest, self._wait_seconds, self._report_after)
         try:
             lock = self._acquire(digest, wait, is_stored)
         except (OSError, CacheError) as error:
@@ -121,7 +120,7 @@ class Flight:
             # It came while the lock was taken; loading it needs no lock.
             self.leave(digest, lock, in_vain=False)
             lock = None
-        seconds = time.monotonic() - began if wait.has_waited else 0.0
+        seconds = wait.seconds() if wait.has_waited else 0.0
         if wait.has_waited and self._on_event is not None:
             self._on_event(WAIT, 1)
             self._on_event(WAIT_SECONDS, seconds)
@@ -159,7 +158,9 @@ class Flight:
                         return None
                 if wait.has_waited and (is_stored() or _is_in_vain(descriptor)):
                     return None
-                if self._is_at(digest, descriptor):
+                there = self._folder.status(digest)
+                # Is it still the file that others would open by its name?
+                if there is not None and os.path.samestat(there, os.fstat(descriptor)):
                     os.ftruncate(descriptor, 0)  # what a leader left that was killed as it left
                     self._held.add(descriptor)
                     lock, descriptor = descriptor, -1
@@ -167,11 +168,6 @@ class Flight:
             finally:
                 if descriptor >= 0:
                     os.close(descriptor)
-
-    def _is_at(self, digest: str, descriptor: int) -> bool:
-        """Return whether the open file is still the one that others would open by its name."""
-        there = self._folder.status(digest)
-        return there is not None and os.path.samestat(there, os.fstat(descriptor))
 
     def before_fork(self) -> None:
         """Locks are the system's: there is nothing to keep still."""
@@ -190,19 +186,21 @@ class Flight:
 class _Wait:
     """One caller's wait: bounded, and reported once."""
 
-    def __init__(self, digest: str, began: float, limit: float, report_after: float) -> None:
+    def __init__(self, digest: str, limit: float, report_after: float) -> None:
         self.has_waited = False
         self._digest = digest[:12]
-        self._began = began
+        self._began = time.monotonic()
         self._limit = limit
         self._report_after = report_after
         self._pause_seconds = _FIRST_PAUSE_SECONDS
-        self._reported = False
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
 
     def pause(self) -> bool:
         """Sleep a little; return False, and say so, when the wait has been long enough."""
         self.has_waited = True
-        waited = time.monotonic() - self._began
+        waited = self.seconds()
         if waited >= self._limit:
             LOGGER.warning(
                 "Compiling program %s here as well: another process has not finished in %.0f s "
@@ -210,8 +208,8 @@ class _Wait:
                 *(self._digest, waited),
             )
             return False
-        if waited >= self._report_after and not self._reported:
-            self._reported = True
+        if waited >= self._report_after:
+            self._report_after = float("inf")
             LOGGER.warning(
                 "Waiting for another process that compiles the same program (%s), for at most "
                 "%.0f s. SNAPRT_CACHE_WAIT sets this limit; 0 compiles at once.",
@@ -224,3 +222,56 @@ class _Wait:
 
 def _is_in_vain(descriptor: int) -> bool:
     return os.pread(descriptor, len(_IN_VAIN), 0) == _IN_VAIN
+
+
+# Forks.
+
+
+class ForkAware(Protocol):
+    """What must know of forks."""
+
+    def before_fork(self) -> None:
+        """Let no other thread be inside anything that a child could not continue."""
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+
+    def after_fork_in_child(self) -> None:
+        """Take nothing over that belongs to the parent: connections, locks, counts."""
+
+
+_watching: Final[weakref.WeakSet[ForkAware]] = weakref.WeakSet()
+# Those told of the fork in progress: none is collected or added before they are told of its end.
+_told: Final[list[ForkAware]] = []
+# Two threads may fork at once.
+_one_at_a_time: Final = threading.Lock()
+
+
+def watch_forks(watcher: ForkAware) -> None:
+    """Tell ``watcher`` of every fork for as long as it lives."""
+    _watching.add(watcher)
+
+
+def _before() -> None:
+    _one_at_a_time.acquire()
+    _told.extend(_watching)
+    for watcher in _told:
+        watcher.before_fork()
+
+
+def _after_in_parent() -> None:
+    while _told:
+        _told.pop().after_fork_in_parent()
+    _one_at_a_time.release()
+
+
+def _after_in_child() -> None:
+    while _told:
+        _told.pop().after_fork_in_child()
+    _one_at_a_time.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+    )

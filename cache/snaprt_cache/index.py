@@ -1,7 +1,8 @@
 """The index: an SQLite file that lists the entries, counts their use and orders their eviction.
 
-It is made from the blobs, and so it is never mended: a file that is damaged, or whose schema is not
-ours, is deleted and made anew. Where it cannot be used, the cache does without.
+The blobs are the truth, so there is one way of repair: a file that is damaged, or whose schema is
+not ours, is deleted, and rows that differ from the blobs are made anew from them (`Index.align`).
+Where the index cannot be used, the cache does without.
 """
 
 from __future__ import annotations
@@ -9,20 +10,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import os
+import re
 import sqlite3
 import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from snaprt_cache.blobs import BlobFolder
 from snaprt_cache.errors import CacheError
 from snaprt_cache.folder import Folder, try_lock
-from snaprt_cache.index.journal import journal_mode
-from snaprt_cache.index.rows import USAGE_COLUMNS, EntryRow, IndexedEntry, Usage, entry_row
-from snaprt_cache.index.worth import worth_of
+from snaprt_cache.frame import BlobHeader
+from snaprt_cache.key import Key, KeyPart
 
 SCHEMA_VERSION: Final = 3
 FILE_NAME: Final = f"index-{SCHEMA_VERSION}.sqlite"
@@ -47,10 +52,19 @@ _LIMITS: Final = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
 }
 
+#: An entry not used for so long is worth half of one used just now that saves as much per byte.
+HALF_LIFE_SECONDS: Final = 7 * 86400.0
+# What an entry saves at least, so that one of unknown cost is worth something.
+_LEAST_SECONDS: Final = 0.001
 # An entry that was hit so short a time ago is likely to be needed at the next start.
 _IN_USE_SECONDS: Final = 600.0
 # Clocks of machines that share a directory may differ by less.
 _CLOCKS_DIFFER_SECONDS: Final = 3600.0
+
+# Pending events are written with every put and at the end of the process, and in between when one
+# of these is reached: writing each would cost more than the hit.
+_DUE_EVENTS: Final = 256
+_DUE_SECONDS: Final = 10.0
 
 # What the file system or other processes do to an index that is itself sound; all else that SQLite
 # reports means that the file is not, or no longer, our index.
@@ -74,100 +88,200 @@ class IndexUnavailable(Exception):  # noqa: N818 (a state the store lives with, 
     """The index cannot be used now; the blobs can."""
 
 
+# Rows.
+
+
+@dataclass(frozen=True)
+class EntryRow:
+    """One row of the table ``entries``, and whether the entry is pinned.
+
+    Attributes:
+        key: The key's digest, 64 hexadecimal digits.
+        name: The program, as its maker called it.
+        kind: What the payload is, such as ``compiled``.
+        platform: Such as ``cpu``.
+        device_kind: Such as ``TPU v5e``.
+        jax_version: Of the process that made it.
+        jaxlib_version: Of the process that made it.
+        compile_seconds: What making it cost.
+        payload_bytes: Its size before compression.
+        stored_bytes: The size of its blob file.
+        created: Unix time in seconds.
+        last_used: Unix time in seconds; 0 if it was never hit.
+        hits: How often it was hit.
+        saved_seconds: What its hits saved together.
+        worth: What keeping it is worth; the one with the least is evicted first.
+        pinned: Whether it is never evicted, which no column says but a file.
+    """
+
+    key: str
+    name: str = ""
+    kind: str = ""
+    platform: str = ""
+    device_kind: str = ""
+    jax_version: str = ""
+    jaxlib_version: str = ""
+    compile_seconds: float = 0.0
+    payload_bytes: int = 0
+    stored_bytes: int = 0
+    created: float = 0.0
+    last_used: float = 0.0
+    hits: int = 0
+    saved_seconds: float = 0.0
+    worth: float = 0.0
+    pinned: bool = False
+
+
+# A key names a file, so one that came out of a damaged or foreign index is never taken as it is.
+KEY_NAME: Final = re.compile(r"[0-9a-f]{64}")
+_COLUMN_TYPES: Final[Mapping[str, Callable[[Any], Any]]] = {
+    field.name: str if field.name == "key" else type(field.default)
+    for field in dataclasses.fields(EntryRow)
+    if field.name != "pinned"
+}
+_OF_METADATA: Final = ("name", "kind", "platform", "device_kind", "jax_version", "jaxlib_version")
+# The columns that a blob alone decides.
+_COLUMNS: Final = (
+    *("key", *_OF_METADATA, "compile_seconds", "payload_bytes", "stored_bytes", "created"),
+)
+
+
+def row_of_blob(header: BlobHeader) -> EntryRow:
+    """Return the row of a blob that was not used yet."""
+    of_metadata: dict[str, Any] = {
+        name: _text(header.metadata.get(name, "")) for name in _OF_METADATA
+    }
+    return EntryRow(
+        key=header.key.digest,
+        **of_metadata,
+        compile_seconds=compile_seconds(header),
+        payload_bytes=header.payload_bytes,
+        stored_bytes=header.file_bytes,
+        created=_number(header.created),
+    )
+
+
+def compile_seconds(header: BlobHeader) -> float:
+    """Return what making a blob's payload cost, as its maker said; 0 if that is no number."""
+    return _number(header.metadata.get("compile_seconds", 0.0))
+
+
+def worth_of(seconds: float, stored_bytes: float, last_used: float) -> float:
+    """Return what keeping an entry is worth, comparable with that of others only.
+
+    It halves with every half-life since the last use for all entries alike, so it needs no
+    renewing. (The idea is that of Cao and Irani's GreedyDual-Size, 1997.)
+
+    Args:
+        seconds: What making it cost, and what its hits have saved so far.
+        stored_bytes: The size of its file.
+        last_used: When it was made or last hit, Unix time in seconds.
+    """
+    per_byte = max(seconds, _LEAST_SECONDS) / max(stored_bytes, 1.0)
+    return math.log2(per_byte) + last_used / HALF_LIFE_SECONDS
+
+
+def _number(value: str | float) -> float:
+    """Return a number that a column can hold; what is none counts as 0."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+
+
+def _text(value: object) -> str:
+    """Return text that a column can hold: halves of surrogate pairs cannot be stored."""
+    return str(value).encode("utf-8", "replace").decode("utf-8")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How often an entry was hit, when last (Unix time in seconds), and what that saved."""
+
+    hits: int = 0
+    last_used: float = 0.0
+    saved_seconds: float = 0.0
+
+
 class Index:
     """The index of one cache; safe for threads, processes and forks.
 
     Args:
         folder: The folder that holds it.
-        blob_rows: Gives the rows of all blobs, for an index that starts anew.
+        blobs: What it lists.
     """
 
-    def __init__(self, folder: Folder, blob_rows: Callable[[], Iterable[IndexedEntry]]) -> None:
+    def __init__(self, folder: Folder, blobs: BlobFolder) -> None:
         self.path: Final = folder.path / FILE_NAME
         #: Why this object last deleted the file; empty where it has not.
         self.deleted_because = ""
         self._folder = folder
-        self._blob_rows = blob_rows
+        self._blobs = blobs
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._file_id: tuple[int, int] | None = None
         self._schema_version = -1
 
-    # Rows.
+    def align(self) -> bool:
+        """Give each blob a row and remove all others; return whether that was so before."""
 
-    def put(self, entries: Iterable[IndexedEntry]) -> int:
-        """Insert entries, or bring them up to date; usage figures that are there stay.
+        def operation(connection: sqlite3.Connection) -> bool:
+            if dict(connection.execute(_SIZES)) == self._blobs.sizes():
+                return True
+            with _transaction(connection):
+                _align(connection, self._blobs)
+            return False
 
-        Returns:
-            The bytes of all entries' files.
-        """
-        listed = list(entries)
+        return self.run(operation)
 
-        def operation(connection: sqlite3.Connection) -> int:
-            _put(connection, listed)
-            return int(connection.execute("SELECT total(stored_bytes) FROM entries").fetchone()[0])
-
-        return self._write(operation)
-
-    def remove(self, keys: Iterable[str]) -> None:
-        """Remove the entries of these keys."""
-        listed = list(keys)
-        self._write(lambda connection: _remove(connection, listed))
-
-    def add_usage(
+    def record(
         self,
+        headers: Iterable[BlobHeader],
         used: Mapping[str, Usage],
         totals: Mapping[tuple[str, str], float],
-        *,
-        timeout: float = HASTY_SECONDS,
-    ) -> set[str]:
-        """Add to the usage figures.
+    ) -> tuple[set[str], int]:
+        """Add what happened.
 
         Args:
-            used: By key.
-            totals: By day and event.
-            timeout: How long to wait for other processes, in seconds.
+            headers: Of the blobs that were stored; usage figures that are there stay.
+            used: The hits, by key.
+            totals: What was counted, by day and event.
 
         Returns:
-            The keys that have no row; their figures were not added.
+            The keys that have no row, whose figures were not added; and the bytes of all files,
+            0 where no blob was stored.
         """
+        stored = list(headers)
 
-        def operation(connection: sqlite3.Connection) -> set[str]:
+        def operation(connection: sqlite3.Connection) -> tuple[set[str], int]:
+            _put(connection, stored)
             connection.executemany(
                 "INSERT INTO totals (day, event, value) VALUES (?, ?, ?) "
                 "ON CONFLICT (day, event) DO UPDATE SET value = value + excluded.value",
                 [(day, event, value) for (day, event), value in totals.items()],
             )
-            return {
+            unknown = {
                 key
                 for key, usage in used.items()
-                if not connection.execute(
-                    _ADD_USAGE, {"key": key, **dataclasses.asdict(usage)}
-                ).rowcount
+                if not connection.execute(_ADD_USAGE, {"key": key, **vars(usage)}).rowcount
             }
+            total = connection.execute(_TOTAL).fetchone()[0] if stored else 0
+            return unknown, int(total)
 
-        return self._write(operation, timeout)
+        return self._write(operation, PATIENT_SECONDS if stored else HASTY_SECONDS)
+
+    def forget(self, key: str) -> None:
+        """Remove the row of an entry that was set aside."""
+        self._write(lambda connection: _remove(connection, [key]))
 
     def evict(
-        self,
-        target_bytes: int,
-        sizes: Callable[[], Mapping[str, int]],
-        remove: Callable[[str], None],
-        *,
-        at_most: int,
-        limit_bytes: int,
-        keep: Collection[str],
+        self, target_bytes: int, *, at_most: int, limit_bytes: int, keep: Collection[str]
     ) -> tuple[list[EntryRow], int]:
         """Remove the entries least worth keeping until the others are no larger than a target.
 
-        Those that were hit in the last ten minutes go after all others.
+        Those that were hit in the last ten minutes go after all others. Nothing is evicted on the
+        word of a damaged row, and no other process can write rows meanwhile, so that an entry that
+        is put at the same time has a blob when it has its row.
 
         Args:
             target_bytes: How large the others may be together.
-            sizes: Gives the sizes of the blobs' files by key: nothing is evicted on the word of a
-                damaged row.
-            remove: Removes an entry's blob. It is called while no other process can write rows, so
-                that an entry that is put at the same time has a blob when it has its row.
             at_most: Stop after so many once they are no larger than ``limit_bytes``.
             limit_bytes: How large they may be together if ``at_most`` is reached.
             keep: Entries to leave, such as the one that was just put and those that are pinned.
@@ -178,25 +292,21 @@ class Index:
 
         def operation(connection: sqlite3.Connection) -> tuple[list[EntryRow], int]:
             now = time.time()
+            sizes = _align(connection, self._blobs)
             _forget_the_future(connection, now)
-            there = sizes()
-            connection.executemany(
-                "UPDATE entries SET stored_bytes = ? WHERE key = ? AND stored_bytes != ?",
-                [(size, key, size) for key, size in there.items()],
-            )
             gone: list[EntryRow] = []
-            left = sum(there.values())
+            left = sum(sizes.values())
             for row in _rows(
                 connection, "ORDER BY last_used > ?, worth, key", now - _IN_USE_SECONDS
             ):
                 if left <= (limit_bytes if len(gone) >= at_most else target_bytes):
                     break
-                if row.key not in there or row.key in keep:
+                if row.key not in sizes or row.key in keep:
                     continue
                 with contextlib.suppress(OSError):
-                    remove(row.key)
+                    self._blobs.remove(row.key)
                     gone.append(row)
-                    left -= there[row.key]
+                    left -= sizes[row.key]
             _remove(connection, [row.key for row in gone])
             return gone, left
 
@@ -207,15 +317,13 @@ class Index:
         query = "WHERE key GLOB ? ORDER BY created DESC"
         return self.run(lambda connection: list(_rows(connection, query, f"{prefix}*")))
 
-    def sizes(self) -> dict[str, int]:
-        """Return the size of the blob's file that each row gives, by key."""
-        query = "SELECT key, stored_bytes FROM entries"
-        return self.run(lambda c: {str(key): int(size) for key, size in c.execute(query)})
-
-    def key_parts(self) -> list[tuple[str, str, str]]:
-        """Return the digest of the key, the name and the value of each part, in their order."""
+    def keys(self) -> dict[str, Key]:
+        """Return the key of each entry, by its digest."""
         query = "SELECT key, name, value FROM key_parts ORDER BY key, position"
-        return self.run(lambda c: [(str(k), str(n), str(v)) for k, n, v in c.execute(query)])
+        parts: dict[str, list[KeyPart]] = {}
+        for key, name, value in self.run(lambda c: c.execute(query).fetchall()):
+            parts.setdefault(str(key), []).append(KeyPart(str(name), str(value)))
+        return {key: Key(tuple(listed)) for key, listed in parts.items()}
 
     def totals(self) -> list[tuple[str, str, float]]:
         """Return the day, the event and its value, for each of what was counted by day."""
@@ -228,18 +336,6 @@ class Index:
         def operation(connection: sqlite3.Connection) -> None:
             for table in ("entries", "key_parts", "totals"):
                 connection.execute(f"DELETE FROM {table}")
-
-        self._write(operation)
-
-    def rebuild(self) -> None:
-        """Make the rows anew from the blobs; usage figures of entries that are there stay."""
-
-        def operation(connection: sqlite3.Connection) -> None:
-            fresh = list(self._blob_rows())
-            kept = {entry.row.key for entry in fresh}
-            there = connection.execute("SELECT key FROM entries").fetchall()
-            _remove(connection, [key for (key,) in there if key not in kept])
-            _put(connection, fresh)
 
         self._write(operation)
 
@@ -293,12 +389,17 @@ class Index:
 
     def _not_its_fault(self, error: Exception) -> str:
         """Return what keeps a sound file from being used; empty if the file itself is at fault."""
+        if isinstance(error, OSError | CacheError):
+            return str(error)
+        code = getattr(error, "sqlite_errorcode", None) or 0
+        if code == sqlite3.SQLITE_IOERR_SHORT_READ:  # the file was cut
+            return ""
         # SQLite writes no file whose header names a newer format, as one flipped bit makes it do.
-        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY and all(
+        if code == sqlite3.SQLITE_READONLY and all(
             os.access(path, os.W_OK) for path in (self.path, self._folder.path)
         ):
             return ""
-        return _not_the_indexs_fault(error)
+        return _NOT_THE_INDEXS_FAULT.get(code & 0xFF, "")
 
     def _connected(self, timeout: float) -> sqlite3.Connection:
         # Another process may have deleted a damaged index, or a person.
@@ -320,7 +421,7 @@ class Index:
         connection = self._connection
         connection.execute(f"PRAGMA busy_timeout = {int(timeout * 1000)}")
         # Whoever can write the file can change its schema while we have it open.
-        if _number(connection, "schema_version") != self._schema_version:
+        if _number_of(connection, "schema_version") != self._schema_version:
             self._check_schema(connection)
         return connection
 
@@ -370,12 +471,12 @@ class Index:
                 return
             for statement in _schema_statements():
                 connection.execute(statement)
-            _put(connection, self._blob_rows())
+            _align(connection, self._blobs)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _check_schema(self, connection: sqlite3.Connection) -> None:
-        self._schema_version = _number(connection, "schema_version")
-        version = _number(connection, "user_version")
+        self._schema_version = _number_of(connection, "schema_version")
+        version = _number_of(connection, "user_version")
         if version != SCHEMA_VERSION or _schema(connection) != _our_schema():
             raise ValueError("its schema is not that of an index")
 
@@ -465,11 +566,109 @@ class Index:
 _connections_of_parents: list[sqlite3.Connection] = []
 
 
-_COLUMNS: Final = tuple(
-    field.name
-    for field in dataclasses.fields(EntryRow)
-    if field.name not in USAGE_COLUMNS and field.name not in ("worth", "pinned")
-)
+class Pending:
+    """What this process has stored, hit and counted, until the index has it; safe for threads."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._stored: dict[str, BlobHeader] = {}
+        self._used: dict[str, Usage] = {}
+        self._totals: dict[tuple[str, str], float] = {}
+        self._events = 0
+        self._since = time.monotonic()
+
+    def add_event(self, name: str, value: float) -> None:
+        """Count an event, under today's date."""
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        with self._lock:
+            self._events += 1
+            self._totals[day, name] = self._totals.get((day, name), 0.0) + value
+
+    def add_hit(self, key: str, saved_seconds: float) -> None:
+        """Count a hit of an entry, now."""
+        with self._lock:
+            self._add(key, Usage(1, time.time(), saved_seconds))
+
+    def _add(self, key: str, more: Usage) -> None:
+        so_far = self._used.get(key, Usage())
+        self._used[key] = Usage(
+            so_far.hits + more.hits,
+            max(so_far.last_used, more.last_used),
+            so_far.saved_seconds + more.saved_seconds,
+        )
+
+    def add_blob(self, header: BlobHeader) -> None:
+        """Note a blob that was stored."""
+        with self._lock:
+            self._stored[header.key.digest] = header
+
+    def is_due(self) -> bool:
+        """Return whether so much is pending, or for so long, that it should be written."""
+        late = time.monotonic() - self._since > _DUE_SECONDS
+        return self._events >= _DUE_EVENTS or (self._events > 0 and late)
+
+    def write(self) -> tuple[set[str], int]:
+        """Write what is pending to the index; keep it pending where that fails.
+
+        Returns:
+            The keys of the blobs whose rows were written; and the bytes of all files, 0 where there
+            were none.
+
+        Raises:
+            IndexUnavailable: The index cannot be used now.
+        """
+        keys, total, unknown = self._write()
+        if unknown:
+            # Blobs whose row was lost with the process that put them, or with a damaged index.
+            self._index.align()
+            _, _, gone = self._write()
+            with self._lock:
+                for key in gone:
+                    self._used.pop(key, None)
+        return keys, total
+
+    def _write(self) -> tuple[set[str], int, set[str]]:
+        with self._lock:
+            stored, used, totals, events = self._stored, self._used, self._totals, self._events
+            # Having looked in vain is no reason to make a cache directory.
+            if not (stored or used or totals) or not self._index.path.parent.is_dir():
+                return set(), 0, set()
+            self.clear()
+        unknown = set(used)
+        try:
+            unknown, total = self._index.record(stored.values(), used, totals)
+            keys, stored, totals, events = set(stored), {}, {}, 0
+        finally:
+            with self._lock:
+                self._stored = {**stored, **self._stored}
+                for key in unknown:
+                    self._add(key, used[key])
+                for name, value in totals.items():
+                    self._totals[name] = self._totals.get(name, 0.0) + value
+                self._events += events
+        return keys, total, unknown
+
+    def write_at_exit(self) -> None:
+        """Write what is pending as the process ends, if the index lets us."""
+        with contextlib.suppress(IndexUnavailable):
+            self.write()
+        self._index.close()
+
+    def after_fork_in_child(self) -> None:
+        """Start from nothing: the parent writes its own events."""
+        self._lock = threading.Lock()
+        self.clear()
+
+
+# Statements.
+
+_SIZES: Final = "SELECT key, stored_bytes FROM entries"
+_TOTAL: Final = "SELECT total(stored_bytes) FROM entries"
 _PUT: Final = (
     f"INSERT INTO entries ({', '.join(_COLUMNS)}, worth) "
     f"VALUES ({', '.join(f':{name}' for name in _COLUMNS)}, "
@@ -487,15 +686,29 @@ _ADD_USAGE: Final = (
 )
 
 
-def _put(connection: sqlite3.Connection, entries: Iterable[IndexedEntry]) -> None:
-    for entry in entries:
-        connection.execute(_PUT, {name: getattr(entry.row, name) for name in _COLUMNS})
-        connection.execute("DELETE FROM key_parts WHERE key = ?", (entry.row.key,))
+def _align(connection: sqlite3.Connection, blobs: BlobFolder) -> dict[str, int]:
+    """Make the rows those of the blobs; return the size of each blob's file.
+
+    A process may die between a blob and its row, and a row may be damaged.
+    """
+    known = dict(connection.execute(_SIZES))
+    sizes = blobs.sizes()
+    headers = (blobs.header(key) for key, size in sizes.items() if known.get(key) != size)
+    _put(connection, (header for header in headers if header is not None))
+    _remove(connection, known.keys() - sizes.keys())
+    return sizes
+
+
+def _put(connection: sqlite3.Connection, headers: Iterable[BlobHeader]) -> None:
+    for header in headers:
+        row = row_of_blob(header)
+        connection.execute(_PUT, {name: getattr(row, name) for name in _COLUMNS})
+        connection.execute("DELETE FROM key_parts WHERE key = ?", (row.key,))
         connection.executemany(
             "INSERT INTO key_parts (key, position, name, value) VALUES (?, ?, ?, ?)",
             [
-                (entry.row.key, position, name, value)
-                for position, (name, value) in enumerate(entry.parts)
+                (row.key, position, _text(part.name), _text(part.value))
+                for position, part in enumerate(header.key.parts)
             ],
         )
 
@@ -507,10 +720,24 @@ def _remove(connection: sqlite3.Connection, keys: Iterable[str]) -> None:
 
 
 def _rows(connection: sqlite3.Connection, clauses: str, *values: object) -> Iterator[EntryRow]:
-    rows = connection.execute(f"SELECT * FROM entries {clauses}", values)
-    names = [column[0] for column in rows.description]
-    for row in rows.fetchall():
-        yield entry_row(dict(zip(names, row, strict=True)))
+    """Return rows of entries.
+
+    Raises:
+        ValueError: A column holds what it should not: SQLite checks no types, and a damaged page
+            can hold anything.
+    """
+    names = ", ".join(_COLUMN_TYPES)
+    for row in connection.execute(f"SELECT {names} FROM entries {clauses}", values).fetchall():
+        try:
+            columns: dict[str, Any] = {
+                name: convert(value)
+                for (name, convert), value in zip(_COLUMN_TYPES.items(), row, strict=True)
+            }
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"a row cannot be read: {error!r}") from error
+        if not KEY_NAME.fullmatch(columns["key"]):
+            raise ValueError("a row has no key")
+        yield EntryRow(**columns)
 
 
 def _forget_the_future(connection: sqlite3.Connection, now: float) -> None:
@@ -533,7 +760,7 @@ def _check(connection: sqlite3.Connection) -> None:
         raise ValueError("; ".join(lines))
 
 
-def _number(connection: sqlite3.Connection, pragma: str) -> int:
+def _number_of(connection: sqlite3.Connection, pragma: str) -> int:
     return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
 
@@ -552,6 +779,18 @@ def _our_schema() -> list[tuple[Any, ...]]:
         return _schema(connection)
 
 
+@functools.cache
+def _schema_statements() -> tuple[str, ...]:
+    text = resources.files("snaprt_cache").joinpath("schema.sql").read_text(encoding="utf-8")
+    statements, pending = [], ""
+    for line in text.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            statements.append(pending)
+            pending = ""
+    return tuple(statements)
+
+
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Write, as the only one, all of what is done inside or nothing."""
@@ -566,23 +805,61 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-@functools.cache
-def _schema_statements() -> tuple[str, ...]:
-    text = resources.files("snaprt_cache.index").joinpath("schema.sql").read_text(encoding="utf-8")
-    statements, pending = [], ""
-    for line in text.splitlines(keepends=True):
-        pending += line
-        if sqlite3.complete_statement(pending):
-            statements.append(pending)
-            pending = ""
-    return tuple(statements)
+# The journal: SQLite 3.7.0 to 3.51.2 can corrupt a database in WAL mode when a write and a
+# checkpoint meet (https://sqlite.org/wal.html#walresetbug), and WAL needs memory shared between all
+# users of the file, which no network file system has.
+
+WAL: Final = "wal"
+#: The rollback journal, emptied and not removed after each transaction.
+ROLLBACK: Final = "truncate"
+
+_FIXED_SINCE: Final = (3, 51, 3)
+# The releases of older lines that have the fix, too: (line, first fixed release of it).
+_FIXED_LINES: Final = {(3, 50): 7, (3, 44): 6}
+
+# File systems whose files are only ever open on this machine, as Linux names their types. A type
+# that is not listed may be remote, shared with another kernel (9p, virtiofs) or FUSE.
+_LOCAL_TYPES: Final = frozenset(
+    (
+        *("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs"),
+        *("overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"),
+    )
+)
+_MOUNT_TABLE: Final = Path("/proc/self/mountinfo")
 
 
-def _not_the_indexs_fault(error: Exception) -> str:
-    """Return what keeps a sound index from being used; empty if the index itself is at fault."""
-    if isinstance(error, OSError | CacheError):
-        return str(error)
-    code = getattr(error, "sqlite_errorcode", None)
-    if code == sqlite3.SQLITE_IOERR_SHORT_READ:  # the file was cut
-        return ""
-    return _NOT_THE_INDEXS_FAULT.get((code or 0) & 0xFF, "")
+def journal_mode(folder: Path, version: tuple[int, ...] = sqlite3.sqlite_version_info) -> str:
+    """Return the journal mode for an index in ``folder``: ``wal`` only where that is safe.
+
+    Args:
+        folder: Where the index is.
+        version: The version of SQLite in use.
+    """
+    return WAL if wal_is_fixed(version) and is_local(folder) else ROLLBACK
+
+
+def wal_is_fixed(version: tuple[int, ...]) -> bool:
+    """Return whether this version of SQLite has the fix for WAL."""
+    if version[:3] >= _FIXED_SINCE:
+        return True
+    first_fixed = _FIXED_LINES.get((version[0], version[1]))
+    return first_fixed is not None and version[2] >= first_fixed
+
+
+def is_local(folder: Path, mount_table: Path = _MOUNT_TABLE) -> bool:
+    """Return whether ``folder`` is known to be on a file system of this machine alone.
+
+    Where the mount table cannot be read, as on systems other than Linux, it is not known.
+    """
+    try:
+        text = mount_table.read_text(encoding="utf-8", errors="surrogateescape")
+        device = os.stat(folder).st_dev
+    except OSError:
+        return False
+    kind = ""
+    for line in text.splitlines():  # proc_pid_mountinfo(5): the third field is major:minor
+        fields, separator, rest = line.partition(" - ")
+        numbers = re.fullmatch(r"\d+ \d+ (\d+):(\d+) .*", fields)
+        if separator and numbers and os.makedev(int(numbers[1]), int(numbers[2])) == device:
+            kind = rest.split(" ")[0]
+    return kind in _LOCAL_TYPES

@@ -1,7 +1,6 @@
 """The last misses of a cache, with the parts of their keys, so that one can ask why they missed.
 
-A file of JSON lines beside the index. Knows keys, not entries; what a miss is compared with is
-explain's business. Nothing depends on the file: every trouble with it is passed over in silence.
+A file of JSON lines beside the index. Nothing depends on it: every trouble with it is passed over.
 """
 
 from __future__ import annotations
@@ -52,41 +51,30 @@ class Miss:
 
 
 def append_miss(folder: Folder, key: Key, name: str, mode: str, obstacle: str) -> None:
-    """Append a miss to the file in a cache's folder, if it can be written.
-
-    Args:
-        folder: The cache's; it is not made if it is not there yet.
-        key: What was asked for.
-        name: The program, as its maker calls it.
-        mode: See `Miss`, as the next one.
-        obstacle: Why the entry that was there could not be used.
-    """
-    line = json.dumps(
-        {
-            "version": _VERSION,
-            "time": time.time(),
-            "process": os.getpid(),
-            "name": name,
-            "script": script_name(),
-            "mode": mode,
-            "obstacle": obstacle,
-            "parts": [[part.name, part.value] for part in key.parts],
-        },
-        separators=(",", ":"),
-    )
-    content = f"{line}\n".encode("ascii")
-    if len(content) > _LARGEST_LINE_BYTES:
+    """Append a miss of this process to the file in a cache's folder, if both are there."""
+    content = {
+        "version": _VERSION,
+        "time": time.time(),
+        "process": os.getpid(),
+        "name": name,
+        "script": script_name(),
+        "mode": mode,
+        "obstacle": obstacle,
+        "parts": key.listed(),
+    }
+    line = f"{json.dumps(content, separators=(',', ':'))}\n".encode("ascii")
+    if len(line) > _LARGEST_LINE_BYTES:
         return
     with contextlib.suppress(OSError, CacheError):
         descriptor = folder.open(FILE_NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
-            os.write(descriptor, content)
+            os.write(descriptor, line)
             size = os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
         if size > _LARGEST_BYTES:
             # One that is appended at this very moment may be lost.
-            folder.replace(FILE_NAME, *_lines(folder)[-KEPT_MISSES:])
+            folder.replace(FILE_NAME, _lines(folder)[-KEPT_MISSES:])
 
 
 def script_name() -> str:
