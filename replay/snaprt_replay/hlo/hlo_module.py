@@ -1,4 +1,4 @@
-"""An HLO module as a graph that can be edited; it must not know files, devices or JAX.
+"""An HLO module as a graph that can be edited.
 
 HloModuleProto is a flat list of computations, each a flat list of instructions in dependency order,
 with ids for edges. That makes it the easiest form of a program to cut: `Editor` makes and replaces
@@ -95,6 +95,36 @@ def reached(first: Iterable[int], following: Callable[[int], Iterable[int]]) -> 
     return found
 
 
+def called_by(instructions: Iterable[XlaMessage]) -> Iterator[int]:
+    """Yield the ids of the computations that instructions call."""
+    for instruction in instructions:
+        yield from instruction.called_computation_ids
+
+
+def called_computations(module: XlaMessage, first: Iterable[int]) -> list[XlaMessage]:
+    """Return these computations and all that they call, directly or not, in the module's order."""
+    by_id = {computation.id: computation for computation in module.computations}
+    called = reached(first, lambda one: called_by(by_id[one].instructions))
+    return [computation for computation in module.computations if computation.id in called]
+
+
+def copy_of(message: XlaMessage) -> XlaMessage:
+    """Return a copy of an instruction or computation: a list's own is freed with the list."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def take_name(name: str, taken: set[str], mark: str = ".") -> str:
+    """Return a name that is not taken, and take it: XLA wants unique ones in the whole module."""
+    free, number = name, 0
+    while free in taken:
+        number += 1
+        free = f"{name}{mark}{number}"
+    taken.add(free)
+    return free
+
+
 def library_calls(module: XlaMessage) -> tuple[str, ...]:
     """Return the targets of custom calls that a compiler put there: ``__cublas$gemm`` and such."""
     targets = {one.custom_call_target for one in instructions(module) if one.opcode == _CUSTOM_CALL}
@@ -159,11 +189,7 @@ class Editor:
         kept: list[XlaMessage] = []
         for instruction in computation.instructions:
             kept.extend(replace(instruction))
-        # Copies, because clearing the field may free what the list refers to.
-        copies = []
-        for instruction in kept:
-            copies.append(HloInstructionProto())
-            copies[-1].CopyFrom(instruction)
+        copies = list(map(copy_of, kept))
         computation.ClearField("instructions")
         computation.instructions.extend(copies)
 

@@ -1,4 +1,4 @@
-"""Inline the calls of an HLO module, so that a program is one list; it must not know files or JAX.
+"""Inline the calls of an HLO module, so that a program is one list.
 
 XLA's own compilers inline calls first of all, so this changes nothing of what they make of a
 module. What stays nested is what runs many times or not at all: loops, branches, and the small
@@ -10,8 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from snaprt.hlo.proto import HloInstructionProto, XlaMessage
-from snaprt_replay.hlo.hlo_module import Editor, instructions, reached, root_instruction
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.hlo_module import (
+    Editor,
+    called_computations,
+    copy_of,
+    instructions,
+    root_instruction,
+    take_name,
+)
 
 _CALLERS_OF_STEPS = frozenset({"while", "conditional"})
 
@@ -43,14 +50,9 @@ def inline_calls(module: XlaMessage) -> Inlined:
     """
     inlining = _Inlining(module)
     inlining.flatten(module.entry_computation_id)
-    still_called = _reached(module, inlining.computations)
-    kept = [one for one in module.computations if one.id in still_called]
-    copies = []
-    for computation in kept:
-        copies.append(type(computation)())
-        copies[-1].CopyFrom(computation)
+    kept = list(map(copy_of, called_computations(module, [module.entry_computation_id])))
     module.ClearField("computations")
-    module.computations.extend(copies)
+    module.computations.extend(kept)
     return Inlined(inlining.scopes, inlining.origins)
 
 
@@ -94,12 +96,11 @@ class _Inlining:
             if instruction.opcode == "parameter":
                 now[instruction.id] = call.operand_ids[instruction.parameter_number]
                 continue
-            copy = HloInstructionProto()
-            copy.CopyFrom(instruction)
+            copy = copy_of(instruction)
             copy.id = self.editor.new_id(call)
             now[instruction.id] = copy.id
             _read_instead(copy, now)
-            copy.name = _free_name(instruction.name, self.names)
+            copy.name = take_name(instruction.name, self.names)
             _lend_metadata(call, copy)
             self.scopes[copy.id] = (called.name, *self.scopes.get(instruction.id, ()))
             inlined: int = instruction.id
@@ -114,15 +115,6 @@ def _read_instead(instruction: XlaMessage, replaced: Mapping[int, int]) -> None:
         field[:] = [replaced.get(one, one) for one in field]
 
 
-def _free_name(name: str, names: set[str]) -> str:
-    candidate, number = name, 0
-    while candidate in names:
-        number += 1
-        candidate = f"{name}.{number}"
-    names.add(candidate)
-    return candidate
-
-
 def _lend_metadata(call: XlaMessage, instruction: XlaMessage) -> None:
     own = instruction.metadata
     outer = call.metadata.op_name
@@ -133,14 +125,3 @@ def _lend_metadata(call: XlaMessage, instruction: XlaMessage) -> None:
         own.stack_frame_id = call.metadata.stack_frame_id
         own.source_file = call.metadata.source_file
         own.source_line = call.metadata.source_line
-
-
-def _reached(module: XlaMessage, computations: Mapping[int, XlaMessage]) -> set[int]:
-    return reached(
-        [module.entry_computation_id],
-        lambda one: (
-            called
-            for instruction in computations[one].instructions
-            for called in instruction.called_computation_ids
-        ),
-    )

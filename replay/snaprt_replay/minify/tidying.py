@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.extract import called_computations
 from snaprt_replay.hlo.hlo_module import (
     Editor,
+    called_computations,
     entry_computation,
     instructions,
     parameters,
@@ -93,7 +93,7 @@ def _name_parameters(module: XlaMessage) -> None:
 
 
 def _drop_uncalled(module: XlaMessage, entry: XlaMessage) -> None:
-    called = {one.id for one in called_computations(module, entry.instructions)} | {entry.id}
+    called = {one.id for one in called_computations(module, [entry.id])}
     kept = []
     for computation in module.computations:
         if computation.id in called:

@@ -22,7 +22,7 @@ from snaprt_cache.miss.difference import (
 )
 from snaprt_cache.miss.journal import Miss
 
-from snaprt.compile.operations import Profile, likeness, profile, summary_text
+from snaprt.compile.summaries import Profile, likeness, profile, summary_text
 
 NEW_PROGRAM: Final = "new program"
 CHANGED_SHAPE: Final = "changed shape or constant"

@@ -190,7 +190,7 @@ def _report(progress: Progress, result: Result) -> None:
 
 
 def _jobs(files: Sequence[Path], target: str) -> list[Job]:
-    from snaprt.compile.ahead.collected import SUFFIX, read_program
+    from snaprt.compile.ahead.collect import SUFFIX, read_program
 
     paths = [path for file in files for path in (_inside(file) if file.is_dir() else [file])]
     jobs = []
@@ -212,7 +212,7 @@ def _jobs(files: Sequence[Path], target: str) -> list[Job]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    from snaprt.compile.ahead.collected import SUFFIX
+    from snaprt.compile.ahead.collect import SUFFIX
 
     found = sorted(path for path in folder.iterdir() if path.name.endswith((SUFFIX, *_MODULES)))
     if not found:

@@ -23,7 +23,7 @@ from snaprt.compile.ahead.ahead_of_time import (
     warm_collected,
     warm_for_topology,
 )
-from snaprt.compile.ahead.collected import SUFFIX, read_program
+from snaprt.compile.ahead.collect import SUFFIX, read_program
 from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.module import compile_module
 from snaprt.errors import SnaprtError, UsageError

@@ -26,11 +26,11 @@ from snaprt.cli.cache.words import (
     print_pairs,
 )
 from snaprt.compile.cached.store import open_cache
-from snaprt.compile.operations import (
+from snaprt.compile.summaries import (
     OperationDifference,
     ProgramDifference,
     compare,
-    read_program,
+    read_summary,
 )
 
 _KINDS: Final = {
@@ -183,7 +183,7 @@ def _compare_programs(
     old, new = neighbors.summary(before), neighbors.summary(after)
     if not (old and new):
         return None
-    return compare(read_program(old), read_program(new), most=most)
+    return compare(read_summary(old), read_summary(new), most=most)
 
 
 def _as_data(

@@ -355,7 +355,7 @@ class _Recording:
 
     def begin(self) -> None:
         """Record from here on, in every thread; to be called when JAX is there."""
-        from snaprt.runtime.record_scope import record_process
+        from snaprt.runtime.jit import record_process
 
         try:
             record_process()

@@ -2,7 +2,7 @@
 
 The thread works while Python still imports and traces, and the runtime finds the executable ready,
 or waits for the rest of its loading. What was used is remembered in the cache, by the program's
-path. It knows what kinds of entries can be loaded beforehand, nothing of who asks for them when.
+path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import jax
 from snaprt_cache.frame import BlobHeader
-from snaprt_cache.jax_plugin import KIND as JIT_KIND
 from snaprt_cache.key import Key
 from snaprt_cache.store import Cache, Entry
 
@@ -29,8 +28,8 @@ from snaprt import jaxapi, metrics, settings
 from snaprt.compile.cached.fast_key import KIND as NOTE_KIND
 from snaprt.compile.cached.fast_key import Note, devices_by_id, read_note
 from snaprt.compile.cached.store import persistent_cache
-from snaprt.compile.key import start_key
-from snaprt.compile.native_calls import can_be_made_available_in_background, obstacle
+from snaprt.compile.key import START, Subject, key_of
+from snaprt.compile.obtain import can_be_made_available_in_background, obstacle
 
 _log = logging.getLogger("snaprt.cache")
 
@@ -46,18 +45,11 @@ _PAUSE_SECONDS: Final = 0.002
 
 @dataclass(frozen=True)
 class Prefetched:
-    """What was loaded before it was asked for.
-
-    Attributes:
-        loaded: What the loader of the entry's kind returned.
-        devices: Where it runs, in the order of its partitions.
-        note: Of a program that was recorded lazily, else ``None``.
-        entry: The entry of the cache that holds it.
-    """
+    """What was loaded before it was asked for."""
 
     loaded: Any
-    devices: tuple[jaxapi.Device, ...]
-    note: Note | None
+    devices: tuple[jaxapi.Device, ...]  # where it runs, in the order of its partitions
+    note: Note | None  # of a program that was recorded lazily, else ``None``
     entry: Entry
 
 
@@ -188,7 +180,7 @@ def _may_be_loaded(entry: Entry) -> bool:
 #: An entry's kind, to what loads it before it is asked for.
 _LOADERS: Final[Mapping[str, Callable[[Cache, BlobHeader, float], Prefetched | None]]] = {
     NOTE_KIND: _load_noted,
-    JIT_KIND: _load_jit,
+    "jit": _load_jit,
 }
 
 
@@ -206,7 +198,7 @@ def _list_key(cache: Cache) -> Key:
     """Return the key of the list of a program: its path, or the module's that runs as it."""
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None) or sys.argv[0]
-    return start_key(os.path.abspath(path), cache.folder)
+    return key_of(Subject(START, os.path.abspath(path), cache.folder))
 
 
 def _read_list(cache: Cache) -> list[str]:

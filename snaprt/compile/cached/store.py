@@ -1,7 +1,4 @@
-"""The process's persistent compile cache: opened at first use, and its events counted.
-
-It knows the settings and the metrics; what is stored, and under which key, is not its business.
-"""
+"""The process's persistent compile cache: opened at first use, and its events counted."""
 
 from __future__ import annotations
 

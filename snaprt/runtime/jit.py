@@ -7,26 +7,132 @@ to be recorded, or when it is not clear which program it runs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import os
 import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import ContextDecorator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple, overload
 
 import jax
 
 from snaprt import jaxapi
-from snaprt.compile.nan_flag import FLAG_NAME, flag_of
+from snaprt.compile.executable import artifacts_of, new_number
+from snaprt.compile.key import module_digest
+from snaprt.compile.lower import FLAG_NAME, flag_of
 from snaprt.errors import SnapshotError
-from snaprt.runtime import hidden_frames as hidden_frames
+from snaprt.graph.artifacts import ModuleArtifacts
 from snaprt.runtime import repro
-from snaprt.runtime.jit_executable import MAX_KINDS, JitExecutable, executable_ahead, executable_of
 from snaprt.snapshot.recorder import flags
-from snaprt.snapshot.recorder.plan import current_plan
+from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
+from snaprt.snapshot.recorder.plan import Plan, check_plan, current_plan, plan_with, set_thread_plan
 from snaprt.snapshot.recorder.record import Recorder, process_recorder
+
+#: How many kinds of calls of a function are remembered.
+MAX_KINDS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class JitExecutable:
+    """A program that JAX has lowered for some arguments, and compiles once."""
+
+    number: int  # counts the executables of this process, lazy graphs included
+    graph_id: str  # the first 16 hexadecimal digits of the digest of its StableHLO
+    lowered: jax.stages.Lowered  # the program, which holds its executable when it is compiled
+    module: jaxapi.JitModule
+    name: str
+    devices: tuple[jaxapi.Device, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    donated: tuple[int, ...]
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its last result says that another one has a NaN or an infinity."""
+        return self.module.output_names[-1:] == (FLAG_NAME,)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether XLA has compiled it."""
+        return jaxapi.is_compiled(self.lowered)
+
+    def artifacts(self) -> ModuleArtifacts:
+        """Return the program in the forms in which it is recorded; the first call makes them."""
+        return _artifacts(self)
+
+
+@functools.lru_cache(maxsize=8)
+def _artifacts(executable: JitExecutable) -> ModuleArtifacts:
+    compiled = None
+    with contextlib.suppress(Exception):  # it cannot be compiled: nothing ran
+        compiled = executable.lowered.compile()  # else it is by now: this is what JAX runs
+    return artifacts_of(executable.lowered, compiled)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """What is known of a traced function."""
+
+    # Its executables, by the identity of what was lowered.
+    lowered: dict[int, JitExecutable] = field(default_factory=dict)
+    # Which of them each kind of call runs, and what must stay alive for that.
+    kinds: dict[Any, tuple[JitExecutable, Any]] = field(default_factory=dict)
+
+
+# JAX forgets a traced function when nobody holds it any more, and so do we.
+_traced: weakref.WeakKeyDictionary[Any, _Traced] = weakref.WeakKeyDictionary()
+
+
+def executable_ahead(ahead: jaxapi.CompiledAhead) -> JitExecutable:
+    """Return the executable of a program that was compiled ahead of time: always the same."""
+    if ahead.known is None:
+        ahead.known = _described(ahead.lowered, ahead.like)
+    return ahead.known
+
+
+def _described(lowered: jax.stages.Lowered, call: jaxapi.FlatCall) -> JitExecutable:
+    module = jaxapi.describe_jit_module(lowered, call)
+    digest = module_digest(jaxapi.stablehlo_without_locations(lowered))
+    return JitExecutable(
+        new_number(),
+        digest[:16],
+        lowered,
+        module,
+        module.name,
+        module.devices,
+        module.input_names,
+        module.output_names,
+        module.donated,
+    )
+
+
+def executable_of(call: jaxapi.FlatCall) -> JitExecutable:
+    """Return the executable that JAX runs for a call: the same object for the same program.
+
+    Raises:
+        Exception: Whatever JAX raises for a program that it cannot lower.
+    """
+    known = _traced.setdefault(call.params["jaxpr"], _Traced())
+    kind, alive = jaxapi.kind_of_flat_call(call)
+    if kind in known.kinds:
+        return known.kinds[kind][0]
+    lowered = jaxapi.lower_jit_call(call)
+    identity = jaxapi.identity_of_lowered(lowered)
+    found = known.lowered.get(identity)
+    if found is None:
+        found = known.lowered[identity] = _described(lowered, call)
+    if len(known.kinds) >= MAX_KINDS:
+        known.kinds.clear()
+    known.kinds[kind] = found, alive
+    return found
+
 
 jaxapi.know_users_jits()  # before the user jits what is to be recorded
 
@@ -48,7 +154,6 @@ class _Function:
     """A jitted function that is called.
 
     Attributes:
-        fun: What was jitted.
         info: JAX's description of it; alive, or another's could take its id.
         again: The function: it shares what JAX has compiled with the user's own.
         first: The number of the executable that it first ran; None where this is the first time,
@@ -103,13 +208,7 @@ class _Call(Sequence[Any]):
         flat: jaxapi.FlatCall | None = None,
         made: tuple[_Function, Any, Any, jaxapi.FlatCall | None] | None = None,
     ) -> None:
-        """Take the call as JAX lowers it, or what to make that of.
-
-        Args:
-            executable: What it runs.
-            flat: The call.
-            made: The function, its arguments by place and by name, and what the call is like.
-        """
+        """Take the call as JAX lowers it, or what to make that of."""
         self.executable = executable
         self._flat = flat
         self._made = made
@@ -375,3 +474,91 @@ def _is_left_to_jax(source: str, names: tuple[str, ...] | None) -> bool:
 def start_watching() -> None:
     """Let JAX ask for each call in threads that are watched; once a process."""
     jaxapi.use_jit_watcher(_Watcher(process_recorder()))
+
+
+class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a scope and a decorator
+    """Record calls of jitted functions inside: ``with snaprt.record(): ...``, ``@snaprt.record()``.
+
+    Each call from Python of what `jax.jit` returned is one execution; a function jitted inside it
+    is part of it. Results are those of plain JAX. Functions of JAX's own (`jax.numpy.where`) count
+    where a condition names them. Lazy graphs that run inside are recorded in the same way. Scopes
+    nest, and each thread has its own.
+
+    Args:
+        when: Which executions, in the words of SNAPRT_RECORD; several conditions are separated by
+            semicolons. By default what SNAPRT_RECORD and its like say, else all.
+        folder: Where their files go. By default SNAPRT_DUMP_DIR, else ``snaprt-dump``.
+
+    Raises:
+        UsageError: ``when`` cannot be understood.
+    """
+
+    def __init__(self, when: str | None = None, folder: str | Path | None = None) -> None:
+        self._conditions = None if when is None else parse_conditions(when)
+        self._folder = None if folder is None else Path(folder).expanduser().absolute()
+        # One for all calls of a decorated function: `first=2` is twice, not twice a call.
+        self._plans: list[Plan] = []
+        self._outer: list[Any] = []
+
+    def __enter__(self) -> None:
+        flags.take_over()
+        start_watching()
+        plan = self._plan()
+        outer = set_thread_plan(plan)
+        conditions = () if plan is None else plan.conditions
+        self._outer.append((outer, jaxapi.set_watch(names_in(conditions))))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            process_recorder().program_failed(error)
+        outer, watch = self._outer.pop()
+        jaxapi.restore_watch(watch)
+        set_thread_plan(outer)
+
+    def _plan(self) -> Plan | None:
+        """Return the plan of the scope, None for the environment's, which may change in it."""
+        if self._conditions is None and self._folder is None and current_plan() is not None:
+            return None
+        if not self._plans:
+            self._plans.append(plan_with(self._conditions, self._folder))
+        return self._plans[0]
+
+    def _recreate_cm(self) -> record:
+        again = record(folder=self._folder)
+        again._conditions, again._plans = self._conditions, self._plans
+        return again
+
+
+def watch_process() -> None:
+    """Look at calls of jitted functions in every thread from here on, for SNAPRT_REPRO_AFTER.
+
+    Unlike `record_process`, it records nothing that the environment does not ask for. JAX may be
+    about to look for its devices.
+    """
+    start_watching()
+    plan = current_plan()
+    jaxapi.set_process_watch(names_in(() if plan is None else plan.conditions))
+
+
+def record_process() -> None:
+    """Record calls of jitted functions in every thread from here on, as the environment says.
+
+    Where it says nothing of what to record, everything is.
+
+    Raises:
+        UsageError: A variable has a value that is not allowed.
+    """
+    flags.take_over()
+    check_plan()
+    if current_plan() is None and "NEURON_DUMP_HLO_SNAPSHOT" not in os.environ:
+        os.environ["SNAPRT_RECORD"] = "all"
+    is_watched_already = jaxapi.process_watch() is not None
+    watch_process()
+    for name, source in () if is_watched_already else jaxapi.jit_calls_under_way():
+        if not leaves_to_jax(source):
+            process_recorder().missed(name, "recording began while JAX was already calling it")

@@ -1,7 +1,7 @@
-"""Reads the summaries of programs in the cache and says how two programs differ.
+"""Writes a program down for `snaprt cache why`, reads that, and says how two programs differ.
 
-Knows StableHLO as MLIR prints it, as text; never JAX, so that a question is answered at once.
-``summary`` writes what is read here.
+A summary stands in the cache beside the executable: StableHLO as MLIR prints it, with shapes and
+source lines. Reading one takes no JAX, so that a question is answered at once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import base64
 import binascii
 import difflib
 import functools
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,65 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import zstandard
+
+_log = logging.getLogger("snaprt.compile")
+
+#: A summary is at most so long.
+LARGEST_SUMMARY: Final = 64 * 1024
+# Values of constants with more elements than this are left out, and their digests stand instead.
+_LARGEST_CONSTANT: Final = 16
+_ATTEMPTS: Final = 8
+
+
+def summarize(module: Any) -> str:
+    """Return an MLIR module's operations as compressed text; empty where that cannot be done.
+
+    The text is StableHLO as MLIR prints it, with locations, compressed with zstd, in base64. What
+    is too long for ``LARGEST_SUMMARY`` loses its last operations.
+    """
+    from snaprt import jaxapi  # here alone: reading takes no JAX
+
+    try:
+        return _pack(jaxapi.stablehlo_with_locations(module, _LARGEST_CONSTANT))
+    except Exception as error:  # nobody's program may fail for it
+        _log.info("a program could not be summarized: %s", error)
+        return ""
+
+
+def _pack(text: str) -> str:
+    packed = _compress(text)
+    for _ in range(_ATTEMPTS):
+        if len(packed) <= LARGEST_SUMMARY:
+            return packed
+        text = _shorten(text, 0.9 * LARGEST_SUMMARY / len(packed))
+        packed = _compress(text)
+    return ""
+
+
+def _compress(text: str) -> str:
+    return base64.b64encode(zstandard.compress(text.encode("utf-8", "replace"), 3)).decode("ascii")
+
+
+def _shorten(text: str, share: float) -> str:
+    """Return the first ``share`` of the operations and of the locations that stand below them."""
+    lines = text.splitlines()
+    table = [line for line in lines if line.startswith("#loc")]
+    body = [line for line in lines if not line.startswith("#loc")]
+    kept = body[: int(len(body) * share)]
+    used = {word for line in kept for word in _locations(line)}
+    by_name = {line.partition(" = ")[0]: line for line in table}
+    # A location stands on others: all that the kept lines lead to.
+    waiting = list(used)
+    while waiting:
+        more = _locations(by_name.get(waiting.pop(), "").partition(" = ")[2])
+        waiting += [name for name in more if name not in used]
+        used.update(more)
+    return "\n".join([*kept, "// cut", *(line for n, line in by_name.items() if n in used)])
+
+
+def _locations(line: str) -> list[str]:
+    return [f"#loc{rest.split(')')[0].split(' ')[0]}" for rest in line.split("#loc")[1:]]
+
 
 # A summary has 64 kB; what claims to unpack to more than this is none.
 _LARGEST_TEXT: Final = 1 << 26
@@ -49,52 +109,34 @@ _LIBRARY: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]pyt
 
 
 @dataclass(frozen=True)
-class Operation:
-    """One operation of a program.
+class SummarizedOperation:
+    """One operation of a program."""
 
-    Attributes:
-        text: The operation with its shapes; operands are named after what made them, so that one
-            operation more does not change all that follow.
-        numbered: The same with MLIR's own numbers of values.
-        source: The user's line that it comes from, ``file.py:12 in step``; empty if unknown.
-    """
-
+    # The operation with its shapes; operands are named after what made them, so that one operation
+    # more does not change all that follow.
     text: str
-    numbered: str
-    source: str
+    numbered: str  # the same with MLIR's own numbers of values
+    source: str  # the user's line that it comes from, ``file.py:12 in step``; empty if unknown
 
 
 @dataclass(frozen=True)
-class Program:
-    """A program as its summary tells it.
+class SummarizedProgram:
+    """A program as its summary tells it."""
 
-    Attributes:
-        arguments: The name and the type of each argument of ``main``.
-        operations: Its operations, those inside of loops and functions too, as printed.
-        attributes: What is said of the module, of its functions, and of their arguments and
-            results, such as the result that takes an argument's memory.
-        is_cut: Whether its last operations are missing.
-    """
-
-    arguments: tuple[tuple[str, str], ...]
-    operations: tuple[Operation, ...]
+    arguments: tuple[tuple[str, str], ...]  # the name and the type of each argument of ``main``
+    # Its operations, those inside of loops and functions too, as printed.
+    operations: tuple[SummarizedOperation, ...]
+    # What is said of the module, of its functions, and of their arguments and results, such as the
+    # result that takes an argument's memory.
     attributes: tuple[tuple[str, str], ...]
-    is_cut: bool
+    is_cut: bool  # whether its last operations are missing
 
 
 @dataclass(frozen=True)
 class OperationDifference:
-    """One place where two programs differ; an empty text stands for no operation.
+    """One place where two programs differ; an empty text stands for no operation."""
 
-    Attributes:
-        position: The number of the operation in the second program, from 1.
-        before: The operation in the first program.
-        after: The operation in the second program.
-        before_source: The user's line of the first.
-        after_source: The user's line of the second.
-    """
-
-    position: int
+    position: int  # the number of the operation in the second program, from 1
     before: str
     after: str
     before_source: str
@@ -103,26 +145,19 @@ class OperationDifference:
 
 @dataclass(frozen=True)
 class ProgramDifference:
-    """How two programs differ.
+    """How two programs differ."""
 
-    Attributes:
-        kind: ``shapes``, ``constants``, ``wiring`` (which results an operation takes), ``code``,
-            or ``nothing`` that a summary shows.
-        arguments: Name, type before and type after of each argument of ``main`` that differs.
-        attributes: Where, before and after of each attribute that differs.
-        count: How many operations differ.
-        operations: The first of them.
-        constants: Those of them that are constants.
-        is_partial: Whether the summary of one program misses its last operations.
-    """
-
+    # ``shapes``, ``constants``, ``wiring`` (which results an operation takes), ``code``, or
+    # ``nothing`` that a summary shows.
     kind: str
+    # Name, type before and type after of each argument of ``main`` that differs.
     arguments: tuple[tuple[str, str, str], ...]
+    # Where, before and after of each attribute that differs.
     attributes: tuple[tuple[str, str, str], ...]
     count: int
     operations: tuple[OperationDifference, ...]
     constants: tuple[OperationDifference, ...]
-    is_partial: bool
+    is_partial: bool  # whether the summary of one program misses its last operations
 
 
 def summary_text(summary: object) -> str:
@@ -139,7 +174,7 @@ def summary_text(summary: object) -> str:
     return unpacked.decode("utf-8", "replace")
 
 
-def read_program(text: str) -> Program:
+def read_summary(text: str) -> SummarizedProgram:
     """Return the program in the text of a summary."""
     lines = text.splitlines()
     locations = dict(_definitions(lines))
@@ -148,7 +183,7 @@ def read_program(text: str) -> Program:
     made_by: dict[str, str] = {}
     unused: dict[str, int] = {}
     arguments: tuple[tuple[str, str], ...] = ()
-    operations: list[Operation] = []
+    operations: list[SummarizedOperation] = []
     attributes: dict[str, str] = {}
     for line in lines:
         stripped = line.strip()
@@ -176,9 +211,9 @@ def read_program(text: str) -> Program:
                 operations[at] = replace(operations[at], source=sources[reference])
         if label == "%constant":
             unused[results[0]] = len(operations)
-        operations.append(Operation(text_of, numbered, sources[reference]))
+        operations.append(SummarizedOperation(text_of, numbered, sources[reference]))
     is_cut = any(line == "// cut" for line in lines)
-    return Program(arguments, tuple(operations), tuple(attributes.items()), is_cut)
+    return SummarizedProgram(arguments, tuple(operations), tuple(attributes.items()), is_cut)
 
 
 def _attributes(header: str) -> Iterator[tuple[str, str]]:
@@ -263,14 +298,10 @@ def _frames(reference: str, locations: dict[str, str]) -> Iterator[str]:
             yield f"{file[1]}:{file[2]}{inside}"
 
 
-def compare(before: Program, after: Program, *, most: int = 5) -> ProgramDifference:
-    """Return how two programs differ.
-
-    Args:
-        before: The first program.
-        after: The second program.
-        most: How many of the differing operations, and of the constants, are wanted.
-    """
+def compare(
+    before: SummarizedProgram, after: SummarizedProgram, *, most: int = 5
+) -> ProgramDifference:
+    """Return how two programs differ."""
     places = list(_differences(before.operations, after.operations))
     kind = _kind(places)
     if not places and before.operations != after.operations:
@@ -293,7 +324,7 @@ def compare(before: Program, after: Program, *, most: int = 5) -> ProgramDiffere
 
 
 def _differences(
-    before: Sequence[Operation], after: Sequence[Operation]
+    before: Sequence[SummarizedOperation], after: Sequence[SummarizedOperation]
 ) -> Iterator[OperationDifference]:
     old, new = [one.text for one in before], [one.text for one in after]
     start = _common(old, new)
@@ -308,7 +339,7 @@ def _differences(
         quick = len(old_middle) + len(new_middle) > 2 * _CAREFULLY_COMPARED
         matcher = difflib.SequenceMatcher(None, old_middle, new_middle, autojunk=quick)
         blocks = matcher.get_opcodes()
-    nothing = Operation("", "", "")
+    nothing = SummarizedOperation("", "", "")
     for tag, old_from, old_to, new_from, new_to in blocks:
         if tag == "equal":
             continue
@@ -327,7 +358,7 @@ def _common(old: Sequence[str], new: Sequence[str]) -> int:
 
 
 def _wiring(
-    before: Sequence[Operation], after: Sequence[Operation]
+    before: Sequence[SummarizedOperation], after: Sequence[SummarizedOperation]
 ) -> Iterator[OperationDifference]:
     for at, (one, other) in enumerate(zip(before, after, strict=True)):
         if one.numbered != other.numbered:
@@ -336,7 +367,7 @@ def _wiring(
             )
 
 
-def _place(at: int, before: Operation, after: Operation) -> OperationDifference:
+def _place(at: int, before: SummarizedOperation, after: SummarizedOperation) -> OperationDifference:
     return OperationDifference(at + 1, before.text, after.text, before.source, after.source)
 
 
@@ -369,15 +400,10 @@ def _changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[tuple[str,
 
 @dataclass(frozen=True)
 class Profile:
-    """What of a program is enough to find others like it.
+    """What of a program is enough to find others like it."""
 
-    Attributes:
-        kinds: The names of its operations, in order.
-        lines: How often it has each operation with its shapes, by a number for it.
-    """
-
-    kinds: tuple[str, ...]
-    lines: Counter[int]
+    kinds: tuple[str, ...]  # the names of its operations, in order
+    lines: Counter[int]  # how often it has each operation with its shapes, by a number for it
 
 
 def profile(text: str) -> Profile:
