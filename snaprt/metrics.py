@@ -47,6 +47,7 @@ __all__ = [
     "FinalizerCounter",
     "Metric",
     "Metrics",
+    "add",
     "clear_all",
     "counter_add",
     "counter_names",
@@ -187,6 +188,17 @@ def metric_add(name: str, value: float) -> None:
         samples.total += 1
         samples.accumulator += value
         samples.latest.append(sample)
+
+
+def add(metrics: Metrics) -> None:
+    """Add what another process has counted for this one, with the times of its samples."""
+    counters_add(metrics.counters.items())
+    with _lock:
+        for name, metric in metrics.metrics.items():
+            samples = _samples.setdefault(name, _Samples())
+            samples.total += metric.total_samples
+            samples.accumulator += metric.accumulator
+            samples.latest.extend(metric.samples)
 
 
 class timed:  # noqa: N801 (used as a function, as contextlib's are)

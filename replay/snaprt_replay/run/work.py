@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from snaprt import jaxapi
+from snaprt import jaxapi, metrics
 from snaprt.compile.ahead.ahead_of_time import topology_devices
 from snaprt.compile.module import LoadedModule, compile_partitioned
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
@@ -71,11 +71,13 @@ def serve(descriptor: int) -> None:
                 job = jobs.receive_job(connection)
             except EOFError:
                 return
+            runs: list[Outputs] = []
             try:
                 done, runs = perform(job, lambda prepared: jobs.send(connection, prepared))
-                jobs.send(connection, done, runs)
             except (SnaprtError, MemoryError) as error:
-                jobs.send(connection, _failed(error))
+                done = _failed(error)
+            jobs.send(connection, {**done, "metrics": metrics.to_json()}, runs)
+            metrics.clear_all()  # they are the other process's now
 
 
 def perform(job: Job, tell: Callable[[Event], None]) -> tuple[Event, list[Outputs]]:

@@ -22,6 +22,7 @@ from typing import IO, Any, Final, Literal
 
 import numpy as np
 
+from snaprt import metrics
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError, UsageError
 from snaprt_replay.load.shards import Index
 from snaprt_replay.process.child import child_command
@@ -273,6 +274,7 @@ class _Worker:
             phase = "run" if prepared else "compile" if self._ready else "start"
             failure = _how_it_ended(phase, status, logged, timeout if timed_out.is_set() else None)
             return _outcome(None, failure, prepared, event)
+        metrics.add(metrics.from_json(event["metrics"]))
         if event["event"] == "failed":
             failure = _refused(event["kind"], event["message"], event["hint"])
             return _outcome(None, failure, prepared, event)
