@@ -51,10 +51,9 @@ def minify_all(
     workers, models: Sequence, count: int, reference: str, seed: int
 ) -> Iterator[Result]:
     """Plant, minify."""
-    from snaprt_replay.minify.checks import Mismatch
+    from snaprt_replay.minify.checks import Mismatch, Patience
     from snaprt_replay.minify.cutting import Tap, normalized
-    from snaprt_replay.minify.judge import Patience
-    from snaprt_replay.minify.work import shrink
+    from snaprt_replay.minify.shrink import shrink
     from snaprt_replay.run.variants.variants import parse_variant
     from snaprt_replay.run.workers import Outcome
 

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.localize.alignment import aligned
-from snaprt_replay.localize.edits import Edit, edits_between
+from snaprt_replay.localize.edits import Edit, edits_between, substituted
 from snaprt_replay.localize.findings import Localization, from_json, to_json
 from snaprt_replay.localize.matching import compare
 from snaprt_replay.localize.pipeline import search
 from snaprt_replay.localize.program import Program, flatten
 from snaprt_replay.localize.session import Session, Side
-from snaprt_replay.localize.substitute import substituted
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers
 

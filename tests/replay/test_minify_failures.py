@@ -15,10 +15,18 @@ from click.testing import CliRunner
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.inline import inline_calls
 from snaprt_replay.minify.candidate import Candidate
-from snaprt_replay.minify.checks import Check, Crash, Mismatch, NonFinite, Run, Signature
+from snaprt_replay.minify.checks import (
+    Check,
+    Crash,
+    Judge,
+    Mismatch,
+    NonFinite,
+    Patience,
+    Run,
+    Symptom,
+)
 from snaprt_replay.minify.cutting import Tap, normalized
-from snaprt_replay.minify.judge import Judge, Patience
-from snaprt_replay.minify.work import Shrunk, shrink
+from snaprt_replay.minify.shrink import Shrunk, shrink
 from snaprt_replay.run.variants.variants import Variant, parse_variant
 from snaprt_replay.run.workers import Workers
 
@@ -147,15 +155,15 @@ def test_another_failure_than_the_first_does_not_count(workers: Workers) -> None
     with Judge(Crash(), run, Patience()) as judge:
         first = judge.look_first(candidate)
         assert first is not None
-        judge.adopt(Signature(first.what, message="another function"))
+        judge.adopt(Symptom(first.what, message="another function"))
         assert judge.answer(candidate) == "fails otherwise"
 
 
 def test_a_small_error_does_not_stand_for_a_large_one() -> None:
-    first = Signature("wrong values", 1e4)
-    assert Mismatch().persists(first, Signature("wrong values", 1e3))
-    assert not Mismatch().persists(first, Signature("wrong values", 2.0))
-    assert not Mismatch().persists(first, Signature("a NaN", float("inf")))
+    first = Symptom("wrong values", 1e4)
+    assert Mismatch().persists(first, Symptom("wrong values", 1e3))
+    assert not Mismatch().persists(first, Symptom("wrong values", 2.0))
+    assert not Mismatch().persists(first, Symptom("a NaN", float("inf")))
 
 
 def test_a_program_that_is_right_is_not_minified(workers: Workers) -> None:
@@ -174,11 +182,11 @@ class SometimesNonFinite:
     def __init__(self) -> None:
         self.looks = 0
 
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
+    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
         self.looks += 1
-        return Signature("NaN") if self.looks % 3 == 0 else None
+        return Symptom("NaN") if self.looks % 3 == 0 else None
 
-    def persists(self, first: Signature, seen: Signature) -> bool:
+    def persists(self, first: Symptom, seen: Symptom) -> bool:
         return first == seen
 
 
@@ -195,7 +203,7 @@ def test_a_failure_counts_where_it_is_seen_often_enough(
         raise AssertionError("this check runs nothing")
 
     with Judge(SometimesNonFinite(), run, Patience(repeat, needed, jobs=1)) as judge:
-        judge.adopt(Signature("NaN"))
+        judge.adopt(Symptom("NaN"))
         assert judge.answer(candidate) == answer
 
 

@@ -20,9 +20,9 @@ from snaprt.hlo.proto import HloModuleProto, parse
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.extract import Value
 from snaprt_replay.load.case import Case, NamedArray
-from snaprt_replay.localize import nonfinite, wording
+from snaprt_replay.localize import nonfinite
 from snaprt_replay.localize.alignment import aligned
-from snaprt_replay.localize.edits import Edit, edits_between
+from snaprt_replay.localize.edits import MOST_NAMED, Edit, edits_between, prove, whole
 from snaprt_replay.localize.findings import (
     InstructionPlace,
     Kind,
@@ -30,13 +30,13 @@ from snaprt_replay.localize.findings import (
     PassEffect,
     RegionError,
     ValueDifference,
+    error_text,
+    sentence,
 )
 from snaprt_replay.localize.matching import Comparison, count_matched, signature
 from snaprt_replay.localize.measure import difference, error_between
-from snaprt_replay.localize.passes import try_passes
 from snaprt_replay.localize.program import Program, flatten
-from snaprt_replay.localize.proof import MOST_NAMED, prove, whole
-from snaprt_replay.localize.search import Found, Search
+from snaprt_replay.localize.search import Found, Search, try_passes
 from snaprt_replay.localize.session import BudgetSpentError, Run, Session, Side, Values
 from snaprt_replay.localize.sides import Frame, Pair, frame_of
 from snaprt_replay.run.player import check_playable, check_runs_on_one_device
@@ -224,7 +224,7 @@ def _between_variants(
         passes=effects,
         notes=_notes_on_regions(state.path),
     )
-    return dataclasses.replace(result, sentence=wording.sentence(result))
+    return dataclasses.replace(result, sentence=sentence(result))
 
 
 def _notes_on_regions(path: Sequence[RegionError]) -> tuple[str, ...]:
@@ -246,7 +246,7 @@ def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localizati
         places = "1 more place" if proof.others == 1 else f"{proof.others} more places"
         note = f"the programs differ in {places}, without which the difference goes too"
         result = dataclasses.replace(result, notes=(*result.notes, note))
-    return dataclasses.replace(result, sentence=wording.sentence(result))
+    return dataclasses.replace(result, sentence=sentence(result))
 
 
 def _agreement(task: _Task, outputs: Pair) -> Localization:
@@ -344,11 +344,11 @@ def _localize_nonfinite(task: _Task, outputs: Pair) -> Localization:
     origin = nonfinite.first_origin(task.session, task.frame, outputs.suspect)
     if origin is None:
         result = _localization(task, outputs, Found("nothing", ()))
-        told = wording.no_origin_sentence(task.sides[0].name, _is_nonfinite(outputs))
+        told = nonfinite.no_origin_sentence(task.sides[0].name, _is_nonfinite(outputs))
         return dataclasses.replace(result, reference="", sentence=told)
     found = Found("instruction", (origin.place,), (), float("inf"))
     result = _localization(task, outputs, found)
-    return dataclasses.replace(result, reference="", sentence=wording.origin_sentence(origin))
+    return dataclasses.replace(result, reference="", sentence=nonfinite.origin_sentence(origin))
 
 
 def _localization(task: _Task, outputs: Pair | None, found: Found) -> Localization:
@@ -368,7 +368,7 @@ def _localization(task: _Task, outputs: Pair | None, found: Found) -> Localizati
         executions=session.executions,
         seconds=session.seconds,
     )
-    return dataclasses.replace(result, sentence=wording.sentence(result))
+    return dataclasses.replace(result, sentence=sentence(result))
 
 
 def _output_differences(outputs: Pair) -> tuple[ValueDifference, ...]:
@@ -391,7 +391,7 @@ def _notes_on_recorded(
             default=0.0,
         )
         gives = "gives" if error <= 1.0 else "does not give"
-        told.append(f"{side.name} {gives} what was recorded ({wording.error_text(error)})")
+        told.append(f"{side.name} {gives} what was recorded ({error_text(error)})")
     return tuple(told)
 
 

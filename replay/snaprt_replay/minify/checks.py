@@ -1,26 +1,33 @@
-"""What counts as the failure, and as still the same one; it must not know how programs shrink.
+"""What counts as the failure, and as still the same one; asked of several candidates at a time.
 
-A check looks at a candidate and says what it sees as a `Signature`: the class of the failure, its
+A check looks at a candidate and says what it sees as a `Symptom`: the class of the failure, its
 size, its message. What is seen in a smaller program must fit what was seen in the first one, or
-the search would slip from the bug that was asked for to another.
+the search would slip from the bug that was asked for to another. A failure that does not always
+show counts as shown where it is seen in so many of so many looks.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import itertools
 import math
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import TracebackType
 from typing import Final, Literal, Protocol
 
 import numpy as np
 
-from snaprt.errors import UsageError
+from snaprt.errors import SnaprtError, UsageError
 from snaprt_replay import floatbits
+from snaprt_replay.hlo import hlo_module
 from snaprt_replay.localize.measure import error_between
+from snaprt_replay.localize.session import BudgetSpentError
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.run.workers import Outcome
 
@@ -35,7 +42,7 @@ _MOST_STATUS: Final = 127
 
 
 @dataclasses.dataclass(frozen=True)
-class Signature:
+class Symptom:
     """What was seen of a failure.
 
     Args:
@@ -78,7 +85,7 @@ class Check(Protocol):
         """Return what the user calls it."""
         ...
 
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
+    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
         """Look once; return None if the candidate does not fail.
 
         Raises:
@@ -86,7 +93,7 @@ class Check(Protocol):
         """
         ...
 
-    def persists(self, first: Signature, seen: Signature) -> bool:
+    def persists(self, first: Symptom, seen: Symptom) -> bool:
         """Return whether what is seen is still the first failure."""
         ...
 
@@ -97,7 +104,7 @@ class Mismatch:
 
     name: CheckName = "mismatch"
 
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
+    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
         """See `Check`."""
         running = [run(candidate, 0)]
         if candidate.expected is None:
@@ -111,9 +118,9 @@ class Mismatch:
         if error <= 1.0:
             return None
         misplaced = "a NaN or an infinity where none belongs, or none where one does"
-        return Signature(misplaced if math.isinf(error) else "wrong values", error)
+        return Symptom(misplaced if math.isinf(error) else "wrong values", error)
 
-    def persists(self, first: Signature, seen: Signature) -> bool:
+    def persists(self, first: Symptom, seen: Symptom) -> bool:
         """See `Check`."""
         least = min(first.error, _LARGE_ERROR) * _KEPT_SHARE
         return seen.what == first.what and seen.error >= least
@@ -125,17 +132,17 @@ class NonFinite:
 
     name: CheckName = "nan"
 
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
+    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
         """See `Check`."""
         outputs = run(candidate, 0).result().outputs
         if outputs is None:
             raise UnjudgedError
         for what, has in _NON_FINITE.items():
             if any(map(has, outputs)) and not any(map(has, candidate.inputs)):
-                return Signature(what)
+                return Symptom(what)
         return None
 
-    def persists(self, first: Signature, seen: Signature) -> bool:
+    def persists(self, first: Symptom, seen: Symptom) -> bool:
         """See `Check`."""
         return seen.what == first.what
 
@@ -157,12 +164,12 @@ class Crash:
 
     name: CheckName = "crash"
 
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
+    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
         """See `Check`."""
         failure = run(candidate, 0).result().failure
-        return None if failure is None else Signature(failure.kind, message=failure.signature)
+        return None if failure is None else Symptom(failure.kind, message=failure.signature)
 
-    def persists(self, first: Signature, seen: Signature) -> bool:
+    def persists(self, first: Symptom, seen: Symptom) -> bool:
         """See `Check`."""
         return (seen.what, seen.message) == (first.what, first.message)
 
@@ -178,16 +185,16 @@ class SlowCompile:
     seconds: float
     name: CheckName = "slow-compile"
 
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
+    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
         """See `Check`."""
         outcome = run(candidate, 0).result()
         timed_out = outcome.failure is not None and outcome.failure.signature == "compile timeout"
         if outcome.failure is not None and not timed_out:
             raise UnjudgedError
         slow = timed_out or outcome.compile_seconds > self.seconds
-        return Signature(f"compiling takes over {self.seconds:.3g} s") if slow else None
+        return Symptom(f"compiling takes over {self.seconds:.3g} s") if slow else None
 
-    def persists(self, first: Signature, seen: Signature) -> bool:
+    def persists(self, first: Symptom, seen: Symptom) -> bool:
         """See `Check`."""
         return seen.what == first.what
 
@@ -205,7 +212,7 @@ class Command:
     write: Callable[[Candidate, Path], Path]
     name: CheckName = "command"
 
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
+    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
         """See `Check`.
 
         Raises:
@@ -230,8 +237,149 @@ class Command:
                 hint="0 says that the failure does not show, 1 to 127 that it does, 125 that it "
                 "cannot be told; any other status ends the search, as in `git bisect run`",
             )
-        return Signature(f"{words[0]} says so") if status else None
+        return Symptom(f"{words[0]} says so") if status else None
 
-    def persists(self, first: Signature, seen: Signature) -> bool:
+    def persists(self, first: Symptom, seen: Symptom) -> bool:
         """See `Check`."""
         return seen.what == first.what
+
+
+Answer = Literal["fails", "passes", "fails otherwise", "cannot be told"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long to look.
+
+    Args:
+        repeat: How often to look at a candidate at most.
+        needed: In how many of the looks the failure must be seen.
+        budget: Seconds after which no further candidate is looked at; None for no limit.
+        jobs: How many candidates to look at at the same time.
+    """
+
+    repeat: int = 1
+    needed: int = 1
+    budget: float | None = None
+    jobs: int = 2
+
+
+class Judge:
+    """Answers about candidates.
+
+    Args:
+        check: What to look for.
+        run: How candidates are run.
+        patience: See there.
+
+    Attributes:
+        symptom: What the failure looks like; None until `look_first` has seen it.
+        asked: How many different candidates were looked at.
+        passing: Those that pass and were made of the last program that fails.
+    """
+
+    def __init__(self, check: Check, run: Run, patience: Patience) -> None:
+        self.check = check
+        self.run = run
+        self.patience = patience
+        self.symptom: Symptom | None = None
+        self.asked = 0
+        self.passing: list[Candidate] = []
+        self._answers: dict[str, Answer] = {}
+        self._started = time.perf_counter()
+        self._pool = concurrent.futures.ThreadPoolExecutor(patience.jobs)
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the judge began."""
+        return time.perf_counter() - self._started
+
+    def look_first(self, candidate: Candidate) -> Symptom | None:
+        """Look at a program without knowing what its failure looks like.
+
+        Returns:
+            What was seen most often; None if it was in fewer looks than are needed.
+        """
+        looks = [self._look(candidate) for _ in range(self.patience.repeat)]
+        seen = [one for one in looks if isinstance(one, Symptom)]
+        if len(seen) < self.patience.needed:
+            return None
+        return max(seen, key=seen.count)
+
+    def adopt(self, symptom: Symptom) -> None:
+        """Look for this failure from now on."""
+        self.symptom = symptom
+        self._answers.clear()
+
+    def first(self, candidates: Iterable[Candidate]) -> Candidate | None:
+        """Return the first of some candidates that still fails; several are looked at at a time.
+
+        Raises:
+            BudgetSpentError: Before it was found.
+        """
+        source = iter(candidates)
+        waiting = [(one, self._start(one)) for one in itertools.islice(source, self.patience.jobs)]
+        try:
+            while waiting:
+                candidate, future = waiting.pop(0)
+                answer = future.result()
+                if answer == "fails":
+                    self.passing.clear()
+                    return candidate
+                if answer == "passes":
+                    self.passing.append(candidate)
+                if self.patience.budget is not None and self.seconds > self.patience.budget:
+                    raise BudgetSpentError
+                waiting += [(one, self._start(one)) for one in itertools.islice(source, 1)]
+        finally:
+            for _, future in waiting:
+                future.cancel()
+        return None
+
+    def _start(self, candidate: Candidate) -> concurrent.futures.Future[Answer]:
+        return self._pool.submit(self.answer, candidate)
+
+    def answer(self, candidate: Candidate) -> Answer:
+        """Say what becomes of a candidate."""
+        known = self._answers.get(candidate.key)
+        if known is None:
+            self.asked += 1
+            known = self._answers[candidate.key] = self._judge(candidate)
+        return known
+
+    def _judge(self, candidate: Candidate) -> Answer:
+        assert self.symptom is not None
+        try:
+            for module in candidate.modules:
+                hlo_module.verify(module)
+        except SnaprtError:
+            return "cannot be told"
+        left, needed = self.patience.repeat, self.patience.needed
+        answer: Answer = "cannot be told"
+        while needed <= left:
+            left -= 1
+            seen = self._look(candidate)
+            if isinstance(seen, Symptom) and self.check.persists(self.symptom, seen):
+                needed -= 1
+                if not needed:
+                    return "fails"
+            else:
+                answer = "fails otherwise" if isinstance(seen, Symptom) else seen
+        return answer
+
+    def _look(self, candidate: Candidate) -> Symptom | Literal["passes", "cannot be told"]:
+        try:
+            return self.check.see(candidate, self.run) or "passes"
+        except UnjudgedError:
+            return "cannot be told"

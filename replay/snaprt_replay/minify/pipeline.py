@@ -31,11 +31,11 @@ from snaprt_replay.minify.checks import (
     Crash,
     Mismatch,
     NonFinite,
+    Patience,
     SlowCompile,
 )
 from snaprt_replay.minify.cutting import Tap, normalized
-from snaprt_replay.minify.judge import Patience
-from snaprt_replay.minify.work import Shrunk, Start, Tell, shrink, still_fails
+from snaprt_replay.minify.shrink import Shrunk, Start, Tell, shrink, still_fails
 from snaprt_replay.run.player import check_playable, check_runs_on_one_device
 from snaprt_replay.run.variants.variants import RECORDED, Variant, parse_variant, with_options
 from snaprt_replay.run.workers import Outcome, Workers

@@ -23,7 +23,7 @@ from snaprt_replay import floatbits
 from snaprt_replay.compare.tolerance import default_for
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check, SlowCompile
-from snaprt_replay.minify.work import Shrunk
+from snaprt_replay.minify.shrink import Shrunk
 
 _MOST_IN_TEXT: Final = 64  # elements of an array: more of them are no help to a reader
 _TIMEOUT: Final = 300.0
@@ -93,13 +93,13 @@ def script(
     wide = any(dtype.itemsize == 8 and dtype.kind in "fiu" for dtype in _dtypes(candidate, results))
     judge = _JUDGING[check.name]
     limit = check.seconds if isinstance(check, SlowCompile) else 0.0
-    body = judge.format(failure=str(shrunk.signature), seconds=f"{limit:.3g}")
+    body = judge.format(failure=str(shrunk.symptom), seconds=f"{limit:.3g}")
     if check.name == "mismatch":
         assert right is not None
         body = _tolerances(right) + body
     parts = [
         _HEAD.format(
-            failure=_one_line(str(shrunk.signature)),
+            failure=_one_line(str(shrunk.symptom)),
             wide='jax.config.update("jax_enable_x64", True)\n' if wide else "",
             artifact=_in_lines(artifact),
             text=_commented(jaxapi.stablehlo_text(stablehlo)),

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from snaprt_replay.compare.results import IDENTICAL, OutputComparison
-from snaprt_replay.localize.findings import Localization
-from snaprt_replay.localize.wording import error_text
+from snaprt_replay.localize.findings import Localization, error_text
 from snaprt_replay.report import charts, shown
 from snaprt_replay.report.grid import error_cells
 from snaprt_replay.report.model import ErrorGrid, Report

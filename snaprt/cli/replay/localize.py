@@ -13,9 +13,14 @@ from rich.table import Table
 from rich.text import Text
 from snaprt_replay.batch import gather
 from snaprt_replay.load.load import load
-from snaprt_replay.localize.findings import Localization, RegionError, to_json
+from snaprt_replay.localize.findings import (
+    Localization,
+    RegionError,
+    error_text,
+    place_text,
+    to_json,
+)
 from snaprt_replay.localize.pipeline import Find, Request, localize
-from snaprt_replay.localize.wording import error_text, place_text
 from snaprt_replay.run.variants.variants import Variant
 
 from snaprt.cli import output, progress, tables

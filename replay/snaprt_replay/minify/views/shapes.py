@@ -18,14 +18,13 @@ from snaprt_replay.hlo.hlo_module import entry_computation, parameters, root_ins
 from snaprt_replay.minify.candidate import Candidate, changed, copy_module
 from snaprt_replay.minify.cutting import Base
 
-_NAME = "shapes"
 _FINEST = 64  # of a tie, no smaller part than one in so many is taken away
 
 _Place = tuple[int, int]
 """An instruction's id and one of its dimensions."""
 
 
-def candidates(base: Base, grain: int) -> Iterator[Candidate]:
+def shapes(base: Base, grain: int) -> Iterator[Candidate]:
     """Yield the program with one tie cut to a single element, a half, three quarters, ..."""
     if base.candidate.expected is not None:
         return
@@ -347,7 +346,7 @@ def _cut(candidate: Candidate, names: _Names, start: int, stop: int) -> Candidat
         modules.append(copy)
     told = ", ".join(sorted({name for name, _ in names[0] if not name.startswith("#")})[:3])
     what = f"elements {start} to {stop} of a dimension of {told or 'an input'} alone"
-    return changed(candidate, _NAME, what, modules=modules, inputs=inputs)
+    return changed(candidate, "shapes", what, modules=modules, inputs=inputs)
 
 
 def _shorten(one: XlaMessage, dimension: int, start: int, stop: int) -> None:
