@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from snaprt.hlo.literals import OPAQUE, TOKEN, TUPLE
-from snaprt.hlo.proto import HloInstructionProto, HloModuleProto, ShapeProto, XlaMessage
-from snaprt_replay.hlo.hlo_module import Editor, reached
+from snaprt.hlo.proto import ShapeProto, XlaMessage
+from snaprt_replay.hlo.hlo_module import Editor, copy_of, free_name, reached
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -166,8 +166,7 @@ class _Extraction:
         return self._new("tuple", shape, elements, like)
 
     def _copy(self, instruction: XlaMessage, copies: dict[int, XlaMessage]) -> None:
-        copy = HloInstructionProto()
-        copy.CopyFrom(instruction)
+        copy = copy_of(instruction)
         copy.id = self.editor.new_id(instruction)
         copy.operand_ids[:] = [copies[one].id for one in instruction.operand_ids]
         copy.ClearField("control_predecessor_ids")
@@ -188,11 +187,7 @@ class _Extraction:
         return self._add(self.editor.new(opcode, shape, operands, like=like))
 
     def _add(self, instruction: XlaMessage) -> XlaMessage:
-        name, number = instruction.name, 0
-        while instruction.name in self.names:
-            number += 1
-            instruction.name = f"{name}.r{number}"
-        self.names.add(instruction.name)
+        instruction.name = free_name(instruction.name, self.names, "r")
         self.made.append(instruction)
         return instruction
 
@@ -232,8 +227,7 @@ _OF_THE_WHOLE = (
 
 def attributes_of(module: XlaMessage) -> XlaMessage:
     """Return a copy of the module's attributes that hold for any part of it too."""
-    kept = HloModuleProto()
-    kept.CopyFrom(module)
+    kept = copy_of(module)
     for field in _OF_THE_WHOLE:
         kept.ClearField(field)
     return kept

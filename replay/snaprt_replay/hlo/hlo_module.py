@@ -8,7 +8,7 @@ answers some malformed modules with a failed CHECK, which ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from snaprt.errors import SnapshotError
 from snaprt.hlo.literals import leaf_shapes
@@ -101,6 +101,38 @@ def library_calls(module: XlaMessage) -> tuple[str, ...]:
     return tuple(sorted(target for target in targets if target.startswith("__")))
 
 
+def copy_of(message: XlaMessage) -> XlaMessage:
+    """Return a copy of a message, to edit."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def set_instructions(computation: XlaMessage, made: Iterable[XlaMessage]) -> None:
+    """Replace a computation's instructions, some of which may be kept."""
+    # Copies, because clearing the field may free what the list refers to.
+    copies = [copy_of(one) for one in made]
+    computation.ClearField("instructions")
+    computation.instructions.extend(copies)
+
+
+def keep_computations(module: XlaMessage, kept: Container[int]) -> None:
+    """Remove all computations but those of some ids."""
+    copies = [copy_of(one) for one in module.computations if one.id in kept]
+    module.ClearField("computations")
+    module.computations.extend(copies)
+
+
+def free_name(name: str, names: set[str], mark: str = "") -> str:
+    """Return a name that is not among ``names``, and add it to them."""
+    free, number = name, 0
+    while free in names:
+        number += 1
+        free = f"{name}.{mark}{number}"
+    names.add(free)
+    return free
+
+
 class Editor:
     """Make new instructions for a module, and replace those it has.
 
@@ -159,13 +191,7 @@ class Editor:
         kept: list[XlaMessage] = []
         for instruction in computation.instructions:
             kept.extend(replace(instruction))
-        # Copies, because clearing the field may free what the list refers to.
-        copies = []
-        for instruction in kept:
-            copies.append(HloInstructionProto())
-            copies[-1].CopyFrom(instruction)
-        computation.ClearField("instructions")
-        computation.instructions.extend(copies)
+        set_instructions(computation, kept)
 
 
 def verify(module: XlaMessage) -> None:

@@ -10,8 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from snaprt.hlo.proto import HloInstructionProto, XlaMessage
-from snaprt_replay.hlo.hlo_module import Editor, instructions, reached, root_instruction
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.hlo_module import (
+    Editor,
+    copy_of,
+    free_name,
+    instructions,
+    keep_computations,
+    reached,
+    root_instruction,
+)
 
 _CALLERS_OF_STEPS = frozenset({"while", "conditional"})
 
@@ -44,13 +52,7 @@ def inline_calls(module: XlaMessage) -> Inlined:
     inlining = _Inlining(module)
     inlining.flatten(module.entry_computation_id)
     still_called = _reached(module, inlining.computations)
-    kept = [one for one in module.computations if one.id in still_called]
-    copies = []
-    for computation in kept:
-        copies.append(type(computation)())
-        copies[-1].CopyFrom(computation)
-    module.ClearField("computations")
-    module.computations.extend(copies)
+    keep_computations(module, still_called)
     return Inlined(inlining.scopes, inlining.origins)
 
 
@@ -94,12 +96,11 @@ class _Inlining:
             if instruction.opcode == "parameter":
                 now[instruction.id] = call.operand_ids[instruction.parameter_number]
                 continue
-            copy = HloInstructionProto()
-            copy.CopyFrom(instruction)
+            copy = copy_of(instruction)
             copy.id = self.editor.new_id(call)
             now[instruction.id] = copy.id
             _read_instead(copy, now)
-            copy.name = _free_name(instruction.name, self.names)
+            copy.name = free_name(instruction.name, self.names)
             _lend_metadata(call, copy)
             self.scopes[copy.id] = (called.name, *self.scopes.get(instruction.id, ()))
             inlined: int = instruction.id
@@ -112,15 +113,6 @@ class _Inlining:
 def _read_instead(instruction: XlaMessage, replaced: Mapping[int, int]) -> None:
     for field in (instruction.operand_ids, instruction.control_predecessor_ids):
         field[:] = [replaced.get(one, one) for one in field]
-
-
-def _free_name(name: str, names: set[str]) -> str:
-    candidate, number = name, 0
-    while candidate in names:
-        number += 1
-        candidate = f"{name}.{number}"
-    names.add(candidate)
-    return candidate
 
 
 def _lend_metadata(call: XlaMessage, instruction: XlaMessage) -> None:

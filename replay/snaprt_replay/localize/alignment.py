@@ -15,7 +15,15 @@ import numpy as np
 
 from snaprt.hlo.literals import TUPLE, array_shape, array_to_literal, dtype_of
 from snaprt.hlo.proto import HloInstructionProto, ShapeProto, XlaMessage
-from snaprt_replay.hlo.hlo_module import Editor, instructions, parameters, reached, root_instruction
+from snaprt_replay.hlo.hlo_module import (
+    Editor,
+    copy_of,
+    instructions,
+    parameters,
+    reached,
+    root_instruction,
+    set_instructions,
+)
 from snaprt_replay.localize.edits import edits_between
 from snaprt_replay.localize.matching import STEPPED, Comparison, Digests, compare
 from snaprt_replay.localize.program import Line, Program, shape_text
@@ -264,13 +272,11 @@ class _Editing:
 
     def __init__(self, program: Program) -> None:
         self.source = program
-        self.module = type(program.module)()
-        self.module.CopyFrom(program.module)
+        self.module = copy_of(program.module)
         self.editor = Editor(self.module)
         self.computations = {one.id: one for one in self.module.computations}
         elements = (one for one in instructions(self.module) if one.opcode == _PASSED_ON)
-        self.element: XlaMessage = HloInstructionProto()
-        self.element.CopyFrom(next(elements, self.element))
+        self.element = copy_of(next(elements, HloInstructionProto()))
 
     def program(self) -> Program:
         return Program(self.module, self.source.scopes, self.source.origins)
@@ -332,8 +338,7 @@ class _Editing:
     ) -> None:
         """Let a called computation read, and a loop's body give, the new layout."""
         parameter = next(one for one in computation.instructions if one.opcode == "parameter")
-        old_shape = ShapeProto()
-        old_shape.CopyFrom(parameter.shape)
+        old_shape = copy_of(parameter.shape)
         parameter.shape.CopyFrom(state)
         made: list[XlaMessage] = []
         if call.is_tuple:
@@ -376,8 +381,7 @@ class _Editing:
         if one.opcode == "parameter" or one.called_computation_ids or len(made) > _MOST_COPIED:
             return None
         operands = [self._like(compared, each, side, made) for each in one.operand_ids]
-        copy = HloInstructionProto()
-        copy.CopyFrom(one)
+        copy = copy_of(one)
         copy.id = self.editor.new_id(one)
         copy.name = f"{one.name}.copy.{copy.id}"
         copy.ClearField("metadata")  # its stack frame is another program's
@@ -390,8 +394,7 @@ class _Editing:
         return copy.id
 
     def _element(self, state: XlaMessage, shape: XlaMessage, position: int) -> XlaMessage:
-        made = HloInstructionProto()
-        made.CopyFrom(self.element)  # what XLA writes beside, however empty, is part of a digest
+        made = copy_of(self.element)  # what XLA writes beside, however empty, is part of a digest
         like = self.editor.new(_PASSED_ON, shape, [state], like=state)
         made.MergeFrom(like)
         made.shape.CopyFrom(shape)
@@ -407,10 +410,7 @@ class _Editing:
 
     def _insert(self, computation: XlaMessage, made: Sequence[XlaMessage]) -> None:
         """Add instructions, and bring all in an order in which operands come first."""
-        everything: dict[int, XlaMessage] = {}
-        for one in (*computation.instructions, *made):
-            everything[one.id] = HloInstructionProto()
-            everything[one.id].CopyFrom(one)
+        everything = _by_id([*computation.instructions, *made])
         ordered: dict[int, None] = {}
         for first in everything:
             waiting = [first]
@@ -420,8 +420,7 @@ class _Editing:
                     waiting += missing
                 else:
                     ordered[waiting.pop()] = None
-        computation.ClearField("instructions")
-        computation.instructions.extend(everything[one] for one in ordered)
+        set_instructions(computation, (everything[one] for one in ordered))
 
 
 def _renumber(computation: XlaMessage, state: int, numbers: Sequence[int | None]) -> None:

@@ -17,9 +17,9 @@ import numpy as np
 
 from snaprt.errors import ExecutionError, SnaprtError, SnapshotError
 from snaprt.hlo.literals import literal_to_array
-from snaprt.hlo.proto import HloInstructionProto, XlaMessage
+from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Piece, Value, attributes_of
-from snaprt_replay.hlo.hlo_module import parameters
+from snaprt_replay.hlo.hlo_module import copy_of, free_name, parameters
 from snaprt_replay.localize.findings import InstructionPlace
 from snaprt_replay.localize.matching import STEPPED, Comparison, compare, content_of
 from snaprt_replay.localize.measure import error_between
@@ -145,17 +145,15 @@ class _Making:
         return self.copied[known]
 
     def _started(self, like: XlaMessage) -> XlaMessage:
-        computation = type(like)()
-        computation.CopyFrom(like)
+        computation = copy_of(like)
         computation.ClearField("instructions")
-        computation.name = self._free(like.name)
+        computation.name = free_name(like.name, self.names, "s")
         computation.id = self._new_id()
         return computation
 
     def _copied(self, one: XlaMessage, without_source: bool) -> XlaMessage:
-        copy = HloInstructionProto()
-        copy.CopyFrom(one)
-        copy.name, copy.id = self._free(one.name), self._new_id()
+        copy = copy_of(one)
+        copy.name, copy.id = free_name(one.name, self.names, "s"), self._new_id()
         copy.ClearField("control_predecessor_ids")
         if without_source:  # its stack frame is another program's
             copy.ClearField("metadata")
@@ -164,14 +162,6 @@ class _Making:
     def _new_id(self) -> int:
         self.last_id += 1
         return self.last_id
-
-    def _free(self, name: str) -> str:
-        free, number = name, 0
-        while free in self.names:
-            number += 1
-            free = f"{name}.s{number}"
-        self.names.add(free)
-        return free
 
 
 def _calls(instruction: XlaMessage) -> bool:

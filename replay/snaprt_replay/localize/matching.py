@@ -14,8 +14,8 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from snaprt.hlo.proto import HloInstructionProto, XlaMessage
-from snaprt_replay.hlo.hlo_module import parameters
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.hlo_module import copy_of, parameters
 from snaprt_replay.localize.program import Line, Program, shape_text
 
 Matching = Mapping[int, int]
@@ -35,8 +35,7 @@ _NOT_CONTENT = (
 
 def content_of(instruction: XlaMessage) -> XlaMessage:
     """Return a copy of an instruction with only what it does to its operands."""
-    copy = HloInstructionProto()
-    copy.CopyFrom(instruction)
+    copy = copy_of(instruction)
     for field in _NOT_CONTENT:
         copy.ClearField(field)
     _clear_layouts(copy.shape)

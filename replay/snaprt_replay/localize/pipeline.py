@@ -40,7 +40,7 @@ from snaprt_replay.localize.search import Found, Search, try_passes
 from snaprt_replay.localize.session import BudgetSpentError, Run, Session, Side, Values
 from snaprt_replay.localize.sides import Frame, Pair, frame_of
 from snaprt_replay.run.player import check_playable, check_runs_on_one_device
-from snaprt_replay.run.variants.variants import Variant, parse_variant
+from snaprt_replay.run.variants.variants import Variant, parse_variant, with_options
 from snaprt_replay.run.workers import Workers
 
 Find = Literal["auto", "difference", "nonfinite"]
@@ -94,7 +94,7 @@ def localize(
     request = request or Request()
     check_playable(case, 1)
     check_runs_on_one_device(case)
-    suspect = _runnable(request.suspect) or parse_variant(_platform(case))
+    suspect = suspect_of(case, request.suspect)
     reference = _runnable(request.reference) or (
         suspect if against is not None else parse_variant(_DEFAULT_REFERENCE)
     )
@@ -108,7 +108,7 @@ def localize(
 
         @functools.cache
         def run(variant: Variant) -> Run:
-            return _submitting(workers, with_options(variant, case))
+            return _submitting(workers, with_options(variant, case.compiler_options))
 
         def side(variant: Variant, name: str, program: Program) -> Side:
             return Side(name, program, run(variant))
@@ -284,23 +284,19 @@ def read_program(case: Case) -> Program:
     return program
 
 
-def with_options(variant: Variant, case: Case) -> Variant:
-    """Return a variant with the options too that a case was compiled with."""
-    options = {**case.compiler_options, **dict(variant.options)}
-    return dataclasses.replace(variant, options=tuple(sorted(options.items())))
+def suspect_of(case: Case, asked: Variant | None) -> Variant:
+    """Return side A: what was asked for, or the platform that the case was recorded on."""
+    platform = str(case.environment.get("platform", "")).lower()
+    return _runnable(asked) or parse_variant(_PLATFORMS.get(platform, "cpu"))
 
 
 def _runnable(variant: Variant | None) -> Variant | None:
     if variant is not None and variant.kind == "recorded":
         raise UsageError(
-            "what was recorded has outputs only, there is nothing inside it to look at",
+            "what was recorded has outputs only, there is no program in it to look into",
             hint="name a side that runs the program, such as the device that it was recorded on",
         )
     return variant
-
-
-def _platform(case: Case) -> str:
-    return _PLATFORMS.get(str(case.environment.get("platform", "")).lower(), "cpu")
 
 
 def _submitting(workers: Workers, variant: Variant) -> Run:

@@ -94,13 +94,6 @@ def count_instructions(module: XlaMessage) -> int:
     return count(entry_computation(module))
 
 
-def copy_module(module: XlaMessage) -> XlaMessage:
-    """Return a copy to edit."""
-    copy = type(module)()
-    copy.CopyFrom(module)
-    return copy
-
-
 def changed(
     base: Candidate,
     view: str,

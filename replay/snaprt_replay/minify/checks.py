@@ -15,18 +15,16 @@ import math
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Protocol
 
-import numpy as np
-
 from snaprt.errors import SnaprtError, UsageError
-from snaprt_replay import floatbits
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.localize.measure import error_between
+from snaprt_replay.localize.nonfinite import has_infinity, has_nan
 from snaprt_replay.localize.session import BudgetSpentError
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.run.workers import Outcome
@@ -77,156 +75,105 @@ class Run(Protocol):
         ...
 
 
-class Check(Protocol):
-    """One kind of failure."""
-
-    @property
-    def name(self) -> CheckName:
-        """Return what the user calls it."""
-        ...
-
-    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
-        """Look once; return None if the candidate does not fail.
-
-        Raises:
-            UnjudgedError: It cannot be told.
-        """
-        ...
-
-    def persists(self, first: Symptom, seen: Symptom) -> bool:
-        """Return whether what is seen is still the first failure."""
-        ...
+def _is_same(first: Symptom, seen: Symptom) -> bool:
+    return (seen.what, seen.message) == (first.what, first.message)
 
 
 @dataclasses.dataclass(frozen=True)
-class Mismatch:
-    """The suspect's outputs are not those of the reference side, or not the expected ones."""
-
-    name: CheckName = "mismatch"
-
-    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
-        """See `Check`."""
-        running = [run(candidate, 0)]
-        if candidate.expected is None:
-            running.append(run(candidate, 1))
-        got, *rest = [one.result() for one in running]
-        right = rest[0].outputs if rest else candidate.expected
-        if right is None or got.outputs is None or len(right) != len(got.outputs):
-            raise UnjudgedError
-        pairs = zip(right, got.outputs, strict=True)
-        error = max((error_between(one, other) for one, other in pairs), default=0.0)
-        if error <= 1.0:
-            return None
-        misplaced = "a NaN or an infinity where none belongs, or none where one does"
-        return Symptom(misplaced if math.isinf(error) else "wrong values", error)
-
-    def persists(self, first: Symptom, seen: Symptom) -> bool:
-        """See `Check`."""
-        least = min(first.error, _LARGE_ERROR) * _KEPT_SHARE
-        return seen.what == first.what and seen.error >= least
-
-
-@dataclasses.dataclass(frozen=True)
-class NonFinite:
-    """A NaN, or an infinity, comes out where none goes in."""
-
-    name: CheckName = "nan"
-
-    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
-        """See `Check`."""
-        outputs = run(candidate, 0).result().outputs
-        if outputs is None:
-            raise UnjudgedError
-        for what, has in _NON_FINITE.items():
-            if any(map(has, outputs)) and not any(map(has, candidate.inputs)):
-                return Symptom(what)
-        return None
-
-    def persists(self, first: Symptom, seen: Symptom) -> bool:
-        """See `Check`."""
-        return seen.what == first.what
-
-
-def _has(test: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> bool:
-    floating = floatbits.is_float(array.dtype) or floatbits.is_complex(array.dtype)
-    return floating and bool(test(array).any())
-
-
-_NON_FINITE: Final[Mapping[str, Callable[[np.ndarray], bool]]] = {
-    "NaN": lambda array: _has(np.isnan, array),
-    "an infinity": lambda array: _has(np.isinf, array),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Crash:
-    """The suspect gives no outputs: it crashes, is refused, fails, hangs, or has no memory."""
-
-    name: CheckName = "crash"
-
-    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
-        """See `Check`."""
-        failure = run(candidate, 0).result().failure
-        return None if failure is None else Symptom(failure.kind, message=failure.signature)
-
-    def persists(self, first: Symptom, seen: Symptom) -> bool:
-        """See `Check`."""
-        return (seen.what, seen.message) == (first.what, first.message)
-
-
-@dataclasses.dataclass(frozen=True)
-class SlowCompile:
-    """Compiling takes longer than it may.
+class Check:
+    """One kind of failure.
 
     Args:
-        seconds: How long it may take.
+        name: What the user calls it.
+        see: Looks at a candidate once; None if it does not fail. Raises UnjudgedError where that
+            cannot be told.
+        persists: Returns whether what is seen is still the first failure.
+        seconds: How long compiling may take, where that is the failure.
     """
 
-    seconds: float
-    name: CheckName = "slow-compile"
+    name: CheckName
+    see: Callable[[Candidate, Run], Symptom | None]
+    persists: Callable[[Symptom, Symptom], bool] = _is_same
+    seconds: float = 0.0
 
-    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
-        """See `Check`."""
+
+def _see_mismatch(candidate: Candidate, run: Run) -> Symptom | None:
+    running = [run(candidate, 0)]
+    if candidate.expected is None:
+        running.append(run(candidate, 1))
+    got, *rest = [one.result() for one in running]
+    right = rest[0].outputs if rest else candidate.expected
+    if right is None or got.outputs is None or len(right) != len(got.outputs):
+        raise UnjudgedError
+    pairs = zip(right, got.outputs, strict=True)
+    error = max((error_between(one, other) for one, other in pairs), default=0.0)
+    if error <= 1.0:
+        return None
+    misplaced = "a NaN or an infinity where none belongs, or none where one does"
+    return Symptom(misplaced if math.isinf(error) else "wrong values", error)
+
+
+def _is_as_wrong(first: Symptom, seen: Symptom) -> bool:
+    return seen.what == first.what and seen.error >= min(first.error, _LARGE_ERROR) * _KEPT_SHARE
+
+
+def _see_nonfinite(candidate: Candidate, run: Run) -> Symptom | None:
+    outputs = run(candidate, 0).result().outputs
+    if outputs is None:
+        raise UnjudgedError
+    for what, has in (("NaN", has_nan), ("an infinity", has_infinity)):
+        if any(map(has, outputs)) and not any(map(has, candidate.inputs)):
+            return Symptom(what)
+    return None
+
+
+def _see_crash(candidate: Candidate, run: Run) -> Symptom | None:
+    failure = run(candidate, 0).result().failure
+    return None if failure is None else Symptom(failure.kind, message=failure.signature)
+
+
+MISMATCH: Final = Check("mismatch", _see_mismatch, _is_as_wrong)
+"""The suspect's outputs are not those of the reference side, or not the expected ones."""
+NONFINITE: Final = Check("nan", _see_nonfinite)
+"""A NaN, or an infinity, comes out where none goes in."""
+CRASH: Final = Check("crash", _see_crash)
+"""The suspect gives no outputs: it crashes, is refused, fails, hangs, or has no memory."""
+
+
+def slow_compile(seconds: float) -> Check:
+    """Return the check that compiling takes longer than it may."""
+
+    def see(candidate: Candidate, run: Run) -> Symptom | None:
         outcome = run(candidate, 0).result()
         timed_out = outcome.failure is not None and outcome.failure.signature == "compile timeout"
         if outcome.failure is not None and not timed_out:
             raise UnjudgedError
-        slow = timed_out or outcome.compile_seconds > self.seconds
-        return Symptom(f"compiling takes over {self.seconds:.3g} s") if slow else None
+        is_slow = timed_out or outcome.compile_seconds > seconds
+        return Symptom(f"compiling takes over {seconds:.3g} s") if is_slow else None
 
-    def persists(self, first: Symptom, seen: Symptom) -> bool:
-        """See `Check`."""
-        return seen.what == first.what
+    return Check("slow-compile", see, seconds=seconds)
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A command of the user's says so, with an exit status as in ``git bisect run``.
+def command(words: Sequence[str], write: Callable[[Candidate, Path], Path]) -> Check:
+    """Return the check that a command of the user's says so, by a status as in ``git bisect run``.
+
+    It raises UsageError where a status is over 127: git bisect gives up then too.
 
     Args:
         words: What to run; ``{}`` stands for the candidate's file, which else comes last.
         write: Writes a candidate into a folder, and returns the file that the command is given.
     """
 
-    words: Sequence[str]
-    write: Callable[[Candidate, Path], Path]
-    name: CheckName = "command"
-
-    def see(self, candidate: Candidate, run: Run) -> Symptom | None:
-        """See `Check`.
-
-        Raises:
-            UsageError: The command ended with a status over 127: git bisect gives up then too.
-        """
+    def see(candidate: Candidate, run: Run) -> Symptom | None:
         with tempfile.TemporaryDirectory() as folder:
-            file = str(self.write(candidate, Path(folder)))
-            words = [word.replace("{}", file) for word in self.words]
-            if not any("{}" in word for word in self.words):
-                words.append(file)
+            file = str(write(candidate, Path(folder)))
+            named = [word.replace("{}", file) for word in words]
+            if not any("{}" in word for word in words):
+                named.append(file)
             try:
-                done = subprocess.run(words, capture_output=True, check=False)
+                done = subprocess.run(named, capture_output=True, check=False)
             except OSError as error:
-                raise UsageError(f"cannot run {words[0]}: {error.strerror}") from error
+                raise UsageError(f"cannot run {named[0]}: {error.strerror}") from error
         status = done.returncode
         if status == _SKIP:
             raise UnjudgedError
@@ -237,11 +184,9 @@ class Command:
                 hint="0 says that the failure does not show, 1 to 127 that it does, 125 that it "
                 "cannot be told; any other status ends the search, as in `git bisect run`",
             )
-        return Symptom(f"{words[0]} says so") if status else None
+        return Symptom(f"{named[0]} says so") if status else None
 
-    def persists(self, first: Symptom, seen: Symptom) -> bool:
-        """See `Check`."""
-        return seen.what == first.what
+    return Check("command", see)
 
 
 Answer = Literal["fails", "passes", "fails otherwise", "cannot be told"]

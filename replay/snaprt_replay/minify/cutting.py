@@ -21,6 +21,7 @@ from snaprt_replay.hlo.hlo_module import (
     Editor,
     entry_computation,
     instructions,
+    keep_computations,
     parameters,
     reached,
     root_instruction,
@@ -107,13 +108,7 @@ def _name_parameters(module: XlaMessage) -> None:
 
 def _drop_uncalled(module: XlaMessage, entry: XlaMessage) -> None:
     called = {one.id for one in called_computations(module, entry.instructions)} | {entry.id}
-    kept = []
-    for computation in module.computations:
-        if computation.id in called:
-            kept.append(type(computation)())
-            kept[-1].CopyFrom(computation)
-    module.ClearField("computations")
-    module.computations.extend(kept)
+    keep_computations(module, called)
 
 
 _TAPPED_AT_ONCE = 64

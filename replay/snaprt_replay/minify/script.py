@@ -22,7 +22,7 @@ from snaprt import jaxapi
 from snaprt_replay import floatbits
 from snaprt_replay.compare.tolerance import default_for
 from snaprt_replay.minify.candidate import Candidate
-from snaprt_replay.minify.checks import Check, SlowCompile
+from snaprt_replay.minify.checks import Check
 from snaprt_replay.minify.shrink import Shrunk
 
 _MOST_IN_TEXT: Final = 64  # elements of an array: more of them are no help to a reader
@@ -92,8 +92,7 @@ def script(
     platform, _, number = (device or "").partition(":")
     wide = any(dtype.itemsize == 8 and dtype.kind in "fiu" for dtype in _dtypes(candidate, results))
     judge = _JUDGING[check.name]
-    limit = check.seconds if isinstance(check, SlowCompile) else 0.0
-    body = judge.format(failure=str(shrunk.symptom), seconds=f"{limit:.3g}")
+    body = judge.format(failure=str(shrunk.symptom), seconds=f"{check.seconds:.3g}")
     if check.name == "mismatch":
         assert right is not None
         body = _tolerances(right) + body

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.hlo_module import entry_computation
+from snaprt_replay.hlo.hlo_module import copy_of, entry_computation
 from snaprt_replay.hlo.inline import inline_calls
-from snaprt_replay.minify.candidate import Candidate, changed, copy_module
+from snaprt_replay.minify.candidate import Candidate, changed
 from snaprt_replay.minify.cutting import Base
 
 
@@ -75,7 +75,7 @@ def loops(base: Base, grain: int) -> Iterator[Candidate]:
 def _called_once(base: Base, name: str, number: int, what: str) -> Iterator[Candidate]:
     modules = []
     for module in base.candidate.modules:
-        copy = copy_module(module)
+        copy = copy_of(module)
         found = [one for one in entry_computation(copy).instructions if one.name == name]
         if not found:
             return

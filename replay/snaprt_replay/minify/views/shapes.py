@@ -14,8 +14,8 @@ import numpy as np
 
 from snaprt.hlo.literals import TUPLE, array_to_literal, literal_to_array
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.hlo_module import entry_computation, parameters, root_instruction
-from snaprt_replay.minify.candidate import Candidate, changed, copy_module
+from snaprt_replay.hlo.hlo_module import copy_of, entry_computation, parameters, root_instruction
+from snaprt_replay.minify.candidate import Candidate, changed
 from snaprt_replay.minify.cutting import Base
 
 _FINEST = 64  # of a tie, no smaller part than one in so many is taken away
@@ -329,7 +329,7 @@ def _cut(candidate: Candidate, names: _Names, start: int, stop: int) -> Candidat
     modules = []
     inputs = list(candidate.inputs)
     for index, (module, places) in enumerate(zip(candidate.modules, names, strict=True)):
-        copy = copy_module(module)
+        copy = copy_of(module)
         ties = _Ties(copy)
         by_name = {name: place for place, name in ties.names.items()}
         for name in places:

@@ -11,9 +11,9 @@ import numpy as np
 from snaprt.hlo.literals import ELEMENT_TYPES, array_to_literal, leaf_shapes, literal_to_array
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay import floatbits
-from snaprt_replay.hlo.hlo_module import instructions
+from snaprt_replay.hlo.hlo_module import copy_of, instructions
 from snaprt_replay.load.case import CompilerOption
-from snaprt_replay.minify.candidate import Candidate, changed, copy_module
+from snaprt_replay.minify.candidate import Candidate, changed
 from snaprt_replay.minify.cutting import Base
 from snaprt_replay.run.variants.variants import Variant
 
@@ -49,7 +49,7 @@ def dtypes(base: Base, grain: int) -> Iterator[Candidate]:
 
 
 def _replaced(module: XlaMessage, name: str, simpler: str) -> XlaMessage:
-    copy = copy_module(module)
+    copy = copy_of(module)
     before, now = _NUMBERS[name], _NUMBERS[simpler]
     retyped: list[XlaMessage] = []
     for one in instructions(copy):
