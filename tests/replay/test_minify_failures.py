@@ -1,7 +1,8 @@
 """Failing programs become small, remain the same failure, and are written down to show it."""
 
-from __future__ import itertools
+from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -100,16 +100,15 @@ def instructions(base: Base, grain: int) -> Iterator[Candidate]:
     What is left reads the recorded values of those that are gone; those that were outputs are no
     longer any, and where one output only is left, what it was made of is the output instead.
     """
-    computed = base.computed
+    computed, by_id = base.computed, base.line.by_id
     most = len(computed) // 2
     for size in halves(min(grain or most, most)):
         for start in range(0, len(computed), size):
             gone = computed[start : start + size]
             results = [one for one in base.results if one not in gone]
             more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-            what = f"with the recorded value of {base.line.by_id[gone[0]].name}{more}"
+            what = f"with the recorded value of {by_id[computed[start]].name}{more}"
             yield from base.cut(results, gone, "instructions", what, size)
-    by_id = base.line.by_id
     given = ("parameter", "constant")
     for last in base.results:
         if by_id[last].opcode not in given:
