@@ -64,7 +64,7 @@ def test_a_packed_file_is_replayed_looked_into_and_unpacked(
     assert "packed 6 snapshots and 1 stored arrays" in err
     status, out, _ = snaprt("replay", pack)
     assert status == 0
-    assert "3 files replayed, 0 of them with a mismatch or failure" in out
+    assert "3 files: 3 MATCH" in out
     status, out, err = snaprt("inspect", pack)
     assert status == 2
     assert "holds 3 executions" in err
@@ -110,9 +110,9 @@ def test_a_redacted_file_is_replayed_on_seeded_values_and_says_so(
     assert status == 0
     assert "redacted before it was shared: values, names, paths" in out
     assert "drawn from a seed" in out
-    assert "nothing to compare with" in out
+    assert "NOTHING TO COMPARE WITH" in out
     again = snaprt("replay", pack, "--json", "--repeat", "2")[1]
-    assert json.loads(again)["files"][0]["comparison"] is None
+    assert json.loads(again)["reports"][0]["comparison"] is None
     status, out, _ = snaprt("inspect", pack)
     assert "values, names, paths" in out
     assert "train_step" not in out

@@ -70,7 +70,7 @@ def test_several_files_are_summed_up_and_the_worst_gives_the_status(
     (tmp_path / "broken.snap").write_bytes(recorded.read_bytes()[:500])
     status, out, err = snaprt("replay", recorded, bad, tmp_path / "broken.snap")
     assert status == 2
-    assert "3 files replayed, 2 of them with a mismatch or failure" in out
+    assert "3 files: 1 FAILED, 1 MATCH, 1 MISMATCH" in out
     assert "error:" in err
     status, out, _ = snaprt("replay", recorded, bad)
     assert status == 1
@@ -81,7 +81,7 @@ def test_a_glob_over_a_dump_folder_replays_each_execution_once(snaprt: Run, reco
     status, out, _ = snaprt("replay", recorded, outputs)
     assert status == 0
     assert out.count("MATCH") == 1
-    assert "files replayed" not in out
+    assert "files:" not in out
 
 
 def test_json_holds_the_comparison_and_reads_back(
@@ -89,9 +89,9 @@ def test_json_holds_the_comparison_and_reads_back(
 ) -> None:
     status, out, _ = snaprt("replay", rewritten(spoil), "--json", "--repeat", "2")
     data = json.loads(out)
-    assert (data["schema"], data["version"], data["status"]) == ("snaprt.replay", 1, status)
-    (file,) = data["files"]
-    assert file["verdict"] == "mismatch"
+    assert (data["schema"], data["version"], data["status"]) == ("snaprt.report", 1, status)
+    (file,) = data["reports"]
+    assert file["headline"]["word"] == "MISMATCH"
     assert comparison_from_json(file["comparison"]).verdict == "mismatch"
     assert comparison_from_json(file["repeats"]).verdict == "identical"
 
@@ -99,7 +99,7 @@ def test_json_holds_the_comparison_and_reads_back(
 def test_json_holds_an_error_too(snaprt: Run, tmp_path: Path) -> None:
     status, out, err = snaprt("replay", tmp_path / "absent.snap", "--json")
     assert status == 2
-    assert "there is no file" in json.loads(out)["files"][0]["error"]
+    assert "there is no file" in json.loads(out)["reports"][0]["headline"]["sentence"]
     assert "error: there is no file" in err
 
 
@@ -110,7 +110,7 @@ def test_a_bare_module_runs_on_random_inputs_and_shows_statistics(
     status, out, _ = snaprt("replay", modules[sniff.MLIR_TEXT], "--random", "3", isolated)
     assert status == 0
     assert "the inputs are random, from seed 3" in out
-    assert "nothing to compare with" in out
+    assert "NOTHING TO COMPARE WITH" in out
     assert "float32[4,2]" in out
     assert ("in a process of its own" in out) == (isolated == "--isolate")
 
@@ -123,7 +123,7 @@ def test_a_bare_module_takes_inputs_from_a_file_and_saves_its_outputs(
     words = ("--inputs", tmp_path / "in.npz", "--save", tmp_path / "out.npz")
     status, _, err = snaprt("replay", modules[sniff.HLO_TEXT], *words)
     assert status == 0
-    assert "saved 2 outputs" in err
+    assert "saved the outputs" in err
     with np.load(tmp_path / "out.npz") as saved:
         np.testing.assert_allclose(saved["out0"], np.tanh(x @ w), rtol=1e-5)
         assert saved["out1"] == np.True_

@@ -74,8 +74,8 @@ def test_a_folder_of_files_is_replayed_once_for_each_execution(
         capfd, *of_executable(recorded, 3), *of_executable(recorded, 3, "outputs")
     )
     assert status == 0
-    (file,) = told["files"]
-    assert file["device"] == "cpu:0-2"
+    (file,) = told["reports"]
+    assert file["runs"]["replay"]["device"] == "cpu:0-2"
     assert len(file["files"]) == 6
     assert [one["verdict"] for one in file["by_device"]] == ["identical"] * 3
 
@@ -99,7 +99,7 @@ def test_a_folder_that_lacks_a_file_of_a_device_is_a_failure_that_names_it(
     missing.unlink()
     assert main(["replay", str(copied), "--json"]) == 2
     reports = json.loads(capfd.readouterr().out)["reports"]
-    assert all(missing.name in one["headline"]["sentence"] for one in reports)
+    assert any(missing.name in one["headline"]["sentence"] for one in reports)
 
 
 @pytest.mark.parametrize("words", [("localize",), ("minify",), ("replay", "--b", "cpu")])

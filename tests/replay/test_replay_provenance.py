@@ -62,7 +62,7 @@ def test_a_replay_where_it_was_recorded_makes_the_same_executable(recorded: Path
 
 
 def test_in_a_process_of_its_own_it_makes_the_same_executable_too(recorded: Path) -> None:
-    request = ReplayRequest(variant=parse_variant("default"))
+    request = ReplayRequest(variant=parse_variant("default"), isolated=True)
     ((_, report),) = replay_files([recorded], request)
     assert report.headline.word == "MATCH"
     assert report.warnings == ()
@@ -117,7 +117,7 @@ def test_every_difference_is_told_and_none_is_a_failure(
         processor="Z80",
     )
     assert main(["replay", "--json", str(path)]) == 0
-    (file,) = json.loads(capfd.readouterr().out)["files"]
+    (file,) = json.loads(capfd.readouterr().out)["reports"]
     told = "\n".join(file["warnings"])
     for words in (
         "jaxlib 0.9.9, replayed with",

@@ -55,8 +55,8 @@ def test_the_same_operation_raises_the_same_error(
 
 def test_the_same_is_told_as_json(recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "--json", str(recorded)]) == 0
-    (file,) = json.loads(capfd.readouterr().out)["files"]
-    assert file["verdict"] == "reproduces the error"
+    (file,) = json.loads(capfd.readouterr().out)["reports"]
+    assert file["headline"]["word"] == "REPRODUCES"
     assert file["trace_error"]["primitive"] == "dot_general"
     assert file["raised"]["message"] == file["trace_error"]["message"]
 

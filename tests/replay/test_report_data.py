@@ -29,7 +29,7 @@ def test_a_saved_report_is_read_back_as_it_was():
         {"grids": [{"rows": 9, "columns": 9}]},
         {"neighborhood": {"nodes": [], "edges": [[0, 7]], "hidden": 0}},
         {"comparison": {"schema": "another"}},
-        {"unknown": 1},
+        {"runs": {"replay": {"execute_seconds": "soon"}}},
     ],
 )
 def test_a_damaged_report_is_refused_with_words(damage):

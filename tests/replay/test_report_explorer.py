@@ -9,7 +9,7 @@ from planted_faults import mlp
 from snaprt_replay.localize.findings import Localization, RegionError, ValueDifference
 from snaprt_replay.localize.program import Program, flatten
 from snaprt_replay.report import model_explorer
-from snaprt_replay.report.graph import neighborhood
+from snaprt_replay.report.charts import neighborhood
 from snaprt_replay.report.surroundings import surroundings
 
 from snaprt import jaxapi

@@ -11,7 +11,7 @@ from importlib import resources
 
 import pytest
 from sample_reports import HOSTILE, sample_report
-from snaprt_replay.report import graph
+from snaprt_replay.report import charts
 from snaprt_replay.report.model import GraphNode, Headline, Neighborhood, Report
 from snaprt_replay.report.page import page
 
@@ -155,8 +155,8 @@ def test_instructions_that_do_not_fit_beside_each_other_take_several_rows() -> N
     nodes = [GraphNode("first", "dot", "f32[4]", "", 0)]
     nodes += [GraphNode(f"reader{number}", "add", "f32[4]", "", 1) for number in range(7)]
     around = Neighborhood(tuple(nodes), tuple((0, number) for number in range(1, 8)))
-    for most, rows in ((graph.WIDE, [1, 5, 2]), (graph.NARROW, [1, 2, 2, 2, 1])):
-        tops = re.findall(r'<rect [^>]*?y="([0-9.]+)"', graph.neighborhood("id", around, most))
+    for most, rows in ((charts.WIDE, [1, 5, 2]), (charts.NARROW, [1, 2, 2, 2, 1])):
+        tops = re.findall(r'<rect [^>]*?y="([0-9.]+)"', charts.neighborhood("id", around, most))
         assert sorted(Counter(map(float, tops)).items()) == [
             (10.0 + 84 * row, count) for row, count in enumerate(rows)
         ]

@@ -174,9 +174,9 @@ def test_the_command_judges_what_was_recorded_file_by_file(
 def test_a_side_that_cannot_run_leaves_with_status_2(snaprt: Run, recorded: Path) -> None:
     status, out, _ = snaprt("replay", recorded, "--a", "cpu", "--b", "cpu:77", "--json")
     found = json.loads(out)
-    assert (status, found["schema"], found["version"]) == (2, "snaprt.verdict", 1)
-    (file,) = found["files"]
-    assert file["verdict"] == "cannot be judged"
+    assert (status, found["schema"], found["version"]) == (2, "snaprt.report", 1)
+    (file,) = found["reports"]
+    assert file["headline"]["word"] == "CANNOT BE JUDGED"
     assert "B (cpu:77) gave no result: missing device" in file["judgement"]["sentence"]
     assert file["runs"]["a"]["device"] == "cpu:0"
 
@@ -195,15 +195,15 @@ def test_compiling_only_tells_memory_and_cost_and_saves_the_hlo(
     words = ("replay", module, "--device", "cpu", "--compile-only", "--save-hlo", saved)
     status, out, _ = snaprt(*words, "--json")
     found = json.loads(out)
-    assert (status, found["schema"], found["version"]) == (0, "snaprt.compile-only", 1)
-    (file,) = found["files"]
-    assert file["compiles"]
-    assert file["cost"]["flops"] > 0
-    assert "argument_size" in file["memory"]
+    assert (status, found["schema"], found["version"]) == (0, "snaprt.report", 1)
+    (file,) = found["reports"]
+    assert file["headline"]["word"] == "COMPILES"
+    assert file["compiled"]["cost"]["flops"] > 0
+    assert "argument_size" in file["compiled"]["memory"]
     assert saved.read_text().startswith("HloModule")
     status, out, _ = snaprt(*words, "--xla-flag", "xla_nope=1")
     assert status == 1
-    assert "DOES NOT COMPILE for cpu: compile error" in out
+    assert "DOES NOT COMPILE: for cpu: compile error" in out
 
 
 def test_an_unknown_topology_or_no_libtpu_is_an_error_with_a_hint(

@@ -22,6 +22,7 @@ from snaprt_replay.report.model import (
     Headline,
     Neighborhood,
     Report,
+    Run,
     Side,
     SourceExcerpt,
 )
@@ -84,8 +85,7 @@ def sample_report(name: str = "loss") -> Report:
         headline=Headline("bad", "MISMATCH", f"1 of 2 outputs differ: {name}"),
         format="snaprt snapshot",
         module=name,
-        device=name,
-        seconds=(0.5, 0.01),
+        runs={"replay": Run(name, name, 0.5, (0.01,))},
         environment=(Fact(name, name, "1"), Fact("python", "3.11", "3.12"), Fact("jax", "1", "1")),
         warnings=(name,),
         notes=(name,),

@@ -1,4 +1,4 @@
-"""Replay many files on the machines of a Dask cluster; it must not know how a file is replayed.
+"""Replay many files on the machines of a Dask cluster.
 
 A Dask worker only hands a file to a process of its own (`many`), so that a crash of XLA ends that
 process and neither the worker nor the file after it. A file whose worker is lost goes to another.
@@ -6,6 +6,7 @@ process and neither the worker nor the file after it. A file whose worker is los
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -87,12 +88,14 @@ def _replay(path: str, request: ReplayRequest) -> Mapping[str, Any]:
     """Replay a file; this is the part that runs in a Dask worker."""
     from snaprt_replay.batch.many import replay_file
 
-    return model.to_json(replay_file(Path(path), request, _workers(request.timeout)))
+    alone = dataclasses.replace(request, isolated=True)
+    return model.to_json(replay_file(Path(path), alone, _workers(request.timeout)))
 
 
 @functools.cache
-def _workers(timeout: float) -> Workers:
+def _workers(timeout: float | None) -> Workers:
     """Return the processes of this Dask worker; they stay for the files to come."""
+    from snaprt_replay.run.trial import PROCESSES
     from snaprt_replay.run.workers import Workers
 
-    return Workers(1, timeout)
+    return Workers(PROCESSES, timeout)

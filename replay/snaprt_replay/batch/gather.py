@@ -1,4 +1,4 @@
-"""Gather what a report shows of a replay or a trial; it must not know how it looks."""
+"""Gather what a report shows of a replay, a trial, a compilation or a localization."""
 
 from __future__ import annotations
 
@@ -10,19 +10,27 @@ from typing import Final
 import numpy as np
 
 from snaprt.errors import SnaprtError
+from snaprt.snapshot.format.read import open_snapshot
+from snaprt.snapshot.format.trace_errors import operation_text, raise_again
+from snaprt_replay.compare.array_statistics import describe
 from snaprt_replay.compare.results import Comparison
 from snaprt_replay.compare.verdict import SideJudgement
+from snaprt_replay.load import shared, sniff
 from snaprt_replay.load.case import Case
+from snaprt_replay.load.load import recorded_environment
 from snaprt_replay.localize.findings import Localization
 from snaprt_replay.localize.pipeline import read_program
 from snaprt_replay.report import surroundings
 from snaprt_replay.report.grid import error_grid
 from snaprt_replay.report.model import (
+    FAILED,
     Command,
+    Compiled,
     ErrorGrid,
     Headline,
     Neighborhood,
     Report,
+    Run,
     Side,
     SourceExcerpt,
     Status,
@@ -30,10 +38,11 @@ from snaprt_replay.report.model import (
 )
 from snaprt_replay.report.saved import headline_of
 from snaprt_replay.report.shown import shell_word
+from snaprt_replay.run import devices
+from snaprt_replay.run.player import PlayResult
 from snaprt_replay.run.rerun import Replay
-from snaprt_replay.run.trace_errors import TraceErrorReplay
 from snaprt_replay.run.trial import Trial
-from snaprt_replay.run.variants.variants import parse_variant
+from snaprt_replay.run.variants.variants import Variant, parse_variant
 from snaprt_replay.run.workers import Outcome
 
 _JUDGED: Final[Mapping[str, Status]] = {
@@ -56,12 +65,16 @@ def of_replay(replayed: Replay, words: Sequence[str] = ()) -> Report:
         headline=_headline(replayed),
         format=case.format,
         module=case.name,
-        device=f"{played.device} ({played.environment.get('device_kind', '')})",
-        seconds=(played.compile_seconds, sum(played.execute_seconds)),
+        files=tuple(map(str, case.files or (case.path,))),
+        runs={"replay": _run(played, played.isolated)},
+        compiler_options=case.compiler_options,
         environment=facts(case.environment, played.environment),
         warnings=replayed.warnings,
         notes=case.notes,
         comparison=replayed.comparison,
+        by_device=replayed.by_device,
+        repeats=played.repeats,
+        statistics=() if replayed.comparison else tuple(map(describe, played.outputs)),
         grids=_grids(
             replayed.comparison,
             [one.value for one in case.outputs or ()],
@@ -74,7 +87,8 @@ def of_replay(replayed: Replay, words: Sequence[str] = ()) -> Report:
 def of_trial(trial: Trial, words: Sequence[str] = ()) -> Report:
     """Return the report of a trial of two variants; see `of_replay`."""
     case, judgement = trial.case, trial.judgement
-    sides = [("A", judgement.a, trial.a), ("B", judgement.b, trial.b)]
+    judged = judgement.to_json()
+    del judged["comparison"]
     return Report(
         path=str(case.path),
         headline=Headline(
@@ -84,14 +98,12 @@ def of_trial(trial: Trial, words: Sequence[str] = ()) -> Report:
         ),
         format=case.format,
         module=case.name,
-        device=", ".join(dict.fromkeys(one.device for _, _, one in sides if one.device)),
-        seconds=(
-            sum(one.compile_seconds for _, _, one in sides),
-            sum(sum(one.execute_seconds) for _, _, one in sides),
-        ),
+        runs={"a": _run(trial.a), "b": _run(trial.b), "reference": _run(trial.reference)},
+        compiler_options=case.compiler_options,
         environment=facts(case.environment, trial.b.environment or trial.a.environment),
         notes=(*case.notes, *judgement.notes),
-        sides=tuple(_side(*side) for side in sides),
+        sides=(_side("A", judgement.a, trial.a), _side("B", judgement.b, trial.b)),
+        judgement=judged,
         comparison=judgement.comparison,
         grids=_grids(judgement.comparison, trial.a.outputs or (), trial.b.outputs or ()),
         commands=_commands(case.path, words),
@@ -139,23 +151,91 @@ def with_localization(
     )
 
 
-def of_trace_error(found: TraceErrorReplay) -> Report:
-    """Return the report of an error while a graph was recorded, which was raised again or not."""
-    recorded = found.recorded
-    file = shell_word(str(found.path))
+def of_compilation(case: Case, variant: Variant, outcome: Outcome, saved: Path) -> Report:
+    """Return the report of a program that was compiled only, for the device of a variant.
+
+    Args:
+        case: What was compiled.
+        variant: See `variants.compile_only`.
+        outcome: What came of it.
+        saved: Where the optimized HLO is.
+
+    Raises:
+        SnaprtError: There is nothing to compile for.
+    """
+    failure = outcome.failure
+    if failure is not None and failure.kind in ("unsupported", "missing device"):
+        raise failure.as_error(case.path)
+    report = Report(
+        path=str(case.path),
+        headline=Headline("ok", "COMPILES", f"for {outcome.device or variant.text}"),
+        format=case.format,
+        module=case.name,
+        runs={"compilation": _run(outcome)},
+        compiler_options=case.compiler_options,
+        notes=case.notes,
+    )
+    if failure is not None:
+        sentence = f"for {variant.text}: {failure}: {failure.message}"
+        return dataclasses.replace(report, headline=Headline("bad", "DOES NOT COMPILE", sentence))
+    memory, cost = outcome.report["memory"], outcome.report["cost"]
+    return dataclasses.replace(report, compiled=Compiled(memory, cost, str(saved)))
+
+
+# What may change what an operation accepts; it never reaches a device or a compiler.
+_MATTERS_TO_OPERATIONS: Final = ("jax", "jaxlib", "snaprt")
+
+
+def of_trace_error(path: Path) -> Report | None:
+    """Raise an error again that was raised while a graph was recorded, and report what came of it.
+
+    Returns:
+        None where the file is of another kind.
+
+    Raises:
+        SnapshotError: The file cannot be read.
+    """
+    form = sniff.sniff(path)
+    if form not in (sniff.SNAPSHOT, sniff.PACK):
+        return None
+    snapshot = open_snapshot(shared.only_execution(path) if form == sniff.PACK else path)
+    recorded = snapshot.manifest.trace_error
+    if recorded is None:
+        return None
+    raised = raise_again(recorded)
+    here = devices.environment(devices.find_device(None))
+    then = recorded_environment(snapshot)
+    notes = [
+        f"recorded: {recorded.kind}: {recorded.message}",
+        f"operation: {operation_text(recorded) or 'none; Python code raised the error'}",
+        *(f"  at {frame}" for frame in recorded.stack),
+        f"graph so far: {recorded.pending} operations",
+    ]
+    if recorded.left_out:
+        notes.append(f"{recorded.left_out} of them, on other devices, are not in the file")
+    notes += [f"not in the file: {value}" for value in recorded.unencodable]
+    reproduces = (raised.kind, raised.message) == (recorded.kind, recorded.message)
+    if reproduces:
+        headline = Headline("ok", "REPRODUCES", "the same operation raises the same error")
+    else:
+        what = recorded.primitive or recorded.function
+        other = f"the operation raises another error, {raised.kind}: {raised.message}"
+        none = f"{what} raises no error with these operands and parameters"
+        sentence = raised.obstacle or (other if raised.kind else none)
+        headline = Headline("bad", "DOES NOT REPRODUCE", sentence)
+    file = shell_word(str(path))
     return Report(
-        path=str(found.path),
-        headline=Headline(
-            *(("ok", "REPRODUCES") if found.reproduces else ("bad", "DOES NOT REPRODUCE")),
-            found.summary,
-        ),
+        path=str(path),
+        headline=headline,
         format="an error while the graph was recorded",
-        module=found.name,
-        warnings=found.warnings,
-        notes=(
-            f"recorded: {recorded.kind}: {recorded.message}",
-            f"operation: {found.operation or 'none; Python code raised the error'}",
+        module=snapshot.manifest.execution.name,
+        environment=facts(then, here),
+        warnings=devices.differences(
+            {name: value for name, value in then.items() if name in _MATTERS_TO_OPERATIONS}, here
         ),
+        notes=tuple(notes),
+        trace_error=dataclasses.asdict(recorded),
+        raised=dataclasses.asdict(raised),
         commands=(
             Command("Replay it again", f"snaprt replay {file}"),
             Command("See what is in it", f"snaprt inspect {file}"),
@@ -165,8 +245,22 @@ def of_trace_error(found: TraceErrorReplay) -> Report:
 
 def of_failure(path: Path, error: SnaprtError) -> Report:
     """Return the report of a file that could not be replayed."""
-    told = f"{error.message}; {error.hint}" if error.hint else error.message
-    return Report(str(path), Headline("failed", "FAILED", told), commands=_commands(path, ()))
+    headline = Headline("failed", FAILED, error.message)
+    return Report(str(path), headline, error.hint, commands=_commands(path, ()))
+
+
+def _run(ran: PlayResult | Outcome, isolated: bool = True) -> Run:
+    failure = ran.failure if isinstance(ran, Outcome) else None
+    return Run(
+        device=ran.device,
+        device_kind=ran.environment.get("device_kind", ""),
+        compile_seconds=ran.compile_seconds,
+        execute_seconds=ran.execute_seconds,
+        from_cache=ran.from_cache,
+        isolated=isolated,
+        agrees_with_itself=ran.agrees_with_itself,
+        failure=None if failure is None else dataclasses.asdict(failure),
+    )
 
 
 def neighborhood_of(

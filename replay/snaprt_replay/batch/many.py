@@ -1,7 +1,4 @@
-"""Replay many files at once, each in a process of its own; it must not know how it is shown.
-
-A process serves one file after the other and is replaced when one ends it: see `workers`.
-"""
+"""Replay files, here or in processes of their own, some at a time; each gives a report."""
 
 from __future__ import annotations
 
@@ -13,12 +10,19 @@ from pathlib import Path
 from typing import Final
 
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.snapshot.format import places
+from snaprt.snapshot.format.read import sibling_inputs
+from snaprt.snapshot.share.executions import executions_in
 from snaprt_replay.batch import gather
 from snaprt_replay.compare.tolerance import ToleranceRequest
+from snaprt_replay.export.arrays import write_members
+from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.load import load
+from snaprt_replay.load.siblings import one_for_each_execution
 from snaprt_replay.report.model import Report
+from snaprt_replay.run import player
 from snaprt_replay.run.rerun import replay_case
-from snaprt_replay.run.trace_errors import replay_trace_error
+from snaprt_replay.run.trial import PROCESSES, try_case
 from snaprt_replay.run.variants.variants import Variant
 from snaprt_replay.run.workers import Workers
 
@@ -33,31 +37,60 @@ class ReplayRequest:
     """What to do with each file; it can be sent to another machine.
 
     Args:
-        variant: Where and how to run it.
+        variant: Where and how to run it; or a kind that compiles only.
+        sides: A, B and a reference, where two sides are to be judged.
         repeat: How often, to see whether it agrees with itself.
         tolerance: What to allow.
         inputs: An ``.npz`` file with other inputs.
         random_seed: Draw other inputs, from this seed.
-        timeout: Seconds for one file.
+        isolated: Run in a process of its own? None for "if snaprt did not write the module".
+        timeout: Seconds for one run in a process of its own; None for any.
+        save: Where to save the outputs, as ``.npz``.
+        save_hlo: Where to save the optimized HLO of what is compiled only.
         words: The options that say all this on a command line.
     """
 
     variant: Variant
+    sides: tuple[Variant, Variant, Variant] | None = None
     repeat: int = 1
     tolerance: ToleranceRequest = dataclasses.field(default_factory=ToleranceRequest)
     inputs: Path | None = None
     random_seed: int | None = None
-    timeout: float = 120.0
+    isolated: bool | None = None
+    timeout: float | None = 120.0
+    save: Path | None = None
+    save_hlo: Path | None = None
     words: tuple[str, ...] = ()
 
 
-def recorded_files(folder: Path) -> list[Path]:
+def executions(paths: Sequence[Path]) -> list[Path]:
+    """Return one file for each recorded execution that files, packed files and folders stand for.
+
+    Of an execution that left several files, for inputs and outputs or for each device, it is one.
+
+    Raises:
+        UsageError: A folder holds none.
+    """
+    files = [file for path in paths for file in _files_of(path)]
+    given = {path.absolute() for path in files}
+    kept = []
+    for path in dict.fromkeys(files):
+        inputs = sibling_inputs(path)
+        if inputs is None or inputs.absolute() not in given:
+            kept.append(path)
+    return one_for_each_execution(kept)
+
+
+def _files_of(path: Path) -> list[Path]:
+    if path.is_dir():
+        return [file for one in _recorded_files(path) for file in _files_of(one)]
+    return (executions_in(path) if places.is_pack_file(path) else None) or [path]
+
+
+def _recorded_files(folder: Path) -> list[Path]:
     """Return the recorded executions in a folder and those below it, in the order of their names.
 
     Of an execution that XLA wrote in both of its forms, it is the one that has the results.
-
-    Raises:
-        UsageError: There is none.
     """
     found = sorted({path for pattern in _RECORDED for path in folder.rglob(pattern)})
     modules = {_module(path) for path in found if ".snapshot." in path.name}
@@ -83,35 +116,73 @@ def replay_files(
     paths: Sequence[Path], request: ReplayRequest, processes: int = 1
 ) -> Iterator[tuple[int, Report]]:
     """Replay files, some at a time, and yield each one's position and report as it is finished."""
-    with (
-        Workers(processes, request.timeout) as workers,
-        concurrent.futures.ThreadPoolExecutor(processes) as pool,
-    ):
-        running = {
-            pool.submit(replay_file, path, request, workers): number
-            for number, path in enumerate(paths)
-        }
-        try:
-            for done in concurrent.futures.as_completed(running):
-                yield running[done], done.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    count = max(processes, PROCESSES if request.sides else 1)
+    with Workers(count, request.timeout) as workers:
+        if processes == 1:
+            for number, path in enumerate(paths):
+                yield number, replay_file(path, request, workers)
+            return
+        with concurrent.futures.ThreadPoolExecutor(processes) as pool:
+            running = {
+                pool.submit(replay_file, path, request, workers): number
+                for number, path in enumerate(paths)
+            }
+            try:
+                for done in concurrent.futures.as_completed(running):
+                    yield running[done], done.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
 
 def replay_file(path: Path, request: ReplayRequest, workers: Workers) -> Report:
-    """Replay one file in one of the workers' processes; whatever happens is in the report."""
+    """Do with one file what is asked; whatever comes of it is in the report."""
     try:
-        raised = replay_trace_error(path)
+        runs_once = request.sides is None and request.variant.kind != "compile-only"
+        raised = gather.of_trace_error(path) if runs_once else None
         if raised is not None:
-            return gather.of_trace_error(raised)
+            return raised
+        case = load(path, request.inputs, request.random_seed)
+        if request.sides is not None:
+            trial = try_case(case, *request.sides, workers=workers, repeat=request.repeat)
+            return gather.of_trial(trial, request.words)
+        if request.variant.kind == "compile-only":
+            return _compile(case, request, workers)
         replayed = replay_case(
-            load(path, request.inputs, request.random_seed),
+            case,
             request.variant,
             workers,
             repeat=request.repeat,
             tolerance=request.tolerance,
-            isolated=True,
+            isolated=request.isolated,
         )
+        if request.save is not None:
+            _save(request.save, replayed.played.outputs)
         return gather.of_replay(replayed, request.words)
     except SnaprtError as error:
         return gather.of_failure(path, error)
+
+
+def _compile(case: Case, request: ReplayRequest, workers: Workers) -> Report:
+    job = dataclasses.replace(player.job_of(case, request.variant), inputs=())
+    outcome = workers.run_job(job)
+    device = re.sub(r"[^\w.-]+", "-", request.variant.text)
+    saved = request.save_hlo or Path(f"{case.path.name}.{device}.hlo.txt")
+    if outcome.failure is None:
+        try:
+            saved.write_text(outcome.report["hlo"])
+        except OSError as error:
+            raise UsageError(
+                f"cannot save the HLO to {saved}: {error.strerror or error}",
+                hint="name a file in an existing folder: --save-hlo FILE",
+            ) from error
+    return gather.of_compilation(case, request.variant, outcome, saved)
+
+
+def _save(path: Path, arrays: Sequence[NamedArray]) -> None:
+    try:
+        write_members([(array.name, array.value) for array in arrays], path, bits=False)
+    except OSError as error:
+        raise UsageError(
+            f"cannot save outputs to {path}: {error.strerror or error}",
+            hint="is the folder there, is the disk full?",
+        ) from error

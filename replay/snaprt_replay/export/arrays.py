@@ -27,12 +27,21 @@ def write_npz(case: Case, path: Path) -> None:
     write_members(named_arrays(case), path)
 
 
-def write_members(arrays: Iterable[tuple[str, np.ndarray]], path: Path) -> None:
-    """Write named arrays as ``numpy.savez`` does, which takes not every name."""
+def write_members(
+    arrays: Iterable[tuple[str, np.ndarray]], path: Path, *, bits: bool = True
+) -> None:
+    """Write named arrays as ``numpy.savez`` does, which takes not every name.
+
+    Args:
+        arrays: Names and values.
+        path: The file.
+        bits: Write bfloat16 and the like as unsigned integers, not as bytes without a type.
+    """
     with zipfile.ZipFile(path, "w") as archive:
         for name, value in arrays:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, storable(value), allow_pickle=False)
+                written = storable(value) if bits else value
+                np.lib.format.write_array(member, written, allow_pickle=False)
 
 
 def write_safetensors(case: Case, path: Path) -> None:

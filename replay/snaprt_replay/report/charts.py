@@ -1,23 +1,71 @@
-"""Draw histograms, maps of an array and bars of errors; it must not know pages.
+"""Draw what a report shows as SVG: histograms, maps of an array, bars of errors, a program.
 
-Logarithmic throughout: errors range over many orders of magnitude.
+Errors are drawn on logarithmic scales: they range over many orders of magnitude. All text is
+escaped. Colors come from classes alone, because the page's content policy takes no style attribute,
+and its two color schemes share one drawing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from snaprt.layers import Sizes, lay_out, wrap
 from snaprt_replay.compare.results import OutputComparison
 from snaprt_replay.localize.findings import RegionError
-from snaprt_replay.report.model import SPECIALS, ErrorGrid
-from snaprt_replay.report.svg import element, picture
+from snaprt_replay.report import shown
+from snaprt_replay.report.model import SPECIALS, ErrorGrid, GraphNode, Neighborhood
 
 SHADES: Final = 8
 _MARKS: Final = ("", "special-same", "special-inf", "special-expected", "special-actual")
+
+
+Attribute = str | float | int
+
+
+def element(tag: str, *children: str, **attributes: Attribute) -> Markup:
+    """Return an element; ``class_`` is the attribute class, ``text_anchor`` is text-anchor."""
+    written = Markup("").join(
+        Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), _value(value))
+        for name, value in attributes.items()
+    )
+    inside = Markup("").join(escape(child) for child in children)
+    return Markup("<{0}{1}>{2}</{0}>").format(Markup(tag), written, inside)
+
+
+def _value(value: Attribute) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def picture(
+    identity: str, width: int, height: int, title: str, description: str, parts: Sequence[str]
+) -> Markup:
+    """Return a whole drawing with a title and a description for who cannot see it.
+
+    Args:
+        identity: Unique in the page; the ids of title and description are made of it.
+        width: In units of the drawing; it is shrunk to the width of the page.
+        height: The same.
+        title: What it is.
+        description: What it shows, in sentences.
+        parts: Elements, in the order to paint.
+    """
+    title_id, description_id = f"{identity}-title", f"{identity}-description"
+    return element(
+        "svg",
+        element("title", shown.sentence(title), id=title_id),
+        element("desc", shown.sentence(description), id=description_id),
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        role="img",
+        aria_labelledby=f"{title_id} {description_id}",
+    )
 
 
 def octave_text(octave: int) -> str:
@@ -237,3 +285,64 @@ def _short(count: int) -> str:
         if count >= limit:
             return f"{count / limit:.3g}{unit}"
     return str(count)
+
+
+# --- the program around an instruction ---
+
+_SIZES = Sizes(width=168, height=46, row=84)
+_TEXT = 22  # characters that fit in a box
+_ARROW: Mapping[str, Attribute] = {
+    "viewBox": "0 0 8 8",
+    "refX": 8,
+    "refY": 4,
+    "markerWidth": 7,
+    "markerHeight": 7,
+}
+
+
+#: How many boxes fit beside each other on a wide page, and on a narrow one.
+WIDE, NARROW = 5, 2
+
+
+def neighborhood(identity: str, around: Neighborhood, most_in_row: int = WIDE) -> Markup:
+    """Return boxes for instructions, with arrows from what is read to what reads it."""
+    rows = wrap([node.level for node in around.nodes], most_in_row)
+    layout = lay_out(rows, around.edges, _SIZES)
+    arrow = f"{identity}-arrow"
+    tip = element("path", d="M0 0 L8 4 L0 8 z", class_="arrow")
+    parts = [
+        element("defs", element("marker", tip, id=arrow, orient="auto", **_ARROW)),
+        *(
+            element("path", d=layout.path(way), class_="edge", marker_end=f"url(#{arrow})")
+            for way in layout.ways
+        ),
+        *(
+            _box(node, layout.middles[number] - _SIZES.width / 2, _SIZES.top(rows[number]))
+            for number, node in enumerate(around.nodes)
+        ),
+    ]
+    at_fault = ", ".join(node.name for node in around.nodes if node.at_fault)
+    return picture(
+        identity,
+        round(layout.width),
+        round(layout.height),
+        "The program around what is at fault",
+        f"{len(around.nodes)} instructions and {len(around.edges)} edges around {at_fault}; the "
+        "table below has the same in words.",
+        parts,
+    )
+
+
+def _box(node: GraphNode, x: float, y: float) -> Markup:
+    middle = x + _SIZES.width / 2
+    lines = [
+        element("title", shown.name(f"{node.name} {node.opcode} {node.shape} {node.source}", 400)),
+        element("rect", x=x, y=y, width=_SIZES.width, height=_SIZES.height, rx=6),
+        _line(node.name, middle, y + 19, "name"),
+        _line(f"{node.opcode} {node.shape}", middle, y + 36, "kind"),
+    ]
+    return element("g", *lines, class_="node fault" if node.at_fault else "node")
+
+
+def _line(text: str, x: float, y: float, kind: str) -> Markup:
+    return element("text", shown.name(text, _TEXT), x=x, y=y, text_anchor="middle", class_=kind)

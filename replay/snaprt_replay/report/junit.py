@@ -1,4 +1,4 @@
-"""Write reports as JUnit XML, for CI; it must not know how anything was found.
+"""Write reports as JUnit XML, for CI.
 
 The form is the one that Jenkins, GitLab and GitHub's actions read: ``testsuites``, ``testsuite``,
 ``testcase`` with ``failure``, ``error`` or ``skipped``. Source: the Jenkins xUnit plugin's

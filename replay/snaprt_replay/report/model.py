@@ -1,23 +1,29 @@
-"""What a report shows, as frozen data that can be saved; it must not know how it is drawn.
+"""What a report shows, as frozen data that can be saved: the one result of replaying a file.
 
-A `Report` is of one file: a replay or a trial of variants, and what localizing found, where it was
-done. ``from_json(to_json(report))`` is ``report``.
+A `Report` is of one file: of a replay, a trial of variants or a compilation, and of what localizing
+found, where it was done. ``from_json(to_json(report))`` is ``report``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
+
+import msgspec
 
 from snaprt.errors import UsageError
 from snaprt_replay.compare import results
-from snaprt_replay.compare.results import Comparison
+from snaprt_replay.compare.array_statistics import ArrayStatistics
+from snaprt_replay.compare.results import IDENTICAL, MISMATCH, Comparison, OutputComparison
 from snaprt_replay.localize import findings
 from snaprt_replay.localize.findings import Localization
 
 SCHEMA: Final = "snaprt.report"
 SCHEMA_VERSION: Final = 1
+
+#: The word of a file that could not be replayed.
+FAILED: Final = "FAILED"
 
 Status = Literal["ok", "caution", "bad", "failed"]
 """``ok``: nothing to look at. ``caution``: open, or nothing to compare with. ``bad``: something was
@@ -69,6 +75,46 @@ def facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[Fact, .
 
 
 @dataclasses.dataclass(frozen=True)
+class Run:
+    """How a program ran: the replay, or a side of a trial.
+
+    Args:
+        device: The device's name, ``cpu:0``; empty where nothing ran.
+        device_kind: What it calls itself.
+        compile_seconds: To compile the program, or load it from the cache.
+        execute_seconds: Of each run.
+        from_cache: Whether the executable came from the persistent cache.
+        isolated: Whether it ran in a process of its own.
+        agrees_with_itself: Whether all runs gave the same bits; None where it ran once only.
+        failure: Why it gave no outputs: ``kind``, ``signature``, ``message``, ``hint``.
+    """
+
+    device: str = ""
+    device_kind: str = ""
+    compile_seconds: float = 0.0
+    execute_seconds: tuple[float, ...] = ()
+    from_cache: bool = False
+    isolated: bool = False
+    agrees_with_itself: bool | None = None
+    failure: Mapping[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler said of a program that was compiled only.
+
+    Args:
+        memory: Bytes, by XLA's names.
+        cost: The compiler's cost analysis, by XLA's names.
+        hlo: Where the optimized HLO was saved.
+    """
+
+    memory: Mapping[str, float | int]
+    cost: Mapping[str, float | int]
+    hlo: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Side:
     """One side of a trial of variants.
 
@@ -116,6 +162,11 @@ class ErrorGrid:
     specials: tuple[int, ...]
     box: tuple[tuple[int, int], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raise ValueError unless there are as many cells as it says."""
+        if not len(self.errors) == len(self.specials) == self.rows * self.columns:
+            raise ValueError("a grid has not as many cells as it says")
+
 
 #: What a cell of the NaN and Inf map says, by its mark; a cell has the largest one of its elements.
 SPECIALS: Final = (
@@ -162,6 +213,17 @@ class Neighborhood:
     edges: tuple[tuple[int, int], ...]
     hidden: int = 0
 
+    def __post_init__(self) -> None:
+        """Raise ValueError unless it can be drawn, edges leading down."""
+        nodes = self.nodes
+        if any(not 0 <= node.level <= len(nodes) for node in nodes) or not nodes:
+            raise ValueError("a node stands in no row")
+        for start, stop in self.edges:
+            if not (0 <= start < len(nodes) and 0 <= stop < len(nodes)):
+                raise ValueError("an edge leads to a node that is not there")
+            if nodes[start].level >= nodes[stop].level:
+                raise ValueError("an edge leads upwards")
+
 
 @dataclasses.dataclass(frozen=True)
 class SourceExcerpt:
@@ -200,15 +262,24 @@ class Report:
     Args:
         path: The file.
         headline: The verdict.
+        hint: What to do about it, where it could not be replayed.
         format: The file's format.
         module: The module's name.
-        device: Where it was replayed.
-        seconds: Time to compile, and of all runs together.
+        files: All files that it was read from, where there are several.
+        runs: How it ran: ``replay``, or the sides ``a``, ``b`` and ``reference``.
+        compiler_options: XLA options that it was recorded with beyond the defaults.
         environment: Where it was recorded, and where it was replayed.
         warnings: What differs between the two, in sentences.
         notes: What else a reader should know.
         sides: Of a trial of variants.
+        judgement: Of a trial: the fields of `compare.verdict.Judgement`.
+        compiled: Where it was compiled only.
+        trace_error: What the file says of an error that was raised while a graph was recorded.
+        raised: What evaluating the operation that failed gave here.
         comparison: The outputs, compared.
+        by_device: What each device held of them, compared.
+        repeats: Two runs, compared bit for bit.
+        statistics: Of the outputs, where there is nothing to compare them with.
         grids: One for each output of the comparison; None where there is none.
         localization: Where it starts; None if that was not looked for.
         neighborhood: Of the instructions found.
@@ -218,112 +289,93 @@ class Report:
 
     path: str
     headline: Headline
+    hint: str = ""
     format: str = ""
     module: str = ""
-    device: str = ""
-    seconds: tuple[float, float] = (0.0, 0.0)
+    files: tuple[str, ...] = ()
+    runs: Mapping[str, Run] = dataclasses.field(default_factory=dict)
+    compiler_options: Mapping[str, str | bool | int | float] = dataclasses.field(
+        default_factory=dict
+    )
     environment: tuple[Fact, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sides: tuple[Side, ...] = ()
+    judgement: Mapping[str, Any] | None = None
+    compiled: Compiled | None = None
+    trace_error: Mapping[str, Any] | None = None
+    raised: Mapping[str, Any] | None = None
     comparison: Comparison | None = None
+    by_device: tuple[Comparison, ...] = ()
+    repeats: Comparison | None = None
+    statistics: tuple[ArrayStatistics, ...] = ()
     grids: tuple[ErrorGrid | None, ...] = ()
     localization: Localization | None = None
     neighborhood: Neighborhood | None = None
     sources: tuple[SourceExcerpt, ...] = ()
     commands: tuple[Command, ...] = ()
 
+    @property
+    def device(self) -> str:
+        """Return where it was replayed, in words."""
+        devices = {run.device: run.device_kind for run in self.runs.values() if run.device}
+        return ", ".join(f"{name} ({kind})" if kind else name for name, kind in devices.items())
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Return the time to compile, and of all runs together."""
+        runs = self.runs.values()
+        return sum(run.compile_seconds for run in runs), sum(
+            seconds for run in runs for seconds in run.execute_seconds
+        )
+
+
+def worst_first(outputs: Sequence[OutputComparison]) -> list[int]:
+    """Return the positions of outputs, the worst first, equally bad ones in their own order."""
+    return sorted(range(len(outputs)), key=lambda number: _badness(outputs[number]), reverse=True)
+
+
+def _badness(output: OutputComparison) -> tuple[float, ...]:
+    return (
+        output.verdict == MISMATCH,
+        output.verdict != IDENTICAL,
+        output.specials.confused > 0,
+        output.beyond / max(1, output.elements),
+        output.max_ulp or 0,
+        output.max_abs_error,
+    )
+
 
 def to_json(report: Report) -> dict[str, Any]:
     """Return a report as JSON data; numbers that JSON does not have become text."""
-    bare = dataclasses.replace(report, comparison=None, localization=None)
+    bare = dataclasses.replace(
+        report, comparison=None, by_device=(), repeats=None, localization=None
+    )
     plain: dict[str, Any] = results.json_ready(dataclasses.asdict(bare))
-    if report.comparison is not None:
-        plain["comparison"] = results.to_json(report.comparison)
+    for name in ("comparison", "repeats"):
+        if getattr(report, name) is not None:
+            plain[name] = results.to_json(getattr(report, name))
+    plain["by_device"] = [results.to_json(comparison) for comparison in report.by_device]
     if report.localization is not None:
         plain["localization"] = findings.to_json(report.localization)
+    plain["device"], plain["seconds"] = report.device, list(report.seconds)
     return plain
 
 
 def from_json(plain: Mapping[str, Any]) -> Report:
-    """Undo `to_json`.
+    """Undo `to_json`; what a later version added is passed over.
 
     Raises:
-        UsageError: It is not a report, or what is in it is of another version.
+        UsageError: It is not a report.
     """
+    if "runs" not in plain and "seconds" in plain:  # as it was written first
+        compiling, running = plain["seconds"]
+        run = {"device": plain["device"], "compile_seconds": compiling}
+        plain = {**plain, "runs": {"replay": {**run, "execute_seconds": [running]}}}
     try:
-        return _report(plain)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return msgspec.convert(plain, Report, strict=False)
+    except msgspec.ValidationError as error:
         raise UsageError(
-            f"this report cannot be read: {type(error).__name__} at {error}",
+            f"this report cannot be read: {error}",
             hint="it was edited, or written by another version of snaprt",
         ) from error
-
-
-def _report(plain: Mapping[str, Any]) -> Report:
-    fields: dict[str, Any] = dict(plain)
-    fields["headline"] = Headline(**_checked(plain["headline"]))
-    kinds: tuple[tuple[str, type], ...] = (
-        ("environment", Fact),
-        ("sides", Side),
-        ("commands", Command),
-    )
-    for field, kind in kinds:
-        fields[field] = tuple(kind(**one) for one in plain[field])
-    fields["sides"] = tuple(
-        dataclasses.replace(side, score=None if side.score is None else float(side.score))
-        for side in fields["sides"]
-    )
-    fields["grids"] = _all(lambda one: None if one is None else _grid(one), plain["grids"])
-    fields["sources"] = _all(
-        lambda one: SourceExcerpt(
-            **{**one, "lines": tuple(one["lines"]), "marked": tuple(one["marked"])}
-        ),
-        plain["sources"],
-    )
-    for field in ("warnings", "notes", "seconds"):
-        fields[field] = tuple(plain[field])
-    for field, read in (
-        ("comparison", results.comparison_from_json),
-        ("localization", findings.from_json),
-        ("neighborhood", _neighborhood),
-    ):
-        fields[field] = None if plain[field] is None else read(plain[field])
-    return Report(**fields)
-
-
-def _checked(headline: Mapping[str, Any]) -> Mapping[str, Any]:
-    if headline["status"] not in ("ok", "caution", "bad", "failed"):
-        raise ValueError(f"status {headline['status']!r}")
-    return headline
-
-
-def _all(read: Callable[[Any], Any], values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(read(one) for one in values)
-
-
-def _grid(plain: Mapping[str, Any]) -> ErrorGrid:
-    grid = ErrorGrid(
-        **{
-            **plain,
-            "errors": tuple(map(float, plain["errors"])),
-            "specials": tuple(map(int, plain["specials"])),
-            "box": tuple((int(first), int(last)) for first, last in plain["box"]),
-        }
-    )
-    if not len(grid.errors) == len(grid.specials) == grid.rows * grid.columns:
-        raise ValueError("a grid has not as many cells as it says")
-    return grid
-
-
-def _neighborhood(plain: Mapping[str, Any]) -> Neighborhood:
-    nodes = tuple(GraphNode(**one) for one in plain["nodes"])
-    edges = tuple((int(start), int(stop)) for start, stop in plain["edges"])
-    if any(not 0 <= node.level <= len(nodes) for node in nodes) or not nodes:
-        raise ValueError("a node stands in no row")
-    for start, stop in edges:
-        if not (0 <= start < len(nodes) and 0 <= stop < len(nodes)):
-            raise ValueError("an edge leads to a node that is not there")
-        if nodes[start].level >= nodes[stop].level:
-            raise ValueError("an edge leads upwards")
-    return Neighborhood(nodes, edges, int(plain["hidden"]))

@@ -1,7 +1,6 @@
-"""Write reports as one self-contained page; it must not know how anything was found.
+"""Write reports as one self-contained page, see `snaprt.pages`.
 
-It is a page as `snaprt.pages` says. What comes from files is escaped by the template engine, and
-spelt out by `shown`.
+What comes from files is escaped by the template engine, and spelt out by `shown`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from markupsafe import Markup
 from snaprt import pages
 from snaprt_replay.compare.results import IDENTICAL, MISMATCH, OutputComparison, Place, Verdict
 from snaprt_replay.localize.findings import error_text, place_text
-from snaprt_replay.report import charts, graph, shown
-from snaprt_replay.report.model import ErrorGrid, Report, Status
-from snaprt_replay.report.order import worst_first
+from snaprt_replay.report import charts, shown
+from snaprt_replay.report.model import ErrorGrid, Report, Status, worst_first
 
 _PACKAGE: Final = "snaprt_replay.report"
 
@@ -152,8 +150,8 @@ class _Shown:
         if around is None:
             return None
         return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(
-            graph.neighborhood(f"{self.identity}-graph", around),
-            graph.neighborhood(f"{self.identity}-narrow", around, graph.NARROW),
+            charts.neighborhood(f"{self.identity}-graph", around),
+            charts.neighborhood(f"{self.identity}-narrow", around, charts.NARROW),
         )
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""Read what commands printed with ``--json`` as reports; it must not know files or JAX."""
+"""Read what commands printed with ``--json`` as reports, also in the forms of earlier versions."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from snaprt.errors import UsageError
@@ -11,7 +11,7 @@ from snaprt_replay.compare.results import MISMATCH, comparison_from_json
 from snaprt_replay.localize import findings
 from snaprt_replay.localize.findings import Kind
 from snaprt_replay.report import model
-from snaprt_replay.report.model import Headline, Report, Side, Status
+from snaprt_replay.report.model import Headline, Report, Status
 
 _VERSION: Final = 1
 
@@ -27,7 +27,7 @@ def read(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
     """Return the reports that a saved result stands for.
 
     Args:
-        plain: The JSON data of any of `SCHEMAS`.
+        plain: The JSON data of any schema in `_READERS`.
         path: What to call it where it does not say itself which file it is of.
 
     Raises:
@@ -47,7 +47,7 @@ def read(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
             hint="update snaprt",
         )
     try:
-        return reader(plain, path)
+        return tuple(reader(plain, path))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} cannot be read: {type(error).__name__} at {error}",
@@ -83,109 +83,93 @@ _FOUND: Final[Mapping[Kind, tuple[Status, str]]] = {
 }
 
 
-def _read_reports(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
-    return tuple(model.from_json(one) for one in plain["reports"])
+def _read_reports(plain: Mapping[str, Any], path: str) -> Iterator[Report]:
+    return map(model.from_json, plain["reports"])
 
 
-def _read_localization(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
+def _read_localization(plain: Mapping[str, Any], path: str) -> Iterator[Report]:
     found = findings.from_json(plain)
-    return (Report(path, headline_of(found), localization=found),)
+    yield Report(path, headline_of(found), localization=found)
 
 
-def _read_comparison(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
+def _read_comparison(plain: Mapping[str, Any], path: str) -> Iterator[Report]:
     comparison = comparison_from_json(plain)
-    differs = comparison.verdict == MISMATCH
-    headline = Headline(
-        "bad" if differs else "ok", "MISMATCH" if differs else "MATCH", comparison.summary
-    )
-    return (Report(path, headline, comparison=comparison),)
+    status: Status = "bad" if comparison.verdict == MISMATCH else "ok"
+    word = "MISMATCH" if status == "bad" else "MATCH"
+    yield Report(path, Headline(status, word, comparison.summary), comparison=comparison)
 
 
-def _read_replays(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
-    return tuple(_replay(one) for one in plain["files"])
-
-
-def _replay(plain: Mapping[str, Any]) -> Report:
-    if "error" in plain:
-        return _failed(plain)
-    comparison = plain["comparison"] and comparison_from_json(plain["comparison"])
-    repeats = plain["repeats"] and comparison_from_json(plain["repeats"])
-    status = _STATUSES[plain["status"]]
-    if status == "ok" and not comparison:
-        status = "caution"
-    sentence = comparison.summary if comparison else "no outputs were recorded for these inputs"
-    if repeats and plain["verdict"] == "does not agree with itself":
-        sentence = f"{repeats.actual_name} and run 1: {repeats.summary}"
-    return Report(
-        path=plain["path"],
-        headline=Headline(status, _word(plain["verdict"]), sentence),
-        format=plain["format"],
-        module=plain["name"],
-        device=plain["device"],
-        seconds=(float(plain["compile_seconds"]), math.fsum(plain["execute_seconds"])),
-        environment=model.facts(plain["recorded_environment"], plain["environment"]),
-        warnings=tuple(plain["warnings"]),
-        notes=tuple(plain["notes"]),
-        comparison=comparison,
-    )
-
-
-def _read_verdicts(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
-    return tuple(_verdict(one) for one in plain["files"])
-
-
-def _verdict(plain: Mapping[str, Any]) -> Report:
-    if "error" in plain:
-        return _failed(plain)
-    judged, runs = plain["judgement"], plain["runs"]
-    comparison = judged["comparison"] and comparison_from_json(judged["comparison"])
-    status: Status = (
-        "caution" if judged["kind"] == "ill-conditioned" else _STATUSES[plain["status"]]
-    )
-    return Report(
-        path=plain["path"],
-        headline=Headline(
-            status,
-            judged["kind"].upper(),
-            judged["sentence"].removeprefix(f"{judged['kind']}: "),
-        ),
-        format=plain["format"],
-        module=plain["name"],
-        environment=model.facts({}, runs["b"]["environment"]),
-        notes=tuple(judged["notes"]),
-        sides=tuple(
-            _side(letter, judged[key], runs[key]["device"])
-            for letter, key in (("A", "a"), ("B", "b"))
-        ),
-        comparison=comparison,
-    )
-
-
-def _side(letter: str, judged: Mapping[str, Any], device: str) -> Side:
-    if judged["failure"]:
-        return Side(letter, judged["name"], "failed", "failed", reason=judged["failure"])
-    status: Status = "bad" if judged["wrong"] else "ok"
-    word = "wrong" if judged["wrong"] else "within rounding"
-    return Side(letter, judged["name"], status, word, float(judged["score"]), device)
-
-
-def _failed(plain: Mapping[str, Any]) -> Report:
-    told = f"{plain['error']}; {plain['hint']}" if plain["hint"] else plain["error"]
-    return Report(plain["path"], Headline("failed", "FAILED", told))
-
+# --- what `snaprt replay` printed before all of its results became reports ---
 
 _STATUSES: Final[tuple[Status, ...]] = ("ok", "bad", "failed")
-_WORDS: Final = {"identical": "MATCH", "within tolerance": "MATCH"}
+_WORDS: Final = {
+    "identical": "MATCH",
+    "within tolerance": "MATCH",
+    "does not agree with itself": "NON-DETERMINISTIC",
+}
 
 
-def _word(verdict: str) -> str:
-    return _WORDS.get(verdict, verdict.upper())
+def _read_files(plain: Mapping[str, Any], path: str) -> Iterator[Report]:
+    for file in plain["files"]:
+        if "error" in file:
+            headline = Headline("failed", model.FAILED, file["error"])
+            yield Report(file["path"], headline, file["hint"])
+        else:
+            fields = _of_verdict(file) if "judgement" in file else _of_replay(file)
+            yield model.from_json({**file, "module": file["name"], **fields})
 
 
-_READERS: Final[Mapping[str, Callable[[Mapping[str, Any], str], tuple[Report, ...]]]] = {
+def _of_replay(file: Mapping[str, Any]) -> Mapping[str, Any]:
+    status = _STATUSES[file["status"]]
+    verdict = _WORDS.get(file["verdict"], file["verdict"].upper())
+    sentence = "no outputs were recorded for these inputs"
+    if file["comparison"]:
+        sentence = file["comparison"]["summary"]
+    elif status == "ok":
+        status = "caution"
+    repeats = file["repeats"]
+    if repeats and verdict == "NON-DETERMINISTIC":
+        sentence = f"{repeats['actual_name']} and run 1: {repeats['summary']}"
+    return {
+        "headline": {"status": status, "word": verdict, "sentence": sentence},
+        "runs": {"replay": file},
+        "environment": _facts(file["recorded_environment"], file["environment"]),
+    }
+
+
+def _of_verdict(file: Mapping[str, Any]) -> Mapping[str, Any]:
+    judged = file["judgement"]
+    kind = judged["kind"]
+    status = "caution" if kind == "ill-conditioned" else _STATUSES[file["status"]]
+    sentence = judged["sentence"].removeprefix(f"{kind}: ")
+    return {
+        "headline": {"status": status, "word": kind.upper(), "sentence": sentence},
+        "environment": _facts({}, file["runs"]["b"]["environment"]),
+        "notes": judged["notes"],
+        "sides": [
+            _side(letter, judged[key], file["runs"][key]["device"])
+            for letter, key in (("A", "a"), ("B", "b"))
+        ],
+        "comparison": judged["comparison"],
+    }
+
+
+def _side(letter: str, judged: Mapping[str, Any], device: str) -> Mapping[str, Any]:
+    side = {"letter": letter, "name": judged["name"], "device": device}
+    if judged["failure"]:
+        return {**side, "status": "failed", "word": "failed", "reason": judged["failure"]}
+    status, word = ("bad", "wrong") if judged["wrong"] else ("ok", "within rounding")
+    return {**side, "status": status, "word": word, "score": judged["score"]}
+
+
+def _facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Any:
+    return [dataclasses.asdict(fact) for fact in model.facts(recorded, here)]
+
+
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any], str], Iterator[Report]]]] = {
     model.SCHEMA: _read_reports,
     findings.SCHEMA: _read_localization,
     "snaprt.comparison": _read_comparison,
-    "snaprt.replay": _read_replays,
-    "snaprt.verdict": _read_verdicts,
+    "snaprt.replay": _read_files,
+    "snaprt.verdict": _read_files,
 }

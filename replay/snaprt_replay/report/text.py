@@ -1,54 +1,141 @@
-"""Write a report as lines of text with small charts; it must not know terminals or colors."""
+"""A report as lines of text with small charts: for a terminal, in JUnit XML, as Markdown."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from snaprt_replay.compare.results import IDENTICAL, OutputComparison
+from snaprt.units import format_duration, format_size
+from snaprt_replay.compare.array_statistics import ArrayStatistics
+from snaprt_replay.compare.results import IDENTICAL, Comparison, OutputComparison
 from snaprt_replay.localize.findings import Localization, error_text
 from snaprt_replay.report import charts, shown
 from snaprt_replay.report.grid import error_cells
-from snaprt_replay.report.model import ErrorGrid, Report
-from snaprt_replay.report.order import worst_first
+from snaprt_replay.report.model import Compiled, ErrorGrid, Report, Run, Side, worst_first
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _SHADES: Final = "·░▒▓█"
 _SPECIAL: Final = "·=∞?N"
 _MOST_OUTPUTS: Final = 4
+_MOST_RUNS: Final = 3
 _PATH_WIDTH: Final = 24
 _MAP_ROWS, _MAP_COLUMNS = 8, 48
 
+# XLA's name -> words; what is zero everywhere but on one platform is in the JSON alone.
+_MEMORY: Final = {
+    "argument_size": "arguments",
+    "output_size": "outputs",
+    "temp_size": "temporary",
+    "generated_code_size": "code",
+    "peak_memory": "peak",
+}
+_COST: Final = {
+    "flops": "{:.3g} flops",
+    "transcendentals": "{:.3g} transcendentals",
+    "bytes accessed": "{:.3g} bytes accessed",
+    "optimal_seconds": "{:.3g} s at best",
+}
+
+Statistics = tuple[ArrayStatistics, ...]
+Block = str | Comparison | Statistics
+"""A line, or what a terminal shows as a table."""
+
 
 def lines(report: Report) -> Iterator[str]:
-    """Yield the report's lines, the verdict last, as on a terminal what is last is seen first."""
-    what = f", module {shown.name(report.module)}" if report.module else ""
-    yield f"{shown.name(report.path, 400)}: {report.format}{what}"
-    if report.device:
-        yield f"replayed on {shown.name(report.device)}"
-    for warning in report.warnings:
-        yield f"warning: {shown.sentence(warning)}"
+    """Yield the report's lines, without tables."""
+    return (block for block in blocks(report) if isinstance(block, str))
+
+
+def blocks(report: Report) -> Iterator[Block]:
+    """Yield a report's lines and tables, the verdict last: on a terminal the last is seen first."""
+    module = f", module {shown.name(report.module)}" if report.module else ""
+    yield f"{shown.name(report.path, 400)}: {report.format}{module}".removesuffix(": ")
+    if "replay" in report.runs:
+        yield f"replayed on {shown.name(report.device)}{_how_it_ran(report.runs['replay'])}"
+    if report.compiled is not None:
+        yield from _compiled_lines(report.compiled)
+    for side in report.sides:
+        yield _side_line(side, report.runs.get(side.letter.lower(), Run()))
+    if report.judgement is not None and report.judgement["reference"]:
+        moved = report.judgement["amplification"]
+        told = "" if moved is None else f"; rounding moves its outputs by about {moved:.3g} ulp"
+        yield f"reference: {shown.name(report.judgement['reference'])}{told}"
     for note in report.notes:
         yield f"note: {shown.sentence(note)}"
-    for side in report.sides:
-        far = "" if side.score is None else f", {side.score:.3g} times as far as rounding explains"
-        yield f"{side.letter} ({shown.name(side.name)}): {side.word}{far}{_after(side.reason)}"
+    for warning in report.warnings:
+        yield f"warning: {shown.sentence(warning)}"
+    if report.statistics:
+        yield ""
+        yield report.statistics
     if report.comparison is not None:
-        ordered = worst_first(report.comparison.outputs)
-        told = [number for number in ordered if report.comparison.outputs[number].differing]
-        for number in told[:_MOST_OUTPUTS]:
-            grid = report.grids[number] if number < len(report.grids) else None
-            yield ""
-            yield from _output_lines(report.comparison.outputs[number], grid)
-        if len(told) > _MOST_OUTPUTS:
-            yield f"and {len(told) - _MOST_OUTPUTS} more outputs that differ"
+        yield ""
+        yield report.comparison
+        yield from _device_lines(report.by_device)
+        yield from _worst_outputs(report, report.comparison)
     if report.localization is not None:
         yield ""
         yield from _path_lines(report.localization)
         yield f"starts: {shown.sentence(report.localization.sentence)}"
+    if report.repeats is not None and report.repeats.verdict == IDENTICAL:
+        yield f"{len(report.runs['replay'].execute_seconds)} runs gave the same bits"
     yield ""
     yield f"{report.headline.word}: {shown.sentence(report.headline.sentence)}"
+
+
+def _how_it_ran(run: Run) -> str:
+    alone = " in a process of its own" if run.isolated else ""
+    if not run.execute_seconds:
+        return alone
+    source = "loaded from the cache" if run.from_cache else "compiled"
+    times = ", ".join(map(format_duration, run.execute_seconds[:_MOST_RUNS]))
+    more = ", ..." if len(run.execute_seconds) > _MOST_RUNS else ""
+    return f"{alone}: {source} in {format_duration(run.compile_seconds)}, ran in {times}{more}"
+
+
+def _side_line(side: Side, run: Run) -> str:
+    where = f" on {shown.name(side.device)}{_how_it_ran(run)}" if side.device else ""
+    agrees = {None: "", True: "; all runs gave the same bits", False: "; its runs differ"}
+    far = "" if side.score is None else f", {side.score:.3g} times as far as rounding explains"
+    reason = f": {shown.sentence(side.reason)}" if side.reason else ""
+    ran = f"{where}{agrees[run.agrees_with_itself]}"
+    return f"{side.letter} ({shown.name(side.name)}){ran}: {side.word}{far}{reason}"
+
+
+def _compiled_lines(compiled: Compiled) -> Iterator[str]:
+    memory = [
+        f"{words} {format_size(int(compiled.memory[name]))}"
+        for name, words in _MEMORY.items()
+        if name in compiled.memory
+    ]
+    yield f"memory: {', '.join(memory)}"
+    known = compiled.cost
+    cost = [form.format(known[name]) for name, form in _COST.items() if name in known]
+    yield f"cost: {', '.join(cost) or 'the compiler gives no analysis'}"
+    yield f"optimized HLO: {shown.name(compiled.hlo, 400)}"
+
+
+def _device_lines(by_device: Sequence[Comparison]) -> Iterator[str]:
+    """Yield ``devices 0-3, each: ...``, once for each row of devices with the same findings."""
+    summaries = enumerate(comparison.summary for comparison in by_device)
+    for summary, row in itertools.groupby(summaries, key=lambda pair: pair[1]):
+        numbers = [number for number, _ in row]
+        is_one = len(numbers) == 1
+        who = f"device {numbers[0]}" if is_one else f"devices {numbers[0]}-{numbers[-1]}, each"
+        yield f"{who}: {shown.sentence(summary)}"
+
+
+def _worst_outputs(report: Report, comparison: Comparison) -> Iterator[str]:
+    ordered = worst_first(comparison.outputs)
+    differing = [number for number in ordered if comparison.outputs[number].differing]
+    for number in differing[:_MOST_OUTPUTS]:
+        grid = report.grids[number] if number < len(report.grids) else None
+        yield ""
+        yield from _output_lines(comparison.outputs[number], grid)
+    if len(differing) > _MOST_OUTPUTS:
+        yield f"and {len(differing) - _MOST_OUTPUTS} more outputs that differ"
 
 
 def worst_words(report: Report) -> str:
@@ -61,10 +148,6 @@ def worst_words(report: Report) -> str:
         return f"all identical; but {shown.sentence(told)}" if told else "all identical"
     far = "" if worst.max_ulp is None else f", {worst.max_ulp} ulp"
     return f"{shown.name(worst.name, 60)}: {worst.beyond} of {worst.elements} beyond{far}"
-
-
-def _after(reason: str) -> str:
-    return f": {shown.sentence(reason)}" if reason else ""
 
 
 def _output_lines(output: OutputComparison, grid: ErrorGrid | None) -> Iterator[str]:
@@ -126,3 +209,30 @@ def _path_lines(found: Localization) -> Iterator[str]:
         bar = ("█" if one.made > 1 else "░") * round(scale.share(one.made) * _PATH_WIDTH)
         indented = f"{'  ' * min(one.depth, 8)}{mark} {shown.name(name, 44)}"
         yield f"  {indented:<56} {error_text(one.made):>9} {bar}".rstrip()
+
+
+def markdown(reports: Sequence[Report]) -> str:
+    """Return a table of all files, and of those where something was found the text."""
+    rows = [
+        f"| {_cell_text(report.headline.word)} | {_cell_text(report.path)} "
+        f"| {_cell_text(report.headline.sentence)} |\n"
+        for report in reports
+    ]
+    details = []
+    for report in reports:
+        if report.headline.status == "ok":
+            continue
+        text = "\n".join(lines(report))
+        fence = "`" * max(3, 1 + _longest_run(text))
+        heading = _cell_text(report.module or report.path)
+        details.append(f"\n### {heading}\n\n{fence}text\n{text}\n{fence}\n")
+    return "".join(["| verdict | file | in words |\n| --- | --- | --- |\n", *rows, *details])
+
+
+def _cell_text(text: str) -> str:
+    """Return text from a file as Markdown shows it, with nothing in it that is markup."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+.!|~@&-])", r"\\\1", shown.sentence(text))
+
+
+def _longest_run(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)

@@ -73,6 +73,19 @@ def hold_trial(
         SnaprtError: The file cannot be read, or has not what a variant takes from it.
     """
     case = load(path, inputs, random_seed)
+    return try_case(case, a, b, reference, workers=workers, repeat=repeat)
+
+
+def try_case(
+    case: Case,
+    a: Variant,
+    b: Variant,
+    reference: Variant,
+    *,
+    workers: Workers,
+    repeat: int = 1,
+) -> Trial:
+    """Do what `hold_trial` does, with what was loaded already."""
     player.check_playable(case, repeat)
     player.check_runs_on_one_device(case)
     for variant in (a, b, reference):

@@ -1,38 +1,30 @@
-"""``snaprt replay``: run recorded executions again and compare.
-
-It knows options and how results are shown; the work is `snaprt_replay.run.rerun`'s.
-"""
+"""``snaprt replay``: run recorded executions again and compare."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
-import numpy as np
+from click.core import ParameterSource
+from rich.text import Text
+from snaprt_replay.batch import cluster, many
 from snaprt_replay.batch.many import ReplayRequest
 from snaprt_replay.compare.tolerance import ToleranceRequest
 from snaprt_replay.load.case import CompilerOption
+from snaprt_replay.report import shown
+from snaprt_replay.report.model import FAILED, Report
 from snaprt_replay.run import devices
-from snaprt_replay.run.rerun import Replay, replay
-from snaprt_replay.run.trace_errors import replay_trace_error
 from snaprt_replay.run.variants import variants
-from snaprt_replay.run.variants.variants import option_value, parse_variant, with_options
+from snaprt_replay.run.variants.variants import Variant, option_value, parse_variant, with_options
 
-from snaprt.cli import output, tables
-from snaprt.cli.replay import compiling, many, result_view, verdict
-from snaprt.cli.replay.result_view import Outcome
-from snaprt.errors import SnaprtError, UsageError
-from snaprt.snapshot.format import places
-from snaprt.snapshot.format.read import sibling_inputs
-from snaprt.snapshot.share.executions import executions_in
-
-SCHEMA: Final = "snaprt.replay"
-SCHEMA_VERSION: Final = 1
+from snaprt.cli import output, progress
+from snaprt.cli.replay import formats
+from snaprt.errors import UsageError
 
 _PATH: Final = click.Path(path_type=Path)
+_SECONDS: Final = 120.0
 
 
 def _compiler_options(
@@ -60,10 +52,9 @@ def _compiler_options(
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
-    default=120.0,
     metavar="SECONDS",
-    help="Time for one variant with --a, --b, --reference or --compile-only, and for one file of "
-    "a folder or with -j, --html or --junit.  [default: 120]",
+    help="Time for one run in a process of its own.  [default: 120; any for files that are neither "
+    "judged nor in a folder, without -j]",
 )
 @click.option("--rtol", type=float, help="Allow this error relative to the recorded element.")
 @click.option("--atol", type=float, help="Allow this absolute error.")
@@ -124,8 +115,7 @@ def _compiler_options(
     metavar="ADDRESS",
     help="Replay on a Dask cluster: its scheduler's tcp://HOST:PORT, or a scheduler file.",
 )
-@click.option("--html", type=_PATH, metavar="FILE", help="Write what was found as a page.")
-@click.option("--junit", type=_PATH, metavar="FILE", help="Write JUnit XML, for CI.")
+@formats.format_options
 @output.json_option
 @click.pass_context
 def command(
@@ -135,7 +125,7 @@ def command(
     a: str | None,
     b: str | None,
     reference: str | None,
-    timeout: float,
+    timeout: float | None,
     rtol: float | None,
     atol: float | None,
     max_ulp: int | None,
@@ -150,8 +140,6 @@ def command(
     isolated: bool | None,
     processes: int | None,
     address: str | None,
-    html: Path | None,
-    junit: Path | None,
     as_json: bool,
 ) -> None:
     """Run recorded executions again and compare their outputs with the recorded ones.
@@ -185,122 +173,141 @@ def command(
       snaprt replay step.inputs.snap --device tpu:v5e:2x2 --compile-only
       snaprt replay dump -j 4 --junit replay.xml --html replay.html
     """
-    batch = many.Batch(processes, address, html, junit)
     judges = a is not None or b is not None or reference is not None
-    batch.check(saves=save is not None, judges=judges, compiles_only=compile_only)
-    is_batch = batch.is_asked_for(files)
-    files = tuple(many.expand(files))
+    is_batch = (
+        processes is not None
+        or address is not None
+        or bool(formats.asked_for())
+        or any(path.is_dir() for path in files)
+    )
     if disabled_passes:
         compiler_options = {**compiler_options, "xla_disable_hlo_passes": ",".join(disabled_passes)}
-    if compile_only:
-        chosen = variants.compile_only(device, compiler_options)
-        context.exit(
-            compiling.compile_all(_distinct(files), chosen, timeout, save_hlo, as_json=as_json)
+    if processes is not None or address is not None or (is_batch and isolated is None):
+        isolated = True
+    if timeout is None and (is_batch or judges or compile_only):
+        timeout = _SECONDS
+    request = ReplayRequest(
+        variant=_variant(device, compiler_options, compile_only),
+        sides=(
+            parse_variant(a or "recorded"),
+            with_options(parse_variant(b or device or "default"), compiler_options),
+            parse_variant(reference or "f64"),
         )
+        if judges
+        else None,
+        repeat=repeat,
+        tolerance=ToleranceRequest(rtol, atol, max_ulp),
+        inputs=inputs,
+        random_seed=seed,
+        isolated=isolated,
+        timeout=timeout,
+        save=save,
+        save_hlo=save_hlo,
+        words=_words(context),
+    )
+    executions = many.executions(files)
+    _check(request, executions, processes, address)
+    reports = {}
+    for number, report in _replayed(executions, request, processes, address, is_batch):
+        reports[number] = report
+        failed = report.headline.word == FAILED
+        if not is_batch and (failed or not as_json):
+            if len(reports) > 1 and not failed:
+                output.console.print()
+            formats.show(report)
+        if save is not None and not failed:
+            output.log.print(f"saved the outputs to {save}")
+    in_order = [reports[number] for number in range(len(executions))]
+    formats.write_files(in_order)
+    if as_json:
+        formats.print_json(in_order)
+    elif len(in_order) > 1:
+        if not is_batch:
+            output.console.print()
+        formats.show_sum(in_order)
+    elif is_batch:
+        formats.show(in_order[0])
+    context.exit(formats.status_of(in_order))
+
+
+def _variant(
+    device: str | None, options: Mapping[str, CompilerOption], compile_only: bool
+) -> Variant:
+    if compile_only:
+        return variants.compile_only(device, options)
     if device is not None:
         devices.check_device_name(device)
-    if judges:
-        judging = verdict.Judging(
-            a=parse_variant(a or "recorded"),
-            b=with_options(parse_variant(b or device or "default"), compiler_options),
-            reference=parse_variant(reference or "f64"),
-            repeat=repeat,
-            timeout=timeout,
-            inputs=inputs,
-            random_seed=seed,
-            words=many.words(context),
+    return with_options(parse_variant(device or "default"), options)
+
+
+def _check(
+    request: ReplayRequest, files: Sequence[Path], processes: int | None, address: str | None
+) -> None:
+    """Raise UsageError where options do not go together."""
+    if processes is not None and address is not None:
+        raise UsageError(
+            "-j does not go with --cluster", hint="a cluster has as many processes as workers"
         )
-        context.exit(
-            verdict.judge_all(_distinct(files), judging, as_json=as_json, html=html, junit=junit)
+    for option, path in (("--save", request.save), ("--save-hlo", request.save_hlo)):
+        if path is not None and address is not None:
+            raise UsageError(f"{option} does not go with --cluster", hint="its workers save none")
+        if path is not None and len(files) > 1:
+            raise UsageError(f"{option} is for one FILE", hint="replay them one by one")
+    if request.save is not None and request.save.suffix != ".npz":
+        raise UsageError(
+            f"outputs are saved as .npz, not as {request.save}", hint="--save outputs.npz"
         )
-    if save is not None:
-        _check_save(save, files)
-    tolerance = ToleranceRequest(rtol, atol, max_ulp)
-    if is_batch:
-        request = ReplayRequest(
-            variant=with_options(parse_variant(device or "default"), compiler_options),
-            repeat=repeat,
-            tolerance=tolerance,
-            inputs=inputs,
-            random_seed=seed,
-            timeout=timeout,
-            words=many.words(context),
+    if request.save is not None and (request.sides or request.variant.kind == "compile-only"):
+        raise UsageError(
+            "--save does not go with --a, --b, --reference or --compile-only",
+            hint="`snaprt replay --help` has both",
         )
-        context.exit(many.replay_many(_distinct(files), request, batch, as_json=as_json))
-    options: dict[str, Any] = {
-        "device": device,
-        "repeat": repeat,
-        "tolerance": tolerance,
-        "inputs": inputs,
-        "random_seed": seed,
-        "compiler_options": compiler_options,
-        "isolated": isolated,
-    }
-    outcomes: list[Outcome] = []
-    for outcome in _replay_all(_distinct(files), options):
-        outcomes.append(outcome)
-        if save is not None and outcome.replay is not None:
-            _save(save, outcome.replay)
-        if not as_json:
-            result_view.show(outcome, is_first=len(outcomes) == 1)
-    status = max(outcome.status for outcome in outcomes)
-    if as_json:
-        files_data = [result_view.to_json(outcome) for outcome in outcomes]
-        output.emit_json(SCHEMA, SCHEMA_VERSION, {"status": status, "files": files_data})
-    elif len(outcomes) > 1:
-        result_view.show_summary(outcomes)
-    context.exit(status)
 
 
-def _distinct(files: Sequence[Path]) -> list[Path]:
-    """Leave out each ``.outputs.snap`` whose ``.inputs.snap`` is given too, as by ``dump/*``.
+def _replayed(
+    files: Sequence[Path],
+    request: ReplayRequest,
+    processes: int | None,
+    address: str | None,
+    tells: bool,
+) -> Iterator[tuple[int, Report]]:
+    """Yield reports as they are made; if ``tells``, say on stderr how far it is."""
+    if address is not None:
+        reports = cluster.replay_files(files, request, address)
+    else:
+        reports = many.replay_files(files, request, processes or 1)
+    if not tells:
+        yield from reports
+        return
+    with progress.showing("replaying") as line:
+        for count, (number, report) in enumerate(reports, 1):
+            line.done(count, len(files))
+            if len(files) > 1:
+                name = f" {shown.name(report.path, 400)}"
+                output.log.print(
+                    Text.assemble(f"[{count}/{len(files)}] ", formats.headline(report), name)
+                )
+            yield number, report
 
-    A packed file stands for the executions in it.
-    """
-    unpacked = [
-        one
-        for path in files
-        for one in ((executions_in(path) if places.is_pack_file(path) else None) or [path])
-    ]
-    given = {path.absolute() for path in unpacked}
-    kept = []
-    for path in dict.fromkeys(unpacked):
-        inputs = sibling_inputs(path)
-        if inputs is None or inputs.absolute() not in given:
-            kept.append(path)
-    return kept
+
+_NOT_ABOUT_THE_REPLAY: Final = frozenset({"files", "processes", "address", "as_json", "save"})
 
 
-def _replay_all(files: Sequence[Path], options: Mapping[str, Any]) -> Iterator[Outcome]:
-    joined: set[Path] = set()  # files of other devices, which their first one brought along
-    for path in files:
-        if path.absolute() in joined:
+def _words(context: click.Context) -> tuple[str, ...]:
+    """Return the options of a replay as the user gave them, to be repeated in a report."""
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        is_one = name in context.params and name not in _NOT_ABOUT_THE_REPLAY
+        if source != ParameterSource.COMMANDLINE or not is_one:
             continue
-        try:
-            trace_error = replay_trace_error(path)
-            if trace_error is not None:
-                yield Outcome(path, None, trace_error=trace_error)
-                continue
-            done = replay(path, **options)
-            joined.update(one.absolute() for one in done.case.files)
-            yield Outcome(path, done)
-        except SnaprtError as error:
-            output.error(tables.printable(error.message), tables.printable(error.hint))
-            yield Outcome(path, None, error)
-
-
-def _check_save(save: Path, files: Sequence[Path]) -> None:
-    if save.suffix != ".npz":
-        raise UsageError(f"outputs are saved as .npz, not as {save}", hint="--save outputs.npz")
-    if len(_distinct(files)) > 1:
-        raise UsageError("--save takes the outputs of one FILE", hint="replay them one by one")
-
-
-def _save(path: Path, result: Replay) -> None:
-    arrays = result.played.outputs
-    # As numpy.savez does, which takes no array called "file", a name that a file may bring.
-    with output.writing(f"save outputs to {path}"), zipfile.ZipFile(path, "w") as archive:
-        for array in arrays:
-            with archive.open(f"{array.name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array.value, allow_pickle=False)
-    output.log.print(f"saved {len(arrays)} outputs to {path}")
+        value = context.params[name]
+        if isinstance(value, bool):
+            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
+            continue
+        if isinstance(value, dict):
+            value = [f"{key}={setting}" for key, setting in value.items()]
+        for word in value if isinstance(value, list | tuple) else [value]:
+            words += [parameter.opts[0], str(word)]
+    return tuple(words)

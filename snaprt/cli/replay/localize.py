@@ -1,7 +1,4 @@
-"""``snaprt localize``: find the operation where two sides of a program start to differ.
-
-It knows options and how findings are shown; the work is `snaprt_replay.localize`'s.
-"""
+"""``snaprt localize``: find the operation where two sides of a program start to differ."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from snaprt_replay.localize.pipeline import Find, Request, localize
 from snaprt_replay.run.variants.variants import Variant
 
 from snaprt.cli import output, progress, tables
-from snaprt.cli.replay import report_files, two_sides
+from snaprt.cli.replay import formats, two_sides
 from snaprt.units import format_duration
 
 _PATH: Final = click.Path(path_type=Path)
@@ -58,7 +55,7 @@ _STATE_SUFFIX: Final = ".localize"
     metavar="DIR",
     help="Where a search that was broken off goes on.  [default: FILE.localize]",
 )
-@click.option("--html", type=_PATH, metavar="OUT", help="Write what was found as a page.")
+@formats.format_options
 @output.json_option
 @click.pass_context
 def command(
@@ -73,7 +70,6 @@ def command(
     state: Path | None,
     inputs: Path | None,
     seed: int | None,
-    html: Path | None,
     as_json: bool,
 ) -> None:
     """Find the operation where two sides of a program start to differ.
@@ -102,8 +98,8 @@ def command(
         found = localize(
             case, request, other, tell=lambda line: output.log.print(tables.printable(line))
         )
-    if html is not None:
-        report_files.write_reports([gather.of_localization(case, found, Path())], html)
+    if formats.asked_for():
+        formats.write_files([gather.of_localization(case, found, Path())])
     if as_json:
         envelope = to_json(found)
         output.emit_json(envelope.pop("schema"), envelope.pop("version"), envelope)

@@ -1,7 +1,4 @@
-"""``snaprt minify``: find the smallest program that still shows a failure.
-
-It knows options and how results are shown; the work is `snaprt_replay.minify`'s.
-"""
+"""``snaprt minify``: find the smallest program that still shows a failure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``snaprt report``: show what was found, from a saved result or by finding it now.
-
-It knows options and the order of things; what a report is made of is `snaprt_replay.report`'s.
-"""
+"""``snaprt report``: show what was found, from a saved result or by finding it now."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 from snaprt_replay.localize import findings
-from snaprt_replay.report import model, saved
+from snaprt_replay.report import saved
 from snaprt_replay.report.model import Report
 
 from snaprt.cli import output, tables
-from snaprt.cli.replay import report_files
+from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
 
 if TYPE_CHECKING:
@@ -30,8 +27,7 @@ _MOST_BYTES: Final = 1 << 28
 
 @click.command("report")
 @click.argument("file", metavar="RESULT.json|FILE", type=_PATH)
-@click.option("--html", type=_PATH, metavar="OUT", help="Write it as one self-contained page.")
-@click.option("--junit", type=_PATH, metavar="OUT", help="Write it as JUnit XML.")
+@formats.format_options
 @click.option("--save", type=_PATH, metavar="OUT.json", help="Save it, to be reported again.")
 @click.option(
     "--model-explorer",
@@ -73,8 +69,6 @@ _MOST_BYTES: Final = 1 << 28
 def command(
     context: click.Context,
     file: Path,
-    html: Path | None,
-    junit: Path | None,
     save: Path | None,
     explorer: Path | None,
     localized: Path | None,
@@ -113,14 +107,14 @@ def command(
     else:
         finding = _Finding(device, localizes, budget, sources, found, explorer)
         reports = (_find(file, finding),)
-    report_files.write_reports(reports, html, junit)
+    formats.write_files(reports)
     if save is not None:
-        report_files.save(reports, save)
+        formats.save(reports, save)
     if as_json:
-        output.emit_json(model.SCHEMA, model.SCHEMA_VERSION, report_files.to_json(reports))
+        formats.print_json(reports)
     else:
         _show(reports)
-    context.exit(report_files.status_of(reports))
+    context.exit(formats.status_of(reports))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,18 +133,16 @@ def _find(path: Path, finding: _Finding) -> Report:
     # Here, because a saved result is shown without JAX.
     from snaprt_replay.batch import gather
     from snaprt_replay.run.rerun import replay
-    from snaprt_replay.run.trace_errors import replay_trace_error
 
     from snaprt.snapshot.recorder import flags
 
     flags.take_over()
     try:
-        raised = replay_trace_error(path)
+        raised = gather.of_trace_error(path)
         if raised is not None:
-            return gather.of_trace_error(raised)
+            return raised
         replayed = replay(path, device=finding.device)
     except SnaprtError as error:
-        output.error(tables.printable(error.message), tables.printable(error.hint))
         return gather.of_failure(path, error)
     words = [] if finding.device is None else ["--device", finding.device]
     report = gather.of_replay(replayed, words)
@@ -196,10 +188,10 @@ def _show(reports: Sequence[Report]) -> None:
     for number, report in enumerate(reports):
         if number:
             output.console.print()
-        report_files.show(report)
+        formats.show(report)
     if len(reports) > 1:
         output.console.print()
-        report_files.show_sum(reports)
+        formats.show_sum(reports)
 
 
 def _is_json(path: Path) -> bool:

@@ -149,7 +149,7 @@ def use_compilation_cache(
     _compilation_cache._cache_initialized = True
     _compilation_cache.get_cache_key = get_cache_key  # type: ignore[assignment]
     _compilation_cache.get_executable_and_time = get_executable_and_time
-    _compiler._cache_write = cache_write
+    _compiler._cache_write = cache_write  # type: ignore[assignment]
     jax.monitoring.register_event_duration_secs_listener(heard)
 
 
