@@ -1,4 +1,4 @@
-"""Compare the outputs of two executions; it must not know how either was run, nor JAX.
+"""Compare the outputs of two executions.
 
 `compare` takes arrays and gives a `results.Comparison`. Exact types (bool, integers) compare
 exactly, floats by their bits, in ULP, and against a tolerance; a different shape or dtype is a

@@ -1,4 +1,4 @@
-"""What a comparison found, as frozen data that can be saved; it must not know how it was found.
+"""What a comparison found, as frozen data that can be saved.
 
 The two sides are called *expected* (recorded, or a reference: errors are relative to it) and
 *actual* (replayed). ``to_json`` and ``comparison_from_json`` are inverse to each other.

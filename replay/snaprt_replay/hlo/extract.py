@@ -1,4 +1,4 @@
-"""Cut pieces out of an HLO module into a module of their own; it must not know who asks, or JAX.
+"""Cut pieces out of an HLO module into a module of their own.
 
 A piece is what computes some values from others: `Piece` names both, and the instructions between
 them are found by going backwards. The new module takes one array for each value given, and returns

@@ -1,4 +1,4 @@
-"""An HLO module as a graph that can be edited; it must not know files, devices or JAX.
+"""An HLO module as a graph that can be edited.
 
 HloModuleProto is a flat list of computations, each a flat list of instructions in dependency order,
 with ids for edges. That makes it the easiest form of a program to cut: `Editor` makes and replaces

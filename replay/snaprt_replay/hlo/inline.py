@@ -1,4 +1,4 @@
-"""Inline the calls of an HLO module, so that a program is one list; it must not know files or JAX.
+"""Inline the calls of an HLO module, so that a program is one list.
 
 XLA's own compilers inline calls first of all, so this changes nothing of what they make of a
 module. What stays nested is what runs many times or not at all: loops, branches, and the small

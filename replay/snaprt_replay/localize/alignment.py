@@ -25,8 +25,8 @@ from snaprt_replay.hlo.hlo_module import (
     set_instructions,
 )
 from snaprt_replay.localize.edits import edits_between
-from snaprt_replay.localize.matching import STEPPED, Comparison, Digests, compare
-from snaprt_replay.localize.program import Line, Program, shape_text
+from snaprt_replay.localize.matching import STEPPED, ComputationDiff, Digests, compare
+from snaprt_replay.localize.program import FlatModule, Line, shape_text
 
 _MOST_DEPTH = 8  # of loops and branches in each other
 _MOST_COPIED = 50  # instructions, so that a value that only one program has is in both
@@ -36,7 +36,7 @@ _Layout = Sequence[tuple[int | None, int | None]]
 """For each element of the state the number of the suspect's and of the reference's."""
 
 
-def aligned(suspect: Program, reference: Program) -> Comparison:
+def aligned(suspect: FlatModule, reference: FlatModule) -> ComputationDiff:
     """Compare two programs, with the state of their loops and branches laid out alike.
 
     Where a layout cannot be changed, or where fewer operations differ as the two are, as where two
@@ -53,7 +53,7 @@ def aligned(suspect: Program, reference: Program) -> Comparison:
     return compared
 
 
-def _is_compared_inside(compared: Comparison) -> bool:
+def _is_compared_inside(compared: ComputationDiff) -> bool:
     by_id = compared.lines[0].by_id
     return all(one in compared.inside for one in compared.partners if by_id[one].opcode in STEPPED)
 
@@ -122,7 +122,7 @@ class _Call:
         ) and all(read != computation.root_id for read, computation in readers)
 
 
-def _lay_out_alike(compared: Comparison) -> tuple[Program, Program] | None:
+def _lay_out_alike(compared: ComputationDiff) -> tuple[FlatModule, FlatModule] | None:
     """Return both programs, in which the outermost loops and branches have one layout."""
     pairs = [
         (each, calls, layout)
@@ -148,7 +148,7 @@ def _lay_out_alike(compared: Comparison) -> tuple[Program, Program] | None:
     return made[0], made[1]
 
 
-def _nested(compared: Comparison) -> Iterator[Comparison]:
+def _nested(compared: ComputationDiff) -> Iterator[ComputationDiff]:
     yield compared
     for inside in compared.inside.values():
         for each in inside:
@@ -156,7 +156,7 @@ def _nested(compared: Comparison) -> Iterator[Comparison]:
                 yield from _nested(each)
 
 
-def _changed_calls(compared: Comparison) -> Iterator[tuple[_Call, _Call]]:
+def _changed_calls(compared: ComputationDiff) -> Iterator[tuple[_Call, _Call]]:
     """Yield what loops and branches are given that stand for each other, if it can be laid out."""
     ours, theirs = compared.lines
     for one, other in compared.partners.items():
@@ -179,7 +179,7 @@ def _calls(line: Line, instruction: XlaMessage) -> list[_Call]:
 # --- which element is which ---
 
 
-def _layout(compared: Comparison, one: _Call, other: _Call) -> _Layout:
+def _layout(compared: ComputationDiff, one: _Call, other: _Call) -> _Layout:
     """Say which elements of two calls are the same: of the same value, or used alike."""
     calls = (one, other)
     keys = [
@@ -270,7 +270,7 @@ def _uses(call: _Call) -> list[Counter[bytes]]:
 class _Editing:
     """A copy of a program in which layouts change."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: FlatModule) -> None:
         self.source = program
         self.module = copy_of(program.module)
         self.editor = Editor(self.module)
@@ -278,12 +278,12 @@ class _Editing:
         elements = (one for one in instructions(self.module) if one.opcode == _PASSED_ON)
         self.element = copy_of(next(elements, HloInstructionProto()))
 
-    def program(self) -> Program:
-        return Program(self.module, self.source.scopes, self.source.origins)
+    def program(self) -> FlatModule:
+        return FlatModule(self.module, self.source.scopes, self.source.origins)
 
     def lay_out(
         self,
-        compared: Comparison,
+        compared: ComputationDiff,
         calls: tuple[_Call, _Call],
         side: int,
         layout: _Layout,
@@ -368,7 +368,7 @@ class _Editing:
         self._insert(computation, made)
 
     def _like(
-        self, compared: Comparison, element: int, side: int, made: list[XlaMessage]
+        self, compared: ComputationDiff, element: int, side: int, made: list[XlaMessage]
     ) -> int | None:
         """Return the id of what has the value of an element of the other side.
 
@@ -430,7 +430,7 @@ def _renumber(computation: XlaMessage, state: int, numbers: Sequence[int | None]
             one.tuple_index = now[one.tuple_index]
 
 
-def _of_value(compared: Comparison, element: int, side: int) -> int | None:
+def _of_value(compared: ComputationDiff, element: int, side: int) -> int | None:
     """Return what one side computes of the value that an element has on the other."""
     partners = compared.partners if side else compared.partners_back
     if compared.lines[not side].by_id[element].opcode == "parameter":
@@ -441,7 +441,7 @@ def _of_value(compared: Comparison, element: int, side: int) -> int | None:
     return next(found, None)
 
 
-def _is_known(compared: Comparison, element: int, side: int) -> bool:
+def _is_known(compared: ComputationDiff, element: int, side: int) -> bool:
     """Return whether the value of an element of the other side can be had on this one."""
     if _of_value(compared, element, side) is not None:
         return True

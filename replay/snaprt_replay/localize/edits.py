@@ -21,17 +21,17 @@ from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Piece, Value, attributes_of
 from snaprt_replay.hlo.hlo_module import copy_of, free_name, parameters
 from snaprt_replay.localize.findings import InstructionPlace
-from snaprt_replay.localize.matching import STEPPED, Comparison, compare, content_of
+from snaprt_replay.localize.matching import STEPPED, ComputationDiff, compare, content_of
 from snaprt_replay.localize.measure import error_between
-from snaprt_replay.localize.program import NO_WORK, Line, Program, shape_text
+from snaprt_replay.localize.program import NO_WORK, FlatModule, Line, shape_text
 from snaprt_replay.localize.session import Order, Session, Side, Values
 
 RESULT = -1
 """In place of an instruction: what of a computation its result is."""
 
 
-class Pair(NamedTuple):
-    """An instruction of the suspect, and its partner in the reference.
+class Exchange(NamedTuple):
+    """An instruction of the suspect to be taken as its partner in the reference is.
 
     Args:
         computations: The ids of the computations that they are in.
@@ -46,13 +46,13 @@ class CannotCombineError(SnaprtError):
     """The two programs cannot be mixed so: it would go round in a circle."""
 
 
-def pair_of(compared: Comparison, instruction: int) -> Pair:
+def exchange_of(compared: ComputationDiff, instruction: int) -> Exchange:
     """Return the pair that an instruction of the suspect is one of."""
     ours, theirs = compared.lines
-    return Pair((ours.computation.id, theirs.computation.id), instruction)
+    return Exchange((ours.computation.id, theirs.computation.id), instruction)
 
 
-def substituted(compared: Comparison, taken: frozenset[Pair]) -> Program:
+def substituted(compared: ComputationDiff, taken: frozenset[Exchange]) -> FlatModule:
     """Return the suspect's program with the pairs of `taken` as the reference has them.
 
     Args:
@@ -62,7 +62,7 @@ def substituted(compared: Comparison, taken: frozenset[Pair]) -> Program:
     Raises:
         CannotCombineError: There is no such program.
     """
-    return Program(_Making(compared, taken).module, {})
+    return FlatModule(_Making(compared, taken).module, {})
 
 
 class _Key(NamedTuple):
@@ -78,7 +78,7 @@ class _Key(NamedTuple):
 
 
 class _Making:
-    def __init__(self, compared: Comparison, taken: frozenset[Pair]) -> None:
+    def __init__(self, compared: ComputationDiff, taken: frozenset[Exchange]) -> None:
         self.taken = taken
         self.computations: list[XlaMessage] = []
         self.copied: dict[tuple[int, int], int] = {}
@@ -93,7 +93,7 @@ class _Making:
         module.entry_computation_name = self.computations[-1].name
         self.module = module
 
-    def _combine(self, compared: Comparison) -> int:
+    def _combine(self, compared: ComputationDiff) -> int:
         """Add a computation made of two; return its id."""
         ours, _ = compared.lines
         made = _ordered(compared, self.taken)
@@ -111,7 +111,7 @@ class _Making:
         self.computations.append(computation)
         return computation.id
 
-    def _called(self, compared: Comparison, key: _Key) -> list[int]:
+    def _called(self, compared: ComputationDiff, key: _Key) -> list[int]:
         ours, theirs = compared.lines
         one = key.instruction
         if key.source == "reference":
@@ -122,7 +122,7 @@ class _Making:
         ids = line.by_id[key.instruction].called_computation_ids
         return [self._copy(line.program, each) for each in ids]
 
-    def _copy(self, program: Program, computation_id: int) -> int:
+    def _copy(self, program: FlatModule, computation_id: int) -> int:
         """Add a computation as it is; return its id."""
         known = (id(program), computation_id)
         if known not in self.copied:
@@ -168,18 +168,18 @@ def _calls(instruction: XlaMessage) -> bool:
     return bool(instruction.called_computation_ids)
 
 
-def _found(compared: Comparison, key: _Key) -> XlaMessage:
+def _found(compared: ComputationDiff, key: _Key) -> XlaMessage:
     return compared.lines[key.source == "reference"].by_id[key.instruction]
 
 
-def _root(compared: Comparison, taken: frozenset[Pair]) -> _Key:
+def _root(compared: ComputationDiff, taken: frozenset[Exchange]) -> _Key:
     ours, theirs = compared.lines
-    if pair_of(compared, RESULT) in taken:
+    if exchange_of(compared, RESULT) in taken:
         return _theirs(compared, taken, theirs.root.id)
     return _mixed(compared, taken, ours.root.id)
 
 
-def _theirs(compared: Comparison, taken: frozenset[Pair], other: int) -> _Key:
+def _theirs(compared: ComputationDiff, taken: frozenset[Exchange], other: int) -> _Key:
     """Return what stands for an instruction of the reference."""
     if other in compared.partners_back:
         return _mixed(compared, taken, compared.partners_back[other])
@@ -187,9 +187,9 @@ def _theirs(compared: Comparison, taken: frozenset[Pair], other: int) -> _Key:
     return _Key("reference", other) if like is None else _Key("kept", like)
 
 
-def _mixed(compared: Comparison, taken: frozenset[Pair], one: int) -> _Key:
+def _mixed(compared: ComputationDiff, taken: frozenset[Exchange], one: int) -> _Key:
     """Return what stands for an instruction of the suspect."""
-    if pair_of(compared, one) in taken:
+    if exchange_of(compared, one) in taken:
         return _Key("reference", compared.partners[one])
     if compared.lines[0].by_id[one].opcode == "parameter":
         return _Key("kept", one)
@@ -198,7 +198,7 @@ def _mixed(compared: Comparison, taken: frozenset[Pair], one: int) -> _Key:
     return _Key("suspect", one)
 
 
-def _operands(compared: Comparison, taken: frozenset[Pair], key: _Key) -> list[_Key]:
+def _operands(compared: ComputationDiff, taken: frozenset[Exchange], key: _Key) -> list[_Key]:
     ours, theirs = compared.lines
     if key.source == "kept":
         return [_Key("kept", each) for each in ours.by_id[key.instruction].operand_ids]
@@ -222,7 +222,7 @@ def _operands(compared: Comparison, taken: frozenset[Pair], key: _Key) -> list[_
     return found
 
 
-def _ordered(compared: Comparison, taken: frozenset[Pair]) -> list[_Key]:
+def _ordered(compared: ComputationDiff, taken: frozenset[Exchange]) -> list[_Key]:
     """Return the parameters, and what the result depends on, operands first."""
     first = [
         _Key("kept", one.id)
@@ -268,7 +268,7 @@ class Edit:
         reasons: In which way, for each of them.
     """
 
-    pairs: frozenset[Pair]
+    pairs: frozenset[Exchange]
     places: tuple[InstructionPlace, ...]
     reasons: tuple[str, ...]
 
@@ -296,10 +296,10 @@ class _Joined:
         self._above[self.find(one)] = self.find(other)
 
 
-def edits_between(compared: Comparison) -> list[Edit]:
+def edits_between(compared: ComputationDiff) -> list[Edit]:
     """Return how two programs differ, in program order, given their entry computations."""
     joined = _Joined()
-    members: dict[_Node, tuple[Comparison, tuple[str, ...]]] = {}
+    members: dict[_Node, tuple[ComputationDiff, tuple[str, ...]]] = {}
     for each, frame in _nested(compared, ()):
         for node in _differing(each, joined):
             members.setdefault(node, (each, frame))
@@ -310,8 +310,8 @@ def edits_between(compared: Comparison) -> list[Edit]:
 
 
 def _nested(
-    compared: Comparison, frame: tuple[str, ...]
-) -> Iterator[tuple[Comparison, tuple[str, ...]]]:
+    compared: ComputationDiff, frame: tuple[str, ...]
+) -> Iterator[tuple[ComputationDiff, tuple[str, ...]]]:
     """Yield a comparison and those in it, with the loops and branches around."""
     yield compared, frame
     for one, inside in compared.inside.items():
@@ -327,7 +327,7 @@ def _name_inside(instruction: XlaMessage, number: int) -> str:
     return f"branch {number} of {instruction.name}"
 
 
-def _differing(compared: Comparison, joined: _Joined) -> Iterator[_Node]:
+def _differing(compared: ComputationDiff, joined: _Joined) -> Iterator[_Node]:
     """Yield the instructions that differ themselves, or read otherwise, joined into edits."""
     ours, theirs = compared.lines
     back, here = compared.partners_back, (ours.computation.id, theirs.computation.id)
@@ -372,11 +372,11 @@ def _differing(compared: Comparison, joined: _Joined) -> Iterator[_Node]:
                 joined.join(node(1, one.id), node(1, each))
 
 
-def _known_there(compared: Comparison, one: int) -> bool:
+def _known_there(compared: ComputationDiff, one: int) -> bool:
     return compared.digests[0].values[one] in compared.values_there
 
 
-def _known_here(compared: Comparison, other: int) -> bool:
+def _known_here(compared: ComputationDiff, other: int) -> bool:
     return compared.digests[1].values[other] in compared.by_value
 
 
@@ -384,12 +384,12 @@ def _reshaped(ours: Line, theirs: Line, one: int, other: int) -> bool:
     return shape_text(ours.by_id[one].shape) != shape_text(theirs.by_id[other].shape)
 
 
-_Member = tuple[_Node, Comparison, tuple[str, ...]]
+_Member = tuple[_Node, ComputationDiff, tuple[str, ...]]
 
 
 def _edit(members: Sequence[_Member]) -> Edit:
     pairs = frozenset(
-        pair_of(compared, node.instruction)
+        exchange_of(compared, node.instruction)
         for node, compared, _ in members
         if node.instruction == RESULT or node.instruction in compared.partners
     )
@@ -546,7 +546,7 @@ def _literals(one: XlaMessage, other: XlaMessage) -> str:
     return f"constant {mine[first]}{at}, {theirs[first]} in the reference"
 
 
-def _called(compared: Comparison, one: XlaMessage, other: XlaMessage) -> Iterator[str]:
+def _called(compared: ComputationDiff, one: XlaMessage, other: XlaMessage) -> Iterator[str]:
     """Tell how the computations that two instructions call differ."""
     if one.opcode in STEPPED:
         yield "what it calls takes or gives other shapes"
@@ -559,7 +559,7 @@ def _called(compared: Comparison, one: XlaMessage, other: XlaMessage) -> Iterato
                 yield f"{place.name} in {pair[0].computation.name}: {reason}"
 
 
-def _reads(compared: Comparison, one: XlaMessage, other: XlaMessage) -> Iterator[str]:
+def _reads(compared: ComputationDiff, one: XlaMessage, other: XlaMessage) -> Iterator[str]:
     ours, theirs = compared.lines
     if len(one.operand_ids) != len(other.operand_ids):
         yield f"reads {len(one.operand_ids)} values, {len(other.operand_ids)} in the reference"
@@ -603,7 +603,7 @@ class Proof:
 def prove(
     session: Session,
     side: Side,
-    compared: Comparison,
+    compared: ComputationDiff,
     inputs: Sequence[np.ndarray],
     outputs: Values,
     reference: Values,
@@ -643,7 +643,7 @@ class _Trial:
         self,
         session: Session,
         side: Side,
-        compared: Comparison,
+        compared: ComputationDiff,
         inputs: Sequence[np.ndarray],
         expected: Sequence[np.ndarray],
     ) -> None:

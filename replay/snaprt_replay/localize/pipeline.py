@@ -1,7 +1,7 @@
 """Find where two sides of one program start to differ, or where it first goes wrong by itself.
 
 The pipeline of `snaprt localize` on one page: load both programs, run them whole, choose the
-question, search, and say what was found. It must not know how the user asked.
+question, search, and say what was found.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from snaprt_replay.localize.findings import (
     error_text,
     sentence,
 )
-from snaprt_replay.localize.matching import Comparison, count_matched, signature
+from snaprt_replay.localize.matching import ComputationDiff, count_matched, signature
 from snaprt_replay.localize.measure import difference, error_between
-from snaprt_replay.localize.program import Program, flatten
+from snaprt_replay.localize.program import FlatModule, flatten
 from snaprt_replay.localize.search import Found, Search, try_passes
 from snaprt_replay.localize.session import BudgetSpentError, Run, Session, Side, Values
 from snaprt_replay.localize.sides import Frame, Pair, frame_of
@@ -110,7 +110,7 @@ def localize(
         def run(variant: Variant) -> Run:
             return _submitting(workers, with_options(variant, case.compiler_options))
 
-        def side(variant: Variant, name: str, program: Program) -> Side:
+        def side(variant: Variant, name: str, program: FlatModule) -> Side:
             return Side(name, program, run(variant))
 
         sides = (
@@ -179,7 +179,7 @@ class _Task:
     session: Session
     sides: tuple[Side, Side]
     frame: Frame
-    compared: Comparison
+    compared: ComputationDiff
     inputs: Sequence[np.ndarray]
 
 
@@ -268,7 +268,7 @@ def _edited(
     return places, tuple(differences)
 
 
-def read_program(case: Case) -> Program:
+def read_program(case: Case) -> FlatModule:
     """Return a case's module as a flat HLO program.
 
     Raises:

@@ -26,7 +26,7 @@ _INSTALLED = ("site-packages", "dist-packages", "/jax/_src/", "<frozen")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
+class FlatModule:
     """A flattened module.
 
     Args:
@@ -54,15 +54,15 @@ class Program:
         return Line(self, self.computations[computation_id])
 
 
-def flatten(module: XlaMessage) -> Program:
+def flatten(module: XlaMessage) -> FlatModule:
     """Return a module as a `Program`; the module is edited in place."""
-    return Program(module, *inline_calls(module))
+    return FlatModule(module, *inline_calls(module))
 
 
 class Line:
     """The instructions of one computation that its result depends on, in order."""
 
-    def __init__(self, program: Program, computation: XlaMessage) -> None:
+    def __init__(self, program: FlatModule, computation: XlaMessage) -> None:
         self.program = program
         self.computation = computation
         self.by_id: dict[int, XlaMessage] = {one.id: one for one in computation.instructions}

@@ -1,4 +1,4 @@
-"""A program that may show the failure, with its inputs; it must not know checks or processes."""
+"""A program that may show the failure, with its inputs."""
 
 from __future__ import annotations
 

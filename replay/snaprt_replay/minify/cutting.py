@@ -29,7 +29,7 @@ from snaprt_replay.hlo.hlo_module import (
 from snaprt_replay.load.case import Signature
 from snaprt_replay.load.inputs import random_inputs
 from snaprt_replay.localize.matching import Matching, match
-from snaprt_replay.localize.program import Line, Program
+from snaprt_replay.localize.program import FlatModule, Line
 from snaprt_replay.localize.session import Values
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.run.workers import Outcome
@@ -211,7 +211,7 @@ class Base:
     @functools.cached_property
     def source(self) -> Source:
         """Return the entry computations."""
-        lines = tuple(Program(module, {}).entry for module in self.candidate.modules)
+        lines = tuple(FlatModule(module, {}).entry for module in self.candidate.modules)
         return Source(lines, matching_of(lines))
 
     @property
@@ -350,7 +350,7 @@ def normalized(
     Returns:
         None if two modules are not the same program.
     """
-    lines = tuple(Program(module, {}).entry for module in modules)
+    lines = tuple(FlatModule(module, {}).entry for module in modules)
     root = lines[0].root
     results = list(root.operand_ids) if root.opcode == "tuple" else [root.id]
     taken = parameters(lines[0].computation)

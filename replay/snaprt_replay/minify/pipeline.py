@@ -1,6 +1,6 @@
 """Minify a file: load its program, choose the sides, shrink, look again, write the folder.
 
-The pipeline of `snaprt minify` on one page. It must not know how the user asked.
+The pipeline of `snaprt minify` on one page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write `repro.py`, which shows a failure with JAX and NumPy alone; it runs nothing in here.
+"""Write `repro.py`, which shows a failure with JAX and NumPy alone.
 
 The program is in the script as a portable StableHLO artifact, which XLA takes as it is: JAX code
 that says the same might be lowered to something else, and be right. It is run the way exported

@@ -15,7 +15,7 @@ from snaprt_replay.hlo.extract import Piece, Value, arrays_of
 from snaprt_replay.load.case import Signature
 from snaprt_replay.load.inputs import random_inputs
 from snaprt_replay.localize.nonfinite import Origin, first_origin
-from snaprt_replay.localize.program import Program
+from snaprt_replay.localize.program import FlatModule
 from snaprt_replay.localize.search import Search, piece_of
 from snaprt_replay.localize.session import BudgetSpentError, Session, Side
 from snaprt_replay.localize.sides import Frame, frame_of, run_both, run_suspect
@@ -77,7 +77,7 @@ def jump(
     find = _FINDERS.get(check)
     if find is None or candidate.expected is not None:
         return None
-    programs = [Program(module, {}) for module in candidate.modules]
+    programs = [FlatModule(module, {}) for module in candidate.modules]
 
     def side(number: int, name: str) -> Side:
         def start(hlo: bytes, inputs: Sequence[np.ndarray]) -> Future[Outcome]:
