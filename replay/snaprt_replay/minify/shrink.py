@@ -1,4 +1,9 @@
-"""Make one program that is ready to run as small as it gets: look, jump, reduce, look again."""
+"""Make one program that is ready to run as small as it gets: look, jump, reduce, look again.
+
+A difference, a NaN and an infinity each begin at an instruction, which `localize` finds. It, on the
+values that it was given, is as a rule already the smallest program there is. From there on, one
+view after the other is tried until none makes the program smaller.
+"""
 
 from __future__ import annotations
 
@@ -20,139 +25,17 @@ from snaprt_replay.localize.search import Search, piece_of
 from snaprt_replay.localize.session import BudgetSpentError, Session, Side
 from snaprt_replay.localize.sides import Frame, frame_of, run_both, run_suspect
 from snaprt_replay.minify.candidate import Candidate, changed
-from snaprt_replay.minify.checks import Check, CheckName, Judge, Patience, Symptom
+from snaprt_replay.minify.checks import Check, Judge, Patience, Symptom
 from snaprt_replay.minify.cutting import Base, Source, Tap, matching_of
 from snaprt_replay.minify.views import cuts, simpler
 from snaprt_replay.minify.views.shapes import shapes
-from snaprt_replay.minify.views.simpler import with_text
 from snaprt_replay.run.variants.variants import Variant, with_options
 from snaprt_replay.run.workers import Outcome
 
-_VIEW = "neighbor"
-_UNOPTIMIZED = {"xla_backend_optimization_level": 0}
+_JUMP_SHARE: Final = 0.5  # of the budget, for finding where the failure starts
+_UNOPTIMIZED: Final = {"xla_backend_optimization_level": 0}
 
-
-def neighbors(candidate: Candidate) -> Iterator[Candidate]:
-    """Yield programs that differ in one thing, nearest first."""
-    if candidate.variants and candidate.variants[0].kind == "device":
-        plain = with_text(with_options(candidate.variants[0], _UNOPTIMIZED))
-        if plain.options != candidate.variants[0].options:
-            variants = (plain, *candidate.variants[1:])
-            yield changed(candidate, _VIEW, f"side A on {plain.text}", variants=variants)
-    if candidate.expected is None:
-        for index, array in enumerate(candidate.inputs):
-            (drawn,) = random_inputs(index, [Signature(array.shape, array.dtype)])
-            for values, what in ((np.ones_like(array), "all one"), (drawn.value, "random")):
-                inputs = list(candidate.inputs)
-                inputs[index] = values
-                yield changed(candidate, _VIEW, f"input {index} {what}", inputs=inputs)
-    if len(candidate.modules) > 1:
-        what = "side A running the program of side B"
-        yield changed(candidate, _VIEW, what, modules=candidate.modules[1:])
-
-
-RunSide = Callable[[int, bytes, Sequence[np.ndarray]], Future[Outcome]]
-"""Run a serialized module as the suspect (0) or the reference (1) does."""
-
-
-def jump(
-    candidate: Candidate,
-    check: CheckName,
-    run: RunSide,
-    budget: float | None = None,
-    tell: Callable[[str], None] = lambda line: None,
-) -> Candidate | None:
-    """Return the region at which a failure starts as a program of its own.
-
-    Args:
-        candidate: What fails.
-        check: Which check says so.
-        run: Runs either side.
-        budget: Seconds that looking for it may take.
-        tell: Called with a line of progress.
-
-    Returns:
-        None if it starts nowhere in particular, or was not found.
-    """
-    find = _FINDERS.get(check)
-    if find is None or candidate.expected is not None:
-        return None
-    programs = [FlatModule(module, {}) for module in candidate.modules]
-
-    def side(number: int, name: str) -> Side:
-        def start(hlo: bytes, inputs: Sequence[np.ndarray]) -> Future[Outcome]:
-            return run(number, hlo, inputs)
-
-        return Side(name, programs[min(number, len(programs) - 1)], start)
-
-    sides = (side(0, "A"), side(1, "B"))
-    entries = [one.program.module.entry_computation_id for one in sides]
-    arguments = [{Value(0): one} for one in candidate.inputs]
-    frame = frame_of(sides, (entries[0], entries[1]), arguments)
-    frame = dataclasses.replace(frame, matching=matching_of(frame.lines))
-    try:
-        made = find(Session(None, budget, tell), frame)
-    except SnaprtError as error:
-        told = f"where it starts cannot be told: {error.message}"
-        tell(f"{candidate.instructions} instructions: {told}")
-        return None
-    except BudgetSpentError:
-        return None
-    if made is None:
-        return None
-    return dataclasses.replace(
-        made, variants=candidate.variants, view="jump", change="the region that goes wrong alone"
-    )
-
-
-def _difference(session: Session, frame: Frame) -> Candidate | None:
-    (outputs,) = run_both(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
-    search = Search(session)
-    found = search.whole(frame, outputs)
-    if found.kind not in ("instruction", "interaction") or search.innermost is None:
-        return None
-    inner, region, known = search.innermost
-    source = _source(inner)
-    return source.cut(piece_of(inner, region, [region]), {**inner.arguments, **known})
-
-
-def _not_finite(session: Session, frame: Frame) -> Candidate | None:
-    (outputs,) = run_suspect(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
-    origin = first_origin(session, frame, outputs)
-    return None if origin is None else _around(frame, origin)
-
-
-def _around(frame: Frame, origin: Origin) -> Candidate | None:
-    """Return the instruction of an origin, on what it read."""
-    program = frame.sides[0].program
-    for computation in program.module.computations:
-        for one in computation.instructions:
-            if one.name == origin.place.name:
-                line = program.line(computation.id)
-                arrays = iter(array for _, array in origin.operands)
-                values = {
-                    value: next(arrays)
-                    for operand in one.operand_ids
-                    for value, _ in arrays_of(line.by_id[operand])
-                }
-                given = [
-                    operand
-                    for operand in one.operand_ids
-                    if line.by_id[operand].opcode != "constant"
-                ]
-                piece = Piece((one.id,), frozenset(given))
-                return Source((line,), {each: each for each in line.by_id}).cut(piece, values)
-    return None
-
-
-def _source(frame: Frame) -> Source:
-    same = frame.sides[0].program is frame.sides[1].program
-    return Source(frame.lines[:1] if same else frame.lines, frame.matching)
-
-
-_FINDERS = {"mismatch": _difference, "nan": _not_finite}
-
-
+Tell = Callable[[str], None]
 View = Callable[[Base, int], Iterator[Candidate]]
 
 #: What takes most away comes first.
@@ -170,80 +53,6 @@ VIEWS: Final[Sequence[View]] = (
 _CLOSEST_FIRST: Final = ("flags", "values", "dtypes", "shapes", "instructions", "outputs")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Reduced:
-    """Where a reduction ended.
-
-    Args:
-        candidate: The smallest program found that still fails.
-        neighbor: The program most like it that passes; None if none did.
-        steps: What was done to get there, in words.
-        finished: Whether no view makes it smaller; False where the budget was spent before.
-    """
-
-    candidate: Candidate
-    neighbor: Candidate | None
-    steps: tuple[str, ...]
-    finished: bool
-
-
-def reduce(
-    candidate: Candidate,
-    judge: Judge,
-    taps: Callable[[Candidate], Sequence[Tap]],
-    tell: Callable[[str], None] = lambda line: None,
-) -> Reduced:
-    """Make a failing program as small as the views can.
-
-    Args:
-        candidate: What fails, with the judge's symptom.
-        judge: Says whether it still does.
-        taps: Says how a program's values are recorded.
-        tell: Called with a line for each step.
-    """
-    steps: list[str] = []
-    finished = True
-    try:
-        changing = True
-        while changing:
-            changing = False
-            judge.passing.clear()
-            for view in VIEWS:
-                grain = 0
-                while True:
-                    found = judge.first(view(Base(candidate, taps(candidate)), grain))
-                    if found is None:
-                        break
-                    candidate, grain, changing = found, found.grain, True
-                    steps.append(f"{found.view}: {found.change}")
-                    tell(f"{found.instructions} instructions: {found.change}")
-    except BudgetSpentError:
-        finished = False
-    return Reduced(candidate, _neighbor(candidate, judge), tuple(steps), finished)
-
-
-def _neighbor(candidate: Candidate, judge: Judge) -> Candidate | None:
-    if judge.passing:
-        return _closest(judge.passing)
-    for one in neighbors(candidate):
-        if judge.answer(one) == "passes":
-            return one
-    return None
-
-
-def _closest(passing: Sequence[Candidate]) -> Candidate:
-    """Return the program that differs least from the one that all of these were made of."""
-    for view in _CLOSEST_FIRST:
-        # The last that a view tries are those that change least.
-        found = [one for one in passing if one.view == view]
-        if found:
-            return found[-1]
-    return passing[-1]
-
-
-_JUMP_SHARE = 0.5  # of the budget, for finding where the failure starts
-
-
 class Start(Protocol):
     """Start a serialized module as a side runs it: with `workers.Workers.submit`, or another."""
 
@@ -252,9 +61,6 @@ class Start(Protocol):
     ) -> Future[Outcome]:
         """Return the outcome to come; the variant is None where a candidate has none."""
         ...
-
-
-Tell = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -293,44 +99,49 @@ def shrink(
     taps: Callable[[Candidate], Sequence[Tap]],
     tell: Tell = lambda line: None,
 ) -> Shrunk | None:
-    """Make a program as small as it gets while it still fails.
+    """Make a program as small as it gets while it still fails; return None if it does not fail.
 
     Args:
         candidate: The program.
         check: What counts as its failure.
         start: Runs a side.
         patience: How long to look.
-        taps: Says how a program's intermediate values are recorded.
+        taps: Gives the ways to record a program's intermediate values.
         tell: Called with a line of progress.
-
-    Returns:
-        None if the program does not fail.
     """
-    run = functools.partial(_run, start)
-    with Judge(check, run, patience) as judge:
+    with Judge(check, functools.partial(_run, start), patience) as judge:
         first = judge.look_first(candidate)
         if first is None:
             return None
         tell(f"{candidate.instructions} instructions: {first}")
         judge.adopt(first)
-        begin, steps = candidate, []
+        smallest, steps, finished = candidate, [], True
+
+        def adopt(smaller: Candidate) -> None:
+            nonlocal smallest
+            smallest = smaller
+            steps.append(f"{smaller.view}: {smaller.change}")
+            tell(f"{smaller.instructions} instructions: {smaller.change}")
+
         jumped = _jump(candidate, judge, start, tell)
         if jumped is not None:
-            begin = jumped
-            steps.append(f"{jumped.view}: {jumped.change}")
-            tell(f"{jumped.instructions} instructions: {jumped.change}")
-        reduced = reduce(begin, judge, taps, tell)
+            adopt(jumped)
+        try:
+            for smaller in _reductions(smallest, judge, taps):
+                adopt(smaller)
+        except BudgetSpentError:
+            finished = False
         assert judge.symptom is not None
         return Shrunk(
             original=candidate,
-            candidate=reduced.candidate,
-            neighbor=reduced.neighbor,
+            candidate=smallest,
+            neighbor=_neighbor(smallest, judge),
             first=first,
             symptom=judge.symptom,
-            steps=(*steps, *reduced.steps),
+            steps=tuple(steps),
             asked=judge.asked,
             seconds=judge.seconds,
-            finished=reduced.finished,
+            finished=finished,
         )
 
 
@@ -346,24 +157,146 @@ def _run(start: Start, candidate: Candidate, side: int) -> Future[Outcome]:
     return start(side, variant, candidate.content(side), candidate.inputs)
 
 
+def _reductions(
+    candidate: Candidate, judge: Judge, taps: Callable[[Candidate], Sequence[Tap]]
+) -> Iterator[Candidate]:
+    """Yield ever smaller programs that still fail, until no view makes one of the last."""
+    changing = True
+    while changing:
+        changing = False
+        judge.passing.clear()
+        for view in VIEWS:
+            grain = 0
+            while smaller := judge.first(view(Base(candidate, taps(candidate)), grain)):
+                candidate, grain, changing = smaller, smaller.grain, True
+                yield candidate
+
+
+# --- the program most like it that passes ---
+
+
+def _neighbor(candidate: Candidate, judge: Judge) -> Candidate | None:
+    """Return a program that passes and differs least.
+
+    What makes a failure go says more about it than what does not: an option of the compiler, other
+    values. Where nothing does, the program that it is compared with is the nearest there is.
+    """
+    for view in _CLOSEST_FIRST:
+        # The last that a view tries are those that change least.
+        passing = [one for one in judge.passing if one.view == view]
+        if passing:
+            return passing[-1]
+    if judge.passing:
+        return judge.passing[-1]
+    return next((one for one in _nearest(candidate) if judge.answer(one) == "passes"), None)
+
+
+def _nearest(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield programs that differ in one thing, nearest first."""
+    if candidate.variants and candidate.variants[0].kind == "device":
+        plain = simpler.with_text(with_options(candidate.variants[0], _UNOPTIMIZED))
+        if plain.options != candidate.variants[0].options:
+            variants = (plain, *candidate.variants[1:])
+            yield changed(candidate, "neighbor", f"side A on {plain.text}", variants=variants)
+    if candidate.expected is None:
+        for index, array in enumerate(candidate.inputs):
+            (drawn,) = random_inputs(index, [Signature(array.shape, array.dtype)])
+            for values, what in ((np.ones_like(array), "all one"), (drawn.value, "random")):
+                inputs = list(candidate.inputs)
+                inputs[index] = values
+                yield changed(candidate, "neighbor", f"input {index} {what}", inputs=inputs)
+    if len(candidate.modules) > 1:
+        what = "side A running the program of side B"
+        yield changed(candidate, "neighbor", what, modules=candidate.modules[1:])
+
+
+# --- straight to where the failure starts ---
+
+
 def _jump(candidate: Candidate, judge: Judge, start: Start, tell: Tell) -> Candidate | None:
     """Return the region where the failure starts, if it fails there alone; ask for that then.
 
     What goes wrong there on values that are right is the cause, even if it looks otherwise than
     its effect: a wrong sum, of which a later logarithm made a NaN.
     """
-
-    def run_side(side: int, hlo: bytes, inputs: Sequence[np.ndarray]) -> Future[Outcome]:
-        variant = candidate.variants[side] if candidate.variants else None
-        return start(side, variant, hlo, inputs)
-
+    find = _FINDERS.get(judge.check.name)
+    if find is None or candidate.expected is not None:
+        return None
     budget = judge.patience.budget
-    share = None if budget is None else budget * _JUMP_SHARE
-    found = jump(candidate, judge.check.name, run_side, share, tell)
+    session = Session(None, None if budget is None else budget * _JUMP_SHARE, tell)
+    try:
+        found = find(session, _frame(candidate, start))
+    except SnaprtError as error:
+        told = f"where it starts cannot be told: {error.message}"
+        tell(f"{candidate.instructions} instructions: {told}")
+        return None
+    except BudgetSpentError:
+        return None
     if found is None or found.size >= candidate.size:
         return None
+    change = "the region that goes wrong alone"
+    found = dataclasses.replace(found, variants=candidate.variants, view="jump", change=change)
     seen = judge.look_first(found)
     if seen is None:
         return None
     judge.adopt(seen)
     return found
+
+
+def _frame(candidate: Candidate, start: Start) -> Frame:
+    programs = [FlatModule(module, {}) for module in candidate.modules]
+
+    def side(number: int, name: str) -> Side:
+        variant = candidate.variants[number] if number < len(candidate.variants) else None
+        run = functools.partial(start, number, variant)
+        return Side(name, programs[min(number, len(programs) - 1)], run)
+
+    sides = (side(0, "A"), side(1, "B"))
+    entries = [one.program.module.entry_computation_id for one in sides]
+    arguments = [{Value(0): one} for one in candidate.inputs]
+    frame = frame_of(sides, (entries[0], entries[1]), arguments)
+    return dataclasses.replace(frame, matching=matching_of(frame.lines))
+
+
+def _difference(session: Session, frame: Frame) -> Candidate | None:
+    (outputs,) = run_both(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
+    search = Search(session)
+    found = search.whole(frame, outputs)
+    if found.kind not in ("instruction", "interaction") or search.innermost is None:
+        return None
+    inner, region, known = search.innermost
+    is_one_program = inner.sides[0].program is inner.sides[1].program
+    source = Source(inner.lines[:1] if is_one_program else inner.lines, inner.matching)
+    return source.cut(piece_of(inner, region, [region]), {**inner.arguments, **known})
+
+
+def _not_finite(session: Session, frame: Frame) -> Candidate | None:
+    (outputs,) = run_suspect(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
+    origin = first_origin(session, frame, outputs)
+    return None if origin is None else _around(frame, origin)
+
+
+def _around(frame: Frame, origin: Origin) -> Candidate | None:
+    """Return the instruction of an origin, on what it read."""
+    program = frame.sides[0].program
+    for computation in program.module.computations:
+        for one in computation.instructions:
+            if one.name == origin.place.name:
+                line = program.line(computation.id)
+                arrays = iter(array for _, array in origin.operands)
+                values = {
+                    value: next(arrays)
+                    for operand in one.operand_ids
+                    for value, _ in arrays_of(line.by_id[operand])
+                }
+                given = [
+                    operand
+                    for operand in one.operand_ids
+                    if line.by_id[operand].opcode != "constant"
+                ]
+                piece = Piece((one.id,), frozenset(given))
+                return Source((line,), {each: each for each in line.by_id}).cut(piece, values)
+    return None
+
+
+_FINDERS: Final = {"mismatch": _difference, "nan": _not_finite}
