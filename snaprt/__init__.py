@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from snaprt.runtime.record_scope import record as record
     from snaprt.runtime.step import mark_step as mark_step
     from snaprt.runtime.step import sync as sync
-    from snaprt.snapshot.recorder.policy import (
+    from snaprt.snapshot.recorder.plan import (
         register_hlo_snapshot_callback as register_hlo_snapshot_callback,
     )
     from snaprt.snapshot.recorder.record import dump_now as dump_now
@@ -129,7 +129,7 @@ _WHERE = {
     "optimizer_step": "snaprt.runtime.optimizer:optimizer_step",
     "record": "snaprt.runtime.record_scope:record",
     "register_hlo_snapshot_callback": (
-        "snaprt.snapshot.recorder.policy:register_hlo_snapshot_callback"
+        "snaprt.snapshot.recorder.plan:register_hlo_snapshot_callback"
     ),
     "replay": "snaprt.replay",
     "set_rng_state": "snaprt.random_keys:set_rng_state",

@@ -1,4 +1,4 @@
-"""Which environment variables may be written down, and their values; knows no files, never JAX.
+"""Which environment variables may be written down, with what values; and what XLA_FLAGS says.
 
 What is recorded, packed or bundled goes to other people. So the variables are listed by name: one
 that nobody here knows may hold a secret, whatever its name begins with.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from snaprt import settings
@@ -74,3 +76,43 @@ def without_credentials(text: str) -> str:
 
 _STEERING: Final = frozenset(_NAMES.split())
 _SETTINGS: Final = frozenset(setting.name for setting in settings.SETTINGS)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of XLA."""
+
+    name: str  # without dashes
+    value: str | None  # None where there is no `=`
+    text: str  # as the user wrote it
+
+    def plain(self) -> str:
+        """Return the flag without quotes, as a process gets it among its arguments."""
+        return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
+
+
+def parse_flags(variable: str) -> tuple[Flag, ...]:
+    """Split the text of XLA_FLAGS, or of the file that it names, into flags.
+
+    As in XLA: words that do not begin with ``--`` are skipped, a value may be quoted.
+
+    Source: ``xla/parse_flags_from_env.cc``.
+    """
+    text = variable.strip()
+    if text and not text.startswith("-"):
+        try:
+            text = Path(text).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ()
+    return tuple(
+        Flag(word[1], None if word[2] is None else _unquote(word[2]), word[0])
+        for word in re.finditer(
+            r"""(?<!\S)--([A-Za-z0-9_]+)(?:=('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\S*))?""", text
+        )
+    )
+
+
+def _unquote(value: str) -> str:
+    if len(value) >= 2 and value[0] in "'\"" and value[-1] == value[0]:
+        return re.sub(r"\\(.)", r"\1", value[1:-1])
+    return value

@@ -25,6 +25,7 @@ from snaprt_cache.key import (
 )
 
 from snaprt import jaxapi
+from snaprt.variables import parse_flags
 
 #: JAX settings that change what the compiler makes of a module without being part of it.
 COMPILER_SETTINGS = (
@@ -185,13 +186,7 @@ def _flags(folder: Path) -> str:
 
 def environment_flags() -> list[str]:
     """Return the flags in ``XLA_FLAGS``, or in the file it names, as XLA reads them."""
-    text = os.environ.get("XLA_FLAGS", "")
-    if text and not text.lstrip().startswith("-"):
-        try:
-            text = Path(text).read_text()
-        except OSError:
-            return [text]
-    return shlex.split(text)
+    return [flag.plain() for flag in parse_flags(os.environ.get("XLA_FLAGS", ""))]
 
 
 def compiler_settings() -> dict[str, Any]:

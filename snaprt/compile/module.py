@@ -20,9 +20,9 @@ from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.key import module_key
 from snaprt.compile.native_calls import obstacle, refuse_objects_of_another_process
 from snaprt.compile.obtain import entry_metadata
-from snaprt.compile.proof import Proof, proof_of
 from snaprt.compile.summary import summarize
 from snaprt.errors import CompileError, ExecutionError
+from snaprt.graph.artifacts import Proof, proof_of
 
 _Type = tuple[tuple[int, ...], np.dtype]
 Index = tuple[tuple[int, int], ...]

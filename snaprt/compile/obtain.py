@@ -38,9 +38,9 @@ from snaprt.compile.key import module_digest, module_key
 from snaprt.compile.lower import lowering, placed
 from snaprt.compile.nan_flag import FLAG_NAME
 from snaprt.compile.native_calls import bound_to_process, obstacle, told_of_calls
-from snaprt.compile.proof import Proof, proof_of
 from snaprt.compile.summary import summarize
 from snaprt.errors import CompileError, UsageError
+from snaprt.graph.artifacts import ModuleArtifacts, proof_of
 from snaprt.graph.program import Program
 
 _log = logging.getLogger("snaprt.compile")
@@ -50,27 +50,6 @@ _numbers = itertools.count()
 def new_number() -> int:
     """Return a number that no other executable of this process has."""
     return next(_numbers)
-
-
-@dataclass(frozen=True)
-class ModuleArtifacts:
-    """A program in the forms in which it is recorded.
-
-    Attributes:
-        stablehlo: Portable StableHLO artifact (versioned bytecode) with source locations.
-        hlo: Serialized ``xla.HloModuleProto``, before optimization.
-        compile_options: Serialized ``xla.CompileOptionsProto``.
-        num_devices: How many devices one execution runs on.
-        proof: What tells the executable from others.
-        trace_error: What a snapshot says of the error that ended its recording, if one did.
-    """
-
-    stablehlo: bytes
-    hlo: bytes
-    compile_options: bytes
-    num_devices: int
-    proof: Proof = field(default_factory=Proof)
-    trace_error: Any = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,8 @@ from snaprt import jaxapi
 from snaprt.compile.ahead.collect import GRAPH_NAME
 from snaprt.compile.key import module_digest
 from snaprt.compile.lower import lowering
-from snaprt.compile.obtain import ModuleArtifacts, artifacts_of, new_number
+from snaprt.compile.obtain import artifacts_of, new_number
+from snaprt.graph.artifacts import ModuleArtifacts
 from snaprt.graph.program import Program
 
 

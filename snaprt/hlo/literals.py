@@ -1,8 +1,9 @@
-"""XLA's element types, and its literals as numpy arrays and back; it must know nothing of JAX."""
+"""XLA's element types, and its literals as numpy arrays and back."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
@@ -10,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from snaprt.errors import SnapshotError
+from snaprt.hlo import proto
 from snaprt.hlo.proto import LiteralProto, ShapeProto, XlaMessage
 
 TUPLE = 13
@@ -19,21 +21,13 @@ TOKEN = 17
 
 @dataclasses.dataclass(frozen=True)
 class ElementType:
-    """One row of XLA's enumeration PrimitiveType (xla/xla_data.proto).
+    """One row of XLA's enumeration PrimitiveType (xla/xla_data.proto)."""
 
-    Args:
-        number: Its value on the wire.
-        name: XLA's name for it in HLO text.
-        dtype: numpy's, or ml_dtypes' own; None where the installed ml_dtypes has none.
-        bits: The width of an element.
-        varint: True if a literal holds the elements as protobuf varints, not as plain bytes.
-    """
-
-    number: int
-    name: str
-    dtype: np.dtype | None
-    bits: int
-    varint: bool = False
+    number: int  # its value on the wire
+    name: str  # XLA's name for it in HLO text
+    dtype: np.dtype | None  # numpy's, or ml_dtypes' own; None where this ml_dtypes has none
+    bits: int  # the width of an element
+    varint: bool  # whether a literal holds the elements as protobuf varints, not as plain bytes
 
     @property
     def literal_field(self) -> str:
@@ -41,45 +35,21 @@ class ElementType:
         return f"{self.name}s"
 
 
-def _dtype(name: str) -> np.dtype | None:
-    scalar = getattr(ml_dtypes, name, None)
-    return None if scalar is None else np.dtype(scalar)
+_VARINTS = ("s32", "s64", "u32", "u64")
 
 
-_ROWS = (
-    ElementType(1, "pred", np.dtype(np.bool_), 8),
-    ElementType(2, "s8", np.dtype(np.int8), 8),
-    ElementType(3, "s16", np.dtype(np.int16), 16),
-    ElementType(4, "s32", np.dtype(np.int32), 32, varint=True),
-    ElementType(5, "s64", np.dtype(np.int64), 64, varint=True),
-    ElementType(6, "u8", np.dtype(np.uint8), 8),
-    ElementType(7, "u16", np.dtype(np.uint16), 16),
-    ElementType(8, "u32", np.dtype(np.uint32), 32, varint=True),
-    ElementType(9, "u64", np.dtype(np.uint64), 64, varint=True),
-    ElementType(10, "f16", np.dtype(np.float16), 16),
-    ElementType(11, "f32", np.dtype(np.float32), 32),
-    ElementType(12, "f64", np.dtype(np.float64), 64),
-    ElementType(15, "c64", np.dtype(np.complex64), 64),
-    ElementType(16, "bf16", _dtype("bfloat16"), 16),
-    ElementType(18, "c128", np.dtype(np.complex128), 128),
-    ElementType(19, "f8e5m2", _dtype("float8_e5m2"), 8),
-    ElementType(20, "f8e4m3fn", _dtype("float8_e4m3fn"), 8),
-    ElementType(21, "s4", _dtype("int4"), 4),
-    ElementType(22, "u4", _dtype("uint4"), 4),
-    ElementType(23, "f8e4m3b11fnuz", _dtype("float8_e4m3b11fnuz"), 8),
-    ElementType(24, "f8e5m2fnuz", _dtype("float8_e5m2fnuz"), 8),
-    ElementType(25, "f8e4m3fnuz", _dtype("float8_e4m3fnuz"), 8),
-    ElementType(26, "s2", _dtype("int2"), 2),
-    ElementType(27, "u2", _dtype("uint2"), 2),
-    ElementType(28, "f8e4m3", _dtype("float8_e4m3"), 8),
-    ElementType(29, "f8e3m4", _dtype("float8_e3m4"), 8),
-    ElementType(30, "s1", _dtype("int1"), 1),
-    ElementType(31, "u1", _dtype("uint1"), 1),
-    ElementType(32, "f4e2m1fn", _dtype("float4_e2m1fn"), 4),
-    ElementType(33, "f8e8m0fnu", _dtype("float8_e8m0fnu"), 8),
+def _element_type(number: int, name: str, dtype_name: str) -> ElementType:
+    width = re.match(r"[a-z]+(\d*)", name)
+    bits = int(width[1]) if width and width[1] else 8
+    scalar = getattr(ml_dtypes, dtype_name, None) or getattr(np, dtype_name, None)
+    dtype = None if scalar is None else np.dtype(scalar)
+    return ElementType(number, name, dtype, bits, name in _VARINTS)
+
+
+ELEMENT_TYPES: Mapping[int, ElementType] = MappingProxyType(
+    {number: _element_type(number, name, dtype) for number, name, dtype, _ in proto.ELEMENT_TYPES}
 )
-ELEMENT_TYPES: Mapping[int, ElementType] = MappingProxyType({row.number: row for row in _ROWS})
-_BY_DTYPE = {row.dtype: row for row in _ROWS if row.dtype is not None}
+_BY_DTYPE = {row.dtype: row for row in ELEMENT_TYPES.values() if row.dtype is not None}
 
 
 _NEWER_XLA = "The file is damaged, or a newer XLA wrote it."

@@ -1,4 +1,4 @@
-"""XLA's protobuf messages, as far as snaprt reads and edits them; it must know nothing of JAX.
+"""XLA's protobuf messages, as far as snaprt reads and edits them.
 
 XLA's `xla/service/hlo.proto` and `xla/xla_data.proto` are not installed with jaxlib. The messages
 are built here from a table of the field numbers that snaprt uses. Every other field of a file is
@@ -35,6 +35,41 @@ if TYPE_CHECKING:
 else:
     XlaMessage = Message
 
+ELEMENT_TYPES = (
+    (1, "pred", "bool", 2),
+    (2, "s8", "int8", 15),
+    (3, "s16", "int16", 17),
+    (4, "s32", "int32", 4),
+    (5, "s64", "int64", 5),
+    (6, "u8", "uint8", 3),
+    (7, "u16", "uint16", 16),
+    (8, "u32", "uint32", 6),
+    (9, "u64", "uint64", 7),
+    (10, "f16", "float16", 11),
+    (11, "f32", "float32", 8),
+    (12, "f64", "float64", 9),
+    (15, "c64", "complex64", 12),
+    (16, "bf16", "bfloat16", 13),
+    (18, "c128", "complex128", 18),
+    (19, "f8e5m2", "float8_e5m2", 19),
+    (20, "f8e4m3fn", "float8_e4m3fn", 20),
+    (21, "s4", "int4", 21),
+    (22, "u4", "uint4", 22),
+    (23, "f8e4m3b11fnuz", "float8_e4m3b11fnuz", 23),
+    (24, "f8e5m2fnuz", "float8_e5m2fnuz", 24),
+    (25, "f8e4m3fnuz", "float8_e4m3fnuz", 25),
+    (26, "s2", "int2", 26),
+    (27, "u2", "uint2", 27),
+    (28, "f8e4m3", "float8_e4m3", 28),
+    (29, "f8e3m4", "float8_e3m4", 29),
+    (30, "s1", "int1", 30),
+    (31, "u1", "uint1", 31),
+    (32, "f4e2m1fn", "float4_e2m1fn", 32),
+    (33, "f8e8m0fnu", "float8_e8m0fnu", 33),
+)
+"""XLA's number and name of an element type, NumPy's or ml_dtypes' name, and the number of the field
+of LiteralProto that holds such elements: ``preds`` for ``pred``."""
+
 # Message -> field -> (number, type). Sources: openxla/xla, xla/service/hlo.proto and
 # xla/xla_data.proto. Enumerations are int32 here, which is the same on the wire.
 FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
@@ -55,36 +90,7 @@ FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "LiteralProto": {
         "shape": (1, "ShapeProto"),
         "tuple_literals": (10, "repeated LiteralProto"),
-        "preds": (2, "bytes"),
-        "u8s": (3, "bytes"),
-        "s32s": (4, "bytes"),
-        "s64s": (5, "bytes"),
-        "u32s": (6, "bytes"),
-        "u64s": (7, "bytes"),
-        "f32s": (8, "bytes"),
-        "f64s": (9, "bytes"),
-        "f16s": (11, "bytes"),
-        "c64s": (12, "bytes"),
-        "bf16s": (13, "bytes"),
-        "s8s": (15, "bytes"),
-        "u16s": (16, "bytes"),
-        "s16s": (17, "bytes"),
-        "c128s": (18, "bytes"),
-        "f8e5m2s": (19, "bytes"),
-        "f8e4m3fns": (20, "bytes"),
-        "s4s": (21, "bytes"),
-        "u4s": (22, "bytes"),
-        "f8e4m3b11fnuzs": (23, "bytes"),
-        "f8e5m2fnuzs": (24, "bytes"),
-        "f8e4m3fnuzs": (25, "bytes"),
-        "s2s": (26, "bytes"),
-        "u2s": (27, "bytes"),
-        "f8e4m3s": (28, "bytes"),
-        "f8e3m4s": (29, "bytes"),
-        "s1s": (30, "bytes"),
-        "u1s": (31, "bytes"),
-        "f4e2m1fns": (32, "bytes"),
-        "f8e8m0fnus": (33, "bytes"),
+        **{f"{name}s": (number, "bytes") for _, name, _, number in ELEMENT_TYPES},
     },
     "OpMetadata": {
         "op_type": (1, "string"),
@@ -240,16 +246,13 @@ def _build_messages() -> Mapping[str, type[XlaMessage]]:
 
 
 _MESSAGES = _build_messages()
-LayoutProto = _MESSAGES["LayoutProto"]
 ShapeProto = _MESSAGES["ShapeProto"]
-ProgramShapeProto = _MESSAGES["ProgramShapeProto"]
 LiteralProto = _MESSAGES["LiteralProto"]
 HloInstructionProto = _MESSAGES["HloInstructionProto"]
 HloComputationProto = _MESSAGES["HloComputationProto"]
 HloModuleProto = _MESSAGES["HloModuleProto"]
 HloProto = _MESSAGES["HloProto"]
 HloSnapshot = _MESSAGES["HloSnapshot"]
-HloInputs = _MESSAGES["HloInputs"]
 HloUnoptimizedSnapshot = _MESSAGES["HloUnoptimizedSnapshot"]
 
 

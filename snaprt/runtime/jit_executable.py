@@ -13,7 +13,8 @@ import jax
 from snaprt import jaxapi
 from snaprt.compile.key import module_digest
 from snaprt.compile.nan_flag import FLAG_NAME
-from snaprt.compile.obtain import ModuleArtifacts, artifacts_of, new_number
+from snaprt.compile.obtain import artifacts_of, new_number
+from snaprt.graph.artifacts import ModuleArtifacts
 
 #: How many kinds of calls of a function are remembered.
 MAX_KINDS = 256

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from programs import run_program
 
+from snaprt.cli.main import main
+
 LAZY_PROGRAM = """
 import jax, jax.numpy as jnp, snaprt
 with snaprt.lazy():
@@ -28,6 +30,17 @@ def step(x, w):
     return jax.nn.softmax(y), y.sum(), y > 0
 jax.jit(step)(np.ones((4, 3), np.float32), np.ones((3, 2), np.float32))[1].block_until_ready()
 """
+
+
+@pytest.fixture
+def snaprt(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs the command line and gives status, stdout and stderr."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        status = main([str(word) for word in words])
+        return status, *capfd.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -12,20 +13,13 @@ import numpy as np
 import pytest
 from recordings import record
 
-from snaprt.cli.main import main
-
 Diff = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def diff(capfd: pytest.CaptureFixture[str]) -> Diff:
+def diff(snaprt: Diff) -> Diff:
     """Return a function that runs ``snaprt diff`` and gives status, stdout and stderr."""
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        status = main(["diff", *map(str, words)])
-        return status, *capfd.readouterr()
-
-    return run
+    return partial(snaprt, "diff")
 
 
 def scale(x: jax.Array, factor: jax.Array) -> jax.Array:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import pytest
 from recordings import record
 
-from snaprt.cli.main import main
 from snaprt.snapshot.format.store import ArrayStore
 
 Run = Callable[..., tuple[int, str, str]]
@@ -22,17 +21,6 @@ WEIGHTS = jax.random.normal(jax.random.key(0), (64, 256), jnp.bfloat16)
 
 def train_step(weights: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.tanh(x @ weights)
-
-
-@pytest.fixture
-def snaprt(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that runs snaprt and gives status, stdout and stderr."""
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        status = main([*map(str, words)])
-        return status, *capfd.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -11,20 +11,6 @@ import pytest
 from snaprt_replay.compare.results import comparison_from_json
 from snaprt_replay.load import sniff
 
-from snaprt.cli.main import main
-
-
-@pytest.fixture
-def snaprt(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Return a function that runs the command line and gives status, stdout and stderr."""
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        status = main([str(word) for word in words])
-        return status, *capfd.readouterr()
-
-    return run
-
-
 Run = Callable[..., tuple[int, str, str]]
 
 

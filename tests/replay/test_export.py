@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -14,9 +11,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from programs import run_program
 from recordings import record
-from snaprt_replay.export import xla
-from snaprt_replay.export.formats import FORMS, export
+from snaprt_replay.export.formats import FORMS, export, write_hlo_snapshot
 from snaprt_replay.load.load import load
 from snaprt_replay.run.rerun import replay
 
@@ -89,7 +86,7 @@ def test_what_is_too_large_for_xlas_snapshot_is_refused(recorded: Path, tmp_path
     huge = np.broadcast_to(np.float32(0), (1 << 29, 1))  # 2 GiB that take no memory
     inputs = (dataclasses.replace(case.inputs[0], value=huge), *case.inputs[1:])
     with pytest.raises(UsageError, match=r"bytes, more than XLA's HloSnapshot can \(2 GiB\)"):
-        xla.write_hlo_snapshot(dataclasses.replace(case, inputs=inputs), tmp_path / "x")
+        write_hlo_snapshot(dataclasses.replace(case, inputs=inputs), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
@@ -143,17 +140,10 @@ def test_the_module_can_be_replayed_as_text_and_as_bytecode(
     assert len(result.played.outputs) == 6
 
 
-def run_script(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the script as a stranger would: somewhere else, without snaprt."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        [sys.executable, str(folder / "run.py")],
-        env={**environment, "PYTHONSAFEPATH": "1"},
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run_script(folder: Path, status: int = 0) -> str:
+    """Run the script as a stranger would, somewhere else and without snaprt; return its output."""
+    options = {"folder": folder.parent, "without": ["PYTHONPATH"], "PYTHONSAFEPATH": 1}
+    return run_program(folder / "run.py", status=status, **options).stdout
 
 
 def test_the_script_runs_with_jax_and_numpy_alone_and_compares(
@@ -164,9 +154,7 @@ def test_the_script_runs_with_jax_and_numpy_alone_and_compares(
         *("run.py", "module.mlirbc", "arrays.npz"),
     }
     assert "snaprt" not in (tmp_path / "step" / "run.py").read_text()
-    done = run_script(tmp_path / "step")
-    assert done.returncode == 0, done.stderr
-    verdicts = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    verdicts = [line.split()[0] for line in run_script(tmp_path / "step").splitlines()[1:]]
     assert len(verdicts) == 6
     assert set(verdicts) <= {"identical", "close"}
     shutil.move(tmp_path / "step" / "arrays.npz", tmp_path / "arrays.npz")
@@ -174,9 +162,7 @@ def test_the_script_runs_with_jax_and_numpy_alone_and_compares(
         changed = {name: arrays[name] for name in arrays.files}
     changed["input0"] = changed["input0"] + np.float32(1)
     np.savez(tmp_path / "step" / "arrays.npz", **changed)
-    done = run_script(tmp_path / "step")
-    assert done.returncode == 1
-    assert "DIFFERENT" in done.stdout
+    assert "DIFFERENT" in run_script(tmp_path / "step", status=1)
 
 
 def test_a_bare_module_has_nothing_but_its_module_to_export(recorded: Path, tmp_path: Path) -> None:

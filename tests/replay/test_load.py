@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Signature
-from snaprt_replay.load.inputs import random_inputs, read_inputs
 from snaprt_replay.load.load import load
+from snaprt_replay.load.modules import random_inputs, read_inputs
 from snaprt_replay.process import parsing
 from snaprt_replay.run import player
+from snaprt_replay.run.rerun import replay
 
 from snaprt.errors import SnapshotError, UsageError
 
+SNAPSHOTS = Path(__file__).parents[1] / "support" / "snapshots"
 BARE = [sniff.MLIR_TEXT, sniff.MLIR_BYTECODE, sniff.HLO_TEXT, sniff.HLO_MODULE]
 PARAMETERS = (Signature((4, 3), np.dtype(np.float32)), Signature((3, 2), np.dtype(np.float32)))
 
@@ -37,6 +39,14 @@ def test_a_bare_module_says_what_it_takes_and_has_no_inputs(
     assert case.parameters == PARAMETERS
     assert case.inputs is None
     assert not case.trusted
+
+
+@pytest.mark.parametrize("name", ["format-1.0.inputs.snap", "format-2.1.pack"])
+def test_what_older_versions_recorded_is_read_and_replays(name: str) -> None:
+    """The second one holds bfloat16, PRNG keys, a donated input and arrays of a store."""
+    replayed = replay(SNAPSHOTS / name, isolated=False)
+    assert replayed.comparison is not None
+    assert not replayed.mismatch, replayed.comparison.summary
 
 
 def test_a_recorded_step_brings_inputs_outputs_and_environment(recorded: Path) -> None:

@@ -1,3 +1,5 @@
+"""Programs in another precision: raised to float64, rounded at random, as a TPU multiplies."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -5,11 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from snaprt_replay.hlo.hlo_module import instructions, verify
 from snaprt_replay.run import devices
 from snaprt_replay.run.variants import precision, random_rounding
+from snaprt_replay.run.variants.emulate import with_matmul_precision, with_tpu_precision
 from snaprt_replay.run.variants.precision import Raised, raise_to_f64, read_module
 
 from snaprt import jaxapi
@@ -135,3 +139,51 @@ def test_perturbing_moves_fractions_by_one_ulp_and_leaves_whole_numbers() -> Non
     np.testing.assert_array_equal(moved[1:5], values[1:5])
     np.testing.assert_allclose(moved, values, rtol=3e-7)
     assert random_rounding.perturb(np.arange(3), np.random.default_rng(1)).dtype == np.int64
+
+
+# --- as a TPU multiplies ---
+
+
+def matrices() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(2, 32, 32)).astype(np.float32)
+    return x, y
+
+
+def test_default_precision_multiplies_bfloat16_numbers() -> None:
+    x, y = matrices()
+    (got,) = run(with_tpu_precision(module_of(jnp.matmul, x, y), "default"), x, y)
+    rounded = [array.astype(ml_dtypes.bfloat16).astype(np.float64) for array in (x, y)]
+    np.testing.assert_allclose(got, rounded[0] @ rounded[1], rtol=1e-5, atol=1e-5)
+    assert np.abs(got - x.astype(np.float64) @ y).max() > 1e-3
+
+
+@pytest.mark.parametrize(("passes", "error"), [("high", 3e-4), ("highest", 1e-5)])
+def test_more_passes_come_closer(passes: str, error: float) -> None:
+    x, y = matrices()
+    (got,) = run(with_tpu_precision(module_of(jnp.matmul, x, y), passes), x, y)
+    assert np.abs(got - x.astype(np.float64) @ y).max() < error
+
+
+def test_an_operation_that_asks_for_more_gets_it() -> None:
+    x, y = matrices()
+
+    def exact(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.matmul(x, y, precision="highest")
+
+    (got,) = run(with_tpu_precision(module_of(exact, x, y), "default"), x, y)
+    assert np.abs(got - x.astype(np.float64) @ y).max() < 1e-5
+
+
+def test_infinity_stays_infinity_in_all_passes() -> None:
+    x, y = matrices()
+    x[0, 0] = np.inf
+    (got,) = run(with_tpu_precision(module_of(jnp.matmul, x, y), "highest"), x, y)
+    np.testing.assert_array_equal(got[0], np.sign(y[0]) * np.inf)
+    assert np.isfinite(got[1:]).all()
+
+
+def test_bfloat16_operands_are_left_alone() -> None:
+    x, y = (array.astype(ml_dtypes.bfloat16) for array in matrices())
+    module = module_of(jnp.matmul, x, y)
+    assert with_tpu_precision(module, "default") == with_matmul_precision(module, "default")

@@ -20,9 +20,9 @@ from snaprt_replay.run.variants.variants import parse_variant
 
 from snaprt import jaxapi
 from snaprt.cli.main import main
-from snaprt.compile.proof import proof_of
+from snaprt.graph.artifacts import proof_of
 from snaprt.snapshot.format.read import open_snapshot, sibling_outputs
-from snaprt.snapshot.recorder import surroundings
+from snaprt.snapshot.recorder import describe
 
 OLD = Path(__file__).parents[1] / "support" / "snapshots" / "format-1.0.inputs.snap"
 
@@ -50,8 +50,8 @@ def test_a_snapshot_says_which_executable_ran(recorded: Path) -> None:
     manifest = open_snapshot(recorded).manifest
     assert len(manifest.proof.optimised_hlo) == 64
     assert manifest.proof.fingerprint
-    assert manifest.execution.processor == surroundings.processor("cpu")
-    assert surroundings.processor("cpu")
+    assert manifest.execution.processor == describe.processor("cpu")
+    assert describe.processor("cpu")
 
 
 def test_a_replay_where_it_was_recorded_makes_the_same_executable(recorded: Path) -> None:

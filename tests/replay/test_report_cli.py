@@ -17,23 +17,11 @@ from snaprt_replay.report import junit, model, model_explorer
 from snaprt_replay.report.model import Headline, Report
 
 from snaprt import record
-from snaprt.cli.main import main
 from snaprt.cli.replay import formats
 from snaprt.snapshot.recorder.record import process_recorder
 
 Run = Callable[..., tuple[int, str, str]]
 WHEN = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
-
-
-@pytest.fixture
-def snaprt(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that runs the command line and gives status, stdout and stderr."""
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        status = main([str(word) for word in words])
-        return status, *capfd.readouterr()
-
-    return run
 
 
 def spoil(name: str, value: np.ndarray) -> np.ndarray:

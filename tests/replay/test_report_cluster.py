@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from programs import start_program
 from snaprt_replay.batch import cluster
 from snaprt_replay.batch.many import ReplayRequest
 from snaprt_replay.run.variants.variants import parse_variant
@@ -20,15 +21,11 @@ distributed = pytest.importorskip("distributed", reason="Dask (snaprt[cluster]) 
 FILES = 4
 
 
-def start_worker(address: str) -> subprocess.Popen[bytes]:
+def start_worker(address: str) -> subprocess.Popen[str]:
     """Start a worker that nothing starts again."""
-    options = ["--nthreads", "1", "--no-nanny", "--no-dashboard"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "distributed.cli.dask_worker", address, *options],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    options = ("--nthreads", "1", "--no-nanny", "--no-dashboard")
+    path = os.pathsep.join(filter(None, sys.path))
+    return start_program(("-m", "distributed.cli.dask_worker", address, *options), PYTHONPATH=path)
 
 
 @pytest.fixture
@@ -38,7 +35,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def workers(address: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+def workers(address: str) -> Iterator[list[subprocess.Popen[str]]]:
     started = [start_worker(address) for _ in range(2)]
     with distributed.Client(address, set_as_default=False) as client:
         client.wait_for_workers(2, timeout=60)
@@ -50,7 +47,7 @@ def workers(address: str) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 @pytest.mark.slow
 def test_every_file_is_replayed_though_a_worker_is_lost(
-    address: str, workers: list[subprocess.Popen[bytes]], recorded: Path, tmp_path: Path
+    address: str, workers: list[subprocess.Popen[str]], recorded: Path, tmp_path: Path
 ) -> None:
     paths = []
     for number in range(FILES):

@@ -3,13 +3,12 @@
 import html.parser
 import itertools
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from importlib import resources
 
 import pytest
+from programs import run_program
 from sample_reports import HOSTILE, sample_report
 from snaprt_replay.report import charts
 from snaprt_replay.report.model import GraphNode, Headline, Neighborhood, Report
@@ -148,7 +147,7 @@ def test_writing_a_page_does_not_import_jax():
         "assert not {'jax', 'jaxlib', 'click', 'rich'} & set(sys.modules)\n"
         "import snaprt.cli.replay.report; assert 'jax' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    run_program(code)
 
 
 def test_instructions_that_do_not_fit_beside_each_other_take_several_rows() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import run_program
 from snaprt_replay.load.load import load
 
 import snaprt
@@ -99,9 +98,7 @@ def test_level_4_minifies_a_graph_that_differs_from_its_operations_run_one_by_on
     monkeypatch.setenv("SNAPRT_REPRO_AFTER", "run")
     monkeypatch.setenv("SNAPRT_REPRO_LEVEL", "4")
     monkeypatch.setenv("SNAPRT_REPRO_DIR", str(tmp_path / "repro"))
-    done = subprocess.run(
-        [sys.executable, "-c", CONTRACTED], capture_output=True, text=True, check=False
-    )
+    done = run_program(CONTRACTED, status=None)
     if done.returncode == 8:
         pytest.skip("this processor has no fused multiply-add")
     assert done.returncode == 7, done.stderr

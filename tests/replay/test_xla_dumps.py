@@ -12,8 +12,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from snaprt_replay.load.case import Case, NamedArray, name_arrays
 from snaprt_replay.load.xla_files import (
-    LoadedHlo,
     load_hlo_module,
     load_hlo_snapshot,
     load_hlo_text,
@@ -75,28 +75,30 @@ def file_of(folder: Path, program: str, ending: str) -> Path:
     return found
 
 
-def run(loaded: LoadedHlo) -> list[np.ndarray]:
+def run(loaded: Case) -> list[np.ndarray]:
     assert loaded.inputs is not None
     module = compile_module(loaded.stablehlo, device=jax.devices("cpu")[0])
-    assert [(tuple(shape), np.dtype(dtype)) for shape, dtype in module.parameters] == list(
-        loaded.parameters
-    )
-    return module.run(loaded.inputs)
+    assert [(one.shape, one.dtype) for one in loaded.parameters] == list(module.parameters)
+    return module.run(values(loaded.inputs))
 
 
-def assert_same_bits(replayed: list[np.ndarray], recorded: tuple[np.ndarray, ...] | None) -> None:
+def values(arrays: tuple[NamedArray, ...]) -> list[np.ndarray]:
+    return [array.value for array in arrays]
+
+
+def assert_same_bits(replayed: list[np.ndarray], recorded: tuple[NamedArray, ...] | None) -> None:
     assert recorded is not None
     assert [(one.shape, one.dtype) for one in replayed] == [
         (one.shape, one.dtype) for one in recorded
     ]
     for one, other in zip(replayed, recorded, strict=True):
-        assert one.tobytes() == other.tobytes()
+        assert one.tobytes() == other.value.tobytes()
 
 
-def assert_close(replayed: list[np.ndarray], recorded: tuple[np.ndarray, ...] | None) -> None:
+def assert_close(replayed: list[np.ndarray], recorded: tuple[NamedArray, ...] | None) -> None:
     assert recorded is not None
     for one, other in zip(replayed, recorded, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-3)
+        np.testing.assert_allclose(one, other.value, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("program", REPLAYED)
@@ -127,9 +129,10 @@ def test_a_donating_program_runs_though_xla_recorded_no_results(snapshots: Path)
     assert loaded.inputs is not None
     assert loaded.outputs is None
     assert any("0 of 2 results" in note for note in loaded.notes)
-    x, y = loaded.inputs
-    assert_same_bits(run(loaded), (x + y, y * 2))
-    assert_same_bits(run(loaded), (x + y, y * 2))
+    x, y = values(loaded.inputs)
+    expected = name_arrays((x + y, y * 2), "out")
+    assert_same_bits(run(loaded), expected)
+    assert_same_bits(run(loaded), expected)
 
 
 def test_a_print_is_left_out_of_the_replay_and_noted(snapshots: Path) -> None:
@@ -162,7 +165,7 @@ def test_two_files_of_one_execution_give_one_module_and_one_result(
     snapshots: Path,
     unoptimized: Path,
     tmp_path: Path,
-    load: Callable[[Path], LoadedHlo],
+    load: Callable[[Path], Case],
     ending: str,
 ) -> None:
     snapshot = file_of(snapshots, "mlp_gradient", "snapshot.*.pb")
@@ -193,7 +196,7 @@ def test_a_bare_module_proto_runs_on_given_inputs(snapshots: Path, stage: str) -
     snapshot = load_hlo_snapshot(file_of(snapshots, "convolution_gradient", "snapshot.*.pb"))
     module = compile_module(loaded.stablehlo, device=jax.devices("cpu")[0])
     assert snapshot.inputs is not None
-    assert_close(module.run(snapshot.inputs), snapshot.outputs)
+    assert_close(module.run(values(snapshot.inputs)), snapshot.outputs)
 
 
 def test_hlo_text_as_xla_dumps_it_runs(tmp_path: Path) -> None:
@@ -205,9 +208,9 @@ def test_hlo_text_as_xla_dumps_it_runs(tmp_path: Path) -> None:
         )
         assert before.parameters == after.parameters
         device = jax.devices("cpu")[0]
-        inputs = [np.full(shape, 0.5, dtype) for shape, dtype in before.parameters]
+        inputs = [np.full(one.shape, 0.5, one.dtype) for one in before.parameters]
         one, other = (
             compile_module(loaded.stablehlo, device=device).run(inputs)
             for loaded in (before, after)
         )
-        assert_close(one, tuple(other))
+        assert_close(one, name_arrays(other, "out"))

@@ -24,7 +24,7 @@ from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.runtime.step import thread_trace
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
-from snaprt.snapshot.recorder import policy
+from snaprt.snapshot.recorder import plan
 from snaprt.snapshot.recorder.record import process_recorder
 
 x = jnp.arange(8.0)
@@ -33,7 +33,7 @@ x = jnp.arange(8.0)
 @pytest.fixture
 def dump(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "dump"
-    policy.register_hlo_snapshot_callback(None)
+    plan.register_hlo_snapshot_callback(None)
 
 
 def recorded(folder: Path, role: str = "inputs") -> list[SnapshotFile]:
@@ -415,7 +415,7 @@ def test_the_callback_is_asked_about_each_call(dump: Path) -> None:
         asked.append((name, device, count))
         return "outputs" if count == 1 else ""
 
-    policy.register_hlo_snapshot_callback(choose)
+    plan.register_hlo_snapshot_callback(choose)
     step = new_double()
     with snaprt.record(folder=dump):
         for _ in range(3):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from snaprt import lazy, mark_step, metrics
-from snaprt.snapshot.recorder.budgets import Budget
+from snaprt.snapshot.recorder.filing import Budget
 from snaprt.snapshot.recorder.record import Recorder, process_recorder
 
 

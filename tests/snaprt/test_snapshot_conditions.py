@@ -20,7 +20,7 @@ from snaprt import lazy, mark_step, metrics, record
 from snaprt.cli.main import main
 from snaprt.errors import UsageError
 from snaprt.snapshot.format.read import open_snapshot
-from snaprt.snapshot.recorder import plan, policy
+from snaprt.snapshot.recorder import plan
 from snaprt.snapshot.recorder.conditions import (
     EVER,
     NEVER,
@@ -30,6 +30,7 @@ from snaprt.snapshot.recorder.conditions import (
     prospect,
 )
 from snaprt.snapshot.recorder.record import process_recorder
+from snaprt.snapshot.recorder.triggers import TRIGGERS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "recording.md"
 
@@ -101,8 +102,10 @@ def test_several_conditions_are_separated_by_semicolons() -> None:
 
 def test_triggers_devices_and_roles_are_told_apart_from_tests() -> None:
     nan, error, slower = parse_conditions("nan;error,rank=0;slower=50ms,device=0|2,record=inputs")
-    assert [one.trigger for one in (nan, error, slower)] == ["nan", "error", "slower"]
-    assert slower.slower == 50e6
+    triggers = [condition.trigger for condition in (nan, error, slower) if condition.trigger]
+    assert [trigger.name for trigger in triggers] == ["nan", "error", "slower"]
+    assert slower.trigger is not None
+    assert slower.trigger.limit(slower.value) == 50e6
     assert slower.devices is not None
     assert [index in slower.devices for index in range(4)] == [True, False, True, False]
     assert (slower.roles, nan.roles) == ({"inputs"}, {"inputs", "outputs"})
@@ -136,7 +139,7 @@ def test_a_wrong_word_is_an_error_that_says_what_is_right(text: str, said: str, 
 
 def test_the_document_has_every_word() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert [word.name for word in WORDS if f"| `{word.name}" not in text] == []
+    assert [word.name for word in (*WORDS, *TRIGGERS) if f"| `{word.name}" not in text] == []
 
 
 def test_a_wrong_condition_on_the_command_line_ends_before_the_program_begins(
@@ -156,7 +159,7 @@ def test_a_wrong_condition_on_the_command_line_ends_before_the_program_begins(
 @pytest.fixture(autouse=True)
 def default_callback() -> Iterator[None]:
     yield
-    policy.register_hlo_snapshot_callback(None)
+    plan.register_hlo_snapshot_callback(None)
 
 
 @pytest.fixture
@@ -214,7 +217,7 @@ def test_conditions_and_the_callback_must_both_agree(
         asked.append(count)
         return "inputs" if count == 2 else ""
 
-    policy.register_hlo_snapshot_callback(callback)
+    plan.register_hlo_snapshot_callback(callback)
     monkeypatch.setenv("SNAPRT_RECORD", "execution=1-3")
     steps(6)
     assert recorded(folder) == [(2, "inputs")]
@@ -376,7 +379,9 @@ def test_the_names_of_neuron_say_what_they_say_there(
         assert found is None
         return
     assert found is not None
-    assert [(one.text, one.trigger) for one in found.conditions] == expected
+    assert [
+        (one.text, one.trigger.name if one.trigger else "") for one in found.conditions
+    ] == expected
     assert found.folder == tmp_path / "dump"
 
 

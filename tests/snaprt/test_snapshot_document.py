@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snaprt.snapshot.format import schema
-from snaprt.snapshot.format.dtypes import DTYPE_NAMES
+from snaprt.snapshot.format.arrays import DTYPE_NAMES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "snapshot-format.md"
 
@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "snapshot-format.md"
     "kind",
     [
         *(schema.Execution, schema.DeviceRecord, schema.MemberRecord, schema.ArrayRecord),
-        *(schema.Manifest, schema.ShardingRecord, schema.ProofRecord, schema.TraceErrorRecord),
+        *(schema.Manifest, schema.ShardingRecord, schema.Proof, schema.TraceErrorRecord),
     ],
 )
 def test_the_document_names_every_key_of_the_manifest(kind: type) -> None:

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snaprt.errors import SnapshotError
-from snaprt.snapshot.format import manifest_json, schema
-from snaprt.snapshot.format.dtypes import DTYPE_NAMES, true_dtype
+from snaprt.snapshot.format import schema
+from snaprt.snapshot.format.arrays import DTYPE_NAMES, true_dtype
 from snaprt.snapshot.format.leftovers import remove_leftovers
-from snaprt.snapshot.format.read import is_snapshot, open_snapshot, sibling_inputs, sibling_outputs
+from snaprt.snapshot.format.places import is_snapshot
+from snaprt.snapshot.format.read import open_snapshot, sibling_inputs, sibling_outputs
 from snaprt.snapshot.format.write import write_snapshot
 
 DEVICE = schema.DeviceRecord("cpu", "cpu", 0, 0)
@@ -317,9 +318,9 @@ def test_a_newer_format_is_refused_and_says_so(
 
 def test_what_a_newer_minor_version_adds_is_ignored(tmp_path: Path) -> None:
     manifest = write_snapshot(tmp_path / "a.inputs.snap", contents({"a": np.zeros(3)}))
-    body = json.loads(manifest_json.to_json(manifest))
+    body = json.loads(schema.to_json(manifest))
     body["new"] = body["execution"]["new"] = body["arrays"][0]["new"] = [1]
-    assert manifest_json.from_json(json.dumps(body).encode()) == manifest
+    assert schema.from_json(json.dumps(body).encode()) == manifest
 
 
 def test_a_manifest_that_contradicts_itself_takes_no_memory(whole: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snaprt.errors import UsageError
-from snaprt.snapshot.recorder import flags, policy
+from snaprt.snapshot.recorder import flags
 
 ON = "--xla_dump_hlo_snapshots --xla_dump_to=dump"
 
@@ -89,7 +89,7 @@ REAL_FLAGS = (
 
 @pytest.mark.parametrize("variable", ["", ON, REAL_FLAGS, "/no/such/file", "words --xla_dump_to=x"])
 def test_flags_that_xla_takes_are_not_complained_of(variable: str) -> None:
-    policy.check_flags(variable)
+    flags.check_flags(variable)
 
 
 @pytest.mark.parametrize(
@@ -107,20 +107,20 @@ def test_flags_that_xla_takes_are_not_complained_of(variable: str) -> None:
 )
 def test_a_flag_that_would_end_the_process_is_named_first(variable: str, said: str) -> None:
     with pytest.raises(UsageError) as error:
-        policy.check_flags(variable)
+        flags.check_flags(variable)
     assert said in str(error.value)
 
 
 def run(program: str, variable: str, *, folder: Path) -> subprocess.CompletedProcess[str]:
     prelude = """
         import os, sys
-        from snaprt.snapshot.recorder import policy
+        from snaprt.snapshot.recorder import flags
         from snaprt.snapshot.recorder.plan import current_plan
         import jax, jax.numpy as jnp
         def compile_and_run():
-            policy.take_over()
+            flags.take_over()
             lowered = jax.jit(lambda x: jnp.sin(x) @ x).lower(jnp.ones((4, 4)))
-            lowered.compile(policy.compiler_overrides() or None)(jnp.ones((4, 4)))
+            lowered.compile(flags.compiler_overrides() or None)(jnp.ones((4, 4)))
     """
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(program)],

@@ -26,7 +26,7 @@ from snaprt.compile.obtain import Executable
 from snaprt.compile.run import run
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.read import open_snapshot
-from snaprt.snapshot.recorder import policy
+from snaprt.snapshot.recorder import plan
 from snaprt.snapshot.recorder.filing import run_mark
 from snaprt.snapshot.recorder.record import Recorder
 from snaprt.snapshot.recorder.writer import SnapshotWriter
@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def default_callback() -> Iterator[None]:
     yield
-    policy.register_hlo_snapshot_callback(None)
+    plan.register_hlo_snapshot_callback(None)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_the_callback_says_what_is_written(
         asked.append((name, addressable_device_index, execution_count))
         return answer if execution_count == 1 else ""
 
-    policy.register_hlo_snapshot_callback(callback)
+    plan.register_hlo_snapshot_callback(callback)
     x = jnp.ones(3)
     executable = compiled(double, x)
     for _ in range(3):
@@ -158,10 +158,10 @@ def test_registering_a_callback_returns_the_one_before_and_none_restores_the_def
     def mine(name: str, device: int, count: int) -> str:
         return ""
 
-    default = policy.register_hlo_snapshot_callback(mine)
+    default = plan.register_hlo_snapshot_callback(mine)
     assert default("g", 0, 0) == "inputs outputs"
-    assert policy.register_hlo_snapshot_callback(None) is mine
-    assert policy.register_hlo_snapshot_callback(None) is default
+    assert plan.register_hlo_snapshot_callback(None) is mine
+    assert plan.register_hlo_snapshot_callback(None) is default
 
 
 def failing(name: str, device: int, count: int) -> str:
@@ -179,13 +179,13 @@ def failing(name: str, device: int, count: int) -> str:
     ],
 )
 def test_a_bad_callback_is_reported_once_and_the_program_goes_on(
-    callback: policy.Callback,
+    callback: plan.Callback,
     said: str,
     folder: Path,
     recorder: Recorder,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    policy.register_hlo_snapshot_callback(callback)
+    plan.register_hlo_snapshot_callback(callback)
     x = jnp.ones(3)
     executable = compiled(double, x)
     with caplog.at_level(logging.ERROR, "snaprt.snapshot"):
@@ -204,10 +204,10 @@ def test_with_recording_off_or_skipped_nothing_is_kept_or_written(
 ) -> None:
     x = jnp.ones(3)
     executable = compiled(double, x)
-    policy.register_hlo_snapshot_callback(lambda *_: "")
+    plan.register_hlo_snapshot_callback(lambda *_: "")
     assert recorder.before(executable, [x]) is None
     monkeypatch.delenv("SNAPRT_DUMP_DIR")
-    policy.register_hlo_snapshot_callback(None)
+    plan.register_hlo_snapshot_callback(None)
     references = sys.getrefcount(x)
     assert recorder.before(executable, [x]) is None
     assert sys.getrefcount(x) == references

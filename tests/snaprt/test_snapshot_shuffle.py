@@ -11,9 +11,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaprt.snapshot.format import encode, schema
-from snaprt.snapshot.format.dtypes import to_storage
-from snaprt.snapshot.format.encode import BLOCK_BYTES, shuffle, unshuffle
+from snaprt.snapshot.format import arrays, schema
+from snaprt.snapshot.format.arrays import BLOCK_BYTES, shuffle, to_storage, unshuffle
 from snaprt.snapshot.format.store import ArrayStore
 
 
@@ -42,8 +41,8 @@ def weights(dtype: str) -> np.ndarray:
 @pytest.mark.parametrize(("dtype", "ratio"), [("bfloat16", 1.4), ("float32", 1.15)])
 def test_weights_are_shuffled_and_shrink(dtype: str, ratio: float) -> None:
     stored = weights(dtype)
-    assert encode.choose_compression(stored, encode.WRITTEN_ONCE) == "zstd-shuffled"
-    whole = encode.bytes_of(stored)
+    assert arrays.choose_compression(stored, arrays.WRITTEN_ONCE) == "zstd-shuffled"
+    whole = arrays.bytes_of(stored)
     frame = zstandard.ZstdCompressor(3).compress(shuffle(whole, stored.itemsize))
     assert len(whole) / len(frame) > ratio
 
@@ -51,15 +50,15 @@ def test_weights_are_shuffled_and_shrink(dtype: str, ratio: float) -> None:
 def test_what_does_not_gain_is_not_shuffled() -> None:
     noise = np.random.default_rng(0).integers(0, 2**64, 1 << 16, np.uint64)
     text = np.frombuffer(b"all of this compresses as it is. " * 4000, np.uint8)
-    assert encode.choose_compression(noise, encode.WRITTEN_ONCE) == "none"
-    assert encode.choose_compression(text, encode.WRITTEN_ONCE) == "zstd"
-    assert encode.choose_compression(noise[:10], encode.WRITTEN_ONCE) == "none"
+    assert arrays.choose_compression(noise, arrays.WRITTEN_ONCE) == "none"
+    assert arrays.choose_compression(text, arrays.WRITTEN_ONCE) == "zstd"
+    assert arrays.choose_compression(noise[:10], arrays.WRITTEN_ONCE) == "none"
 
 
 def test_arrays_in_a_snapshot_are_never_shuffled_so_that_ordinary_tools_read_them() -> None:
     ramp = np.arange(1 << 17)
-    assert encode.choose_compression(ramp, encode.WRITTEN_EACH_TIME) == "zstd"
-    assert encode.choose_compression(ramp, encode.WRITTEN_ONCE) == "zstd-shuffled"
+    assert arrays.choose_compression(ramp, arrays.WRITTEN_EACH_TIME) == "zstd"
+    assert arrays.choose_compression(ramp, arrays.WRITTEN_ONCE) == "zstd-shuffled"
 
 
 def test_a_large_shuffled_array_comes_back_bit_for_bit(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from jax.interpreters import mlir
 
 import snaprt
 from snaprt import jaxapi
-from snaprt.snapshot.format import parameters, schema
+from snaprt.snapshot.format import schema, trace_errors
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.format.trace_errors import operation_text, raise_again, raises_the_same
 from snaprt.snapshot.recorder.record import process_recorder
@@ -213,16 +213,16 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_a_parameter_comes_back_as_it_was(value: Any) -> None:
-    data = json.loads(json.dumps(parameters.encode(value)))
-    assert not list(parameters.unencodable(data))
-    again = parameters.decode(data)
+    data = json.loads(json.dumps(trace_errors.encode(value)))
+    assert not list(trace_errors.unencodable(data))
+    again = trace_errors.decode(data)
     assert again == value
     assert type(again) is type(value)
 
 
 def test_an_array_among_the_parameters_comes_back_bit_for_bit() -> None:
     value = np.array([[1.5, np.nan], [-0.0, 2]], jnp.bfloat16)
-    again = parameters.decode(parameters.encode(value))
+    again = trace_errors.decode(trace_errors.encode(value))
     assert (again.dtype, again.tobytes()) == (value.dtype, value.tobytes())
 
 
@@ -240,11 +240,11 @@ def test_an_array_among_the_parameters_comes_back_bit_for_bit() -> None:
 )
 def test_a_parameter_that_nobody_wrote_is_refused(data: Any) -> None:
     with pytest.raises(ValueError, match="is no parameter"):
-        parameters.decode(data)
+        trace_errors.decode(data)
 
 
 def test_what_could_not_be_written_says_so_when_it_is_read() -> None:
-    data = parameters.encode({"a": (1, print)})
-    assert list(parameters.unencodable(data)) == ["builtins.builtin_function_or_method"]
-    with pytest.raises(parameters.NotEncodableError, match="could not be written"):
-        parameters.decode(data)
+    data = trace_errors.encode({"a": (1, print)})
+    assert list(trace_errors.unencodable(data)) == ["builtins.builtin_function_or_method"]
+    with pytest.raises(trace_errors.NotEncodableError, match="could not be written"):
+        trace_errors.decode(data)

@@ -15,7 +15,7 @@ from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.content import array_content, source_locations
 from snaprt.snapshot.format.store import ArrayStore
 from snaprt.snapshot.format.write import write_snapshot
-from snaprt.snapshot.recorder import surroundings
+from snaprt.snapshot.recorder import describe
 
 
 def record(
@@ -41,7 +41,7 @@ def record(
     lowered = jax.jit(function, keep_unused=True).lower(*inputs)
     outputs = jax.tree.leaves(lowered.compile()(*inputs))
     device = jax.devices()[0]
-    described = surroundings.describe_device(device)
+    described = describe.describe_device(device)
     module = schema.ModuleBytes(
         jaxapi.portable_stablehlo(lowered),
         jaxapi.hlo_proto(lowered),
@@ -59,11 +59,11 @@ def record(
         time=1_795_265_970.25,
         device=described,
         devices=(described,),
-        platform_version=surroundings.platform_version(device),
-        versions=surroundings.versions(),
+        platform_version=describe.platform_version(device),
+        versions=describe.versions(),
         xla_flags="",
         environment={},
-        jax_config=surroundings.jax_config(),
+        jax_config=describe.jax_config(),
         input_names=tuple(arguments),
         output_names=output_names or tuple(f"out{number}" for number in range(len(outputs))),
         donated=(),

@@ -106,17 +106,10 @@ def write_anew(
 
     def again(record: schema.ArrayRecord) -> schema.ArrayContent:
         value = change(record.name, file.array(record.name))
+        key_dtype = record.dtype if record.key_impl else ""
+        traits = record.traits()
         return schema.ArrayContent(
-            name=record.name,
-            fetch=lambda: value,
-            nbytes=value.nbytes,
-            weak_type=record.weak_type,
-            key_dtype=record.dtype if record.key_impl else "",
-            key_impl=record.key_impl,
-            sharding=record.sharding,
-            global_shape=record.global_shape,
-            sharding_number=record.sharding_number,
-            index=record.index,
+            record.name, lambda: value, value.nbytes, key_dtype=key_dtype, **traits
         )
 
     fields: dict[str, Any] = {

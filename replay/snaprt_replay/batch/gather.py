@@ -12,12 +12,13 @@ import numpy as np
 from snaprt.errors import SnaprtError
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.format.trace_errors import operation_text, raise_again
+from snaprt.snapshot.share.executions import only_execution
 from snaprt_replay.compare.array_statistics import describe
 from snaprt_replay.compare.results import Comparison
 from snaprt_replay.compare.verdict import SideJudgement
-from snaprt_replay.load import shared, sniff
+from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Case
-from snaprt_replay.load.load import recorded_environment
+from snaprt_replay.load.snapshots import recorded_environment
 from snaprt_replay.localize.findings import Localization
 from snaprt_replay.localize.pipeline import read_program
 from snaprt_replay.report import surroundings
@@ -171,7 +172,7 @@ def of_compilation(case: Case, variant: Variant, outcome: Outcome, saved: Path) 
         headline=Headline("ok", "COMPILES", f"for {outcome.device or variant.text}"),
         format=case.format,
         module=case.name,
-        runs={"compilation": _run(outcome)},
+        runs={"compilation": dataclasses.replace(_run(outcome), execute_seconds=())},
         compiler_options=case.compiler_options,
         notes=case.notes,
     )
@@ -198,7 +199,7 @@ def of_trace_error(path: Path) -> Report | None:
     form = sniff.sniff(path)
     if form not in (sniff.SNAPSHOT, sniff.PACK):
         return None
-    snapshot = open_snapshot(shared.only_execution(path) if form == sniff.PACK else path)
+    snapshot = open_snapshot(only_execution(path) if form == sniff.PACK else path)
     recorded = snapshot.manifest.trace_error
     if recorded is None:
         return None

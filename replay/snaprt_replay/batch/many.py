@@ -12,13 +12,12 @@ from typing import Final
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.snapshot.format import places
 from snaprt.snapshot.format.read import sibling_inputs
-from snaprt.snapshot.share.executions import executions_in
+from snaprt.snapshot.share.executions import executions_in, one_for_each_execution
 from snaprt_replay.batch import gather
 from snaprt_replay.compare.tolerance import ToleranceRequest
-from snaprt_replay.export.arrays import write_members
+from snaprt_replay.export.formats import write_members
 from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.load import load
-from snaprt_replay.load.siblings import one_for_each_execution
 from snaprt_replay.report.model import Report
 from snaprt_replay.run import player
 from snaprt_replay.run.rerun import replay_case

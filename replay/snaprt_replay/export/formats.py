@@ -1,24 +1,105 @@
-"""Writes a recorded execution in a form that other programs read; each form is a row of a table.
+"""Write a recorded execution in a form that other programs read; each form is a row of a table.
 
-It must not know the command line. A file appears whole or not at all.
+A file appears whole or not at all.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.resources
+import pprint
 import tempfile
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from snaprt import jaxapi
-from snaprt.errors import UsageError
+from snaprt.errors import SnapshotError, UsageError
+from snaprt.hlo.literals import TUPLE, array_to_literal
+from snaprt.hlo.proto import (
+    PROTOBUF_LIMIT,
+    HloModuleProto,
+    HloSnapshot,
+    LiteralProto,
+    XlaMessage,
+    parse,
+    serialize,
+)
 from snaprt.snapshot.share.pack import not_written
-from snaprt_replay.export import arrays, python, xla
-from snaprt_replay.load.case import Case
+from snaprt_replay.compare.compare import compare_arrays
+from snaprt_replay.compare.tolerance import EXACT, ToleranceRequest
+from snaprt_replay.hlo.hlo_module import entry_computation, root_instruction
+from snaprt_replay.load.case import Case, NamedArray
+from snaprt_replay.load.contents import storable
 from snaprt_replay.load.load import load
 
+SCRIPT, MODULE, ARRAYS = "run.py", "module.mlirbc", "arrays.npz"
+_TEMPLATE = "script.txt"
 _TEXT_SUFFIXES = (".mlir", ".txt")
+
+
+# --- arrays ---
+
+
+def named_arrays(case: Case) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield ``inputs/NAME`` and ``outputs/NAME`` with their values, in C order."""
+    for side, arrays in (("inputs", case.inputs), ("outputs", case.outputs)):
+        for array in arrays or ():
+            yield f"{side}/{array.name}", np.ascontiguousarray(array.value).reshape(array.shape)
+
+
+def write_npz(case: Case, path: Path) -> None:
+    """Write an ``.npz``, not compressed; bfloat16 and the like as unsigned integers."""
+    write_members(named_arrays(case), path)
+
+
+def write_members(
+    arrays: Iterable[tuple[str, np.ndarray]], path: Path, *, bits: bool = True
+) -> None:
+    """Write named arrays as ``numpy.savez`` does, which takes not every name.
+
+    Args:
+        arrays: Names and values.
+        path: The file.
+        bits: Write bfloat16 and the like as unsigned integers, not as bytes without a type.
+    """
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, value in arrays:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                written = storable(value) if bits else value
+                np.lib.format.write_array(member, written, allow_pickle=False)
+
+
+def write_safetensors(case: Case, path: Path) -> None:
+    """Write a ``.safetensors``.
+
+    Raises:
+        UsageError: The package safetensors is not installed, or has no name for a dtype.
+    """
+    try:
+        safetensors: Any = importlib.import_module("safetensors.numpy")
+    except ImportError as error:
+        raise UsageError(
+            "--to safetensors needs the package safetensors",
+            hint="pip install 'snaprt[safetensors]'",
+        ) from error
+    arrays = dict(named_arrays(case))
+    notes = {"format": "np", "snaprt": case.name}
+    try:
+        safetensors.save_file(arrays, path, metadata=notes)
+    except OSError:
+        raise
+    except Exception as error:  # of its own kind, which changed between versions
+        raise UsageError(
+            f"safetensors cannot hold all arrays of {case.path}: {error}", hint="--to npz can"
+        ) from error
+
+
+# --- the module ---
 
 
 def _write_stablehlo(case: Case, path: Path) -> None:
@@ -28,6 +109,98 @@ def _write_stablehlo(case: Case, path: Path) -> None:
         path.write_bytes(case.stablehlo)
     else:
         path.write_bytes(jaxapi.portable_artifact(jaxapi.parse_module(case.stablehlo)))
+
+
+def write_hlo_snapshot(case: Case, path: Path) -> None:
+    """Write the module before optimization, the arguments and the result as XLA's HloSnapshot.
+
+    Source: ``xla/service/hlo.proto``; XLA's own tools (``run_hlo_module``) read such files.
+
+    Raises:
+        UsageError: It would be more than protobuf can hold, which is 2 GB.
+        SnapshotError: XLA has no HLO for the module, or no element type for an array.
+    """
+    size = sum(array.value.nbytes for array in (*(case.inputs or ()), *(case.outputs or ())))
+    if size > PROTOBUF_LIMIT:
+        raise _too_large(case, size)
+    try:
+        content = jaxapi.module_to_hlo_proto(jaxapi.parse_module(case.stablehlo))
+    except ValueError as error:
+        raise SnapshotError(f"the module of {case.path} has no HLO: {error}") from error
+    module = parse(HloModuleProto, content, case.path)
+    snapshot = HloSnapshot(execution_platform=case.environment.get("platform", ""))
+    snapshot.hlo.hlo_module.CopyFrom(module)
+    for array in case.inputs or ():
+        snapshot.arguments.append(array_to_literal(array.value))
+    if case.outputs is not None:
+        snapshot.result.CopyFrom(_result(module, case.outputs))
+    if snapshot.ByteSize() > PROTOBUF_LIMIT:
+        raise _too_large(case, snapshot.ByteSize())
+    path.write_bytes(serialize(snapshot))
+
+
+def _too_large(case: Case, size: int) -> UsageError:
+    return UsageError(
+        f"{case.path} holds {size:,} bytes, more than XLA's HloSnapshot can (2 GiB)",
+        hint="XLA would write an empty file; --to npz and --to python have no such limit",
+    )
+
+
+def _result(module: XlaMessage, outputs: Sequence[NamedArray]) -> XlaMessage:
+    literals = [array_to_literal(array.value) for array in outputs]
+    root = root_instruction(entry_computation(module))
+    if root.shape.element_type != TUPLE:
+        return literals[0]
+    result = LiteralProto()
+    result.shape.element_type = TUPLE
+    result.shape.tuple_shapes.extend(one.shape for one in literals)
+    result.tuple_literals.extend(literals)
+    return result
+
+
+# --- a script ---
+
+
+def write_script(case: Case, folder: Path) -> None:
+    """Write ``run.py``, the module and the arrays into a new folder.
+
+    The script uses neither snaprt nor what is not public in JAX: it exports a function that takes
+    and returns arrays of the same types, and puts the recorded module in its place.
+    """
+    folder.mkdir()
+    inputs, outputs = case.inputs or (), case.outputs or ()
+    named = [(f"input{number}", one.value) for number, one in enumerate(inputs)]
+    named += [(f"output{number}", one.value) for number, one in enumerate(outputs)]
+    write_members(named, folder / ARRAYS)
+    module = jaxapi.parse_module(case.stablehlo)
+    (folder / MODULE).write_bytes(jaxapi.portable_artifact(module))
+    _, results = jaxapi.module_signature(module)
+    template = importlib.resources.files("snaprt_replay.export").joinpath(_TEMPLATE).read_text()
+    filled = {
+        "NAME": pprint.pformat(case.name),
+        "VERSIONS": pprint.pformat(
+            {one: case.environment.get(one, "") for one in ("platform", "jax", "jaxlib")}
+        ),
+        "INPUTS": pprint.pformat([(one.name, one.dtype.name) for one in inputs]),
+        "RESULTS": pprint.pformat([(shape, np.dtype(dtype).name) for shape, dtype in results]),
+        "OUTPUTS": pprint.pformat(_expectations(outputs)),
+    }
+    for word, text in filled.items():
+        template = template.replace(f"__{word}__", text)
+    (folder / SCRIPT).write_text(template)
+
+
+def _expectations(outputs: Sequence[NamedArray]) -> list[tuple[str, str, float, float]]:
+    """Return name, dtype, rtol and atol of each output: what `snaprt replay` allows."""
+    rows = []
+    for one in outputs:
+        allowed = compare_arrays(one.name, one.value, one.value, ToleranceRequest()).tolerance
+        allowed = allowed or EXACT
+        rows.append((one.name, one.dtype.name, allowed.rtol, allowed.atol))
+    return rows
+
+
+# --- the table of forms ---
 
 
 @dataclass(frozen=True)
@@ -48,16 +221,14 @@ class Form:
 
 
 FORMS: Final[Mapping[str, Form]] = {
-    "hlo-snapshot": Form(
-        xla.write_hlo_snapshot, True, True, "XLA's HloSnapshot, for run_hlo_module"
-    ),
-    "npz": Form(arrays.write_npz, True, False, "the arrays, for numpy.load"),
-    "safetensors": Form(arrays.write_safetensors, True, False, "the arrays, as safetensors"),
+    "hlo-snapshot": Form(write_hlo_snapshot, True, True, "XLA's HloSnapshot, for run_hlo_module"),
+    "npz": Form(write_npz, True, False, "the arrays, for numpy.load"),
+    "safetensors": Form(write_safetensors, True, False, "the arrays, as safetensors"),
     "stablehlo": Form(
         _write_stablehlo, False, False, "the module: text into FILE.mlir, else bytecode"
     ),
     "python": Form(
-        python.write_script,
+        write_script,
         True,
         True,
         "a folder with a script that runs it with jax and numpy alone, and compares",

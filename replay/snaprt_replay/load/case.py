@@ -1,4 +1,4 @@
-"""One execution to replay, whatever file it came from; it must not know formats or devices."""
+"""One execution to replay, whatever file it came from."""
 
 from __future__ import annotations
 
@@ -18,15 +18,10 @@ CompilerOption = str | bool | int | float
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NamedArray:
-    """An input or output of a module.
+    """An input or output of a module."""
 
-    Args:
-        name: What the user or XLA calls it, unique within its side of the case.
-        value: Its elements, in C order; bfloat16 and the other small types are ml_dtypes' own.
-    """
-
-    name: str
-    value: np.ndarray
+    name: str  # what the user or XLA calls it, unique within its side of the case
+    value: np.ndarray  # in C order; bfloat16 and the other small types are ml_dtypes' own
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,46 +49,32 @@ class Signature:
 class Case:
     """A module with, where they are known, the inputs it ran on and the outputs it gave.
 
-    Args:
-        path: The file it was read from.
-        format: The name of that file's format, one of those in `snaprt_replay.load.sniff`.
-        name: The module's name.
-        stablehlo: The module in any form that XLA's StableHLO parser takes: text, MLIR bytecode or
-            a portable artifact.
-        inputs: In parameter order; None where the file has none and none were given.
-        outputs: The recorded results in order; None where there are none to compare with.
-        parameters: What the module expects, in order.
-        environment: What was recorded of where it ran: versions, platform, device, flags. Text.
-        compiler_options: XLA options it was compiled with beyond the defaults.
-        devices: How many devices one execution of the module runs on. Inputs and outputs are
-            the whole arrays.
-        partitioning: How XLA was told to spread the module over them.
-        input_parts: By name, what each device held of an input whose copies differed.
-        output_parts: What each device held of the recorded outputs, where there are several.
-        files: All files it was read from; empty for ``path`` alone.
-        trusted: True if snaprt wrote the module itself; anything else may end a process in one of
-            XLA's CHECKs when it is compiled.
-        notes: What the reader of a comparison should know: a restored module, a missing file.
-        unfinished: The error that ended the recording of a lazy graph: there is no execution then.
+    Where it runs on several devices, inputs and outputs are the whole arrays.
     """
 
-    path: Path
-    format: str
-    name: str
-    stablehlo: bytes
-    inputs: tuple[NamedArray, ...] | None
-    outputs: tuple[NamedArray, ...] | None
-    parameters: tuple[Signature, ...] = ()
+    path: Path  # the file it was read from
+    format: str  # of that file, one of those in `snaprt_replay.load.sniff`
+    name: str  # the module's name
+    stablehlo: bytes  # as XLA's parser takes it: text, MLIR bytecode or a portable artifact
+    inputs: tuple[NamedArray, ...] | None  # in parameter order; None: the file has none
+    outputs: tuple[NamedArray, ...] | None  # as recorded; None: nothing to compare with
+    parameters: tuple[Signature, ...] = ()  # what the module expects, in order
+    # What was recorded of where it ran: versions, platform, device, flags. Text.
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # XLA options it was compiled with beyond the defaults.
     compiler_options: Mapping[str, CompilerOption] = dataclasses.field(default_factory=dict)
-    devices: int = 1
-    partitioning: Partitioning | None = None
+    devices: int = 1  # how many devices one execution runs on
+    partitioning: Partitioning | None = None  # how XLA was told to spread the module over them
+    # By name, what each device held of an input whose copies differed.
     input_parts: Mapping[str, tuple[np.ndarray, ...]] = dataclasses.field(default_factory=dict)
+    # What each device held of the recorded outputs, where there are several.
     output_parts: tuple[ShardedArray, ...] = ()
-    files: tuple[Path, ...] = ()
+    files: tuple[Path, ...] = ()  # all files it was read from; empty for `path` alone
+    # Whether snaprt wrote the module itself; anything else may end a process in one of XLA's
+    # CHECKs when it is compiled.
     trusted: bool = False
-    notes: tuple[str, ...] = ()
-    unfinished: str = ""
+    notes: tuple[str, ...] = ()  # for the reader of a comparison: a restored module, a missing file
+    unfinished: str = ""  # the error that ended the recording of a lazy graph, so nothing ran
 
 
 def name_arrays(values: Sequence[np.ndarray], prefix: str) -> tuple[NamedArray, ...]:

@@ -30,38 +30,27 @@ from snaprt.snapshot.format import places
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot, sibling_outputs
 from snaprt.snapshot.format.schema import Role, ShardingRecord, TraceErrorRecord
 from snaprt.snapshot.format.trace_errors import operation_text
+from snaprt.snapshot.share.executions import only_execution
 from snaprt_replay import floatbits
-from snaprt_replay.load import shared, sniff
+from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Case, NamedArray, Signature
 from snaprt_replay.load.load import load
-from snaprt_replay.load.newer_modules import readable_module
+from snaprt_replay.load.snapshots import readable_module
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What is in a file.
-
-    Args:
-        path: The file.
-        format: One of `sniff.FORMATS`.
-        name: The module's name.
-        facts: What was recorded of the execution: label to text, in the order to show it.
-        parameters: What the module takes.
-        notes: What else a reader should know.
-        stablehlo: Returns the module in a form that StableHLO's parser takes.
-        hlo: Returns the module as HLO text as the file has it; None where it has no HLO.
-        arrays: Yields the arrays one by one, each as an input or an output.
-    """
+    """What is in a file."""
 
     path: Path
-    format: str
-    name: str
-    facts: Mapping[str, str]
-    parameters: tuple[Signature, ...]
-    notes: tuple[str, ...]
-    stablehlo: Callable[[], bytes]
-    hlo: Callable[[], str] | None
-    arrays: Callable[[], Iterator[tuple[Role, NamedArray]]]
+    format: str  # one of `sniff.FORMATS`
+    name: str  # the module's
+    facts: Mapping[str, str]  # what was recorded: label to text, in the order to show it
+    parameters: tuple[Signature, ...]  # what the module takes
+    notes: tuple[str, ...]  # what else a reader should know
+    stablehlo: Callable[[], bytes]  # the module in a form that StableHLO's parser takes
+    hlo: Callable[[], str] | None  # the same as HLO text, as the file has it; None: it has none
+    arrays: Callable[[], Iterator[tuple[Role, NamedArray]]]  # one by one
 
     def array(self, name: str) -> NamedArray:
         """Return the array called ``name``.
@@ -117,7 +106,7 @@ def read(path: str | Path) -> Contents:
 
 def _of_pack(pack: Path) -> Contents:
     """Show both sides of the one execution in a packed file, on its first device."""
-    first = open_snapshot(shared.only_execution(pack))
+    first = open_snapshot(only_execution(pack))
     sides = [one for one in (first.path, sibling_outputs(first.path)) if one is not None]
     shown = [_of_snapshot(open_snapshot(path)) for path in sides]
     others = [path.name for path in places.snapshots_in(pack) if path not in sides]

@@ -1,4 +1,4 @@
-"""Arrays that are spread over devices: their parts, and the whole; must not know files."""
+"""Arrays that are spread over devices: their parts, and the whole."""
 
 from __future__ import annotations
 
@@ -10,27 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from snaprt.snapshot.format.schema import Index
 from snaprt_replay.load.case import NamedArray
-
-Index = tuple[tuple[int, int], ...]
-"""Where a part begins and ends in each dimension; dimensions beyond it are whole."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardedArray:
-    """An array as the devices of one program hold it.
+    """An array as the devices of one program hold it."""
 
-    Args:
-        name: As in `NamedArray`.
-        shape: Of the whole.
-        parts: What each device holds, in the program's order; equal copies are one object.
-        indices: Where each part lies in the whole.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    parts: tuple[np.ndarray, ...]
-    indices: tuple[Index, ...]
+    name: str  # as in `NamedArray`
+    shape: tuple[int, ...]  # of the whole
+    parts: tuple[np.ndarray, ...]  # by device, in the program's order; equal copies are one object
+    indices: tuple[Index, ...]  # where each part lies in the whole
 
     @property
     def copies_differ(self) -> bool:
@@ -80,21 +71,21 @@ def sharded(
     distinct = []
     for part, index in zip(parts, indices, strict=True):
         copies = known.setdefault(index, [])
-        same = next((one for one in copies if _same_bits(one, part)), None)
+        same = next((one for one in copies if same_bits(one, part)), None)
         if same is None:
             copies.append(part)
         distinct.append(part if same is None else same)
     return ShardedArray(name, shape, tuple(distinct), tuple(indices))
 
 
-def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two arrays have the same dtype, shape and bytes."""
     if one is other:
         return True
-    return one.shape == other.shape and np.array_equal(_bytes(one), _bytes(other))
-
-
-def _bytes(value: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    left, right = (np.ascontiguousarray(value).reshape(-1) for value in (one, other))
+    return np.array_equal(left.view(np.uint8), right.view(np.uint8))
 
 
 def parts_of_device(arrays: Iterable[ShardedArray], number: int) -> tuple[NamedArray, ...]:

@@ -1,4 +1,4 @@
-"""Tell what a file is from its content; it must not know how any format is read in full.
+"""Tell what a file is from its content.
 
 Names of files are for people: a dump that someone renamed is still recognized.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from snaprt.errors import SnapshotError
+from snaprt.hlo.wire import fields
 from snaprt.snapshot.format import places
-from snaprt.snapshot.format.read import is_snapshot
+from snaprt.snapshot.format.places import is_snapshot
 
 SNAPSHOT: Final = "snaprt snapshot"
 PACK: Final = "snaprt packed file"
@@ -26,7 +27,6 @@ HLO_UNOPTIMIZED_SNAPSHOT: Final = "XLA HloUnoptimizedSnapshot"
 HLO_MODULE: Final = "XLA HLO module proto"
 
 _HEAD_BYTES = 1 << 16
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def sniff(path: Path) -> str:
@@ -107,53 +107,17 @@ def _is_mlir_text(head: bytes) -> bool:
     return _MLIR_START.match(_text(head)) is not None
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield (number, content) of a protobuf message's length-delimited fields.
-
-    The last field may be cut off: a truncated file is still to be recognized.
-
-    Raises:
-        ValueError: These bytes are no protobuf message.
-    """
-    position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        number, wire = tag >> 3, tag & 7
-        if not 0 < number < 1 << 29:
-            raise ValueError("no such field number")
-        if wire == _VARINT:
-            _, position = _varint(message, position)
-        elif wire in (_FIXED32, _FIXED64):
-            position += 4 if wire == _FIXED32 else 8
-        elif wire == _BYTES:
-            length, position = _varint(message, position)
-            yield number, message[position : position + length]
-            position += length
-        else:
-            raise ValueError("no such wire type")
-
-
-def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(message):
-            return value, position
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ValueError("a number that does not end")
-
-
 def _first(message: memoryview | None, number: int) -> memoryview | None:
     """Return the first length-delimited field of that number; None if it is not there."""
     if message is None:
         return None
     try:
-        return next((content for found, content in _fields(message) if found == number), None)
+        for at, value in fields(message):
+            if at == number and not isinstance(value, int):
+                return value
     except ValueError:
-        return None
+        pass
+    return None
 
 
 def _is_module(message: memoryview | None) -> bool:

@@ -1,4 +1,4 @@
-"""Read the files that XLA itself dumps; it must not know devices or comparisons.
+"""Read the files that XLA itself dumps.
 
 For the module called ``module_NNNN.NAME`` an execution leaves in the folder of ``--xla_dump_to``
 
@@ -14,11 +14,10 @@ With ``--xla_dump_hlo_as_proto`` its compilation leaves ``.before_optimizations.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -46,33 +45,16 @@ from snaprt_replay.hlo.hlo_module import (
     parameters,
     root_instruction,
 )
+from snaprt_replay.load import sniff
+from snaprt_replay.load.case import Case, Signature, name_arrays
+from snaprt_replay.load.modules import without_tokens
 from snaprt_replay.load.restore import restore
+from snaprt_replay.load.shards import same_bits
+
+_Arrays = tuple[np.ndarray, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LoadedHlo:
-    """What a file of XLA's says of one execution.
-
-    Args:
-        stablehlo: The module, as MLIR bytecode that XLA compiles from the start.
-        name: The module's name.
-        inputs: One array for each parameter; None where the file has none.
-        outputs: The recorded results; None where the file has none.
-        parameters: Shape and dtype of each parameter.
-        environment: What the file and its neighbors say of where it ran.
-        notes: What the reader of a comparison should know of how this came from the file.
-    """
-
-    stablehlo: bytes
-    name: str
-    inputs: tuple[np.ndarray, ...] | None
-    outputs: tuple[np.ndarray, ...] | None
-    parameters: tuple[tuple[tuple[int, ...], np.dtype], ...]
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-def load_hlo_snapshot(path: Path) -> LoadedHlo:
+def load_hlo_snapshot(path: Path) -> Case:
     """Load an HloSnapshot: the optimized module, the arguments and the results of one execution.
 
     Where an unoptimized snapshot of the same execution lies beside it, the module is that one's:
@@ -86,11 +68,12 @@ def load_hlo_snapshot(path: Path) -> LoadedHlo:
     outputs, notes = _recorded_results(snapshot, path)
     module, source = _module_of_snapshot(path, snapshot, inputs or ())
     platform = snapshot.execution_platform
-    environment = {**({"platform": platform} if platform else {}), **_environment(path)}
-    return _load(path, module, inputs, outputs, environment, (*source, *unread, *notes))
+    environment = {"platform": platform} if platform else {}
+    notes = (*source, *unread, *notes)
+    return _load(path, sniff.HLO_SNAPSHOT, module, notes, inputs, outputs, environment)
 
 
-def load_unoptimized_snapshot(path: Path) -> LoadedHlo:
+def load_unoptimized_snapshot(path: Path) -> Case:
     """Load an HloUnoptimizedSnapshot: the module before optimization, and the arguments.
 
     Where the HloSnapshot of the same execution lies beside it, the results are that one's.
@@ -107,18 +90,18 @@ def load_unoptimized_snapshot(path: Path) -> LoadedHlo:
         )
     arguments = snapshot.partitions[0].arguments if snapshot.partitions else []
     inputs, unread = _arguments(arguments, path)
-    outputs: tuple[np.ndarray, ...] | None = None
-    notes = ["XLA records no results with an unoptimized module"]
+    outputs: _Arrays | None = None
+    told = "XLA records no results with an unoptimized module"
     for other in _beside(path, ".snapshot.*.pb"):
         results = _results_of_same_execution(other, snapshot.hlo_module.name, inputs or ())
         if results is not None:
-            outputs, notes = results, [f"the results are those of {other.name}"]
+            outputs, told = results, f"the results are those of {other.name}"
             break
-    notes += unread
-    return _load(path, snapshot.hlo_module, inputs, outputs, _environment(path), notes)
+    form, notes = sniff.HLO_UNOPTIMIZED_SNAPSHOT, (told, *unread)
+    return _load(path, form, snapshot.hlo_module, notes, inputs, outputs)
 
 
-def load_hlo_module(path: Path) -> LoadedHlo:
+def load_hlo_module(path: Path) -> Case:
     """Load a bare module: an HloProto, as ``--xla_dump_hlo_as_proto`` writes, or HloModuleProto.
 
     Raises:
@@ -131,14 +114,14 @@ def load_hlo_module(path: Path) -> LoadedHlo:
             entry_computation(module)
         except SnapshotError:
             continue
-        return _load(path, module, None, None, _environment(path), ())
+        return _load(path, sniff.HLO_MODULE, module)
     raise SnapshotError(
         f"{path}: not a whole xla.HloProto or xla.HloModuleProto message.",
         hint="The file is cut short, damaged, or of another kind; dump it again.",
     )
 
 
-def load_hlo_text(path: Path) -> LoadedHlo:
+def load_hlo_text(path: Path) -> Case:
     """Load a module written as HLO text: ``HloModule NAME, ...``.
 
     Raises:
@@ -158,7 +141,7 @@ def load_hlo_text(path: Path) -> LoadedHlo:
             f"{path}: not HLO text that this XLA can parse: {error}",
             hint="HLO text changes between versions of XLA; try the jaxlib that wrote it.",
         ) from error
-    return _load(path, parse(HloModuleProto, proto, path), None, None, _environment(path), ())
+    return _load(path, sniff.HLO_TEXT, parse(HloModuleProto, proto, path))
 
 
 _ELIDED = re.compile(r"constant\(\{\.\.\.\}\)")
@@ -181,20 +164,16 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _arrays(
-    literals: Iterable[XlaMessage], path: Path, what: str = "argument"
-) -> tuple[np.ndarray, ...]:
-    found = []
+def _arrays(literals: Iterable[XlaMessage], path: Path, what: str = "argument") -> _Arrays:
+    values = []
     leaves = (leaf for literal in literals for leaf in literal_leaves(literal))
     for number, leaf in enumerate(leaves):
         with _naming(path, f"{what} {number}"):
-            found.append(literal_to_array(leaf))
-    return tuple(found)
+            values.append(literal_to_array(leaf))
+    return tuple(values)
 
 
-def _arguments(
-    literals: Sequence[XlaMessage], path: Path
-) -> tuple[tuple[np.ndarray, ...] | None, Sequence[str]]:
+def _arguments(literals: Sequence[XlaMessage], path: Path) -> tuple[_Arrays | None, Sequence[str]]:
     unread = [str(n) for n, one in enumerate(literals) if not one.shape.element_type]
     if not unread:
         return _arrays(literals, path), ()
@@ -204,9 +183,7 @@ def _arguments(
     ]
 
 
-def _recorded_results(
-    snapshot: XlaMessage, path: Path
-) -> tuple[tuple[np.ndarray, ...] | None, Sequence[str]]:
+def _recorded_results(snapshot: XlaMessage, path: Path) -> tuple[_Arrays | None, Sequence[str]]:
     is_there = snapshot.HasField("result") and snapshot.result.shape.element_type
     outputs = _arrays([snapshot.result], path, "result") if is_there else ()
     with _naming(path):
@@ -221,7 +198,7 @@ def _recorded_results(
 
 
 def _module_of_snapshot(
-    path: Path, snapshot: XlaMessage, inputs: tuple[np.ndarray, ...]
+    path: Path, snapshot: XlaMessage, inputs: _Arrays
 ) -> tuple[XlaMessage, Sequence[str]]:
     """Return the best module there is for an HloSnapshot, and where it is from."""
     own = snapshot.hlo.hlo_module
@@ -248,9 +225,7 @@ def _module_of_snapshot(
     ]
 
 
-def _results_of_same_execution(
-    path: Path, name: str, inputs: tuple[np.ndarray, ...]
-) -> tuple[np.ndarray, ...] | None:
+def _results_of_same_execution(path: Path, name: str, inputs: _Arrays) -> _Arrays | None:
     snapshot = _parse_if_possible(HloSnapshot, path)
     if snapshot is None or snapshot.hlo.hlo_module.name != name:
         return None
@@ -286,13 +261,10 @@ def _parse_if_possible(message_type: type[XlaMessage], path: Path) -> XlaMessage
 
 def _have_same_bits(literals: Iterable[XlaMessage], others: Sequence[np.ndarray]) -> bool:
     try:
-        ones = [literal_to_array(leaf) for one in literals for leaf in literal_leaves(one)]
+        values = [literal_to_array(leaf) for one in literals for leaf in literal_leaves(one)]
     except SnapshotError:
         return False
-    return len(ones) == len(others) and all(
-        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-        for one, other in zip(ones, others, strict=True)
-    )
+    return len(values) == len(others) and all(map(same_bits, values, others))
 
 
 def _same_signature(one: XlaMessage, other: XlaMessage) -> bool:
@@ -331,73 +303,54 @@ def _naming(path: Path, value: str = "") -> Iterator[None]:
 
 def _load(
     path: Path,
+    form: str,
     module: XlaMessage,
-    inputs: tuple[np.ndarray, ...] | None,
-    outputs: tuple[np.ndarray, ...] | None,
-    environment: Mapping[str, str],
-    notes: Sequence[str],
-) -> LoadedHlo:
+    notes: Sequence[str] = (),
+    inputs: _Arrays | None = None,
+    outputs: _Arrays | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Case:
     try:
         with _naming(path):
             changes = restore(module)
             taken = parameters(entry_computation(module))
-            are_tokens = [one.shape.element_type == TOKEN for one in taken]
+            are_arrays = [parameter.shape.element_type != TOKEN for parameter in taken]
             stablehlo = without_tokens(jaxapi.hlo_to_stablehlo(serialize(module)))
             signature = []
-            for one, is_token in zip(taken, are_tokens, strict=True):
-                with _naming(path, f"parameter {one.parameter_number}, {one.name}"):
-                    if not is_token:
-                        signature.append((tuple(one.shape.dimensions), dtype_of(one.shape)))
+            for parameter in itertools.compress(taken, are_arrays):
+                with _naming(path, f"parameter {parameter.parameter_number}, {parameter.name}"):
+                    shape = parameter.shape
+                    signature.append(Signature(tuple(shape.dimensions), dtype_of(shape)))
     except ValueError as error:
         raise SnapshotError(
             f"{path}: its module cannot be said in StableHLO: {error}",
             hint="Record the program with snaprt instead, or dump its unoptimized module with "
             "--xla_dump_hlo_unoptimized_snapshots.",
         ) from error
-    if inputs is not None and len(inputs) == len(are_tokens):
-        # XLA writes a token as an array without elements.
-        inputs = tuple(
-            value for value, is_token in zip(inputs, are_tokens, strict=True) if not is_token
-        )
-    _check_inputs(path, inputs, signature)
+    if inputs is not None:
+        if len(inputs) == len(are_arrays):
+            # XLA writes a token as an array without elements.
+            inputs = tuple(itertools.compress(inputs, are_arrays))
+        _check_inputs(path, inputs, signature)
     made = [f"for replay, {'; '.join(changes)}"] if changes else []
-    return LoadedHlo(
-        stablehlo=stablehlo,
+    return Case(
+        path=path,
+        format=form,
         name=module.name,
-        inputs=inputs,
-        outputs=outputs,
+        stablehlo=stablehlo,
+        inputs=None if inputs is None else name_arrays(inputs, "arg"),
+        outputs=None if outputs is None else name_arrays(outputs, "out"),
         parameters=tuple(signature),
-        environment=MappingProxyType(dict(environment)),
+        environment={**(environment or {}), **_environment(path)},
         notes=(*notes, *made),
     )
 
 
-def without_tokens(stablehlo: bytes) -> bytes:
-    """Return a module whose ``main`` neither takes nor returns tokens, which no array can be.
-
-    Raises:
-        ValueError: It cannot be parsed.
-    """
-    parsed = jaxapi.parse_module(stablehlo)
-    return jaxapi.portable_artifact(parsed) if jaxapi.without_tokens(parsed) else stablehlo
-
-
-def _check_inputs(
-    path: Path,
-    inputs: tuple[np.ndarray, ...] | None,
-    signature: Sequence[tuple[tuple[int, ...], np.dtype]],
-) -> None:
-    if inputs is None:
-        return
-    recorded = [(value.shape, value.dtype) for value in inputs]
+def _check_inputs(path: Path, inputs: _Arrays, signature: Sequence[Signature]) -> None:
+    recorded = [Signature(value.shape, value.dtype) for value in inputs]
     if recorded != list(signature):
         raise SnapshotError(
-            f"{path}: the recorded arguments {_say(recorded)} are not what the module takes, "
-            f"{_say(signature)}.",
+            f"{path}: the recorded arguments ({', '.join(map(str, recorded))}) are not what the "
+            f"module takes, ({', '.join(map(str, signature))}).",
             hint="XLA leaves out arguments that it could not read back; record with snaprt.",
         )
-
-
-def _say(signature: Sequence[tuple[tuple[int, ...], np.dtype]]) -> str:
-    kinds = (f"{dtype.name}[{','.join(map(str, shape))}]" for shape, dtype in signature)
-    return f"({', '.join(kinds)})"

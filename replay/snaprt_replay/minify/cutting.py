@@ -27,7 +27,7 @@ from snaprt_replay.hlo.hlo_module import (
     root_instruction,
 )
 from snaprt_replay.load.case import Signature
-from snaprt_replay.load.inputs import random_inputs
+from snaprt_replay.load.modules import random_inputs
 from snaprt_replay.localize.matching import Matching, match
 from snaprt_replay.localize.program import FlatModule, Line
 from snaprt_replay.localize.session import Values

@@ -24,7 +24,7 @@ from snaprt.hlo.literals import TUPLE, array_to_literal
 from snaprt.hlo.proto import HloModuleProto, HloSnapshot, parse, serialize
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
-from snaprt.snapshot.recorder import surroundings
+from snaprt.snapshot.recorder import describe
 from snaprt_replay.load.case import Case
 from snaprt_replay.minify import script
 from snaprt_replay.minify.candidate import Candidate
@@ -69,7 +69,7 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
             content = _hlo_snapshot(candidate, got)
             (folder / f"{SNAPSHOT}.snapshot.pb").write_bytes(content)
         surrounding = {
-            "versions": dict(surroundings.versions()),
+            "versions": dict(describe.versions()),
             "recorded": dict(case.environment),
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
             "sides": [one.text for one in candidate.variants],
@@ -157,7 +157,7 @@ def _write_snapshot(
     variant = candidate.variants[side] if side < len(candidate.variants) else None
     options = jaxapi.compile_options([device], dict(variant.options) if variant else None)
     stablehlo = jaxapi.portable_artifact(jaxapi.parse_module(jaxapi.hlo_to_stablehlo(hlo)))
-    described = surroundings.describe_device(device)
+    described = describe.describe_device(device)
     root_count = candidate.size[1]
     execution = schema.Execution(
         role=role,
@@ -171,11 +171,11 @@ def _write_snapshot(
         time=when,
         device=described,
         devices=(described,),
-        platform_version=surroundings.platform_version(device),
-        versions=surroundings.versions(),
+        platform_version=describe.platform_version(device),
+        versions=describe.versions(),
         xla_flags=os.environ.get("XLA_FLAGS", ""),
-        environment=surroundings.environment(),
-        jax_config=surroundings.jax_config(),
+        environment=describe.environment(),
+        jax_config=describe.jax_config(),
         input_names=tuple(f"arg{number}" for number in range(len(candidate.inputs))),
         output_names=tuple(f"out{number}" for number in range(root_count)),
         donated=(),

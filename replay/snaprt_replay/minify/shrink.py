@@ -18,7 +18,7 @@ import numpy as np
 from snaprt.errors import SnaprtError
 from snaprt_replay.hlo.extract import Piece, Value, arrays_of
 from snaprt_replay.load.case import Signature
-from snaprt_replay.load.inputs import random_inputs
+from snaprt_replay.load.modules import random_inputs
 from snaprt_replay.localize.nonfinite import Origin, first_origin
 from snaprt_replay.localize.program import FlatModule
 from snaprt_replay.localize.search import Search, piece_of

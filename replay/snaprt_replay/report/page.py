@@ -17,7 +17,7 @@ from markupsafe import Markup
 from snaprt import pages
 from snaprt_replay.compare.results import IDENTICAL, MISMATCH, OutputComparison, Place, Verdict
 from snaprt_replay.localize.findings import error_text, place_text
-from snaprt_replay.report import charts, shown
+from snaprt_replay.report import charts, shown, text
 from snaprt_replay.report.model import ErrorGrid, Report, Status, worst_first
 
 _PACKAGE: Final = "snaprt_replay.report"
@@ -138,6 +138,11 @@ class _Shown:
     @functools.cached_property
     def drawn(self) -> list[_Drawn]:
         return [one for one in self.outputs if one.worth_drawing][:_DRAWN]
+
+    @property
+    def compiled(self) -> list[str]:
+        compiled = self.report.compiled
+        return [] if compiled is None else list(text.compiled_lines(compiled))
 
     @property
     def scale(self) -> charts.ErrorScale:

@@ -78,7 +78,7 @@ _FOUND: Final[Mapping[Kind, tuple[Status, str]]] = {
     "interaction": ("bad", "FOUND"),
     "amplification": ("bad", "ILL-CONDITIONED"),
     "candidates": ("bad", "NOT PROVEN"),
-    "nothing": ("ok", "AGREE"),
+    "nothing": ("ok", "NOTHING FOUND"),
     "unfinished": ("bad", "UNFINISHED"),
 }
 

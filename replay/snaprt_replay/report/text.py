@@ -11,7 +11,7 @@ from typing import Final
 from snaprt.units import format_duration, format_size
 from snaprt_replay.compare.array_statistics import ArrayStatistics
 from snaprt_replay.compare.results import IDENTICAL, Comparison, OutputComparison
-from snaprt_replay.localize.findings import Localization, error_text
+from snaprt_replay.localize.findings import Localization, RegionError, error_text, place_text
 from snaprt_replay.report import charts, shown
 from snaprt_replay.report.grid import error_cells
 from snaprt_replay.report.model import Compiled, ErrorGrid, Report, Run, Side, worst_first
@@ -21,7 +21,6 @@ _SHADES: Final = "·░▒▓█"
 _SPECIAL: Final = "·=∞?N"
 _MOST_OUTPUTS: Final = 4
 _MOST_RUNS: Final = 3
-_PATH_WIDTH: Final = 24
 _MAP_ROWS, _MAP_COLUMNS = 8, 48
 
 # XLA's name -> words; what is zero everywhere but on one platform is in the JSON alone.
@@ -46,7 +45,12 @@ Block = str | Comparison | Statistics
 
 def lines(report: Report) -> Iterator[str]:
     """Yield the report's lines, without tables."""
-    return (block for block in blocks(report) if isinstance(block, str))
+    before = ""
+    for block in blocks(report):
+        if isinstance(block, str):
+            if block or before:
+                yield block
+            before = block
 
 
 def blocks(report: Report) -> Iterator[Block]:
@@ -56,7 +60,7 @@ def blocks(report: Report) -> Iterator[Block]:
     if "replay" in report.runs:
         yield f"replayed on {shown.name(report.device)}{_how_it_ran(report.runs['replay'])}"
     if report.compiled is not None:
-        yield from _compiled_lines(report.compiled)
+        yield from compiled_lines(report.compiled)
     for side in report.sides:
         yield _side_line(side, report.runs.get(side.letter.lower(), Run()))
     if report.judgement is not None and report.judgement["reference"]:
@@ -77,7 +81,7 @@ def blocks(report: Report) -> Iterator[Block]:
         yield from _worst_outputs(report, report.comparison)
     if report.localization is not None:
         yield ""
-        yield from _path_lines(report.localization)
+        yield from localization_lines(report.localization)
         yield f"starts: {shown.sentence(report.localization.sentence)}"
     if report.repeats is not None and report.repeats.verdict == IDENTICAL:
         yield f"{len(report.runs['replay'].execute_seconds)} runs gave the same bits"
@@ -104,7 +108,8 @@ def _side_line(side: Side, run: Run) -> str:
     return f"{side.letter} ({shown.name(side.name)}){ran}: {side.word}{far}{reason}"
 
 
-def _compiled_lines(compiled: Compiled) -> Iterator[str]:
+def compiled_lines(compiled: Compiled) -> Iterator[str]:
+    """Yield what a program needs as the compiler says, and where its HLO is."""
     memory = [
         f"{words} {format_size(int(compiled.memory[name]))}"
         for name, words in _MEMORY.items()
@@ -197,18 +202,57 @@ def _special_words(grid: ErrorGrid) -> str:
     return "".join(f"  {_SPECIAL[mark]} {words}" for mark, words in told)
 
 
-def _path_lines(found: Localization) -> Iterator[str]:
-    if not found.path:
-        return
-    scale = charts.ErrorScale(found.path)
-    yield "error made, in multiples of the tolerance, along the program"
-    yield "(> looked into, ░ up to 1x and allowed, █ above):"
-    for one in found.path:
-        name = one.first.name if one.instructions == 1 else f"{one.first.name} .. {one.last.name}"
-        mark = ">" if one.chosen else " "
-        bar = ("█" if one.made > 1 else "░") * round(scale.share(one.made) * _PATH_WIDTH)
-        indented = f"{'  ' * min(one.depth, 8)}{mark} {shown.name(name, 44)}"
-        yield f"  {indented:<56} {error_text(one.made):>9} {bar}".rstrip()
+def localization_lines(found: Localization) -> Iterator[str]:
+    """Yield what localizing found: the errors of the regions looked at, and the instructions."""
+    for note in found.notes:
+        yield f"note: {shown.sentence(note)}"
+    if found.share_matched < 1.0:
+        yield (
+            f"{found.matched} of {found.instruction_count} instructions "
+            f"({found.share_matched:.0%}) have their like in the reference"
+        )
+    if found.path:
+        yield from _path_table(found.path)
+        yield "errors are in multiples of the default tolerance, docs/comparison.md"
+    if found.observer_effect is not None:
+        untapped, tapped = map(error_text, found.observer_effect)
+        yield f"the outputs' error: {untapped} without taps, {tapped} with the first taps"
+    if found.substituted is not None:
+        before, after = map(error_text, found.substituted)
+        yield f"the outputs' error: {before}, {after} with these as in the reference"
+    for effect in found.passes:
+        outcome = effect.failed or error_text(effect.error)
+        yield f"{shown.name(effect.variant)}: {shown.name(outcome)}"
+    yield ""
+    for place in found.instructions:
+        yield shown.name(place_text(place), 400)
+        if place.op_name:
+            yield f"  {shown.name(place.op_name, 240)}"
+        for operand in place.operands:
+            yield f"  reads {shown.name(operand)}"
+    for difference in found.difference:
+        if difference.reason:
+            yield f"  {shown.name(difference.name)}: {shown.sentence(difference.reason)}"
+    yield (
+        f"{found.compiles} modules compiled or loaded, {found.executions} runs, "
+        f"{format_duration(found.seconds)}"
+    )
+
+
+def _path_table(path: Sequence[RegionError]) -> Iterator[str]:
+    rows = [["region", "instructions", "made", "carried in", "carried out"]]
+    for region in path:
+        is_one = region.instructions == 1
+        name = region.first.name if is_one else f"{region.first.name} .. {region.last.name}"
+        indented = (
+            f"{'  ' * min(region.depth, 8)}{'> ' if region.chosen else '  '}{shown.name(name)}"
+        )
+        errors = map(error_text, (region.made, region.carried_in, region.carried_out))
+        rows.append([indented, str(region.instructions), *errors])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for region_name, *numbers in rows:
+        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
+        yield "  ".join([region_name.ljust(widths[0]), *cells])
 
 
 def markdown(reports: Sequence[Report]) -> str:

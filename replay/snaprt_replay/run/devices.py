@@ -13,7 +13,7 @@ import jax
 
 from snaprt import jaxapi
 from snaprt.errors import DeviceError, UsageError
-from snaprt.snapshot.recorder import surroundings
+from snaprt.snapshot.recorder import describe
 from snaprt.snapshot.recorder.flags import take_over
 
 _NAME = re.compile(r"([a-z][a-z0-9_]*)(?::(\d+))?")
@@ -154,8 +154,8 @@ def environment(device: jaxapi.Device) -> Mapping[str, str]:
         "platform": device.platform,
         "device_kind": device.device_kind,
         "platform_version": device.client.platform_version,
-        "driver": surroundings.driver(device.platform),
-        "processor": surroundings.processor(device.platform),
+        "driver": describe.driver(device.platform),
+        "processor": describe.processor(device.platform),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 

@@ -27,15 +27,15 @@ _GPU_QUERY: Final = (
 
 def machine() -> dict[str, Any]:
     """Return the operating system, the processor, the memory, and GPUs with their driver."""
-    from snaprt.snapshot.recorder import surroundings
+    from snaprt.snapshot.recorder import describe
 
     return {
         "system": platform.platform(),
         "libc": " ".join(platform.libc_ver()),
-        "processor": surroundings.processor("cpu"),
+        "processor": describe.processor("cpu"),
         "cpus": os.cpu_count(),
         "memory_bytes": _memory_bytes(),
-        "gpu_driver": surroundings.driver("gpu"),
+        "gpu_driver": describe.driver("gpu"),
         "gpus": _gpus(),
     }
 

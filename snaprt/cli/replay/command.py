@@ -285,7 +285,7 @@ def _replayed(
             if len(files) > 1:
                 name = f" {shown.name(report.path, 400)}"
                 output.log.print(
-                    Text.assemble(f"[{count}/{len(files)}] ", formats.headline(report), name)
+                    Text.assemble(f"[{count}/{len(files)}] ", formats.word(report.headline), name)
                 )
             yield number, report
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from snaprt_replay.compare.results import Comparison
 from snaprt_replay.report import model, shown, text
 from snaprt_replay.report.junit import junit_xml
-from snaprt_replay.report.model import FAILED, Report, Status
+from snaprt_replay.report.model import FAILED, Headline, Report, Status
 from snaprt_replay.report.page import page
 
 from snaprt.cli import output, tables
@@ -131,9 +131,14 @@ def status_of(reports: Sequence[Report]) -> int:
     return max((_STATUSES[report.headline.status] for report in reports), default=output.EXIT_OK)
 
 
-def headline(report: Report) -> Text:
-    """Return the word of a report's verdict in its color."""
-    return Text(report.headline.word, style=_STYLES[report.headline.status])
+def word(headline: Headline) -> Text:
+    """Return the word of a verdict in its color."""
+    return Text(headline.word, style=_STYLES[headline.status])
+
+
+def verdict(headline: Headline) -> Text:
+    """Return the last line of a report."""
+    return Text.assemble(word(headline), f": {shown.sentence(headline.sentence)}")
 
 
 def show(report: Report) -> None:
@@ -152,8 +157,7 @@ def show(report: Report) -> None:
             console.print(tables.statistics_table(block))
         else:
             console.print(block)
-    sentence = shown.sentence(report.headline.sentence)
-    console.print(Text.assemble(headline(report), f": {sentence}"))
+    console.print(verdict(report.headline))
 
 
 def show_sum(reports: Sequence[Report]) -> None:
@@ -164,7 +168,7 @@ def show_sum(reports: Sequence[Report]) -> None:
     table.add_column("time", justify="right")
     for report in reports:
         table.add_row(
-            headline(report),
+            word(report.headline),
             Text(shown.name(report.path, 400)),
             Text(text.worst_words(report)),
             format_duration(sum(report.seconds)),

@@ -6,23 +6,16 @@ from pathlib import Path
 from typing import Final
 
 import click
-from rich.table import Table
-from rich.text import Text
 from snaprt_replay.batch import gather
 from snaprt_replay.load.load import load
-from snaprt_replay.localize.findings import (
-    Localization,
-    RegionError,
-    error_text,
-    place_text,
-    to_json,
-)
+from snaprt_replay.localize.findings import to_json
 from snaprt_replay.localize.pipeline import Find, Request, localize
+from snaprt_replay.report import text
+from snaprt_replay.report.saved import headline_of
 from snaprt_replay.run.variants.variants import Variant
 
 from snaprt.cli import output, progress, tables
 from snaprt.cli.replay import formats, two_sides
-from snaprt.units import format_duration
 
 _PATH: Final = click.Path(path_type=Path)
 _STATE_SUFFIX: Final = ".localize"
@@ -104,76 +97,8 @@ def command(
         envelope = to_json(found)
         output.emit_json(envelope.pop("schema"), envelope.pop("version"), envelope)
     else:
-        _show(found)
+        for line in text.localization_lines(found):
+            output.console.print(line)
+        output.console.print()
+        output.console.print(formats.verdict(headline_of(found)))
     context.exit(output.EXIT_OK if found.kind == "nothing" else output.EXIT_MISMATCH)
-
-
-def _show(found: Localization) -> None:
-    console = output.console
-    for note in found.notes:
-        console.print(f"note: {tables.printable(note)}")
-    if found.share_matched < 1.0:
-        console.print(
-            f"{found.matched} of {found.instruction_count} instructions "
-            f"({found.share_matched:.0%}) have their like in the reference"
-        )
-    if found.path:
-        console.print(_path_table(found.path))
-        console.print("errors are in multiples of the default tolerance, docs/comparison.md")
-    if found.observer_effect is not None:
-        untapped, tapped = map(error_text, found.observer_effect)
-        console.print(f"the outputs' error: {untapped} without taps, {tapped} with the first taps")
-    if found.substituted is not None:
-        before, after = map(error_text, found.substituted)
-        console.print(f"the outputs' error: {before}, {after} with these as in the reference")
-    for effect in found.passes:
-        outcome = effect.failed or error_text(effect.error)
-        console.print(f"{tables.printable(effect.variant)}: {tables.printable(outcome)}")
-    console.print()
-    for place in found.instructions:
-        console.print(tables.printable(place_text(place)))
-        if place.op_name:
-            console.print(f"  {tables.printable(place.op_name)}")
-        for operand in place.operands:
-            console.print(f"  reads {tables.printable(operand)}")
-    for one in found.difference:
-        if one.reason:
-            console.print(f"  {tables.printable(one.name)}: {tables.printable(one.reason)}")
-    console.print(
-        f"{found.compiles} modules compiled or loaded, {found.executions} runs, "
-        f"{format_duration(found.seconds)}"
-    )
-    console.print()
-    console.print(Text.assemble(_headline(found), f": {tables.printable(found.sentence)}"))
-
-
-_HEADLINES: Final = {
-    "instruction": ("FOUND", "bold red"),
-    "interaction": ("FOUND", "bold red"),
-    "amplification": ("ILL-CONDITIONED", "yellow"),
-    "candidates": ("NOT PROVEN", "yellow"),
-    "nothing": ("NOTHING FOUND", "green"),
-    "unfinished": ("UNFINISHED", "yellow"),
-}
-
-
-def _headline(found: Localization) -> tuple[str, str]:
-    return _HEADLINES[found.kind]
-
-
-def _path_table(path: tuple[RegionError, ...]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("region")
-    for head in ("instructions", "made", "carried in", "carried out"):
-        table.add_column(head, justify="right")
-    for one in path:
-        name = one.first.name if one.instructions == 1 else f"{one.first.name} .. {one.last.name}"
-        mark = "> " if one.chosen else "  "
-        errors = map(error_text, (one.made, one.carried_in, one.carried_out))
-        table.add_row(
-            Text(f"{'  ' * one.depth}{mark}{tables.printable(name)}"),
-            str(one.instructions),
-            *errors,
-            style="bold" if one.chosen else "",
-        )
-    return table

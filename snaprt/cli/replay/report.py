@@ -94,19 +94,18 @@ def command(
     """
     found = None if localized is None else findings.from_json(_read_json(localized))
     if _is_json(file):
-        reports = saved.read(_read_json(file), str(file))
-        if found is not None:
-            if len(reports) != 1:
-                raise UsageError(f"{file} is of {len(reports)} files, --localized of one")
-            reports = (dataclasses.replace(reports[0], localization=found),)
         if explorer is not None:
             raise UsageError(
                 "--model-explorer shows a program, and a saved result holds none",
                 hint="give the FILE that it was made of, with --localized FOUND.json",
             )
+        reports = saved.read(_read_json(file), str(file))
+        if found is not None:
+            if len(reports) != 1:
+                raise UsageError(f"{file} is of {len(reports)} files, --localized of one")
+            reports = (dataclasses.replace(reports[0], localization=found),)
     else:
-        finding = _Finding(device, localizes, budget, sources, found, explorer)
-        reports = (_find(file, finding),)
+        reports = (_find(file, device, localizes, budget, sources, found, explorer),)
     formats.write_files(reports)
     if save is not None:
         formats.save(reports, save)
@@ -117,19 +116,16 @@ def command(
     context.exit(formats.status_of(reports))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Finding:
-    """How to find what is reported of a file; see the options."""
-
-    device: str | None
-    localizes: bool | None
-    budget: float
-    sources: Path
-    found: Localization | None
-    explorer: Path | None
-
-
-def _find(path: Path, finding: _Finding) -> Report:
+def _find(
+    path: Path,
+    device: str | None,
+    localizes: bool | None,
+    budget: float,
+    sources: Path,
+    found: Localization | None,
+    explorer: Path | None,
+) -> Report:
+    """Replay a file, look for where it starts unless that was ``found``, and report both."""
     # Here, because a saved result is shown without JAX.
     from snaprt_replay.batch import gather
     from snaprt_replay.run.rerun import replay
@@ -141,32 +137,29 @@ def _find(path: Path, finding: _Finding) -> Report:
         raised = gather.of_trace_error(path)
         if raised is not None:
             return raised
-        replayed = replay(path, device=finding.device)
+        replayed = replay(path, device=device)
     except SnaprtError as error:
         return gather.of_failure(path, error)
-    words = [] if finding.device is None else ["--device", finding.device]
+    words = [] if device is None else ["--device", device]
     report = gather.of_replay(replayed, words)
-    case, found = replayed.case, finding.found
-    wanted = finding.localizes
-    if wanted is None:
-        comparison = replayed.comparison
+    case, comparison = replayed.case, replayed.comparison
+    if localizes is None:
         has_nan = comparison and any(one.specials.nan_both for one in comparison.outputs)
-        wanted = replayed.mismatch or bool(has_nan)
-    if found is None and wanted and case.inputs is not None:
-        found = _localize(case, finding)
+        localizes = replayed.mismatch or bool(has_nan)
+    if found is None and localizes and case.inputs is not None:
+        found = _localize(case, device, budget)
     if found is not None:
-        report = gather.with_localization(report, case, found, finding.sources, words)
-    if finding.explorer is not None:
-        _write_explorer(case, found, finding.explorer)
+        report = gather.with_localization(report, case, found, sources, words)
+    if explorer is not None:
+        _write_explorer(case, found, explorer)
     return report
 
 
-def _localize(case: Case, finding: _Finding) -> Localization | None:
+def _localize(case: Case, device: str | None, budget: float) -> Localization | None:
     from snaprt_replay.localize.pipeline import Request, localize
     from snaprt_replay.run.variants.variants import parse_variant
 
-    suspect = None if finding.device is None else parse_variant(finding.device)
-    request = Request(suspect=suspect, budget=finding.budget)
+    request = Request(suspect=None if device is None else parse_variant(device), budget=budget)
     try:
         return localize(case, request, tell=lambda line: output.log.print(tables.printable(line)))
     except SnaprtError as error:  # what was found before is worth a report

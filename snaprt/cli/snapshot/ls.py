@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 
@@ -14,8 +14,8 @@ from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.errors import SnaprtError, SnapshotError, UsageError
 from snaprt.snapshot.format import places, schema
-from snaprt.snapshot.format.read import open_snapshot
-from snaprt.snapshot.share import glance, prune
+from snaprt.snapshot.format.read import open_snapshot, read_manifest
+from snaprt.snapshot.share import prune
 from snaprt.units import format_size
 
 SCHEMA: Final = "snaprt.ls"
@@ -38,41 +38,35 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Row:
-    """What was recorded of one execution on one device.
+    """What was recorded of one execution on one device; the keys of ``--json``."""
 
-    Attributes:
-        files: Its files, by what they hold.
-        graph: The graph's name.
-        graph_id: 16 hex digits.
-        step: Steps that came before; -1 where nobody counted them.
-        execution: Executions of the same executable that came before.
-        process: The process it ran in.
-        device: Platform, number.
-        device_index: Place of the device among the executable's own.
-        inputs: Types of the recorded inputs; None where none are recorded.
-        outputs: Types of the recorded outputs; None where none are recorded.
-        file_bytes: Size of the files.
-        stored_bytes: Size of the arrays in the store that they refer to, which others may share.
-        reason: What made it be recorded.
-        error: What it failed with.
-        redacted: What was taken out.
-    """
-
-    files: Mapping[str, Path]
+    files: Mapping[str, Path]  # by what they hold
     graph: str
     graph_id: str
-    step: int
-    execution: int
+    step: int  # steps that came before; -1 where nobody counted them
+    execution: int  # executions of the same executable that came before
     process: int
-    device: str
-    device_index: int
-    inputs: tuple[str, ...] | None
+    device: str  # platform, number
+    device_index: int  # place of the device among the executable's own
+    inputs: tuple[str, ...] | None  # types; None where none are recorded
     outputs: tuple[str, ...] | None
     file_bytes: int
-    stored_bytes: int
+    stored_bytes: int  # of the arrays in the store that they refer to, which others may share
     reason: str
     error: str
     redacted: tuple[str, ...]
+
+
+class _Listed(NamedTuple):
+    path: Path
+    manifest: schema.Manifest
+    bytes: int  # of the file
+
+    @property
+    def stored(self) -> Mapping[str, int]:
+        """Size by member of each array that lies in the store."""
+        arrays = self.manifest.arrays
+        return {array.member: array.stored_bytes for array in arrays if array.in_store}
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -154,7 +148,7 @@ def _within(name: str, first: int, last: int) -> Callable[[Row], bool]:
     return lambda row: first <= getattr(row, name) <= last
 
 
-def _read_all(place: Path) -> tuple[list[glance.Glance], list[str]]:
+def _read_all(place: Path) -> tuple[list[_Listed], list[str]]:
     if not place.is_dir() and not places.is_pack_file(place):
         raise UsageError(
             f"{place} is neither a directory nor a packed file",
@@ -166,27 +160,27 @@ def _read_all(place: Path) -> tuple[list[glance.Glance], list[str]]:
         damaged.append(f"{place} is damaged: it holds no snapshot that can be read")
     for path in paths:
         try:
-            files.append(glance.at(path))
+            files.append(_Listed(path, *read_manifest(path)))
         except SnaprtError as error:
             damaged.append(error.message)
     return files, damaged
 
 
-def _damaged_arrays(place: Path, files: Sequence[glance.Glance], check: bool) -> Iterator[str]:
+def _damaged_arrays(place: Path, files: Sequence[_Listed], check: bool) -> Iterator[str]:
     """Yield what is wrong with stored arrays, and with all else in the files if asked for."""
-    sizes = {member: size for file in files for member, size in file.stored}
+    sizes = {member: size for file in files for member, size in file.stored.items()}
     reads = check or sum(sizes.values()) <= _FEW_BYTES
     seen: set[str] = set()
     for file in files:
-        fresh = [(member, size) for member, size in file.stored if member not in seen]
-        seen |= {member for member, _ in fresh}
+        fresh = {member: size for member, size in file.stored.items() if member not in seen}
+        seen |= set(fresh)
         try:
-            for member, size in fresh:
+            for member, size in fresh.items():
                 if places.size(place / member) != size:
                     raise SnapshotError(f"{place / member}, which {file.path} needs, is damaged")
             if check or (reads and fresh):
                 snapshot = open_snapshot(file.path)
-                for member, _ in fresh:
+                for member in fresh:
                     snapshot.check_stored(member)
                 if check:
                     snapshot.check()
@@ -197,41 +191,43 @@ def _damaged_arrays(place: Path, files: Sequence[glance.Glance], check: bool) ->
             yield f"an array that {file.path} needs cannot be read: {error.filename}: {reason}"
 
 
-def _rows(files: Iterable[glance.Glance]) -> list[Row]:
-    pairs: dict[str, dict[str, glance.Glance]] = {}
+def _rows(files: Iterable[_Listed]) -> list[Row]:
+    pairs: dict[str, dict[str, _Listed]] = {}
     for file in files:
-        stem = file.path.name.removesuffix(schema.SUFFIXES[file.role])
-        pairs.setdefault(stem, {})[file.role] = file
+        role = file.manifest.execution.role
+        stem = file.path.name.removesuffix(schema.SUFFIXES[role])
+        pairs.setdefault(stem, {})[role] = file
     rows = [_row(pair) for pair in pairs.values()]
     return sorted(rows, key=lambda row: (row.step, row.graph, row.execution, row.device_index))
 
 
-def _row(pair: Mapping[str, glance.Glance]) -> Row:
-    first = next(iter(pair.values()))
-    stored = {member: size for file in pair.values() for member, size in file.stored}
+def _row(pair: Mapping[str, _Listed]) -> Row:
+    executions = [file.manifest.execution for file in pair.values()]
+    first = executions[0]
+    stored = {member: size for file in pair.values() for member, size in file.stored.items()}
     return Row(
         files={role: file.path for role, file in pair.items()},
-        graph=first.graph,
+        graph=first.name,
         graph_id=first.graph_id,
         step=first.step,
-        execution=first.execution,
+        execution=first.execution_count,
         process=first.process,
-        device=first.device,
+        device=f"{first.device.platform} {first.device.id}",
         device_index=first.device_index,
         inputs=_types(pair.get("inputs")),
         outputs=_types(pair.get("outputs")),
-        file_bytes=sum(file.file_bytes for file in pair.values()),
+        file_bytes=sum(file.bytes for file in pair.values()),
         stored_bytes=sum(stored.values()),
-        reason=next((one.reason for one in pair.values() if one.reason), ""),
-        error=next((one.error for one in pair.values() if one.error), ""),
+        reason=next((one.reason for one in executions if one.reason), ""),
+        error=next((one.error for one in executions if one.error), ""),
         redacted=first.redacted,
     )
 
 
-def _types(file: glance.Glance | None) -> tuple[str, ...] | None:
+def _types(file: _Listed | None) -> tuple[str, ...] | None:
     if file is None:
         return None
-    return tuple(tables.type_text(dtype, shape) for dtype, shape in file.types)
+    return tuple(tables.type_text(array.dtype, array.shape) for array in file.manifest.arrays)
 
 
 def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:

@@ -6,22 +6,23 @@ What it does may take its time: it runs in the writer's thread.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from snaprt import jaxapi
+from snaprt.graph.artifacts import ModuleArtifacts
+from snaprt.hlo.wire import fields
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.schema import ShardingRecord
 
 _STACK_FRAME_INDEX = 17  # of HloModuleProto
 _FILE_NAMES, _FUNCTION_NAMES, _FILE_LOCATIONS = 1, 2, 3  # of StackFrameIndexProto
 _FILE_NAME_ID, _FUNCTION_NAME_ID, _LINE = 1, 2, 3  # of FileLocation; ids count from 1
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @functools.lru_cache(maxsize=8)  # every execution of a program has the same
@@ -35,67 +36,33 @@ def source_locations(hlo: bytes, limit: int = 500) -> tuple[str, ...]:
     Returns:
         Each location once, in the module's order; none where the module has none or cannot be read.
     """
-    files: list[str] = []
-    functions: list[str] = []
-    found: dict[str, None] = {}
     try:
-        for number, index in _fields(hlo):
-            if number != _STACK_FRAME_INDEX or not isinstance(index, bytes):
-                continue
-            for kind, value in _fields(index):
-                if isinstance(value, int):
-                    continue
-                if kind == _FILE_NAMES:
-                    files.append(value.decode(errors="replace"))
-                elif kind == _FUNCTION_NAMES:
-                    functions.append(value.decode(errors="replace"))
-                elif kind == _FILE_LOCATIONS:
-                    found[_location(value, files, functions)] = None
-    except (IndexError, ValueError):
+        index = next(
+            value
+            for number, value in fields(memoryview(hlo))
+            if number == _STACK_FRAME_INDEX and not isinstance(value, int)
+        )
+        parts: dict[int, list[memoryview]] = {}
+        for number, part in fields(index):
+            if not isinstance(part, int):
+                parts.setdefault(number, []).append(part)
+        names = [
+            [str(name, "utf-8", "replace") for name in parts.get(kind, ())]
+            for kind in (_FILE_NAMES, _FUNCTION_NAMES)
+        ]
+        locations = [_location(part, *names) for part in parts.get(_FILE_LOCATIONS, ())]
+    except (IndexError, ValueError, StopIteration):
         return ()
-    return tuple(found)[:limit]
+    return tuple(dict.fromkeys(locations))[:limit]
 
 
-def _location(location: bytes, files: list[str], functions: list[str]) -> str:
-    numbers = {number: value for number, value in _fields(location) if isinstance(value, int)}
+def _location(location: memoryview, files: Sequence[str], functions: Sequence[str]) -> str:
+    numbers = {number: value for number, value in fields(location) if isinstance(value, int)}
     file = files[numbers[_FILE_NAME_ID] - 1] if _FILE_NAME_ID in numbers else "?"
     line = numbers.get(_LINE, 0)
     if _FUNCTION_NAME_ID not in numbers:
         return f"{file}:{line}"
     return f"{file}:{line} ({functions[numbers[_FUNCTION_NAME_ID] - 1]})"
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield field number and value of each field of a serialized proto."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        kind = tag & 7
-        if kind == _VARINT:
-            value, at = _varint(message, at)
-            yield tag >> 3, value
-            continue
-        if kind == _BYTES:
-            length, at = _varint(message, at)
-        elif kind in (_FIXED64, _FIXED32):
-            length = 8 if kind == _FIXED64 else 4
-        else:
-            raise ValueError(f"wire type {kind}")
-        if at + length > len(message):
-            raise ValueError("the message ends too early")
-        yield tag >> 3, message[at : at + length]
-        at += length
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
 
 
 @functools.lru_cache(maxsize=1024)
@@ -128,7 +95,7 @@ def _axes(entry: Any) -> tuple[str, ...]:
     return tuple(map(str, entry)) if isinstance(entry, tuple) else (str(entry),)
 
 
-def index_of(index: Sequence[slice], shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def index_of(index: Sequence[slice], shape: Sequence[int]) -> schema.Index:
     """Return where a part begins and ends in each dimension of an array of ``shape``.
 
     Args:
@@ -140,57 +107,9 @@ def index_of(index: Sequence[slice], shape: Sequence[int]) -> tuple[tuple[int, i
     return tuple(one.indices(size)[:2] for one, size in zip(slices, shape, strict=True))
 
 
-class Artifacts(Protocol):
-    """The module of an executable, as ``layout.ModuleBytes`` describes its forms."""
-
-    @property
-    def stablehlo(self) -> bytes:
-        """A portable artifact."""
-        ...
-
-    @property
-    def hlo(self) -> bytes:
-        """A serialized ``xla.HloModuleProto``."""
-        ...
-
-    @property
-    def compile_options(self) -> bytes:
-        """A serialized ``xla.CompileOptionsProto``."""
-        ...
-
-    @property
-    def proof(self) -> Proof:
-        """What tells the executable from others."""
-        ...
-
-    @property
-    def trace_error(self) -> schema.TraceErrorRecord | None:
-        """The error that ended the recording of the graph, if one did."""
-        ...
-
-
-class Proof(Protocol):
-    """What tells an executable from others, as ``layout.ProofRecord`` describes it."""
-
-    @property
-    def fingerprint(self) -> str:
-        """XLA's own of the executable."""
-        ...
-
-    @property
-    def optimised_hlo(self) -> str:
-        """Digest of the optimized module."""
-        ...
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        """``result <- parameter`` for each result that takes a parameter's memory."""
-        ...
-
-
 def gather(
     execution: schema.Execution,
-    artifacts: Callable[[], Artifacts],
+    artifacts: Callable[[], ModuleArtifacts],
     names: Sequence[str],
     arrays: Sequence[Any],
     device: jaxapi.Device,
@@ -206,20 +125,18 @@ def gather(
     """
     forms = artifacts()
     module = schema.ModuleBytes(forms.stablehlo, forms.hlo, forms.compile_options)
-    fields = {**vars(execution), "source_locations": source_locations(module.hlo)}
+    execution = replace(execution, source_locations=source_locations(module.hlo))
     shardings: dict[schema.ShardingRecord, int] = {}
     contents = [
         array_content(name, array, device, shardings)
         for name, array in zip(names, arrays, strict=True)
     ]
     return schema.Contents(
-        schema.Execution(**fields),
+        execution,
         module,
         contents,
         shardings=tuple(shardings),
-        proof=schema.ProofRecord(
-            forms.proof.fingerprint, forms.proof.optimised_hlo, forms.proof.aliases
-        ),
+        proof=forms.proof,
         trace_error=forms.trace_error,
     )
 

@@ -71,7 +71,7 @@ class WholeWrites(io.FileIO):
             pending.result()
 
     def tell(self) -> int:
-        """Return the position after all that was written."""
+        """Write what is pending, and return the position after it."""
         self._finish_pending()
         return super().tell()
 

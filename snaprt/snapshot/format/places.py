@@ -1,4 +1,4 @@
-"""Opens what a path names, in a folder or in a packed file; it must not know what is in a snapshot.
+"""Opens what a path names, in a folder or in a packed file, and finds the members of a zip.
 
 A packed file is a zip whose members are snapshots and the stored arrays that they refer to, each
 stored as it is. It can stand in a path like the folder that it was made of:
@@ -15,12 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from snaprt.snapshot.format.schema import MARK, MARK_MEMBER
+
 PACK_MARK = b"application/vnd.snaprt.pack"
-MARK_MEMBER = "mimetype"
-"""The first member of a zip of ours, stored without extra fields: its text is at a fixed place."""
-MARK_AT = 30 + len(MARK_MEMBER)
-ZIP_START = b"PK\x03\x04"
 SNAPSHOT_SUFFIX = ".snap"
+ZIP_END = b"PK\x05\x06"
+_ZIP_START = b"PK\x03\x04"
+_HEADER_BYTES = 30
+_MARK_AT = _HEADER_BYTES + len(MARK_MEMBER)  # it is stored first and without extra fields
 _NAMES_IN_UTF8 = 0x800
 """The flag of a zip member whose name is not in code page 437. Source: PKWARE's APPNOTE, 4.4.4."""
 _END_BYTES = 22
@@ -29,16 +31,21 @@ _MANY = 0xFFFF
 """Stands there in place of a number of members that does not fit."""
 
 
+def is_snapshot(start: bytes) -> bool:
+    """Return whether a file that begins with these bytes (80 or more) claims to be a snapshot."""
+    return start.startswith(_ZIP_START) and start[_MARK_AT:].startswith(MARK)
+
+
 def is_pack(start: bytes) -> bool:
-    """Return whether a file that begins with these bytes (at least 80) claims to be packed."""
-    return start.startswith(ZIP_START) and start[MARK_AT:].startswith(PACK_MARK)
+    """Return whether a file that begins with these bytes (80 or more) claims to be packed."""
+    return start.startswith(_ZIP_START) and start[_MARK_AT:].startswith(PACK_MARK)
 
 
 def is_pack_file(path: Path) -> bool:
     """Return whether there is a file at ``path`` that claims to be a packed one."""
     try:
         with path.open("rb") as file:
-            return is_pack(file.read(MARK_AT + len(PACK_MARK)))
+            return is_pack(file.read(_MARK_AT + len(PACK_MARK)))
     except OSError:
         return False
 
@@ -67,11 +74,10 @@ def open_bytes(path: Path) -> BinaryIO:
     name = path.relative_to(pack).as_posix()
     file = open(pack, "rb")  # noqa: SIM115
     try:
-        offset, length = locate(file, directory(file)[1], name)
-        return _Part(file, offset, length)
-    except KeyError as error:
-        file.close()
-        raise FileNotFoundError(f"{pack} holds no {name}") from error
+        members = directory(file)[1]
+        if name not in members:
+            raise FileNotFoundError(f"{pack} holds no {name}")
+        return _Part(file, *locate(file, members, name))
     except BaseException:
         file.close()
         raise
@@ -82,7 +88,7 @@ def exists(path: Path) -> bool:
     if path.is_file():
         return True
     pack = pack_of(path)
-    return pack is not None and path.relative_to(pack).as_posix() in members(pack)
+    return pack is not None and path.relative_to(pack).as_posix() in _members(pack)
 
 
 def size(path: Path) -> int:
@@ -95,18 +101,6 @@ def size(path: Path) -> int:
         return file.seek(0, os.SEEK_END)
 
 
-def members(pack: Path) -> tuple[str, ...]:
-    """Return the names of a packed file's members, but for the mark; none where it is damaged."""
-    try:
-        with pack.open("rb") as file:
-            found = directory(file)[1]
-            for name in found:  # which the file says twice
-                locate(file, found, name)
-    except (OSError, ValueError, zipfile.BadZipFile):
-        return ()
-    return tuple(name for name in found if name != MARK_MEMBER)
-
-
 def snapshots_in(place: Path) -> list[Path]:
     """Return the snapshots directly in a folder or a packed file, by name; none if it is neither.
 
@@ -116,7 +110,7 @@ def snapshots_in(place: Path) -> list[Path]:
     if place.is_dir():
         names = [entry.name for entry in os.scandir(place) if entry.is_file()]
     else:
-        names = list(members(place)) if is_pack_file(place) else []
+        names = list(_members(place)) if is_pack_file(place) else []
     return [
         place / name
         for name in sorted(names)
@@ -124,8 +118,20 @@ def snapshots_in(place: Path) -> list[Path]:
     ]
 
 
+def _members(pack: Path) -> tuple[str, ...]:
+    """Return the names of a packed file's members, but for the mark; none where it is damaged."""
+    try:
+        with pack.open("rb") as file:
+            members = directory(file)[1]
+            for name in members:  # which the file says twice
+                locate(file, members, name)
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return ()
+    return tuple(name for name in members if name != MARK_MEMBER)
+
+
 def directory(file: BinaryIO) -> tuple[bytes, Mapping[str, zipfile.ZipInfo]]:
-    """Return a packed file's comment, and its members by name.
+    """Return the comment of a zip of ours, and its members by name.
 
     The file says twice how many there are, which is compared; `locate` does so with their names.
 
@@ -135,38 +141,39 @@ def directory(file: BinaryIO) -> tuple[bytes, Mapping[str, zipfile.ZipInfo]]:
     """
     try:
         with zipfile.ZipFile(file) as archive:
-            members, comment = archive.infolist(), archive.comment
+            infos, comment = archive.infolist(), archive.comment
     except NotImplementedError as error:  # of a version of zip that there is not
         raise zipfile.BadZipFile(str(error)) from error
     file.seek(-_END_BYTES - len(comment), os.SEEK_END)
     (count,) = struct.unpack("<H", file.read(_END_BYTES)[10:12])
-    if count not in (len(members), _MANY):
-        raise zipfile.BadZipFile(f"it holds {len(members)} of {count} members")
-    found = {info.filename: info for info in members}
-    if len(found) != len(members):
+    if count not in (len(infos), _MANY):
+        raise zipfile.BadZipFile(f"it holds {len(infos)} of {count} members")
+    members = {info.filename: info for info in infos}
+    if len(members) != len(infos):
         raise zipfile.BadZipFile("two of its members have one name")
-    return comment, found
+    return comment, members
 
 
 def locate(file: BinaryIO, members: Mapping[str, zipfile.ZipInfo], name: str) -> tuple[int, int]:
     """Return offset and length in bytes of a zip member's content, which is stored as it is.
 
     Raises:
-        KeyError: There is no such member.
-        ValueError: The zip's directory or the member's header is damaged.
+        ValueError: It is missing, or the zip's directory or the member's header is damaged.
     """
+    if name not in members:
+        raise ValueError(f"the member {name} is missing")
     info = members[name]
     if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
         raise ValueError(f"the member {name} is compressed by zip")
     file.seek(info.header_offset)
-    header = file.read(30)
-    if len(header) != 30 or not header.startswith(ZIP_START):
+    header = file.read(_HEADER_BYTES)
+    if len(header) != _HEADER_BYTES or not header.startswith(_ZIP_START):
         raise ValueError(f"the header of the member {name} is bad")
-    name_length, extra_length = struct.unpack("<HH", header[26:30])
+    name_length, extra_length = struct.unpack("<HH", header[26:])
     encoding = "utf-8" if info.flag_bits & _NAMES_IN_UTF8 else "cp437"
     if file.read(name_length) != info.orig_filename.encode(encoding):
         raise ValueError(f"the header of the member {name} has another name")
-    offset = info.header_offset + 30 + name_length + extra_length
+    offset = info.header_offset + _HEADER_BYTES + name_length + extra_length
     if offset + info.file_size > file.seek(0, os.SEEK_END):
         raise ValueError(f"the member {name} ends beyond the end of the file")
     return offset, info.file_size

@@ -1,4 +1,4 @@
-"""Opens snapshot files and verifies all that is read; it must not know JAX or how they are written.
+"""Opens snapshot files and verifies all that is read.
 
 Nothing in a file is believed before it is checked: the manifest against the digest in the zip
 comment, every member against the manifest. Whatever is wrong is a ``SnapshotError`` that names the
@@ -16,20 +16,16 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import blake3
 import numpy as np
 import zstandard
 
 from snaprt.errors import SnapshotError
-from snaprt.snapshot.format import manifest_json, places, schema, seeded, store
-from snaprt.snapshot.format.dtypes import from_storage, storage_dtype
-from snaprt.snapshot.format.encode import BLOCK_BYTES, unshuffle
+from snaprt.snapshot.format import arrays, places, schema, seeded, store
 
-_ZIP_END = b"PK\x05\x06"
 _LONGEST_HEADER = 4096  # bytes of a .npy header; numpy's own are 128 for any shape we write
-_PIECE = 8 << 20
 _MOST_PER_BYTE = {"none": 1, "zstd": 1 << 16, "zstd-shuffled": 1 << 16}
 """Raw bytes that one stored byte can stand for; zstd's densest block: 128 KiB in 4 bytes."""
 _RECORD_AGAIN = "the file cannot be used; record the execution again"
@@ -62,11 +58,6 @@ def _sibling(path: Path, role: schema.Role, other: schema.Role) -> Path | None:
     return sibling if places.exists(sibling) else None
 
 
-def is_snapshot(start: bytes) -> bool:
-    """Return whether a file that begins with these bytes (80 or more) claims to be a snapshot."""
-    return start.startswith(places.ZIP_START) and start[places.MARK_AT :].startswith(schema.MARK)
-
-
 class SnapshotFile:
     """A snapshot file whose manifest has been verified. It holds no file open.
 
@@ -78,8 +69,8 @@ class SnapshotFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._reading() as file:
-            self._members = _directory(file, path)
-            self.manifest = self._read_manifest(file)
+            comment, self._members = self._directory(file)
+            self.manifest = self._read_manifest(file, comment)
         self._arrays = {record.name: record for record in self.manifest.arrays}
 
     @property
@@ -130,12 +121,15 @@ class SnapshotFile:
         """
         record = self.record(name)
         what = f"array {name}"
-        _check_record(self.path, record)
+        self._check_record(record)
         if record.seeded:
             return self._draw(record)
         with self._reading(what, self._stored_path(record)) as file:
-            source = self._array_stream(file, record, what)
-            _check_size(record, record.raw_bytes)
+            if record.in_store:
+                source = _decompressed(file, 0, file.seek(0, os.SEEK_END), record, what)
+            else:
+                source = self._member_stream(file, record, what)
+            _check_size(record)
             _read_npy_header(source, record)
             try:
                 stored = np.empty(record.stored_shape, np.dtype(record.stored_dtype))
@@ -143,14 +137,50 @@ class SnapshotFile:
                 raise SnapshotError(
                     f"{what} of {self.path}: out of memory: needs {record.raw_bytes:,} bytes"
                 ) from error
+            digest = blake3.blake3()
             itemsize = stored.itemsize if record.compression == "zstd-shuffled" else 1
-            digest = _read_into(source, stored.reshape(-1).view(np.uint8).data, itemsize)
-            if digest != record.digest:
+            arrays.read_into(source, arrays.bytes_of(stored), itemsize, digest)
+            if digest.hexdigest() != record.digest:
                 raise ValueError("its digest does not match")
-            return stored if record.key_impl else from_storage(stored, record.dtype)
+            return stored if record.key_impl else arrays.from_storage(stored, record.dtype)
+
+    def stored_files(self) -> Mapping[str, Path]:
+        """Return where the arrays lie that are kept in the store, by the names of their members.
+
+        Raises:
+            SnapshotError: One is not there.
+        """
+        paths: dict[str, Path] = {}
+        for record in self.manifest.arrays:
+            path = self._stored_path(record)
+            if path is not None:
+                with self._reading(f"array {record.name}", path):
+                    paths[record.member] = path
+        return paths
+
+    def check(self) -> None:
+        """Read all that is in the file itself: the module, and arrays that the store does not have.
+
+        Raises:
+            SnapshotError: Something is damaged.
+        """
+        _ = self.module
+        for record in self.manifest.arrays:
+            if not record.in_store and not record.seeded:
+                self.array(record.name)
+
+    def check_stored(self, member: str) -> None:
+        """Read the arrays that are kept in one file of the store.
+
+        Raises:
+            SnapshotError: One is damaged.
+        """
+        for record in self.manifest.arrays:
+            if record.in_store and record.member == member:
+                self.array(record.name)
 
     @contextmanager
-    def _reading(self, what: str = "it", stored: Path | None = None) -> Iterator[BinaryIO]:
+    def _reading(self, what: str = "", stored: Path | None = None) -> Iterator[BinaryIO]:
         """Open the file, or a stored array; whatever goes wrong becomes a SnapshotError."""
         try:
             with places.open_bytes(stored or self.path) as file:
@@ -176,78 +206,42 @@ class SnapshotFile:
                 f"cannot read {stored or self.path}: {error.strerror or error}"
             ) from error
         except Exception as error:  # the many ways in which zipfile, zstd and numpy refuse bytes
-            subject = "" if what == "it" else f"{what}: "
+            subject = f"{what}: " if what else ""
             subject += f"{stored}, in which it is kept: " if stored else ""
-            raise SnapshotError(
-                f"{self.path} is damaged: {subject}{str(error) or type(error).__name__}",
-                hint="remove the stored array, and record the execution again"
-                if stored
-                else _RECORD_AGAIN,
+            raise self._damaged(
+                f"{subject}{str(error) or type(error).__name__}",
+                "remove the stored array, and record the execution again" if stored else "",
             ) from error
 
-    def _draw(self, record: schema.ArrayRecord) -> np.ndarray:
+    def _damaged(self, why: str, hint: str = "") -> SnapshotError:
+        return SnapshotError(f"{self.path} is damaged: {why}", hint=hint or _RECORD_AGAIN)
+
+    def _directory(self, file: BinaryIO) -> tuple[bytes, Mapping[str, zipfile.ZipInfo]]:
+        """Return the zip's comment, and where each member lies."""
+        start = file.read(80)
+        if not places.is_snapshot(start):
+            what = "is empty" if not start else "is not a snaprt snapshot"
+            raise SnapshotError(
+                f"{self.path} {what}",
+                hint="snapshots end in .snap; `snaprt inspect FILE` tells other files",
+            )
         try:
-            return seeded.draw(record)
-        except (KeyError, ValueError, OverflowError) as error:
+            return places.directory(file)
+        except zipfile.BadZipFile as error:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - (1 << 16)))
+            if places.ZIP_END in file.read():
+                raise
             raise SnapshotError(
-                f"{self.path} is damaged: nothing can be drawn from what it says of array "
-                f"{record.name}: {error}",
-                hint="pack it again where it was recorded",
+                f"{self.path} was cut short: it ends after {size:,} bytes without the zip "
+                "directory",
+                hint="copy it again from where it was recorded",
             ) from error
 
-    def stored_files(self) -> Mapping[str, Path]:
-        """Return where the arrays lie that are kept in the store, by the names of their members.
-
-        Raises:
-            SnapshotError: One is not there.
-        """
-        found: dict[str, Path] = {}
-        for record in self.manifest.arrays:
-            path = self._stored_path(record)
-            if path is not None:
-                with self._reading(f"array {record.name}", path):
-                    found[record.member] = path
-        return found
-
-    def check(self) -> None:
-        """Read all that is in the file itself: the module, and arrays that the store does not have.
-
-        Raises:
-            SnapshotError: Something is damaged.
-        """
-        _ = self.module
-        for record in self.manifest.arrays:
-            if not record.in_store and not record.seeded:
-                self.array(record.name)
-
-    def check_stored(self, member: str) -> None:
-        """Read the arrays that are kept in one file of the store.
-
-        Raises:
-            SnapshotError: One is damaged.
-        """
-        for record in self.manifest.arrays:
-            if record.in_store and record.member == member:
-                self.array(record.name)
-
-    def _stored_path(self, record: schema.ArrayRecord) -> Path | None:
-        """Return where the store keeps an array; None for one that lies in the file."""
-        if not record.in_store:
-            return None
-        if not store.MEMBER.fullmatch(record.member):
-            raise SnapshotError(
-                f"{self.path} is damaged: it looks for an array in {record.member!r:.200}",
-                hint=_RECORD_AGAIN,
-            )
-        return self.path.parent / record.member
-
-    def _read_manifest(self, file: BinaryIO) -> schema.Manifest:
-        parsed = schema.parse_comment(self._members.comment)
+    def _read_manifest(self, file: BinaryIO, comment: bytes) -> schema.Manifest:
+        parsed = schema.parse_comment(comment)
         if parsed is None:
-            raise SnapshotError(
-                f"{self.path} is damaged: the zip comment that holds the format's version is bad",
-                hint=_RECORD_AGAIN,
-            )
+            raise self._damaged("the zip comment that holds the format's version is bad")
         version, digest = parsed
         if version > schema.FORMAT_MAJOR:
             raise SnapshotError(
@@ -255,18 +249,15 @@ class SnapshotFile:
                 f"this one reads up to {schema.FORMAT_MAJOR}",
                 hint="pip install --upgrade snaprt",
             )
-        offset, length = self._members.locate(file, schema.MANIFEST_MEMBER)
+        offset, length = places.locate(file, self._members, schema.MANIFEST_MEMBER)
         file.seek(offset)
-        text = file.read(length)
-        if blake3.blake3(text).hexdigest() != digest:
-            raise ValueError("the manifest's digest does not match")
-        return manifest_json.from_json(text)
+        return _checked_manifest(file.read(length), digest)
 
     def _read_module(self, file: BinaryIO, name: str) -> bytes:
         record = self.manifest.module[name]
-        _check_size(record, record.raw_bytes)
+        _check_size(record)
         source = self._member_stream(file, record, record.member)
-        content = _read_exactly(source, record.raw_bytes)
+        content = arrays.read_exactly(source, record.raw_bytes)
         if blake3.blake3(content).hexdigest() != record.digest:
             raise ValueError(f"the digest of {record.member} does not match")
         return content
@@ -274,13 +265,42 @@ class SnapshotFile:
     def _member_stream(
         self, file: BinaryIO, record: schema.ArrayRecord | schema.MemberRecord, what: str
     ) -> BinaryIO:
-        offset, length = self._members.locate(file, record.member)
+        offset, length = places.locate(file, self._members, record.member)
         return _decompressed(file, offset, length, record, what)
 
-    def _array_stream(self, file: BinaryIO, record: schema.ArrayRecord, what: str) -> BinaryIO:
+    def _stored_path(self, record: schema.ArrayRecord) -> Path | None:
+        """Return where the store keeps an array; None for one that lies in the file."""
         if not record.in_store:
-            return self._member_stream(file, record, what)
-        return _decompressed(file, 0, file.seek(0, os.SEEK_END), record, what)
+            return None
+        if not store.MEMBER.fullmatch(record.member):
+            raise self._damaged(f"it looks for an array in {record.member!r:.200}")
+        return self.path.parent / record.member
+
+    def _check_record(self, record: schema.ArrayRecord) -> None:
+        """Check that a record fits together before memory is taken on its word."""
+        expected = np.dtype(np.uint32)
+        if not record.key_impl:
+            expected = arrays.storage_dtype(record.dtype)
+        stored = record.stored_dtype == expected.newbyteorder("<").str
+        size = math.prod(record.stored_shape) * expected.itemsize == record.raw_bytes
+        shape = record.key_impl or record.shape == record.stored_shape
+        if not (stored and size and shape):
+            raise self._damaged(f"what the manifest says of array {record.name} contradicts itself")
+
+    def _draw(self, record: schema.ArrayRecord) -> np.ndarray:
+        try:
+            return seeded.draw(record)
+        except (KeyError, ValueError, OverflowError) as error:
+            raise self._damaged(
+                f"nothing can be drawn from what it says of array {record.name}: {error}",
+                "pack it again where it was recorded",
+            ) from error
+
+
+def _checked_manifest(text: bytes, digest: str) -> schema.Manifest:
+    if blake3.blake3(text).hexdigest() != digest:
+        raise ValueError("the manifest's digest does not match")
+    return schema.from_json(text)
 
 
 def _decompressed(
@@ -300,66 +320,18 @@ def _decompressed(
     return zstandard.ZstdDecompressor().stream_reader(file, read_size=min(length, 1 << 20) or 1)
 
 
-class _Directory:
-    """The zip's central directory: where each member lies."""
-
-    def __init__(self, comment: bytes, members: Mapping[str, zipfile.ZipInfo]) -> None:
-        self.comment = comment
-        self._members = members
-
-    def locate(self, file: BinaryIO, name: str) -> tuple[int, int]:
-        """Return offset and length in bytes of a member's content, which is stored as it is."""
-        if name not in self._members:
-            raise ValueError(f"the member {name} is missing")
-        return places.locate(file, self._members, name)
-
-
-def _directory(file: BinaryIO, path: Path) -> _Directory:
-    start = file.read(places.MARK_AT + len(schema.MARK))
-    if not is_snapshot(start):
-        what = "is empty" if not start else "is not a snaprt snapshot"
-        raise SnapshotError(
-            f"{path} {what}", hint="snapshots end in .snap; `snaprt inspect FILE` tells other files"
-        )
-    try:
-        archive = zipfile.ZipFile(file)
-    except zipfile.BadZipFile as error:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - (1 << 16)))
-        if _ZIP_END in file.read():
-            raise
-        raise SnapshotError(
-            f"{path} was cut short: it ends after {size:,} bytes without the zip directory",
-            hint="copy it again from where it was recorded",
-        ) from error
-    return _Directory(archive.comment, {info.filename: info for info in archive.infolist()})
-
-
-def _check_record(path: Path, record: schema.ArrayRecord) -> None:
-    """Check that a record fits together before memory is taken on its word."""
-    expected = np.dtype(np.uint32) if record.key_impl else storage_dtype(record.dtype)
-    stored = record.stored_dtype == expected.newbyteorder("<").str
-    size = math.prod(record.stored_shape) * expected.itemsize == record.raw_bytes
-    shape = record.key_impl or record.shape == record.stored_shape
-    if not (stored and size and shape):
-        raise SnapshotError(
-            f"{path} is damaged: what the manifest says of array {record.name} contradicts itself",
-            hint=_RECORD_AGAIN,
-        )
-
-
-def _check_size(record: schema.ArrayRecord | schema.MemberRecord, size: int) -> None:
-    """Check that the member can hold ``size`` bytes before memory is taken for them."""
-    if size > record.stored_bytes * _MOST_PER_BYTE[record.compression]:
+def _check_size(record: schema.ArrayRecord | schema.MemberRecord) -> None:
+    """Check that the member can hold so many bytes before memory is taken for them."""
+    if record.raw_bytes > record.stored_bytes * _MOST_PER_BYTE[record.compression]:
         raise ValueError(f"{record.member} is too short for what it should hold")
 
 
 def _read_npy_header(source: BinaryIO, record: schema.ArrayRecord) -> None:
-    start = _read_exactly(source, 10)
+    start = arrays.read_exactly(source, 10)
     length = struct.unpack("<H", start[8:])[0]
     if length > _LONGEST_HEADER:
         raise ValueError("the .npy header is too long")
-    header = io.BytesIO(start + _read_exactly(source, length))
+    header = io.BytesIO(start + arrays.read_exactly(source, length))
     if np.lib.format.read_magic(header) != (1, 0):
         raise ValueError("the .npy header is of another version")
     shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(header)
@@ -367,38 +339,54 @@ def _read_npy_header(source: BinaryIO, record: schema.ArrayRecord) -> None:
         raise ValueError("the .npy header says something else than the manifest")
 
 
-def _read_exactly(source: BinaryIO, length: int) -> bytes:
-    content = source.read(length)
-    if len(content) != length:
-        raise ValueError("it ends too early")
-    return content
+_TAIL: Final = 32 << 10  # bytes: the manifest of a small program, and the directory behind it
+_END: Final = struct.Struct("<4s4H2LH")
+_ENTRY: Final = struct.Struct("<4s6H3L5H2L")
+_NAME: Final = schema.MANIFEST_MEMBER.encode()
 
 
-def _read_into(source: BinaryIO, target: memoryview, itemsize: int) -> str:
-    """Fill ``target`` from ``source`` and return the BLAKE3 of what was read, in hex.
+def read_manifest(path: Path) -> tuple[schema.Manifest, int]:
+    """Return a snapshot's manifest and the size of its file, for lists of thousands.
 
-    Args:
-        source: Gives the bytes, shuffled where ``itemsize`` is not 1.
-        target: Where they go, in their order.
-        itemsize: Of the numbers whose bytes are shuffled.
+    Opening a file with all its checks takes a millisecond. Here the manifest alone is read from the
+    file's end and compared with its digest; where anything is unusual, the file is opened as
+    everywhere else, and what is wrong with it is said there.
+
+    Raises:
+        SnapshotError: As `open_snapshot`.
     """
-    digest = blake3.blake3()
-    for start in range(0, len(target), _PIECE):
-        piece = target[start : start + _PIECE]
-        _fill(source, piece)
-        if itemsize > 1:
-            piece[:] = unshuffle(piece, itemsize)
-        digest.update(piece)
-    return digest.hexdigest()
+    try:
+        return _manifest_at_the_end(path)
+    except (OSError, ValueError, struct.error):
+        return open_snapshot(path).manifest, places.size(path)
 
 
-def _fill(source: BinaryIO, target: memoryview) -> None:
-    done = 0
-    while done < len(target):
-        count = source.readinto(target[done:])  # type: ignore[attr-defined]
-        if not count:
-            raise ValueError("it ends too early")
-        done += count
-
-
-assert _PIECE % BLOCK_BYTES == 0  # a piece is unshuffled as if it were all
+def _manifest_at_the_end(path: Path) -> tuple[schema.Manifest, int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        size = os.fstat(descriptor).st_size
+        start = max(0, size - _TAIL)
+        tail = os.pread(descriptor, _TAIL, start)
+        head = tail if not start else os.pread(descriptor, 80, 0)
+    finally:
+        os.close(descriptor)
+    at_end = tail.rindex(places.ZIP_END)
+    *_, length, offset, comment_length = _END.unpack_from(tail, at_end)
+    comment = tail[at_end + _END.size :]
+    parsed = schema.parse_comment(comment)
+    at_entry = tail.rindex(_NAME, max(0, offset - start), at_end) - _ENTRY.size
+    fields = _ENTRY.unpack_from(tail, max(0, at_entry))
+    content, name_length, header = fields[9], fields[10], fields[16] - start
+    if (
+        not places.is_snapshot(head)
+        or len(comment) != comment_length
+        or offset + length != start + at_end
+        or parsed is None
+        or parsed[0] > schema.FORMAT_MAJOR
+        or at_entry < 0
+        or header < 0
+        or name_length != len(_NAME)
+    ):
+        raise ValueError("not as usual")
+    begin = header + 30 + sum(struct.unpack_from("<HH", tail, header + 26))
+    return _checked_manifest(tail[begin : begin + content], parsed[1]), size

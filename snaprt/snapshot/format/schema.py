@@ -1,4 +1,4 @@
-"""What is in a snapshot file: names, versions and records; it must not know how files are accessed.
+"""What a snapshot file holds, declared once: the manifest's records, what is to be written, names.
 
 ``docs/snapshot-format.md`` describes the same byte by byte, for people without this package.
 """
@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+
+from snaprt.graph.artifacts import Proof
 
 FORMAT_NAME = "snaprt-snapshot"
 FORMAT_MAJOR = 2
@@ -34,129 +37,94 @@ MODULE_MEMBERS = {
 
 PLAIN_COMPRESSIONS = ("none", "zstd")
 COMPRESSIONS = (*PLAIN_COMPRESSIONS, "zstd-shuffled")
-"""How an array is compressed; the last one: one zstd frame of what ``shuffle.py`` makes of it."""
+"""How an array is compressed; the last one: one zstd frame of its shuffled bytes (`arrays.py`)."""
 
 Role = Literal["inputs", "outputs"]
 ROLES: tuple[Role, ...] = ("inputs", "outputs")
 SUFFIXES: dict[Role, str] = {"inputs": ".inputs.snap", "outputs": ".outputs.snap"}
+
+Index = tuple[tuple[int, int], ...]
+"""Where a part of an array begins and ends in each dimension of the whole."""
 
 _LONGEST_NAME = 120  # of a graph, in a file name: file systems allow 255 bytes for all of it
 
 
 @dataclass(frozen=True)
 class ModuleBytes:
-    """What XLA was given: the module twice over, and its options.
+    """What XLA was given."""
 
-    Attributes:
-        stablehlo: A portable artifact (versioned StableHLO bytecode, with locations).
-        hlo: A serialized, unoptimized ``xla.HloModuleProto``.
-        compile_options: A serialized ``xla.CompileOptionsProto``.
-    """
-
-    stablehlo: bytes
-    hlo: bytes
-    compile_options: bytes
+    stablehlo: bytes  # a portable artifact (versioned StableHLO bytecode, with locations)
+    hlo: bytes  # a serialized, unoptimized `xla.HloModuleProto`
+    compile_options: bytes  # a serialized `xla.CompileOptionsProto`
 
 
 @dataclass(frozen=True)
 class MemberRecord:
-    """One member of the module as the manifest lists it; the digest is of the raw bytes."""
+    """One member of the module as the manifest lists it."""
 
     member: str
     compression: str
     stored_bytes: int
     raw_bytes: int
-    digest: str
+    digest: str  # BLAKE3 of the raw bytes
 
 
-@dataclass(frozen=True)
-class ArrayRecord:
-    """One array as the manifest lists it.
+@dataclass(frozen=True, kw_only=True)
+class ArrayTraits:
+    """What is known of an array before it is written, and stays so."""
 
-    Attributes:
-        name: Unique in the file.
-        shape: Of this device's part; for PRNG keys, of the key array.
-        dtype: The true dtype's name, as in ``bfloat16``; for PRNG keys as in ``key<fry>``.
-        weak_type: Whether JAX held it as weakly typed.
-        member: The zip member that holds the ``.npy``.
-        compression: One of ``COMPRESSIONS``.
-        stored_dtype: Dtype in the ``.npy``, as ``numpy.dtype.str`` prints it.
-        stored_shape: Shape in the ``.npy``; other than ``shape`` for PRNG keys alone.
-        stored_bytes: Length of the member.
-        raw_bytes: Length of the array, without the ``.npy`` header.
-        digest: BLAKE3 of the array's bytes: C order, little-endian, without the header.
-        key_impl: The PRNG's name for ``jax.random.wrap_key_data``; empty for other arrays.
-        sharding: The whole array's sharding, as JAX prints it.
-        global_shape: Shape of the whole array over all devices.
-        in_store: Whether ``member`` is a file of the store beside the snapshot, not a zip member.
-        seeded: Where the values were left out, that from which they are drawn: see ``seeded.py``.
-            Such a record has no member, and no digest.
-        sharding_number: Place of the whole array's sharding in ``Manifest.shardings``; -1: none.
-        index: For each dimension of the whole array, where this part begins and ends in it; None
-            where nobody noted it.
-    """
+    weak_type: bool = False  # whether JAX held it as weakly typed
+    key_impl: str = ""  # the PRNG's name for `jax.random.wrap_key_data`; empty for other arrays
+    sharding: str = ""  # the whole array's, as JAX prints it
+    global_shape: tuple[int, ...] = ()  # of the whole array over all devices
+    sharding_number: int = -1  # place of the sharding in `Manifest.shardings`; -1: none
+    index: Index | None = None  # which part of the whole it is; None where nobody noted it
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    weak_type: bool
-    member: str
-    compression: str
-    stored_dtype: str
-    stored_shape: tuple[int, ...]
-    stored_bytes: int
-    raw_bytes: int
-    digest: str
-    key_impl: str
-    sharding: str
-    global_shape: tuple[int, ...]
-    in_store: bool = False
+    def traits(self) -> dict[str, Any]:
+        """Return these fields alone, by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(ArrayTraits)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayRecord(ArrayTraits):
+    """One array as the manifest lists it."""
+
+    name: str  # unique in the file
+    shape: tuple[int, ...]  # of this device's part; for PRNG keys, of the key array
+    dtype: str  # the true dtype, as in `bfloat16`; for PRNG keys as in `key<fry>`
+    member: str  # the zip member that holds the `.npy`
+    compression: str  # one of `COMPRESSIONS`
+    stored_dtype: str  # in the `.npy`, as `numpy.dtype.str` prints it
+    stored_shape: tuple[int, ...]  # in the `.npy`; other than `shape` for PRNG keys alone
+    stored_bytes: int  # length of the member
+    raw_bytes: int  # length of the array, without the `.npy` header
+    digest: str  # BLAKE3 of the array's bytes: C order, little-endian, without the header
+    in_store: bool = False  # whether `member` is a file of the store beside the snapshot
+    # Where the values were left out, that from which they are drawn: see `seeded.py`. Such a record
+    # has no member and no digest.
     seeded: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    sharding_number: int = -1
-    index: tuple[tuple[int, int], ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no array has."""
+        edges = [edge for edges in self.index or () for edge in edges]
+        if any(size < 0 for size in (*self.shape, *self.stored_shape, *self.global_shape, *edges)):
+            raise ValueError(f"a size of array {self.name} is negative")
 
 
 @dataclass(frozen=True)
 class ShardingRecord:
-    """How an array is spread over devices.
+    """How an array is spread over devices; from `axis_names` on of named shardings alone."""
 
-    Attributes:
-        kind: The class of JAX's sharding, as in ``NamedSharding``.
-        devices: The ids of its devices, in its own order.
-        memory_kind: The memory it lies in, as JAX calls it.
-        hlo: The same sharding as XLA writes it in HLO; for every kind.
-        axis_names: Of the mesh; this and what follows of named shardings alone.
-        axis_sizes: Of the mesh, whose devices are ``devices`` in C order.
-        axis_types: ``Auto``, ``Explicit`` or ``Manual``.
-        spec: For each dimension, the mesh axes it is split over, the slowest first; dimensions
-            that are left out at the end are not split.
-    """
-
-    kind: str
-    devices: tuple[int, ...]
-    memory_kind: str = ""
-    hlo: str = ""
-    axis_names: tuple[str, ...] = ()
-    axis_sizes: tuple[int, ...] = ()
-    axis_types: tuple[str, ...] = ()
+    kind: str  # the class of JAX's sharding, as in `NamedSharding`
+    devices: tuple[int, ...]  # the ids, in its own order
+    memory_kind: str = ""  # the memory it lies in, as JAX calls it
+    hlo: str = ""  # the same sharding as XLA writes it in HLO; for every kind
+    axis_names: tuple[str, ...] = ()  # of the mesh
+    axis_sizes: tuple[int, ...] = ()  # of the mesh, whose devices are `devices` in C order
+    axis_types: tuple[str, ...] = ()  # `Auto`, `Explicit` or `Manual`
+    # For each dimension, the mesh axes it is split over, the slowest first; dimensions that are
+    # left out at the end are not split.
     spec: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True)
-class ProofRecord:
-    """What tells which executable ran.
-
-    Attributes:
-        fingerprint: XLA's own of the executable. It differs between one that was compiled and the
-            same loaded from a cache.
-        optimised_hlo: BLAKE3, in hex, of the optimized module as HLO text with canonical names and
-            without source locations; empty where the platform keeps it to itself.
-        aliases: ``result <- parameter`` for each result that takes a parameter's memory.
-    """
-
-    fingerprint: str = ""
-    optimised_hlo: str = ""
-    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,35 +132,22 @@ class TraceErrorRecord:
     """An error that was raised while a graph was being recorded.
 
     The file's module is the graph so far, its arrays are that graph's inputs.
-
-    Attributes:
-        kind: The error's class, with its module, as in ``builtins.TypeError``.
-        message: What it says.
-        stack: ``file:line (function)`` of the user's frames, outermost first.
-        x64: Whether 64-bit types were enabled.
-        pending: How many operations the graph had.
-        left_out: How many of them the file's module does not have.
-        primitive: The name of the JAX primitive that failed; empty where none did.
-        module: The Python module that defines how the primitive is lowered.
-        operands: Its operands' abstract values: ``shape``, ``dtype``, ``weak_type``, ``text``.
-        params: Its parameters by name, as ``parameters.py`` writes them.
-        function: Where no primitive failed, the public function of JAX's that raised the error, as
-            in ``jax.numpy.where``; ``params`` are then its arguments.
-        unencodable: What of operands and parameters could not be written.
     """
 
-    kind: str
+    kind: str  # the error's class, with its module, as in `builtins.TypeError`
     message: str
-    stack: tuple[str, ...]
-    x64: bool = False
-    pending: int = 0
-    left_out: int = 0
-    primitive: str = ""
-    module: str = ""
-    operands: tuple[Mapping[str, Any], ...] = ()
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    stack: tuple[str, ...]  # `file:line (function)` of the user's frames, outermost first
+    x64: bool = False  # whether 64-bit types were enabled
+    pending: int = 0  # how many operations the graph had
+    left_out: int = 0  # how many of them the file's module does not have
+    primitive: str = ""  # the JAX primitive that failed; empty where none did
+    module: str = ""  # the Python module that defines how the primitive is lowered
+    operands: tuple[Mapping[str, Any], ...] = ()  # `shape`, `dtype`, `weak_type`, `text` of each
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # as `trace_errors` writes
+    # Where no primitive failed, the public function of JAX's that raised the error, as in
+    # `jax.numpy.where`; `params` are then its arguments.
     function: str = ""
-    unencodable: tuple[str, ...] = ()
+    unencodable: tuple[str, ...] = ()  # what of operands and parameters could not be written
 
 
 @dataclass(frozen=True)
@@ -207,65 +162,35 @@ class DeviceRecord:
 
 @dataclass(frozen=True)
 class Execution:
-    """Which execution was recorded, and what surrounded it.
+    """Which execution was recorded, and what surrounded it."""
 
-    Attributes:
-        role: ``inputs`` or ``outputs``: which arrays of the execution the file holds.
-        name: The graph's name, not yet cut down to what file systems allow.
-        graph_id: 16 hex digits that are the same for the same graph.
-        process: ``jax.process_index()``.
-        executable: Number of the executable in its process, from 0.
-        device_index: Place of the file's device among the executable's addressable devices.
-        execution_count: How many executions of this executable on this device came before it.
-        step: How many steps came before it; -1 where nobody counts them.
-        time: Seconds since 1970 when the execution began.
-        device: The device whose arrays these are.
-        devices: All devices of the program, in its own order.
-        platform_version: The backend's own words about its version.
-        versions: Package to version: snaprt, jax, jaxlib, numpy, ml_dtypes, python.
-        xla_flags: ``XLA_FLAGS`` at the time.
-        environment: The environment variables that steer JAX and XLA.
-        jax_config: The values of JAX's settings that change what a program computes.
-        input_names: Names of all the inputs, in the order the module takes them.
-        output_names: Names of all the outputs, in the order the module returns them.
-        donated: Numbers of the inputs whose memory the execution may reuse.
-        source_locations: ``file:line (function)`` of the lines that made the module.
-        redacted: What was taken out before the file was shared: ``values``, ``names``, ``paths``.
-        driver: The device's driver, where it has one.
-        processor: The machine's processor, where the device is one.
-        run: 8 hex digits that tell this process from all others that write into the folder.
-        rank: Which of the processes of a job it is, as RANK says, or as ``process``.
-        reason: The condition that held, as the user wrote it; or ``error``, ``keep-last``.
-        error: What the execution, or the program after it, failed with, and its traceback.
-    """
-
-    role: Role
-    name: str
-    graph_id: str
-    process: int
-    executable: int
-    device_index: int
-    execution_count: int
-    step: int
-    time: float
-    device: DeviceRecord
-    devices: tuple[DeviceRecord, ...]
-    platform_version: str
-    versions: Mapping[str, str]
-    xla_flags: str
-    environment: Mapping[str, str]
-    jax_config: Mapping[str, str]
-    input_names: tuple[str, ...]
-    output_names: tuple[str, ...]
-    donated: tuple[int, ...]
-    source_locations: tuple[str, ...]
-    redacted: tuple[str, ...] = ()
-    driver: str = ""
-    processor: str = ""
-    run: str = ""
-    rank: int = 0
-    reason: str = ""
-    error: str = ""
+    role: Role  # which arrays of the execution the file holds
+    name: str  # the graph's name, not yet cut down to what file systems allow
+    graph_id: str  # 16 hex digits that are the same for the same graph
+    process: int  # `jax.process_index()`
+    executable: int  # number of the executable in its process, from 0
+    device_index: int  # place of the device among the executable's addressable devices
+    execution_count: int  # how many executions of this executable on this device came before
+    step: int  # how many steps came before; -1 where nobody counts them
+    time: float  # seconds since 1970 when the execution began
+    device: DeviceRecord  # whose arrays these are
+    devices: tuple[DeviceRecord, ...]  # of the program, in its own order
+    platform_version: str  # the backend's own words about its version
+    versions: Mapping[str, str]  # package to version: snaprt, jax, jaxlib, numpy, python ...
+    xla_flags: str  # `XLA_FLAGS` at the time
+    environment: Mapping[str, str]  # the environment variables that steer JAX and XLA
+    jax_config: Mapping[str, str]  # JAX's settings that change what a program computes
+    input_names: tuple[str, ...]  # of all inputs, in the order the module takes them
+    output_names: tuple[str, ...]  # of all outputs, in the order the module returns them
+    donated: tuple[int, ...]  # numbers of the inputs whose memory the execution may reuse
+    source_locations: tuple[str, ...]  # `file:line (function)` of what made the module
+    redacted: tuple[str, ...] = ()  # what was taken out before the file was shared
+    driver: str = ""  # the device's, where it has one
+    processor: str = ""  # the machine's, where the device is one
+    run: str = ""  # 8 hex digits that tell this process from others that write into the folder
+    rank: int = 0  # which of the processes of a job, as RANK says, or as `process`
+    reason: str = ""  # the condition that held, as the user wrote it; or `error`, `keep-last`
+    error: str = ""  # what the execution, or the program after it, failed with, and its traceback
 
 
 @dataclass(frozen=True)
@@ -276,62 +201,61 @@ class Manifest:
     module: Mapping[str, MemberRecord]
     arrays: tuple[ArrayRecord, ...]
     shardings: tuple[ShardingRecord, ...] = ()
-    proof: ProofRecord = ProofRecord()
+    proof: Proof = dataclasses.field(default_factory=Proof)
     trace_error: TraceErrorRecord | None = None
 
 
 @dataclass(frozen=True)
-class ArrayContent:
-    """An array to be written.
-
-    Attributes:
-        name: Unique in the file.
-        fetch: Returns the values; called once, when the array's turn has come, so that one array
-            at a time is in host memory.
-        nbytes: About how many bytes it will return.
-        weak_type: Whether JAX holds it as weakly typed.
-        key_dtype: As in ``key<fry>``, where ``fetch`` returns the data of PRNG keys; else empty.
-        key_impl: The PRNG's name; empty where ``key_dtype`` is.
-        sharding: The whole array's sharding, as JAX prints it.
-        global_shape: Shape of the whole array; None where it is the array's own.
-        identity: An object that never changes and which part of it is taken; who has seen both
-            knows the values. None for what may change.
-        sharding_number: As in ``ArrayRecord``, into ``Contents.shardings``.
-        index: As in ``ArrayRecord``.
-    """
+class ArrayContent(ArrayTraits):
+    """An array to be written."""
 
     name: str
+    # Returns the values; called once, when the array's turn has come, so that one array at a time
+    # is in host memory.
     fetch: Callable[[], np.ndarray]
-    nbytes: int
-    weak_type: bool = False
-    key_dtype: str = ""
-    key_impl: str = ""
-    sharding: str = ""
-    global_shape: tuple[int, ...] | None = None
+    nbytes: int  # about how many bytes it will return
+    key_dtype: str = ""  # as in `key<fry>`, where `fetch` returns the data of PRNG keys
+    # An object that never changes and which part of it is taken; who has seen both knows the
+    # values. None for what may change.
     identity: tuple[object, Hashable] | None = None
-    sharding_number: int = -1
-    index: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True)
 class Contents:
-    """All that goes into one snapshot file.
-
-    Attributes:
-        execution: Which execution it is of.
-        module: What ran.
-        arrays: Those to write; a record stands for one of which nothing is to be written.
-        shardings: What the arrays' ``sharding_number`` counts.
-        proof: What tells which executable ran.
-        trace_error: The error that ended the recording of the graph, if one did.
-    """
+    """All that goes into one snapshot file."""
 
     execution: Execution
     module: ModuleBytes
-    arrays: Sequence[ArrayContent | ArrayRecord]
+    arrays: Sequence[ArrayContent | ArrayRecord]  # a record: nothing is to be written of it
     shardings: tuple[ShardingRecord, ...] = ()
-    proof: ProofRecord = ProofRecord()
+    proof: Proof = dataclasses.field(default_factory=Proof)
     trace_error: TraceErrorRecord | None = None
+
+
+def to_json(manifest: Manifest) -> bytes:
+    """Serialize a manifest as UTF-8 JSON."""
+    body = {
+        "format": FORMAT_NAME,
+        "version": [major_version(manifest.arrays), FORMAT_MINOR],
+        **vars(manifest),
+    }
+    # Without indentation, and with the parts of it as they are, Python encodes it in C. Words that
+    # are no Unicode, as in the environment, stay as they are, which stricter encoders refuse.
+    return json.dumps(body, ensure_ascii=False, default=vars).encode("utf-8", "backslashreplace")
+
+
+def from_json(text: bytes) -> Manifest:
+    """Parse a manifest and check each value; keys of a newer minor version are ignored.
+
+    Raises:
+        ValueError: It is not JSON, a key is missing or has a value of another kind.
+    """
+    import msgspec  # takes 2 ms, and a program that records needs none of it
+
+    try:
+        return msgspec.convert(json.loads(text), Manifest)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ValueError(f"its manifest: {error}") from error
 
 
 def file_name(execution: Execution) -> str:
@@ -349,8 +273,8 @@ def file_name(execution: Execution) -> str:
 def major_version(arrays: Iterable[ArrayRecord]) -> int:
     """Return the oldest format whose readers understand a file with these arrays."""
     is_plain = all(
-        not one.in_store and not one.seeded and one.compression in PLAIN_COMPRESSIONS
-        for one in arrays
+        not array.in_store and not array.seeded and array.compression in PLAIN_COMPRESSIONS
+        for array in arrays
     )
     return PLAIN_MAJOR if is_plain else FORMAT_MAJOR
 
@@ -363,5 +287,5 @@ def comment(manifest: Manifest, manifest_digest: str) -> bytes:
 
 def parse_comment(text: bytes) -> tuple[int, str] | None:
     """Return the major version and the manifest's digest; None where it is not ours."""
-    found = re.match(rb"%s (\d{1,6})\.\d+(?: blake3:([0-9a-f]{64}))?" % FORMAT_NAME.encode(), text)
-    return (int(found[1]), (found[2] or b"").decode()) if found else None
+    match = re.match(rb"%s (\d{1,6})\.\d+(?: blake3:([0-9a-f]{64}))?" % FORMAT_NAME.encode(), text)
+    return (int(match[1]), (match[2] or b"").decode()) if match else None

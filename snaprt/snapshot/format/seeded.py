@@ -1,4 +1,4 @@
-"""Values drawn from a seed in place of those that were left out; it must not know files.
+"""Values drawn from a seed in place of those that were left out.
 
 What is kept of an array is its seed and these numbers, each a share of all elements or a statistic
 of those that are finite and not zero:
@@ -22,7 +22,7 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
-from snaprt.snapshot.format.dtypes import true_dtype
+from snaprt.snapshot.format.arrays import true_dtype
 from snaprt.snapshot.format.schema import ArrayRecord
 
 FEW: Final = 32

@@ -1,4 +1,4 @@
-"""Keeps arrays beside the snapshots under the digest of their bytes, each once; knows no JAX.
+"""Keeps arrays beside the snapshots under the digest of their bytes, each once.
 
 ``FOLDER/arrays/ab/abcd....npy`` is an array whose ``.npy`` has the BLAKE3 abcd...: what is there
 never changes, so that any number of processes may share it. A file appears whole or not at all.
@@ -22,9 +22,7 @@ import numpy as np
 import zstandard
 
 from snaprt import metrics, settings
-from snaprt.snapshot.format import encode, schema
-from snaprt.snapshot.format.dtypes import to_storage
-from snaprt.snapshot.format.encode import unshuffle
+from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.leftovers import WholeWrites, remove_leftovers, temporary_name
 
 _log = logging.getLogger("snaprt.snapshot")
@@ -40,11 +38,7 @@ MEMBER: Final = re.compile(
 
 
 class ArrayStore:
-    """The arrays that the snapshots of one folder share.
-
-    Args:
-        folder: Of the snapshots.
-    """
+    """The arrays that the snapshots of one folder share."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,7 +58,7 @@ class ArrayStore:
         record = self._seen_before(array)
         if record is None:
             fetched = np.asarray(array.fetch())
-            record = self._stored(array, fetched, to_storage(fetched))
+            record = self._stored(array, fetched, arrays.to_storage(fetched))
             self._remember(array, record)
         # The rest is the array's own; these two are its place in one file.
         return dataclasses.replace(record, name=array.name, sharding_number=array.sharding_number)
@@ -91,22 +85,23 @@ class ArrayStore:
     def _stored(
         self, array: schema.ArrayContent, fetched: np.ndarray, stored: np.ndarray
     ) -> schema.ArrayRecord:
-        address, digest = encode.digests(stored)
+        address, digest = arrays.digests(stored)
         describe = functools.partial(
-            encode.describe, array, fetched, stored, digest=digest, in_store=True
+            arrays.describe, array, fetched, stored, digest=digest, in_store=True
         )
         for compression in SUFFIXES:  # another version may have decided otherwise
             member = _member(address, compression)
             size = self._reuse(member)
-            if size is not None and not self._is_sound(member, address, stored, compression):
+            if size is None:
+                continue
+            if self._is_sound(member, address, stored, compression):
+                metrics.counter_add("SnapshotArrayReused")
+            else:
                 _log.warning("%s is damaged, and is written anew", self._folder / member)
                 metrics.counter_add("SnapshotArrayMended")
                 size = self._write(member, stored, compression, replace=True)
-                return describe(member=member, compression=compression, stored_bytes=size)
-            if size is not None:
-                metrics.counter_add("SnapshotArrayReused")
-                return describe(member=member, compression=compression, stored_bytes=size)
-        compression = encode.choose_compression(stored, encode.WRITTEN_ONCE)
+            return describe(member=member, compression=compression, stored_bytes=size)
+        compression = arrays.choose_compression(stored, arrays.WRITTEN_ONCE)
         member = _member(address, compression)
         size = self._write(member, stored, compression)
         return describe(member=member, compression=compression, stored_bytes=size)
@@ -141,7 +136,7 @@ class ArrayStore:
         temporary = self._folder / FOLDER / temporary_name(path.name)
         try:
             with WholeWrites(temporary) as file:
-                encode.put(file, stored, compression)
+                arrays.put(file, stored, compression)
                 os.fsync(file.fileno())
             if replace:
                 os.replace(temporary, path)
@@ -163,29 +158,17 @@ def _digest_in(file: BinaryIO, stored: np.ndarray, compression: str) -> str:
         ValueError: It is longer or shorter than that.
         zstandard.ZstdError: Nothing comes of the bytes.
     """
-    length = len(encode.npy_header(stored))
     source: Any = file
     if compression != "none":
         source = zstandard.ZstdDecompressor().stream_reader(file)
-    digest = blake3.blake3()
-    digest.update(_exactly(source, length))
-    left = stored.nbytes
-    while left:
-        piece = memoryview(_exactly(source, min(left, encode.PIECE)))
-        left -= len(piece)
-        if compression == "zstd-shuffled":
-            piece = unshuffle(piece, stored.itemsize)
-        digest.update(piece)
+    digest = blake3.blake3(arrays.read_exactly(source, len(arrays.npy_header(stored))))
+    itemsize = stored.itemsize if compression == "zstd-shuffled" else 1
+    buffer = memoryview(bytearray(min(arrays.PIECE, stored.nbytes)))
+    for start in range(0, stored.nbytes, arrays.PIECE):
+        arrays.read_into(source, buffer[: stored.nbytes - start], itemsize, digest)
     if source.read(1):
         raise ValueError("it is too long")
     return digest.hexdigest()
-
-
-def _exactly(source: Any, length: int) -> bytes:
-    content = source.read(length)
-    if len(content) != length:
-        raise ValueError("it ends too early")
-    return content
 
 
 def _member(address: str, compression: str) -> str:

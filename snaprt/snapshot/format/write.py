@@ -1,4 +1,4 @@
-"""Writes snapshot files, each whole or not at all; it must not know JAX or when to record.
+"""Writes snapshot files, each whole or not at all.
 
 A file grows under a temporary name beside its own, is forced to disk and renamed. Large arrays
 pass through in pieces: no second copy of one is made, and the disk works while checksums are made.
@@ -15,26 +15,28 @@ import shutil
 import time
 import zipfile
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Final
 
 import blake3
 import numpy as np
 import zstandard
 
 from snaprt.errors import SnapshotError
-from snaprt.snapshot.format import encode, manifest_json, schema
-from snaprt.snapshot.format.dtypes import to_storage
+from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.leftovers import WholeWrites, temporary_name
 from snaprt.snapshot.format.store import ArrayStore
 
-SMALL_FILE = 1 << 20
-"""Bytes up to which a snapshot is written at once, and left to the system to put on disk."""
+SMALL_FILE: Final = 1 << 20
+"""Bytes up to which a snapshot is written at once, and left to the system to put on disk.
 
-_WORTH = 0.75  # of the module: it is compressed where it shrinks to this share
-_EFFORT = 3
-_TOO_MUCH = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NAMES_A_FOLDER = "what is recorded goes where --dump or SNAPRT_DUMP_DIR says"
+Forcing takes milliseconds, and there may be thousands. Should the machine fail before the system
+has written one, it is empty or cut short, which whoever reads it is told.
+"""
+
+_WORTH: Final = 0.75  # of the module: it is compressed where it shrinks to this share
+_EFFORT: Final = 3
+_TOO_MUCH: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NAMES_A_FOLDER: Final = "what is recorded goes where --dump or SNAPRT_DUMP_DIR says"
 
 
 def write_snapshot(
@@ -63,7 +65,7 @@ def write_snapshot(
             path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as undo:
             undo.callback(temporary.unlink, missing_ok=True)
-            if _is_small(contents):
+            if _size(contents) <= SMALL_FILE:
                 whole = io.BytesIO()
                 manifest = _write_container(whole, contents, store)
                 temporary.write_bytes(whole.getbuffer())
@@ -82,74 +84,112 @@ def _refused(path: Path, contents: schema.Contents, error: OSError) -> SnapshotE
     told = f"cannot write {path}: {error.strerror or error}"
     if error.errno not in _TOO_MUCH:
         return SnapshotError(told, hint=f"another folder? {_NAMES_A_FOLDER}")
-    needed = _sizes(contents)
     try:
         free = f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
     except OSError:
         free = ""
     return SnapshotError(
-        f"{told}; it needs up to {needed:,} bytes{free}",
+        f"{told}; it needs up to {_size(contents):,} bytes{free}",
         hint=f"make room, or take another folder: {_NAMES_A_FOLDER}",
     )
 
 
-def _is_small(contents: schema.Contents) -> bool:
-    """Return whether a file is written at once, and not forced to disk.
-
-    Forcing takes milliseconds, and there may be thousands. Should the machine fail before the
-    system has written one, it is empty or cut short, which whoever reads it is told.
-    """
-    return _sizes(contents) <= SMALL_FILE
-
-
-def _sizes(contents: schema.Contents) -> int:
-    arrays = sum(one.nbytes for one in contents.arrays if isinstance(one, schema.ArrayContent))
-    return arrays + len(contents.module.stablehlo) + len(contents.module.hlo)
+def _size(contents: schema.Contents) -> int:
+    """Return about how many bytes a file takes."""
+    nbytes = (one.nbytes for one in contents.arrays if isinstance(one, schema.ArrayContent))
+    return sum(nbytes) + len(contents.module.stablehlo) + len(contents.module.hlo)
 
 
 def _write_container(
     file: WholeWrites | io.BytesIO, contents: schema.Contents, store: ArrayStore | None
 ) -> schema.Manifest:
-    when = contents.execution.time
-    with _Container(file, when) as container:
-        container.add_bytes(schema.MARK_MEMBER, schema.MARK)
-        module = {
-            attribute: container.add_compressed(member, getattr(contents.module, attribute))
-            for attribute, member in schema.MODULE_MEMBERS.items()
-        }
-        arrays = tuple(
-            _place_array(container, store, f"arrays/{index:04d}.npy", array)
-            for index, array in enumerate(contents.arrays)
-        )
+    """Write a zip whose members are stored as they are: what is compressed is so inside."""
+    archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+    with contextlib.ExitStack() as undo:
+        # Without this, what goes wrong below would be hidden by what `close` says of it.
+        undo.callback(_close_quietly, archive)
+        add = functools.partial(_add, archive, contents.execution.time)
+        add(schema.MARK_MEMBER, schema.MARK)
+        module = {}
+        for attribute, member in schema.MODULE_MEMBERS.items():
+            stored, module[attribute] = _compressed(member, getattr(contents.module, attribute))
+            add(module[attribute].member, stored)
+        records = []
+        for number, array in enumerate(contents.arrays):
+            if isinstance(array, schema.ArrayRecord):
+                records.append(array)
+            elif store is not None and array.nbytes >= arrays.SMALL:
+                records.append(store.put(array))
+            else:
+                when = contents.execution.time
+                records.append(_add_array(archive, file, when, f"arrays/{number:04d}.npy", array))
         manifest = schema.Manifest(
             contents.execution,
             module,
-            arrays,
+            tuple(records),
             contents.shardings,
             contents.proof,
             contents.trace_error,
         )
-        text = manifest_json.to_json(manifest)
-        container.add_bytes(schema.MANIFEST_MEMBER, text)
-        container.zip.comment = schema.comment(manifest, blake3.blake3(text).hexdigest())
+        text = schema.to_json(manifest)
+        add(schema.MANIFEST_MEMBER, text)
+        archive.comment = schema.comment(manifest, blake3.blake3(text).hexdigest())
+        undo.pop_all()
+    archive.close()
     return manifest
 
 
-def _place_array(
-    container: _Container,
-    store: ArrayStore | None,
+def _close_quietly(archive: zipfile.ZipFile) -> None:
+    with contextlib.suppress(Exception):
+        archive.close()
+
+
+def _info(member: str, when: float) -> zipfile.ZipInfo:
+    when = min(max(when, 315532800), 4354819198)  # what zip can say
+    info = zipfile.ZipInfo(member, date_time=time.gmtime(when)[:6])
+    info.external_attr = 0o644 << 16
+    return info
+
+
+def _add(archive: zipfile.ZipFile, when: float, member: str, content: bytes) -> None:
+    archive.writestr(_info(member, when), content)
+
+
+def _add_array(
+    archive: zipfile.ZipFile,
+    file: WholeWrites | io.BytesIO,
+    when: float,
     member: str,
-    array: schema.ArrayContent | schema.ArrayRecord,
+    array: schema.ArrayContent,
 ) -> schema.ArrayRecord:
-    if isinstance(array, schema.ArrayRecord):
-        return array
-    if store is None or array.nbytes < encode.SMALL:
-        return container.add_array(member, array)
-    return store.put(array)
+    """Add one array as ``.npy``, or as one zstd frame of that where a sample says it pays."""
+    fetched = np.asarray(array.fetch())
+    stored = arrays.to_storage(fetched)
+    compression = arrays.choose_compression(stored, arrays.WRITTEN_EACH_TIME)
+    member = f"{member}.zst" if compression == "zstd" else member
+    with archive.open(_info(member, when), "w", force_zip64=True) as sink:
+        start = file.tell()
+        digest = arrays.put(sink, stored, compression)
+        end = file.tell()
+    return arrays.describe(
+        array,
+        fetched,
+        stored,
+        member=member,
+        compression=compression,
+        stored_bytes=end - start,
+        digest=digest,
+    )
+
+
+def _compressed(member: str, content: bytes) -> tuple[bytes, schema.MemberRecord]:
+    """Return a part of the module as it is stored: one zstd frame where that is shorter."""
+    small = len(content) <= SMALL_FILE
+    return (_compressed_once if small else _compressed_once.__wrapped__)(member, content)
 
 
 @functools.lru_cache(maxsize=32)  # every execution of a program has the same
-def _compressed(member: str, content: bytes) -> tuple[bytes, schema.MemberRecord]:
+def _compressed_once(member: str, content: bytes) -> tuple[bytes, schema.MemberRecord]:
     stored = zstandard.ZstdCompressor(_EFFORT).compress(content)
     shorter = len(stored) <= len(content) * _WORTH
     if not shorter:
@@ -161,64 +201,3 @@ def _compressed(member: str, content: bytes) -> tuple[bytes, schema.MemberRecord
         raw_bytes=len(content),
         digest=blake3.blake3(content).hexdigest(),
     )
-
-
-class _Container:
-    """A zip file that is being written, all members stored: what is compressed is so inside."""
-
-    def __init__(self, file: WholeWrites | io.BytesIO, when: float) -> None:
-        self._file = file
-        self._time = time.gmtime(min(max(when, 315532800), 4354819198))[:6]  # what zip can say
-        self.zip = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.zip.close()
-        except Exception:
-            if error is None:  # else the first error says more than what followed from it
-                raise
-
-    def _open(self, member: str) -> Any:
-        info = zipfile.ZipInfo(member, date_time=self._time)
-        info.external_attr = 0o644 << 16
-        return self.zip.open(info, "w", force_zip64=True)
-
-    def add_bytes(self, member: str, content: bytes) -> None:
-        info = zipfile.ZipInfo(member, date_time=self._time)
-        info.external_attr = 0o644 << 16
-        self.zip.writestr(info, content)
-
-    def add_compressed(self, member: str, content: bytes) -> schema.MemberRecord:
-        """Add a member of the module, as one zstd frame where that is shorter."""
-        small = len(content) <= SMALL_FILE
-        stored, record = (_compressed if small else _compressed.__wrapped__)(member, content)
-        self.add_bytes(record.member, stored)
-        return record
-
-    def add_array(self, member: str, array: schema.ArrayContent) -> schema.ArrayRecord:
-        """Add one array as ``.npy``, or as one zstd frame of that where a sample says it pays."""
-        fetched = np.asarray(array.fetch())
-        stored = to_storage(fetched)
-        compression = encode.choose_compression(stored, encode.WRITTEN_EACH_TIME)
-        member = f"{member}.zst" if compression == "zstd" else member
-        with self._open(member) as sink:
-            start = self._file.tell()
-            digest = encode.put(sink, stored, compression)
-            end = self._file.tell()
-        return encode.describe(
-            array,
-            fetched,
-            stored,
-            member=member,
-            compression=compression,
-            stored_bytes=end - start,
-            digest=digest,
-        )

@@ -1,7 +1,8 @@
-"""The language of ``--when`` and SNAPRT_RECORD: which executions are recorded; knows no arrays.
+"""The language of ``--when`` and SNAPRT_RECORD: which executions are recorded.
 
 ``name=train_step, step=100-200, every=10`` is one condition: all its words must hold. Several,
-separated by ``;``, are alternatives: one that holds is enough. `WORDS` is the whole vocabulary.
+separated by ``;``, are alternatives: one that holds is enough. `WORDS` is the whole vocabulary; a
+word that waits for the end of an execution is a row of `triggers.TRIGGERS`.
 """
 
 from __future__ import annotations
@@ -13,35 +14,24 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from snaprt import units
 from snaprt.errors import UsageError
-
-Trigger = Literal["", "nan", "error", "slower"]
-"""When a condition strikes: at once, or when it is known how the execution ended."""
+from snaprt.snapshot.recorder.triggers import TRIGGERS, Trigger
 
 MASTER: Final = "master"
 
 
 class Moment(NamedTuple):
-    """An execution about to begin.
+    """An execution about to begin."""
 
-    Attributes:
-        name: The graph's name.
-        graph_id: 16 hex digits that are the same for the same graph.
-        execution: How many executions of its executable came before.
-        step: How many steps of its thread came before; -1 where nobody counts them.
-        seconds: Since recording was first asked for.
-        rank: Which of the processes of a job this is.
-    """
-
-    name: str
-    graph_id: str
-    execution: int
-    step: int
-    seconds: float
-    rank: int
+    name: str  # the graph's
+    graph_id: str  # 16 hex digits that are the same for the same graph
+    execution: int  # how many executions of its executable came before
+    step: int  # how many steps of its thread came before; -1 where nobody counts them
+    seconds: float  # since recording was first asked for
+    rank: int  # which of the processes of a job this is
 
 
 Span = tuple[float, float]
@@ -54,7 +44,7 @@ NEVER: Final[Span] = (math.inf, -math.inf)
 class Ranges:
     """Numbers, as ``5|100-200|1000-`` lists them; both ends of a range belong to it."""
 
-    spans: tuple[tuple[float, float], ...]
+    spans: tuple[Span, ...]
 
     def __contains__(self, number: float) -> bool:
         return any(low <= number <= high for low, high in self.spans)
@@ -66,54 +56,35 @@ class Ranges:
 
 @dataclass(frozen=True)
 class Word:
-    """One word of the language.
+    """One word of the language that is judged when an execution begins."""
 
-    Attributes:
-        name: What the user writes before ``=``, or alone.
-        parse: Turns what stands after ``=`` into a value; raises ValueError.
-        allowed: What may stand there, for the user; empty for a word that stands alone.
-        help: What it means, one sentence.
-        holds: Whether a moment meets the value; None for words that say something else.
-        lasts: Whether that is the same for every execution of an executable.
-    """
-
-    name: str
-    parse: Callable[[str], Any]
-    allowed: str
-    help: str
+    name: str  # what the user writes before `=`, or alone
+    parse: Callable[[str], Any]  # turns what stands after `=` into a value; raises ValueError
+    allowed: str  # what may stand there, for the user; empty for a word that stands alone
+    help: str  # what it means, one sentence
+    # Whether a moment meets the value; None for words that say something else.
     holds: Callable[[Any, Moment], bool] | None = None
-    lasts: bool = False
+    lasts: bool = False  # whether that is the same for every execution of an executable
+
+
+_Test = tuple[Callable[[Any, Moment], bool], Any]
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition: what must hold of an execution, and when it then strikes.
+    """One condition: what must hold of an execution, and when it then strikes."""
 
-    Attributes:
-        tests: ``(test, value)``; each must hold of the moment.
-        lasting: Those of which one execution tells what all of its executable would.
-        executions: The first and the last execution of which it may hold.
-        steps: The first and the last step in which it may hold.
-        trigger: What must then happen; empty where nothing more has to.
-        devices: The addressable devices that are recorded; None for all.
-        roles: ``inputs``, ``outputs``, or both.
-        slower: Nanoseconds that the execution must take at least, for that trigger.
-        every: Only the first of so many executions of a graph that pass.
-        first: Only so many executions of a graph, of those that pass all else.
-        text: As the user wrote it.
-    """
-
-    tests: tuple[tuple[Callable[[Any, Moment], bool], Any], ...]
-    lasting: tuple[tuple[Callable[[Any, Moment], bool], Any], ...]
-    executions: Span
-    steps: Span
-    trigger: Trigger
-    devices: Ranges | None
-    roles: frozenset[str]
-    slower: float
-    every: int
-    first: int | None
-    text: str
+    text: str  # as the user wrote it
+    tests: tuple[_Test, ...]  # each must hold of the moment
+    lasting: tuple[_Test, ...]  # of these, one execution tells what all of its executable would
+    executions: Span  # the first and the last execution of which it may hold
+    steps: Span  # the first and the last step in which it may hold
+    trigger: Trigger | None  # what must then happen; None where nothing more has to
+    value: Any  # what the trigger is given
+    devices: Ranges | None  # the addressable devices that are recorded; None for all
+    roles: frozenset[str]  # `inputs`, `outputs`, or both
+    every: int  # only the first of so many executions of a graph that pass
+    first: int | None  # only so many executions of a graph, of those that pass all else
     _passed: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
@@ -129,11 +100,11 @@ class Condition:
         return all(test(value, moment) for test, value in self.lasting)
 
     def is_left_to_the_end(self) -> bool:
-        """Tell whether, where it may hold, only how an execution ends decides whether it does."""
-        return bool(self.trigger) and self.tests == self.lasting
+        """Return whether, where it may hold, only how an execution ends decides if it does."""
+        return self.trigger is not None and self.tests == self.lasting
 
     def takes(self, graph_id: str) -> bool:
-        """Count an execution of which all else holds; tell whether ``every`` and ``first`` do."""
+        """Count an execution of which all else holds; return whether ``every``, ``first`` do."""
         if self.every == 1 and self.first is None:
             return True
         with self._lock:
@@ -144,38 +115,31 @@ class Condition:
 
 
 class Prospect(NamedTuple):
-    """Which conditions may hold of an executable, and when.
+    """Which conditions may hold of an executable, and when."""
 
-    Attributes:
-        conditions: Those that may hold of some of its executions.
-        executions: Around all of which they may hold.
-        steps: Around all in which they may hold.
-        is_left_to_the_end: Whether only how an execution ends decides whether they hold.
-        limit: Nanoseconds after which it matters that an execution has not ended; else infinity.
-    """
-
-    conditions: tuple[Condition, ...]
-    executions: Span
-    steps: Span
-    is_left_to_the_end: bool
-    limit: float
+    conditions: tuple[Condition, ...]  # those that may hold of some of its executions
+    executions: Span  # around all of which they may hold
+    steps: Span  # around all in which they may hold
+    is_left_to_the_end: bool  # whether only how an execution ends decides whether they hold
+    limit: float  # nanoseconds after which it matters that an execution has not ended
 
 
 def prospect(conditions: Sequence[Condition], moment: Moment) -> Prospect:
     """Judge once what of conditions is the same for every execution of a moment's executable."""
-    found = tuple(condition for condition in conditions if condition.may_hold(moment))
+    possible = tuple(condition for condition in conditions if condition.may_hold(moment))
     return Prospect(
-        found,
-        _around([condition.executions for condition in found]),
-        _around([condition.steps for condition in found]),
-        bool(found) and all(condition.is_left_to_the_end() for condition in found),
-        shortest_limit(found),
+        possible,
+        _around([condition.executions for condition in possible]),
+        _around([condition.steps for condition in possible]),
+        bool(possible) and all(condition.is_left_to_the_end() for condition in possible),
+        shortest_limit(possible),
     )
 
 
 def shortest_limit(conditions: Sequence[Condition]) -> float:
     """Return the nanoseconds after which the first of them asks how long an execution takes."""
-    return min((one.slower for one in conditions if one.trigger == "slower"), default=math.inf)
+    limits = [one.trigger.limit(one.value) for one in conditions if one.trigger]
+    return min(limits, default=math.inf)
 
 
 def _around(spans: Sequence[Span]) -> Span:
@@ -194,15 +158,15 @@ def _number(text: str) -> float:
     return int(text)
 
 
-def _ranges(one: Callable[[str], float]) -> Callable[[str], Ranges]:
+def _ranges(number: Callable[[str], float]) -> Callable[[str], Ranges]:
     def parse(text: str) -> Ranges:
         spans = []
         for part in text.split("|"):
             low, dash, high = part.partition("-")
             if not (low.strip() or high.strip()):
                 raise ValueError(text)
-            start = one(low) if low.strip() else 0
-            end = one(high) if high.strip() else float("inf") if dash else start
+            start = number(low) if low.strip() else 0
+            end = number(high) if high.strip() else math.inf if dash else start
             if end < start:
                 raise ValueError(text)
             spans.append((start, end))
@@ -236,10 +200,6 @@ def _roles(text: str) -> frozenset[str]:
     return roles
 
 
-def _alone(text: str) -> bool:
-    return True
-
-
 def _time_of_day() -> float:
     now = datetime.datetime.now().time()
     return now.hour * 3600.0 + now.minute * 60 + now.second
@@ -249,7 +209,7 @@ BOTH_ROLES: Final = frozenset(("inputs", "outputs"))
 _NUMBERS: Final = "numbers and ranges, such as 5, 100-200, 1000- or 0|10|20"
 
 WORDS: Final[tuple[Word, ...]] = (
-    Word("all", _alone, "", "Every execution; of use where there is nothing else to say."),
+    Word("all", bool, "", "Every execution; of use where there is nothing else to say."),
     Word(
         "name",
         _pattern,
@@ -313,23 +273,10 @@ WORDS: Final[tuple[Word, ...]] = (
         "The devices that are recorded, by their place among this process's own of the program.",
     ),
     Word("record", _roles, "inputs, outputs or inputs|outputs", "What is written; else both are."),
-    Word(
-        "slower",
-        units.parse_duration,
-        "a time, such as 50ms or 2s; without a unit it is seconds",
-        "Executions that take longer than this; their inputs are held until that is known.",
-    ),
-    Word("nan", _alone, "", "A NaN or an infinity appears in an output and was in no input."),
-    Word(
-        "error",
-        _alone,
-        "",
-        "Compiling or executing fails, or an exception ends the program or leaves a lazy scope.",
-    ),
 )
 
-_BY_NAME: Final = {word.name: word for word in WORDS}
-_TRIGGERS: Final[tuple[Trigger, ...]] = ("nan", "error", "slower")
+_ALL: Final[tuple[Word | Trigger, ...]] = (*WORDS, *TRIGGERS)
+_BY_NAME: Final = {word.name: word for word in _ALL}
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
@@ -372,30 +319,28 @@ def _condition(text: str) -> Condition:
             else:
                 hint = f"write {word.name} alone, without ="
             raise _wrong(text, f"{part.strip()!r} cannot be understood", hint) from None
-    triggers: list[Trigger] = [trigger for trigger in _TRIGGERS if trigger in values]
+    triggers = [trigger for trigger in TRIGGERS if trigger.name in values]
     if len(triggers) > 1:
-        both = " and ".join(triggers)
-        raise _wrong(text, f"{both} cannot hold together", f"--when {triggers[0]} --when ...")
-    told = [word for word in WORDS if word.name in values]
+        both = " and ".join(trigger.name for trigger in triggers)
+        raise _wrong(text, f"{both} cannot hold together", f"--when {triggers[0].name} --when ...")
+    told = [(word, values[word.name]) for word in WORDS if word.name in values]
     execution, step = values.get("execution"), values.get("step")
     return Condition(
-        tests=tuple((word.holds, values[word.name]) for word in told if word.holds),
-        lasting=tuple(
-            (word.holds, values[word.name]) for word in told if word.holds and word.lasts
-        ),
+        text=text.strip(),
+        tests=tuple((word.holds, value) for word, value in told if word.holds),
+        lasting=tuple((word.holds, value) for word, value in told if word.holds and word.lasts),
         executions=EVER if execution is None else execution.span(),
         steps=EVER if step is None else step.span(),
-        trigger=triggers[0] if triggers else "",
+        trigger=triggers[0] if triggers else None,
+        value=values[triggers[0].name] if triggers else None,
         devices=values.get("device"),
         roles=values.get("record", BOTH_ROLES),
-        slower=1e9 * values.get("slower", 0.0),
         every=values.get("every", 1),
         first=values.get("first"),
-        text=text.strip(),
     )
 
 
-def _word(name: str, text: str) -> Word:
+def _word(name: str, text: str) -> Word | Trigger:
     if name in _BY_NAME:
         return _BY_NAME[name]
     close = difflib.get_close_matches(name, _BY_NAME, n=1)

@@ -1,26 +1,42 @@
-"""Turns held executions into files, queued or at once; must not know when or why."""
+"""What becomes of held executions: files at once or queued, as far as budgets allow, or a ring.
+
+The ring is the flight recorder: it holds the last executions until somebody asks for them. What
+goes past its memory budget lies on disk, in a folder of this process below the snapshots, as the
+files that it would become; where the process is killed, it stays there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Final
 
-from snaprt import jaxapi
-from snaprt.snapshot.format import encode, schema
-from snaprt.snapshot.recorder.budgets import Budget
+from snaprt import jaxapi, metrics, settings
+from snaprt.snapshot.format import arrays, schema
+from snaprt.snapshot.format.leftovers import remove_leftovers, ring_name
 from snaprt.snapshot.recorder.conditions import Condition
 from snaprt.snapshot.recorder.describe import Cause, contents, describe
 from snaprt.snapshot.recorder.pending import HeldExecution
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
-KEEP_LAST = "keep-last"
+KEEP_LAST: Final = "keep-last"
 """The reason of what the flight recorder writes."""
 
-_PATIENCE_SECONDS = 0.25
+RATE_SECONDS: Final = 10.0
+"""How long a burst may be for which SNAPRT_RECORD_MAX_RATE bytes a second have been saved up."""
+
+_PATIENCE_SECONDS: Final = 0.25
 """How long large arrays wait until the execution has ended: it needs the processor more."""
 
+_log = logging.getLogger("snaprt.snapshot")
 _run_marks: dict[int, str] = {}  # process id to mark: a forked child has one of its own
 
 
@@ -32,12 +48,87 @@ def run_mark() -> str:
     return _run_marks[process]
 
 
-class Filing:
-    """Writes what is recorded of executions, as far as the budgets allow.
+class Budget:
+    """What this process may still record: files, bytes, bytes a second, disk to leave free.
 
-    Args:
-        writer: The queue and the thread that empties it.
+    What was admitted but is not written yet counts as written.
     """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files = 0
+        self._bytes = 0
+        self._waiting = 0  # bytes admitted that are not on disk yet
+        self._saved: float | None = None  # bytes that the rate still allows at once
+        self._saved_at = 0.0
+        self._said: set[str] = set()
+
+    def admits(self, files: int, nbytes: int, folder: Path) -> bool:
+        """Return whether an execution may be recorded; past a budget, say so once and count it.
+
+        Args:
+            files: How many files it makes.
+            nbytes: How many bytes of arrays they hold.
+            folder: Where they go.
+        """
+        with self._lock:
+            over = self._over(files, nbytes, folder)
+            if over is None:
+                self._files += files
+                self._bytes += nbytes
+                self._waiting += nbytes
+                if self._saved is not None:
+                    self._saved -= nbytes
+                return True
+            is_new = over not in self._said
+            self._said.add(over)
+        metrics.counter_add("SnapshotOverBudget")
+        if is_new:
+            _log.warning(
+                "recording goes past %s; what is not recorded is counted (SnapshotOverBudget)", over
+            )
+        return False
+
+    def written(self, nbytes: int) -> None:
+        """Learn that so many of the admitted bytes are on disk, or given up."""
+        with self._lock:
+            self._waiting -= nbytes
+
+    def _over(self, files: int, nbytes: int, folder: Path) -> str | None:
+        max_files: int = settings.get("SNAPRT_RECORD_MAX_FILES")
+        if max_files and self._files + files > max_files:
+            return f"SNAPRT_RECORD_MAX_FILES={max_files}"
+        max_bytes: int | None = settings.get("SNAPRT_RECORD_MAX_BYTES")
+        if max_bytes is not None and self._bytes + nbytes > max_bytes:
+            return f"SNAPRT_RECORD_MAX_BYTES={max_bytes}"
+        rate: int | None = settings.get("SNAPRT_RECORD_MAX_RATE")
+        if rate is not None and not self._within(rate, nbytes):
+            return f"SNAPRT_RECORD_MAX_RATE={rate}"
+        least: int = settings.get("SNAPRT_RECORD_MIN_FREE")
+        if least and _free(folder) - self._waiting - nbytes < least:
+            return f"SNAPRT_RECORD_MIN_FREE={least}"
+        return None
+
+    def _within(self, rate: int, nbytes: int) -> bool:
+        """Return whether ``nbytes`` fit into what the rate has saved, or more than it ever can."""
+        now = time.monotonic()
+        most = rate * RATE_SECONDS
+        if self._saved is None:
+            self._saved = most
+        else:
+            self._saved = min(most, self._saved + rate * (now - self._saved_at))
+        self._saved_at = now
+        return self._saved >= min(nbytes, most)
+
+
+def _free(folder: Path) -> int:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+class Filing:
+    """Writes what is recorded of executions, as far as the budgets allow."""
 
     def __init__(self, writer: SnapshotWriter) -> None:
         self.writer = writer
@@ -72,7 +163,7 @@ class Filing:
         nbytes: int,
     ) -> None:
         try:
-            if nbytes >= encode.LARGE:
+            if nbytes >= arrays.LARGE:
                 held.ends_within(_PATIENCE_SECONDS)
             # Here, in the writer's thread: the first one asks for the versions of all packages.
             execution = describe(held, role, index, device, cause, run_mark())
@@ -150,3 +241,83 @@ def _roles(index: int, words: frozenset[str], conditions: Sequence[Condition]) -
 def _move(files: Sequence[Path], folder: Path) -> None:
     for file in files:
         os.replace(file, folder / file.name)
+
+
+class Ring:
+    """The last executions, oldest first: in memory, or the oldest of them on disk.
+
+    Args:
+        spill: Writes an execution into a folder, and returns the files once they are whole.
+    """
+
+    def __init__(self, spill: Callable[[HeldExecution, Path], list[Path]]) -> None:
+        self._spill = spill
+        self._lock = threading.RLock()
+        self._held: OrderedDict[HeldExecution, list[Path] | None] = OrderedDict()
+        self._folders: set[Path] = set()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, held: HeldExecution) -> None:
+        """Hold an execution that begins, and let go of the oldest past the plan's number."""
+        with self._lock:
+            self._held[held] = None
+            while len(self._held) > held.plan.keep_last:
+                self._forget(self._held.popitem(last=False)[1])
+
+    def make_room(self, budget: int) -> None:
+        """Write the oldest to disk until those in memory take at most ``budget`` bytes."""
+        while True:
+            with self._lock:
+                in_memory = [held for held, files in self._held.items() if files is None]
+                # The newest may not have ended yet.
+                if len(in_memory) < 2 or sum(_sizes(in_memory).values()) <= budget:
+                    return
+                oldest = in_memory[0]
+                folder = oldest.plan.folder / ring_name(run_mark())
+                if folder not in self._folders:
+                    remove_leftovers(folder.parent)
+                self._folders.add(folder)
+            files = self._spill(oldest, folder)
+            with self._lock:
+                if oldest in self._held:
+                    # Its place in the ring stays; its arrays may go.
+                    self._held[oldest] = files
+                    oldest.let_go()
+                    metrics.counter_add("SnapshotRingSpilled")
+                else:
+                    self._forget(files)
+
+    def executions(self) -> list[HeldExecution]:
+        """Return those that it holds, oldest first."""
+        with self._lock:
+            return list(self._held)
+
+    def take(self) -> list[tuple[HeldExecution, list[Path] | None]]:
+        """Empty the ring; return each execution with its files, or None where it is in memory."""
+        with self._lock:
+            taken = list(self._held.items())
+            self._held.clear()
+        return taken
+
+    def close(self) -> None:
+        """Let go of everything, on disk as well."""
+        with self._lock:
+            self._held.clear()
+            for folder in self._folders:
+                shutil.rmtree(folder, ignore_errors=True)
+            self._folders.clear()
+
+    def _forget(self, files: list[Path] | None) -> None:
+        for file in files or ():
+            with contextlib.suppress(OSError):
+                os.unlink(file)
+
+
+def _sizes(executions: Iterable[HeldExecution]) -> dict[int, int]:
+    """Return id to bytes of each array that they hold: one that several hold counts once."""
+    arrays: list[Any] = [
+        array for held in executions for array in (*held.inputs, *(held.outputs or ()))
+    ]
+    return {id(array): int(array.nbytes) for array in arrays}

@@ -1,4 +1,4 @@
-"""Reads XLA_FLAGS as XLA does, and settles with XLA who acts on which flag; knows no snapshots.
+"""Settles with XLA who acts on which flag of XLA_FLAGS.
 
 XLA parses the variable once, at the first use of a compiler or a device, and ends the process on a
 flag it does not know. snaprt acts on ``--xla_dump_hlo_snapshots`` itself, so XLA must not see it.
@@ -15,11 +15,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from snaprt import jaxapi, settings
 from snaprt.errors import UsageError
+from snaprt.variables import parse_flags
 
 SNAPSHOTS_FLAG = "xla_dump_hlo_snapshots"
 FOLDER_FLAG = "xla_dump_to"
@@ -39,42 +39,6 @@ _CERTAIN = {
 """Flags and values that every XLA takes, so that none has to be asked."""
 
 _PROBE_SECONDS = 30
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One flag: its name without dashes, its value (None where there is no ``=``), its text."""
-
-    name: str
-    value: str | None
-    text: str
-
-
-def parse_flags(variable: str) -> tuple[Flag, ...]:
-    """Split the text of XLA_FLAGS, or of the file that it names, into flags.
-
-    As in XLA: words that do not begin with ``--`` are skipped, a value may be quoted.
-
-    Source: ``xla/parse_flags_from_env.cc``.
-    """
-    text = variable.strip()
-    if text and not text.startswith("-"):
-        try:
-            text = Path(text).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ()
-    return tuple(
-        Flag(word[1], None if word[2] is None else _unquote(word[2]), word[0])
-        for word in re.finditer(
-            r"""(?<!\S)--([A-Za-z0-9_]+)(?:=('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\S*))?""", text
-        )
-    )
-
-
-def _unquote(value: str) -> str:
-    if len(value) >= 2 and value[0] in "'\"" and value[-1] == value[0]:
-        return re.sub(r"\\(.)", r"\1", value[1:-1])
-    return value
 
 
 def dump_folder_of(variable: str) -> Path | None:

@@ -1,25 +1,187 @@
-"""Records executions for how they ended: with an error, with a NaN, late; knows no programs.
+"""Learns how executions end, without making them wait, and records them for how they ended.
 
-Who learns how one ended tells it here, in whatever thread that happens.
+An execution is looked at when a later one begins, which takes 2 us and wakes nobody, and every now
+and then by a thread, for the program may not run another. Where it matters how long it takes, that
+thread looks when it has taken so long, and waits for it if it has not ended by then: what ends
+sooner wakes nobody either. Where that time is too short for looking, it waits for each.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from snaprt import metrics
 from snaprt.snapshot.recorder.conditions import Condition
 from snaprt.snapshot.recorder.describe import Cause, error_text
 from snaprt.snapshot.recorder.failures import mark_recorded
-from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, names_of
+from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, Ring, names_of
 from snaprt.snapshot.recorder.pending import HeldExecution
-from snaprt.snapshot.recorder.ring import Ring
+from snaprt.snapshot.recorder.triggers import TRIGGERS, Ending, Trigger
+
+MAX_WAITING: Final = 64
+"""How many executions may be under way before the program waits for the oldest."""
+
+LOOK_SECONDS: Final = 0.05
+"""How often the thread looks."""
+
+SHORT_NANOSECONDS: Final = 10e6
+"""What a thread cannot look in time for: another may keep Python to itself for 5 ms."""
+
+
+class OutcomeWatch:
+    """Tells how each execution ended, once, in the order in which they began.
+
+    Args:
+        ended: Is told; in a thread of this class, or in one that calls it.
+    """
+
+    def __init__(self, ended: Callable[[Ending], None]) -> None:
+        self._ended = ended
+        self._start_afresh()
+        this = weakref.ref(self)
+
+        def after_fork() -> None:
+            watch = this()
+            if watch is not None:
+                watch._start_afresh()
+
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=after_fork)
+
+    def _start_afresh(self) -> None:
+        self._watched: deque[HeldExecution] = deque()
+        self._telling = threading.RLock()  # held by who tells of one of them
+        self._fewer = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._something_to_see = threading.Event()
+        self._hurry = threading.Event()  # one is there whose limit is short
+        self._shortest = math.inf  # of the limits that are not
+        self._last_end = 0
+        self._is_closed = False
+
+    def add(self, held: HeldExecution) -> None:
+        """Watch an execution that has begun and whose outputs are on their way."""
+        if self._is_closed:
+            self._tell(held, is_timed=True)
+            return
+        if _is_short(held):
+            if len(self._watched) >= MAX_WAITING:
+                with metrics.timed("SnapshotWatchWait"), self._fewer:
+                    self._fewer.wait_for(lambda: len(self._watched) < MAX_WAITING)
+        elif held.limit < time.perf_counter_ns() - held.began and held.is_ready():
+            self.look()
+            with self._telling:  # it ended before the call of it returned
+                self._tell(held, is_timed=True)
+            return
+        self._watched.append(held)
+        if _is_short(held):
+            self._hurry.set()
+        else:
+            self._shortest = min(self._shortest, held.limit)
+        if not self._something_to_see.is_set():
+            self._something_to_see.set()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._look_on, name="snaprt-snapshot-look", daemon=True
+                )
+                self._thread.start()
+
+    def look(self) -> None:
+        """Tell of those that have ended, as far as the thread does not wait for them."""
+        watched = self._watched
+        # Another thread that tells of one goes on with the others by itself.
+        if watched and self._telling.acquire(False):
+            try:
+                while watched and watched[0].is_ready() and not _is_short(watched[0]):
+                    self._tell(watched.popleft(), is_timed=False)
+            finally:
+                self._telling.release()
+
+    def settle(self) -> None:
+        """Wait until all that were added have ended and were told of."""
+        with self._telling:
+            while self._watched:
+                self._tell_oldest()
+
+    def close(self) -> None:
+        """Settle, and leave nothing to a thread from here on.
+
+        A thread that is inside JAX when Python ends takes the whole process down.
+        """
+        self._is_closed = True
+        self.settle()
+
+    def _look_on(self) -> None:
+        seen = self._something_to_see
+        while True:
+            seen.wait()
+            self._hurry.wait(self._pause())
+            self._hurry.clear()
+            self.look()
+            self._wait_for_late()
+            if not self._watched:
+                seen.clear()
+                if self._watched:  # added meanwhile, by who saw that it was set
+                    seen.set()
+
+    def _pause(self) -> float:
+        """Return seconds in which no execution goes past its limit unseen, if any is to."""
+        now = time.perf_counter_ns()
+        left = [held.began + held.limit - now for held in list(self._watched)]
+        return max(0.0, min(LOOK_SECONDS, min([self._shortest, *left]) / 1e9))
+
+    def _wait_for_late(self) -> None:
+        """Wait for those with a short limit or past it, and so for those before them."""
+        while True:
+            now = time.perf_counter_ns()
+            awaited = next(
+                (
+                    held
+                    for held in list(self._watched)
+                    if _is_short(held) or held.began + held.limit < now
+                ),
+                None,
+            )
+            if awaited is None:
+                return
+            with self._telling:
+                while awaited in self._watched:
+                    self._tell_oldest()
+
+    def _tell_oldest(self) -> None:
+        held = self._watched.popleft()
+        self._tell(held, is_timed=_is_short(held) or not held.is_ready())
+
+    def _tell(self, held: HeldExecution, *, is_timed: bool) -> None:
+        error: Exception | None = None
+        try:
+            held.wait()
+        except Exception as raised:
+            error = raised
+        now = time.perf_counter_ns()
+        # Where executions queue up, one begins when the one before it ends.
+        took = now - max(held.began, self._last_end)
+        self._last_end = now
+        self._ended(Ending(held, error, took if is_timed and held.limit < math.inf else 0))
+        with self._fewer:
+            self._fewer.notify_all()
+
+
+def _is_short(held: HeldExecution) -> bool:
+    return held.limit < SHORT_NANOSECONDS
 
 
 class Outcomes:
-    """Judges the conditions that had to wait for the end of an execution.
+    """Judges the triggers of executions that have ended, and records what they ask for.
 
     Args:
         filing: Writes what is recorded.
@@ -34,33 +196,26 @@ class Outcomes:
         self._ring = ring
         self.stop_with: str | None = None
 
-    def ended(self, held: HeldExecution, error: BaseException | None, nanoseconds: int) -> None:
+    def ended(self, ending: Ending) -> None:
         """Judge the conditions that had to wait for the end of an execution."""
+        held, is_recorded = ending.held, False
         try:
-            if error is not None:
-                self.record_error(held, error)
-                return
-            for condition in held.watching:
-                if condition.trigger == "slower" and nanoseconds > condition.slower:
-                    if condition.takes(held.moment.graph_id):
-                        took = f"{condition.text} (it took {nanoseconds / 1e6:.3f} ms)"
-                        self._record(held, [condition], Cause(took))
-                elif condition.trigger == "nan" and held.may_have_infinity_or_nan():
-                    judge = functools.partial(self._judge_arrays, held, condition)
-                    self._filing.writer.call(judge, sum(array.nbytes for array in held.inputs))
+            for trigger in TRIGGERS:
+                struck = [
+                    condition
+                    for condition in held.watching
+                    if condition.trigger is trigger and trigger.strikes(condition.value, ending)
+                ]
+                if struck and trigger.confirms is None:
+                    is_recorded |= self._strike(trigger, struck, ending)
+                elif struck:
+                    confirm = functools.partial(self._confirm, trigger, struck, ending)
+                    self._filing.writer.call(confirm, sum(array.nbytes for array in held.inputs))
+            if ending.error is not None and held.plan.keep_last and not is_recorded:
+                mark_recorded(ending.error)
+                self._fail(held, Cause("error", error_text(ending.error)))
         except Exception as raised:
             self._filing.writer.complain(raised)
-
-    def record_error(self, held: HeldExecution, error: BaseException) -> None:
-        """Record an execution that failed, or was the last before the program did."""
-        conditions = [
-            condition
-            for condition in held.watching
-            if condition.trigger == "error" and condition.takes(held.moment.graph_id)
-        ]
-        if conditions or held.plan.keep_last:
-            mark_recorded(error)
-            self._record_failure(held, conditions, Cause("error", error_text(error)))
 
     def dump_ring(self, cause: Cause) -> list[Path]:
         """Queue what the ring holds to be written, and return the files that it will become."""
@@ -73,19 +228,35 @@ class Outcomes:
             self._filing.queue_all(held, files, cause)
         return expected
 
-    def _judge_arrays(self, held: HeldExecution, condition: Condition) -> None:
-        """Record an execution whose flag is up, if it was the first to have such a value."""
-        if held.has_new_infinity_or_nan():
-            metrics.counter_add("SnapshotNaN")
-            if condition.takes(held.moment.graph_id):
-                self._record_failure(held, [condition], Cause(condition.text))
+    def _confirm(self, trigger: Trigger, struck: Sequence[Condition], ending: Ending) -> None:
+        assert trigger.confirms is not None
+        if trigger.confirms(ending):
+            self._strike(trigger, struck, ending)
 
-    def _record_failure(
-        self, held: HeldExecution, conditions: Sequence[Condition], cause: Cause
-    ) -> None:
+    def _strike(self, trigger: Trigger, struck: Sequence[Condition], ending: Ending) -> bool:
+        """Record an execution; return whether a condition asks for it."""
+        if trigger.counter:
+            metrics.counter_add(trigger.counter)
+        held, error = ending.held, ending.error
+        conditions = [condition for condition in struck if condition.takes(held.moment.graph_id)]
+        if not conditions:
+            return False
+        if error is not None:
+            mark_recorded(error)
+        reason = trigger.reason(conditions[0].text, ending)
+        cause = Cause(reason, "" if error is None else error_text(error))
+        outputs = [] if held.outputs is None or error is not None else held.outputs
+        if self._filing.admits(held, conditions, sum(array.nbytes for array in outputs)):
+            self._filing.queue(held, "inputs", conditions, cause)
+            if outputs:
+                self._filing.queue(held, "outputs", conditions, cause)
+        if trigger.is_failure:
+            self._fail(held, cause)
+        return True
+
+    def _fail(self, held: HeldExecution, cause: Cause) -> None:
+        """Do what follows from a failure, beside recording it: empty the ring, stop the program."""
         metrics.counter_add("SnapshotFailures")
-        if conditions:
-            self._record(held, conditions, cause)
         if held.plan.keep_last:
             self.dump_ring(Cause(KEEP_LAST, cause.error))
         if held.plan.stops:
@@ -94,11 +265,3 @@ class Outcomes:
                 f"{held.executable.graph_id} was recorded for {cause.reason!r} into "
                 f"{held.plan.folder}, and the program is to stop then"
             )
-
-    def _record(self, held: HeldExecution, conditions: Sequence[Condition], cause: Cause) -> None:
-        """Record an execution that has ended."""
-        outputs = [] if held.outputs is None or cause.error else held.outputs
-        if self._filing.admits(held, conditions, sum(array.nbytes for array in outputs)):
-            self._filing.queue(held, "inputs", conditions, cause)
-            if outputs:
-                self._filing.queue(held, "outputs", conditions, cause)

@@ -1,4 +1,4 @@
-"""Executions whose arrays are held until they are written or let go; must not know when or where.
+"""Executions whose arrays are held until they are written or let go.
 
 JAX's arrays never change, so a reference holds one, until a program donates it: whoever runs one
 that does says so first (`about_to_donate`), and what is held elsewhere is copied.
@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from snaprt import jaxapi
-from snaprt.snapshot.format.content import Artifacts, to_host
+from snaprt.graph.artifacts import ModuleArtifacts
+from snaprt.snapshot.format.content import to_host
 from snaprt.snapshot.recorder.conditions import Condition, Moment
 from snaprt.snapshot.recorder.plan import Hold, Plan
 
@@ -63,46 +64,31 @@ class Executable(Protocol):
         """The numbers of the arguments whose memory an execution may reuse."""
         ...
 
-    def artifacts(self) -> Artifacts:
+    def artifacts(self) -> ModuleArtifacts:
         """Return its module; called in the writer's thread, for it may lower it again."""
         ...
 
 
 @dataclass(eq=False)
 class HeldExecution:
-    """One execution, with its arrays.
+    """One execution, with its arrays."""
 
-    Attributes:
-        executable: What ran.
-        plan: What was to be recorded when it began.
-        moment: Which execution it is.
-        devices: ``(index, device, roles)`` of each device that may be recorded.
-        inputs: Its inputs.
-        watching: The conditions that hold if it ends as they say.
-        limit: Nanoseconds after which it matters that it has not ended; infinity where it never
-            does.
-        began: ``time.perf_counter_ns()`` when it began.
-        time: Seconds since 1970 when it began.
-        outputs: Its outputs, once there are any.
-        flag: A bool scalar: whether an output has a NaN or an infinity; None where the program does
-            not say so, and the outputs have to be looked at.
-        recorded_for: The conditions for which it is recorded, whatever comes of it.
-        cause: The same for its manifests; None where it is not recorded yet.
-    """
-
-    executable: Executable
-    plan: Plan
-    moment: Moment
-    devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]
+    executable: Executable  # what ran
+    plan: Plan  # what was to be recorded when it began
+    moment: Moment  # which execution it is
+    devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]  # that may be recorded: roles
     inputs: list[Any]
-    watching: Sequence[Condition]
-    limit: float
-    began: int
-    time: float
+    watching: Sequence[Condition]  # those that hold if it ends as they say
+    limit: float  # nanoseconds after which it matters that it has not ended; else infinity
+    began: int  # `time.perf_counter_ns()` when it began
+    time: float  # seconds since 1970 when it began
     # An armed program makes one of these for each execution: the class holds these until then.
-    outputs: list[Any] | None = field(default=None, init=False)
+    outputs: list[Any] | None = field(default=None, init=False)  # once there are any
+    # A bool scalar: whether an output has a NaN or an infinity; None where the program does not say
+    # so, and the outputs have to be looked at.
     flag: Any = field(default=None, init=False)
     _last_to_come: Any = field(default=None, init=False)
+    # The conditions for which it is recorded, whatever comes of it, and what its manifests say.
     recorded_for: Sequence[Condition] = field(default=(), init=False)
     cause: Any = field(default=None, init=False)
 
@@ -122,7 +108,7 @@ class HeldExecution:
         self.inputs, self.outputs, self._last_to_come = [], None, None
 
     def is_ready(self) -> bool:
-        """Tell, without waiting, whether it has ended."""
+        """Return whether it has ended, without waiting."""
         last = self._last_to_come
         try:
             return last is None or bool(last.is_ready())
@@ -141,7 +127,7 @@ class HeldExecution:
                 raise
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait until it has ended, but not longer than this; tell whether it has."""
+        """Wait until it has ended, but not longer than this; return whether it has."""
         until = time.monotonic() + seconds
         while self.outputs is None or not self.is_ready():
             if time.monotonic() > until:
@@ -150,7 +136,7 @@ class HeldExecution:
         return True
 
     def has_outputs(self) -> bool:
-        """Tell, without waiting, whether it has ended without an error."""
+        """Return whether it has ended without an error, without waiting."""
         if self.outputs is None or not self.is_ready():
             return False
         try:
@@ -171,20 +157,15 @@ class HeldExecution:
 
 def _kinds(arrays: Iterable[Any]) -> frozenset[str]:
     """Return ``nan`` and ``inf``, as this process's parts of the arrays hold them."""
-    found: set[str] = set()
+    kinds: set[str] = set()
     for array in arrays:
-        if _is_key(array) or not jnp.issubdtype(array.dtype, jnp.inexact):
-            continue
-        for part in _parts(array):
-            if np.isnan(part).any():
-                found.add("nan")
-            if np.isinf(part).any():
-                found.add("inf")
-    return frozenset(found)
-
-
-def _is_key(array: Any) -> bool:
-    return bool(jnp.issubdtype(array.dtype, jax.dtypes.extended))
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            for part in _parts(array):
+                if np.isnan(part).any():
+                    kinds.add("nan")
+                if np.isinf(part).any():
+                    kinds.add("inf")
+    return frozenset(kinds)
 
 
 def _parts(array: Any) -> Iterable[np.ndarray]:
@@ -204,10 +185,9 @@ def hold_inputs(inputs: Sequence[Any], donated: Sequence[int], hold: Hold) -> li
     # NumPy's own may change.
     held = [array if _is_of_jax(array.__class__) else np.array(array) for array in inputs]
     if donated or hold == "host":
-        going = frozenset(donated)
         for number, array in enumerate(inputs):
             if isinstance(array, jax.Array) and (
-                number in going or (hold == "host" and not _is_on_host(array))
+                number in donated or (hold == "host" and not _is_on_host(array))
             ):
                 held[number] = copy(array, hold)
     return held
@@ -215,7 +195,7 @@ def hold_inputs(inputs: Sequence[Any], donated: Sequence[int], hold: Hold) -> li
 
 @functools.cache
 def _is_of_jax(kind: type) -> bool:
-    """Tell what `isinstance` takes ten times as long to tell of each array."""
+    """Return what `isinstance` takes ten times as long to find out of each array."""
     return issubclass(kind, jax.Array)
 
 

@@ -1,4 +1,4 @@
-"""What is asked to be recorded, where, and at which step of the thread.
+"""What is asked to be recorded and where, by the environment, a scope or the user's callback.
 
 Every execution asks, and a program may change the variables between two: `current_plan` compares
 their texts with those it has read last, which takes 0.5 us.
@@ -11,33 +11,16 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from snaprt import settings
+from snaprt import metrics, settings
 from snaprt.errors import SnaprtError
-from snaprt.snapshot.recorder.conditions import Condition, parse_conditions
+from snaprt.snapshot.recorder.conditions import BOTH_ROLES, Condition, parse_conditions
 from snaprt.snapshot.recorder.flags import dump_folder_of, folder_of
-
-
-class _Steps(threading.local):
-    steps = 0
-
-
-_counted = _Steps()
-
-
-def steps_ended() -> int:
-    """Return how many steps this thread has marked."""
-    return _counted.steps
-
-
-def end_step() -> int:
-    """Count one more step of this thread, and return how many there are now."""
-    _counted.steps += 1
-    return _counted.steps
-
+from snaprt.snapshot.recorder.triggers import Trigger
 
 _log = logging.getLogger("snaprt.snapshot")
 
@@ -49,42 +32,37 @@ DEFAULT_FOLDER: Final = "snaprt-dump"
 
 @dataclass(frozen=True)
 class Plan:
-    """What is recorded while the environment stays as it is.
-
-    Attributes:
-        folder: The directory.
-        conditions: Executions are recorded for which one of these holds.
-        keep_last: How many executions the flight recorder holds.
-        keep_bytes: How many bytes of them stay in memory.
-        hold: Where inputs are held whose execution may fail: on the device, donated ones on the
-            host, or all on the host.
-        stops: Whether the program is stopped when a failure was recorded.
-        rank: What RANK says; None where it says nothing.
-    """
+    """What is recorded while the environment stays as it is."""
 
     folder: Path
-    conditions: tuple[Condition, ...]
-    keep_last: int
-    keep_bytes: int
+    conditions: tuple[Condition, ...]  # executions are recorded for which one of these holds
+    keep_last: int  # how many executions the flight recorder holds
+    keep_bytes: int  # how many bytes of them stay in memory
+    # Where inputs are held whose execution may fail: on the device, donated ones on the host, or
+    # all on the host.
     hold: Hold
-    stops: bool
-    rank: int | None = None
+    stops: bool  # whether the program is stopped when a failure was recorded
+    rank: int | None = None  # what RANK says; None where it says nothing
+
+    @functools.cached_property
+    def triggers(self) -> tuple[Trigger, ...]:
+        """What its conditions wait for."""
+        return tuple(one.trigger for one in self.conditions if one.trigger is not None)
 
     @functools.cached_property
     def wants_flag(self) -> bool:
         """Whether programs should say of themselves that an output holds a NaN or an infinity."""
-        return any(condition.trigger == "nan" for condition in self.conditions)
+        return any(trigger.wants_flag for trigger in self.triggers)
 
     @functools.cached_property
     def waits_for_errors(self) -> bool:
         """Whether an error of the program leads to a snapshot."""
-        return self.keep_last > 0 or any(one.trigger == "error" for one in self.conditions)
+        return self.keep_last > 0 or any(trigger.counts_programs for trigger in self.triggers)
 
     @functools.cached_property
     def withholds_donation(self) -> bool:
         """Whether programs should be compiled without donation, so that inputs outlive them."""
-        watches = any(one.trigger for one in self.conditions)
-        return self.hold == "device" and (watches or self.keep_last > 0)
+        return self.hold == "device" and (bool(self.triggers) or self.keep_last > 0)
 
 
 _NEURON_HOLDS: Final[dict[str, Hold]] = {
@@ -103,12 +81,22 @@ _seen: tuple[list[Any], Plan | None] = ([], None)  # the texts, and what follows
 
 
 class _OfThread(threading.local):
-    """What a scope in this thread asks for, in place of the environment."""
-
-    plan: Plan | None = None
+    plan: Plan | None = None  # what a scope asks for, in place of the environment
+    steps = 0  # how many have ended
 
 
 _of_thread = _OfThread()
+
+
+def steps_ended() -> int:
+    """Return how many steps this thread has marked."""
+    return _of_thread.steps
+
+
+def end_step() -> int:
+    """Count one more step of this thread, and return how many there are now."""
+    _of_thread.steps += 1
+    return _of_thread.steps
 
 
 def set_thread_plan(plan: Plan | None) -> Plan | None:
@@ -220,3 +208,79 @@ def _default_folder() -> Path:
     folder = Path(DEFAULT_FOLDER).absolute()
     _log.warning("snapshots go to %s; --dump or SNAPRT_DUMP_DIR names another directory", folder)
     return folder
+
+
+Callback = Callable[[str, int, int], str]
+"""``callback(name, addressable_device_index, execution_count)`` returns what to write."""
+
+
+def _record_all(name: str, addressable_device_index: int, execution_count: int) -> str:
+    """Record both the inputs and the outputs of every execution: the default callback."""
+    return "inputs outputs"
+
+
+_lock = threading.Lock()
+_callback: Callback = _record_all
+_complained = False  # about the callback that is registered now
+
+
+def register_hlo_snapshot_callback(callback: Callback | None) -> Callback:
+    """Let ``callback`` decide what is recorded of each execution, while recording is on.
+
+    It is called before each execution, once for each of its addressable devices, as
+    ``callback(name, addressable_device_index, execution_count)``: the graph's name, the device's
+    place among the executable's addressable devices, and how many executions this executable has
+    had on that device before, so 0 at the first.
+
+    It returns a string of words: ``inputs``, ``outputs``, both, or ``''`` to skip the execution.
+    If it raises or returns anything else, the execution is not recorded; the first time that is
+    logged (logger ``snaprt.snapshot``), every time it is counted (``SnapshotCallbackError``).
+
+    Args:
+        callback: The function, or None for the default, which records everything.
+
+    Returns:
+        The callback that it replaces.
+    """
+    global _callback, _complained
+    with _lock:
+        before = _callback
+        _callback = _record_all if callback is None else callback
+        _complained = False
+    return before
+
+
+def records_all() -> bool:
+    """Return whether the callback is the default one, so that it need not be asked."""
+    return _callback is _record_all
+
+
+def decide(name: str, device_index: int, count: int) -> frozenset[str]:
+    """Ask the callback what to write of an execution on one device: ``inputs``, ``outputs``."""
+    callback = _callback
+    try:
+        answer = callback(name, device_index, count)
+    except Exception as error:
+        _complain(callback, "failed", error)
+        return frozenset()
+    words = frozenset(answer.split()) if isinstance(answer, str) else None
+    if words is not None and words <= BOTH_ROLES:
+        return words
+    _complain(callback, f"returned {answer!r:.200}", None)
+    return frozenset()
+
+
+def _complain(callback: Callback, what: str, error: Exception | None) -> None:
+    global _complained
+    metrics.counter_add("SnapshotCallbackError")
+    with _lock:
+        if _complained:
+            return
+        _complained = True
+    _log.error(
+        "the snapshot callback %r %s; this execution is not recorded. It should return '', "
+        "'inputs', 'outputs' or 'inputs outputs'. This is said once.",
+        callback,
+        what,
+        exc_info=error,
+    )

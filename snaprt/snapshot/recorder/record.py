@@ -1,4 +1,4 @@
-"""Sees executions and hands what is to be recorded to the writer; must not know graphs or files.
+"""Sees executions and hands what is to be recorded to the writer.
 
 While recording is off, an execution costs a comparison and a count. While it is on, arrays are not
 copied here either: JAX's are immutable, so the writer's thread fetches what it holds references to.
@@ -23,7 +23,6 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.errors import ExecutionError
-from snaprt.snapshot.recorder import policy, signals
 from snaprt.snapshot.recorder.conditions import (
     BOTH_ROLES,
     EVER,
@@ -35,13 +34,15 @@ from snaprt.snapshot.recorder.conditions import (
 )
 from snaprt.snapshot.recorder.describe import Cause, error_text
 from snaprt.snapshot.recorder.failures import (
-    OutcomeWatch,
+    before_terminated,
     is_recorded,
     listen_for_uncaught_errors,
     mark_recorded,
+    on_user_signal,
+    stop_listening,
 )
-from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, run_mark
-from snaprt.snapshot.recorder.outcomes import Outcomes
+from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, Ring
+from snaprt.snapshot.recorder.outcomes import Outcomes, OutcomeWatch
 from snaprt.snapshot.recorder.pending import (
     Executable,
     HeldExecution,
@@ -50,8 +51,8 @@ from snaprt.snapshot.recorder.pending import (
     hold_inputs,
     remember,
 )
-from snaprt.snapshot.recorder.plan import Plan, current_plan, steps_ended
-from snaprt.snapshot.recorder.ring import Ring
+from snaprt.snapshot.recorder.plan import Plan, current_plan, decide, records_all, steps_ended
+from snaprt.snapshot.recorder.triggers import Ending
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
@@ -97,7 +98,7 @@ class Recorder:
         self._began = 0.0  # when the first plan was acted on
         self._process = 0  # of JAX's, once somebody asks to record
         self._filing = Filing(self.writer)
-        self._ring = Ring(self._filing.write_now, run_mark)
+        self._ring = Ring(self._filing.write_now)
         self._outcomes = Outcomes(self._filing, self._ring)
         self._watch = OutcomeWatch(self._outcomes.ended)
         self._last: HeldExecution | None = None  # of those for which errors count
@@ -191,7 +192,7 @@ class Recorder:
             judged, found = seen.prospect
             if judged is not plan:
                 found = self._prospect(plan, executable)
-            if found.is_left_to_the_end and policy.records_all():
+            if found.is_left_to_the_end and records_all():
                 self._last = None
                 self._watch.look()
                 began, now = time.perf_counter_ns(), time.time()
@@ -257,7 +258,7 @@ class Recorder:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
         metrics.counter_add("SnapshotFailedExecution")
         try:
-            self._outcomes.record_error(self._held(token), error)
+            self._outcomes.ended(Ending(self._held(token), error, 0))
         except Exception as raised:
             self.writer.complain(raised)
 
@@ -291,7 +292,7 @@ class Recorder:
             if metrics.counter_value("SnapshotFailures") != recorded:
                 mark_recorded(error)  # an execution had failed, and this came of it
             elif last is not None:
-                self._outcomes.record_error(last, error)
+                self._outcomes.ended(Ending(last, error, 0))
             elif plan.keep_last:
                 self._outcomes.dump_ring(Cause(KEEP_LAST, error_text(error)))
                 mark_recorded(error)
@@ -326,12 +327,12 @@ class Recorder:
             self._process = jax.process_index()
         self._plan = plan
         if not self._is_flushed_by_signal:
-            self._is_flushed_by_signal = signals.before_terminated(self.writer.end)
+            self._is_flushed_by_signal = before_terminated(self.writer.end)
         if plan.waits_for_errors:
             listen_for_uncaught_errors(self)
         if plan.keep_last and not self._listens:
             self._listens = True
-            signals.on_user_signal(lambda: self._outcomes.dump_ring(Cause(KEEP_LAST)))
+            on_user_signal(lambda: self._outcomes.dump_ring(Cause(KEEP_LAST)))
         jaxapi.before_deleted(about_to_delete)
         atexit.unregister(self._finish)
         atexit.register(self._finish)
@@ -447,17 +448,17 @@ class Recorder:
         if seen.devices is None:
             here = [one for one in executable.devices if one.process_index == self._process]
             seen.devices = tuple((index, one, BOTH_ROLES) for index, one in enumerate(here))
-        if policy.records_all():
+        if records_all():
             return seen.devices
         return tuple(
             (index, device, words)
             for index, device, _ in seen.devices
-            if (words := policy.decide(executable.name, index, count))
+            if (words := decide(executable.name, index, count))
         )
 
     def _finish(self) -> None:
         """Record what the last executions turn out to be, before the process ends."""
-        signals.stop_listening()
+        stop_listening()
         self._watch.close()
         self.writer.flush()
         self._ring.close()
@@ -481,11 +482,11 @@ class Recorder:
     def _tell_if_none_met(self) -> None:
         """Say that no condition has held in all this time, which a misspelt name would explain."""
         plan = self._plan
-        if plan is None or self._has_met or not policy.records_all():
+        if plan is None or self._has_met or not records_all():
             return
+        texts = [condition.text for condition in plan.conditions]
         # Of several processes, those of other ranks are to record nothing.
-        texts = [one.text for one in plan.conditions if not one.trigger and "rank" not in one.text]
-        if len(texts) == len(plan.conditions) > 0:
+        if texts and not plan.triggers and not any("rank" in text for text in texts):
             ran = sorted({seen.name for seen in self._seen.values()})
             _log.warning(
                 "nothing was recorded: no execution met %s; what ran was %s",

@@ -1,4 +1,4 @@
-"""The thread that writes snapshots while the program goes on; must not know what is in them.
+"""The thread that writes snapshots while the program goes on.
 
 The queue is bounded: a program that records faster than its disk can write waits, and the wait is
 counted. What is queued is written before the process ends; a forked child starts with an empty

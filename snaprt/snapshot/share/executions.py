@@ -1,18 +1,43 @@
-"""Tells which snapshots are of one execution, inputs and outputs on all devices; reads no array."""
+"""Tells which files are of one execution: its inputs and outputs, on all devices, of all processes.
+
+Files are named so that a name tells most of it (`schema.file_name`), and their manifests decide.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.format import places, schema
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 
+_MOST_SECONDS_APART = 600
+"""Processes begin an execution together, but for their clocks and the time they compile."""
+
 _OF_ONE_DEVICE = re.compile(
     r"-process\d{6}(?:-run\w{8})?-executable\d{6}-device\d{6}(?=-execution\d{6})"
 )
+
+
+def contradiction(one: schema.Execution, other: schema.Execution) -> str:
+    """Say in words why two files are not of one execution; nothing where they are.
+
+    Each process numbers its own executables, and has a name for its run.
+    """
+    fields = ["graph_id", "execution_count", "step", "devices"]
+    if one.process == other.process:
+        fields += ["run", "executable"]
+    for field in fields:
+        expected, actual = getattr(one, field), getattr(other, field)
+        if expected != actual:
+            words = field.removesuffix("_id").removesuffix("_count")
+            return f"its manifest says {words} {actual}, not {expected}"
+    apart = abs(one.time - other.time)
+    return f"it ran {apart:.0f} s apart" if apart > _MOST_SECONDS_APART else ""
 
 
 def whole_executions(files: Sequence[Path]) -> tuple[Path, ...]:
@@ -25,7 +50,7 @@ def whole_executions(files: Sequence[Path]) -> tuple[Path, ...]:
         SnapshotError: A file is missing or damaged, or there is nothing in a folder.
         OSError: A folder cannot be read.
     """
-    found: dict[Path, None] = {}
+    whole: dict[Path, None] = {}
     for path in files:
         if path.is_dir() or places.is_pack_file(path):
             inside = places.snapshots_in(path)
@@ -34,15 +59,15 @@ def whole_executions(files: Sequence[Path]) -> tuple[Path, ...]:
                     f"{path} holds no snapshot that can be read",
                     hint="`snaprt ls DIR` lists what was recorded into a directory",
                 )
-            found |= dict.fromkeys(inside)
+            whole |= dict.fromkeys(inside)
             continue
         stem = _stem(path)
         beside = places.snapshots_in(places.pack_of(path) or path.parent)
         candidates = [open_snapshot(other) for other in beside if _stem(other) == stem]
         this = open_snapshot(path)
-        found |= {one.path: None for one in candidates if _are_one(this, one)}
-        found[path] = None
-    return tuple(found)
+        whole |= {other.path: None for other in candidates if _are_one(this, other)}
+        whole[path] = None
+    return tuple(whole)
 
 
 def executions_in(place: Path) -> list[Path]:
@@ -55,16 +80,77 @@ def executions_in(place: Path) -> list[Path]:
     groups: list[list[SnapshotFile]] = []
     for path in places.snapshots_in(place):
         file = open_snapshot(path)
-        group = next((one for one in groups if _are_one(one[0], file)), None)
+        group = next((group for group in groups if _are_one(group[0], file)), None)
         if group is None:
             groups.append([file])
         else:
             group.append(file)
-    return [_first(group) for group in groups]
+    return [
+        min(group, key=lambda file: (schema.ROLES.index(file.role), file.path)).path
+        for group in groups
+    ]
 
 
-def _first(files: Iterable[SnapshotFile]) -> Path:
-    return min(files, key=lambda file: (schema.ROLES.index(file.role), file.path)).path
+def only_execution(pack: Path) -> Path:
+    """Return the snapshot in a packed file that holds those of one execution.
+
+    Raises:
+        SnapshotError: It is damaged, or holds several executions, or none.
+    """
+    executions = executions_in(pack)
+    if not executions:
+        raise SnapshotError(
+            f"{pack} holds no snapshot that can be read",
+            hint="it is damaged; get it again from where it was made",
+        )
+    if len(executions) > 1:
+        raise SnapshotError(
+            f"{pack} holds {len(executions)} executions",
+            hint=f"name one of them, as in {executions[0]}",
+        )
+    return executions[0]
+
+
+def one_for_each_execution(paths: Sequence[Path]) -> list[Path]:
+    """Leave out the files of other devices of an execution that an earlier file stands for.
+
+    A file that cannot be read, or of which others are missing, stays: whoever replays it says so.
+    """
+    joined: set[Path] = set()
+    kept = []
+    for path in paths:
+        if path.absolute() in joined:
+            continue
+        kept.append(path)
+        if not path.name.endswith(tuple(schema.SUFFIXES.values())):
+            continue
+        with contextlib.suppress(SnapshotError):
+            file = open_snapshot(path)
+            if len(file.manifest.execution.devices) > 1:
+                joined |= {other.path.absolute() for other in files_of_devices(file, file.role)}
+    return kept
+
+
+def files_of_devices(file: SnapshotFile, role: schema.Role) -> tuple[SnapshotFile, ...]:
+    """Return the file of each device of an execution, in the order of the program's devices.
+
+    They lie in one folder, whichever processes wrote them.
+
+    Args:
+        file: Any file of the execution.
+        role: Which files are wanted: those with its inputs, or those with its outputs.
+
+    Raises:
+        SnapshotError: A file is missing, damaged, or of another execution; the message names it.
+    """
+    devices = range(len(file.manifest.execution.devices))
+    return tuple(_file_of_device(file, role, number) for number in devices)
+
+
+def has_any(file: SnapshotFile, role: schema.Role) -> bool:
+    """Return whether there is a file of that role of any device of the execution."""
+    devices = range(len(file.manifest.execution.devices))
+    return any(_candidates(file, role, number) for number in devices)
 
 
 def _stem(path: Path) -> str:
@@ -75,9 +161,69 @@ def _stem(path: Path) -> str:
 
 
 def _are_one(this: SnapshotFile, other: SnapshotFile) -> bool:
-    """Return whether two files are of one execution; each process numbers its own executables."""
-    one, two = this.manifest.execution, other.manifest.execution
-    same = (one.graph_id, one.execution_count, one.step, one.devices)
-    if same != (two.graph_id, two.execution_count, two.step, two.devices):
-        return False
-    return one.process != two.process or (one.run, one.executable) == (two.run, two.executable)
+    return not contradiction(this.manifest.execution, other.manifest.execution)
+
+
+def _file_of_device(file: SnapshotFile, role: schema.Role, number: int) -> SnapshotFile:
+    execution = file.manifest.execution
+    candidates = [open_snapshot(path) for path in _candidates(file, role, number)]
+    reasons = [_why_not(execution, other, role, number) for other in candidates]
+    fitting = [other for other, why in zip(candidates, reasons, strict=True) if not why]
+    if fitting:  # of several runs in one folder, take what ran at the same time
+        return min(fitting, key=lambda other: abs(other.manifest.execution.time - execution.time))
+    device = execution.devices[number]
+    whose = f"device {number} ({device.platform} {device.id} of process {device.process})"
+    if candidates:
+        raise SnapshotError(
+            f"{candidates[0].path} should hold the {role} of {whose} of the execution in "
+            f"{file.path.name}, but {reasons[0]}",
+            hint="it was renamed or overwritten; keep the files of each run in a folder of its own",
+        )
+    raise SnapshotError(
+        f"{file.path} is of a program on {len(execution.devices)} devices, and the file with the "
+        f"{role} of {whose} is missing: {_expected_name(execution, role, number)}",
+        hint="put the files of all devices into one folder; record all devices of an execution",
+    )
+
+
+def _why_not(
+    execution: schema.Execution, other: SnapshotFile, role: schema.Role, number: int
+) -> str:
+    theirs, device = other.manifest.execution, execution.devices[number]
+    if theirs.role != role:
+        return f"its manifest says role {theirs.role}, not {role}"
+    if theirs.device != device:
+        return f"its manifest says device {theirs.device}, not {device}"
+    return contradiction(execution, theirs)
+
+
+def _candidates(file: SnapshotFile, role: schema.Role, number: int) -> list[Path]:
+    """Return the files whose names say that they hold this device's part of the execution."""
+    expected = _expected_name(file.manifest.execution, role, number)
+    execution = file.manifest.execution
+    process = execution.devices[number].process
+    start = f"{expected.partition('-process')[0]}-process{process:06d}-"
+    _, mark, rest = expected.rpartition("-device")
+    try:
+        names = [path.name for path in places.snapshots_in(file.path.parent)]
+    except OSError as error:
+        raise SnapshotError(f"cannot list {file.path.parent}: {error.strerror or error}") from error
+    return sorted(
+        file.path.parent / name
+        for name in names
+        if name == expected
+        # Another process has a name for its run, and numbers its executables, by itself.
+        or (
+            process != execution.process
+            and name.startswith(start)
+            and name.endswith(f"{mark}{rest}")
+        )
+    )
+
+
+def _expected_name(execution: schema.Execution, role: schema.Role, number: int) -> str:
+    device = execution.devices[number]
+    before = [one for one in execution.devices[:number] if one.process == device.process]
+    return schema.file_name(
+        dataclasses.replace(execution, role=role, process=device.process, device_index=len(before))
+    )

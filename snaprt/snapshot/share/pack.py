@@ -7,17 +7,19 @@ copying; ``places.py`` reads them where they are.
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from snaprt.errors import SnapshotError, UsageError
 from snaprt.snapshot.format import places, schema, store
+from snaprt.snapshot.format.arrays import PIECE
 from snaprt.snapshot.format.leftovers import remove_leftovers, temporary_folder, temporary_name
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.format.write import write_snapshot
@@ -28,26 +30,16 @@ COMMENT: Final = b"snaprt-pack 1.0"
 _COMMENT: Final = re.compile(rb"snaprt-pack (\d{1,6})\.\d+")
 _MAJOR: Final = 1
 
-_PIECE = 8 << 20
-
 
 @dataclass(frozen=True)
 class Packed:
-    """What went into a packed file, or came out of it.
+    """What went into a packed file, or came out of it."""
 
-    Attributes:
-        path: The packed file.
-        snapshots: Names of the snapshots.
-        arrays: How many stored arrays.
-        bytes: Of all of these together.
-        notes: What who shares it should know.
-    """
-
-    path: Path
-    snapshots: tuple[str, ...]
-    arrays: int
-    bytes: int
-    notes: tuple[str, ...] = ()
+    path: Path  # the packed file
+    snapshots: tuple[str, ...]  # their names
+    arrays: int  # how many stored arrays
+    bytes: int  # of all of these together
+    notes: tuple[str, ...] = ()  # what who shares it should know
 
 
 def pack(
@@ -90,7 +82,7 @@ def _write(file: BinaryIO, paths: Sequence[Path], out: Path, kinds: Sequence[Kin
     redaction = Redaction(frozenset(kinds)) if kinds else None
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.comment = COMMENT
-        archive.writestr(zipfile.ZipInfo(places.MARK_MEMBER), places.PACK_MARK)
+        archive.writestr(zipfile.ZipInfo(schema.MARK_MEMBER), places.PACK_MARK)
         for path in paths:
             snapshot = open_snapshot(path)
             with _shareable(snapshot, redaction, out.parent) as (shared, told):
@@ -130,7 +122,7 @@ def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
     info = zipfile.ZipInfo(name)
     info.external_attr = 0o644 << 16
     with places.open_bytes(path) as source, archive.open(info, "w", force_zip64=True) as sink:
-        shutil.copyfileobj(source, sink, _PIECE)
+        shutil.copyfileobj(source, sink, PIECE)
 
 
 def unpack(pack: Path, folder: Path) -> Packed:
@@ -143,14 +135,20 @@ def unpack(pack: Path, folder: Path) -> Packed:
     snapshots, arrays, size = [], 0, 0
     for place in (folder, folder / store.FOLDER):
         remove_leftovers(place)
-    for name, copy in _checked_members(pack).items():
+    for name in _checked_members(pack):
         target = folder / name
         temporary = folder / temporary_name(target.name)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            copy(temporary)
+            _extract(pack, name, temporary)
             size += temporary.stat().st_size
-            _keep(temporary, target)
+            if not target.exists():
+                os.replace(temporary, target)
+            elif not filecmp.cmp(temporary, target, shallow=False):
+                raise UsageError(
+                    f"{target} is there already, with another content",
+                    hint="unpack into another folder",
+                )
         except OSError as error:
             raise not_written(target, error) from error
         finally:
@@ -161,8 +159,8 @@ def unpack(pack: Path, folder: Path) -> Packed:
     return Packed(pack, tuple(snapshots), arrays, size)
 
 
-def _checked_members(pack: Path) -> Mapping[str, Callable[[Path], None]]:
-    """Return, for each member of a packed file, what copies it into a file."""
+def _checked_members(pack: Path) -> Sequence[str]:
+    """Return the names of a packed file's members, none of which leads out of a folder."""
     if not places.is_pack_file(pack):
         missing = f"there is no file {pack}" if not pack.exists() else f"{pack} is no packed file"
         raise SnapshotError(missing, hint="`snaprt pack` makes packed files")
@@ -171,36 +169,33 @@ def _checked_members(pack: Path) -> Mapping[str, Callable[[Path], None]]:
             comment, members = places.directory(file)
     except (OSError, zipfile.BadZipFile, ValueError) as error:
         raise _damaged(pack, error) from error
-    found = _COMMENT.match(comment)
-    if found and int(found[1]) > _MAJOR:
+    version = _COMMENT.match(comment)
+    if version and int(version[1]) > _MAJOR:
         raise SnapshotError(
-            f"{pack} was packed by a newer snaprt, format {int(found[1])}",
+            f"{pack} was packed by a newer snaprt, format {int(version[1])}",
             hint="pip install --upgrade snaprt",
         )
-    names = [name for name in members if name != places.MARK_MEMBER]
+    names = [name for name in members if name != schema.MARK_MEMBER]
     for name in names:
         is_snapshot = name.endswith(places.SNAPSHOT_SUFFIX) and not re.search(r"[/\\:]|^\.", name)
         if not is_snapshot and not store.MEMBER.fullmatch(name):
             raise SnapshotError(f"{pack} is damaged: it holds a member {name!r:.200}")
-    return {name: _copier(pack, name) for name in names}
+    return names
 
 
-def _copier(pack: Path, name: str) -> Callable[[Path], None]:
-    def copy(target: Path) -> None:
-        try:
-            # The zip's own checksum is verified on the way.
-            with (
-                zipfile.ZipFile(pack) as archive,
-                archive.open(name) as source,
-                target.open("xb") as sink,
-            ):
-                shutil.copyfileobj(source, sink, _PIECE)
-                sink.flush()
-                os.fsync(sink.fileno())
-        except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-            raise _damaged(pack, error) from error
-
-    return copy
+def _extract(pack: Path, name: str, target: Path) -> None:
+    try:
+        # The zip's own checksum is verified on the way.
+        with (
+            zipfile.ZipFile(pack) as archive,
+            archive.open(name) as source,
+            target.open("xb") as sink,
+        ):
+            shutil.copyfileobj(source, sink, PIECE)
+            sink.flush()
+            os.fsync(sink.fileno())
+    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        raise _damaged(pack, error) from error
 
 
 def not_written(path: Path, error: OSError) -> SnapshotError:
@@ -215,23 +210,3 @@ def _damaged(pack: Path, error: Exception) -> SnapshotError:
     return SnapshotError(
         f"{pack} is damaged: {error}", hint="get the file again from where it was made"
     )
-
-
-def _keep(temporary: Path, target: Path) -> None:
-    """Give a file its name, unless one of that name and content is there."""
-    if not target.exists():
-        os.replace(temporary, target)
-    elif not _same_content(temporary, target):
-        raise UsageError(
-            f"{target} is there already, with another content", hint="unpack into another folder"
-        )
-
-
-def _same_content(one: Path, other: Path) -> bool:
-    if one.stat().st_size != other.stat().st_size:
-        return False
-    with one.open("rb") as first, other.open("rb") as second:
-        while content := first.read(_PIECE):
-            if content != second.read(_PIECE):
-                return False
-    return True

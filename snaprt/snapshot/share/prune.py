@@ -1,4 +1,4 @@
-"""Removes stored arrays that no snapshot refers to; must not know what is in them.
+"""Removes stored arrays that no snapshot refers to.
 
 No lock is taken: who stores or reuses an array makes its file new, and only files that have been
 old for a while are looked at. One that becomes new while it is being removed is put back.
@@ -24,12 +24,7 @@ AGE: Final = 3600.0
 
 @dataclass(frozen=True)
 class Orphan:
-    """A stored array that no snapshot refers to.
-
-    Attributes:
-        path: Its file.
-        bytes: The file's size.
-    """
+    """A stored array that no snapshot refers to: its file, and the size of that."""
 
     path: Path
     bytes: int

@@ -1,4 +1,4 @@
-"""Takes out of a snapshot what its owner does not want to share; it must not know packed files.
+"""Takes out of a snapshot what its owner does not want to share.
 
 ``values``: of each array stay its shape, its dtype, some statistics and a seed (``seeded.py``).
 ``names``: the graph, its inputs and outputs, functions and mesh axes get neutral names, in the
@@ -9,9 +9,10 @@ What the module computes with stays: its operations, their shapes, and its const
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,6 +21,7 @@ import jax
 
 from snaprt import jaxapi, variables
 from snaprt.errors import SnapshotError
+from snaprt.graph.artifacts import Proof
 from snaprt.hlo.proto import HloModuleProto, parse, serialize
 from snaprt.snapshot.format import schema, seeded
 from snaprt.snapshot.format.read import SnapshotFile
@@ -35,14 +37,10 @@ _PATH = re.compile(r"[/\\]|^~")
 
 @dataclasses.dataclass(frozen=True)
 class Redaction:
-    """What is taken out of the snapshots that are packed together.
-
-    Attributes:
-        kinds: Some of ``KINDS``.
-        secret: Makes the seeds, so that equal arrays get equal ones, and nobody can test a guess.
-    """
+    """What is taken out of the snapshots that are packed together."""
 
     kinds: frozenset[Kind]
+    # Makes the seeds, so that equal arrays get equal ones, and nobody can test a guess.
     secret: bytes = dataclasses.field(default_factory=lambda: os.urandom(32), repr=False)
 
 
@@ -69,7 +67,7 @@ def redact(file: SnapshotFile, redaction: Redaction) -> tuple[schema.Contents, t
         shardings=tuple(
             names.of_sharding(one) if "names" in kinds else one for one in manifest.shardings
         ),
-        proof=schema.ProofRecord() if "names" in kinds else manifest.proof,
+        proof=Proof() if "names" in kinds else manifest.proof,
     )
     if "paths" in kinds:
         _check_no_path_is_left(file, contents)
@@ -163,21 +161,12 @@ def _redact_array(
     if changed.in_store or changed.seeded:
         return changed
     return schema.ArrayContent(
-        name=changed.name,
-        fetch=_reader(file, record.name),
-        nbytes=record.raw_bytes,
-        weak_type=record.weak_type,
+        changed.name,
+        functools.partial(file.array, record.name),
+        record.raw_bytes,
         key_dtype=record.dtype if record.key_impl else "",
-        key_impl=record.key_impl,
-        sharding=changed.sharding,
-        global_shape=record.global_shape,
-        sharding_number=record.sharding_number,
-        index=record.index,
+        **changed.traits(),
     )
-
-
-def _reader(file: SnapshotFile, name: str) -> Callable[[], Any]:
-    return lambda: file.array(name)
 
 
 def _summary(file: SnapshotFile, record: schema.ArrayRecord, secret: bytes) -> Mapping[str, float]:

@@ -1,19 +1,18 @@
-"""Inputs for a module that comes without any: from an ``.npz`` file, or random.
-
-It must not know formats of modules or devices.
-"""
+"""Bare modules: what they take, and inputs for them, from an ``.npz`` file or random."""
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from snaprt import jaxapi
 from snaprt.errors import SnapshotError, UsageError
 from snaprt_replay import floatbits
-from snaprt_replay.load.case import NamedArray, Signature
+from snaprt_replay.load.case import Case, NamedArray, Signature
 
 # Integers are drawn below this: they are mostly indices, labels and counts, and must stay inside
 # arrays that may be small.
@@ -92,3 +91,52 @@ def _draw(generator: np.random.Generator, expected: Signature) -> np.ndarray:
         return np.asarray(parts[0] + 1j * parts[1]).astype(dtype)
     below = 2 if dtype.kind == "b" else min(_RANDOM_BELOW, floatbits.largest_integer(dtype) + 1)
     return np.asarray(generator.integers(0, below, shape)).astype(dtype)
+
+
+def load_module_file(path: Path, form: str) -> Case:
+    """Load a file that is one StableHLO module, as text or bytecode.
+
+    Raises:
+        SnapshotError: The module cannot be parsed.
+    """
+    module = path.read_bytes()
+    with contextlib.suppress(ValueError):  # `module_parameters` says what is wrong with it
+        module = without_tokens(module)
+    return Case(
+        path=path,
+        format=form,
+        name=path.name.partition(".")[0],
+        stablehlo=module,
+        inputs=None,
+        outputs=None,
+        parameters=module_parameters(module, path),
+    )
+
+
+def without_tokens(stablehlo: bytes) -> bytes:
+    """Return a module whose ``main`` neither takes nor returns tokens, which no array can be.
+
+    Raises:
+        ValueError: It cannot be parsed.
+    """
+    parsed = jaxapi.parse_module(stablehlo)
+    return jaxapi.portable_artifact(parsed) if jaxapi.without_tokens(parsed) else stablehlo
+
+
+def module_parameters(stablehlo: bytes, path: Path) -> tuple[Signature, ...]:
+    """Return what a module's ``main`` expects.
+
+    Raises:
+        SnapshotError: The module cannot be parsed, or takes what no array can be.
+    """
+    try:
+        module = jaxapi.parse_module(stablehlo)
+        parameters, _ = jaxapi.module_signature(module)
+    except ValueError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        why = next((line for line in lines if "error:" in line), (lines or ["no reason given"])[0])
+        raise SnapshotError(
+            f"the module in {path} cannot be read: {why.strip()}",
+            hint="the file is damaged, or holds dialects that this jaxlib does not know",
+        ) from error
+    return tuple(Signature(tuple(shape), np.dtype(dtype)) for shape, dtype in parameters)

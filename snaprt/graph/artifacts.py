@@ -1,4 +1,4 @@
-"""What tells one executable from another: fingerprint, optimized HLO, aliases; knows no snapshots.
+"""A program in the forms in which it is recorded, and what tells its executable from others.
 
 Source of the aliases: ``input_output_alias`` in the first line of HLO text, as openxla's
 ``hlo_input_output_alias_config.cc`` prints it.
@@ -24,26 +24,31 @@ _ALIAS = re.compile(r"\{([0-9, ]*)\}: \(([0-9]+), \{[0-9, ]*\}, (?:may|must)-ali
 
 @dataclass(frozen=True)
 class Proof:
-    """What tells which executable ran.
+    """What tells which executable ran; snapshots hold it as it is."""
 
-    Attributes:
-        fingerprint: XLA's own of the executable, in its words; empty where it has none.
-        optimised_hlo: BLAKE3, in hex, of the optimized module as text with canonical names and
-            without source locations, and with ``{...}`` in place of constants of more than ten
-            elements where those have more than 16,384 together; empty where the platform keeps it
-            to itself.
-        aliases: ``result <- parameter`` for each result that takes a parameter's memory.
-    """
+    fingerprint: str = ""  # XLA's own; it changes where an executable is loaded from a cache
+    optimised_hlo: str = ""  # BLAKE3 in hex, see `proof_of`; empty where the platform hides it
+    aliases: tuple[str, ...] = ()  # `result <- parameter` for each shared piece of memory
 
-    fingerprint: str = ""
-    optimised_hlo: str = ""
-    aliases: tuple[str, ...] = ()
+
+@dataclass(frozen=True)
+class ModuleArtifacts:
+    """A program in the forms in which it is recorded."""
+
+    stablehlo: bytes  # portable artifact: versioned bytecode, with source locations
+    hlo: bytes  # serialized `xla.HloModuleProto`, before optimization
+    compile_options: bytes  # serialized `xla.CompileOptionsProto`
+    num_devices: int  # how many devices one execution runs on
+    proof: Proof = Proof()
+    trace_error: Any = None  # what a snapshot says of the error that ended its recording
 
 
 def proof_of(executable: Any) -> Proof:
     """Return what tells a loaded executable of XLA's from others; None gives an empty proof.
 
-    Printing a large module takes a while: ask in a thread that may take its time.
+    The optimized module is taken as text with canonical names and without source locations, and
+    with ``{...}`` in place of constants of more than ten elements where those have more than 16,384
+    together. Printing a large module takes a while: ask in a thread that may take its time.
     """
     if executable is None:
         return Proof()

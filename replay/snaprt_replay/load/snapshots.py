@@ -1,0 +1,242 @@
+"""Load snaprt's own snapshots: of one device, of several, redacted, or of a newer jaxlib."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from snaprt import jaxapi
+from snaprt.errors import SnapshotError
+from snaprt.snapshot.format import schema
+from snaprt.snapshot.format.read import SnapshotFile, open_snapshot, sibling_inputs, sibling_outputs
+from snaprt.snapshot.share.executions import contradiction, files_of_devices, has_any
+from snaprt_replay.load import sniff
+from snaprt_replay.load.case import Case, NamedArray, Signature
+from snaprt_replay.load.modules import module_parameters
+from snaprt_replay.load.shards import ShardedArray, sharded
+from snaprt_replay.process.parsing import can_parse
+
+
+def load_snapshot(path: Path) -> Case:
+    """Load the execution that a snapshot is of, with the files beside it.
+
+    Raises:
+        SnapshotError: A file is damaged, missing, or of another execution.
+    """
+    file = open_snapshot(path)
+    several = len(file.manifest.execution.devices) > 1
+    return _as_redacted(_of_devices(file) if several else _of_one_device(file), file)
+
+
+def _of_one_device(file: SnapshotFile) -> Case:
+    path, notes = file.path, []
+    execution = file.manifest.execution
+    inputs_path: Path | None = path
+    outputs_path = sibling_outputs(path)
+    if file.role == "outputs":
+        inputs_path, outputs_path = sibling_inputs(path), path
+        if inputs_path is None:
+            notes.append(f"{path.name} holds outputs, and there is no .inputs.snap beside it")
+    elif outputs_path is None:
+        expected = path.name.removesuffix(schema.SUFFIXES["inputs"]) + schema.SUFFIXES["outputs"]
+        notes.append(f"there is no {expected} beside it: nothing to compare with")
+    if execution.error.strip():
+        notes.append(f"recorded when this was raised: {execution.error.strip().splitlines()[0]}")
+    inputs = _arrays(open_snapshot(inputs_path), "inputs") if inputs_path else None
+    outputs = None
+    if outputs_path is not None:
+        other = open_snapshot(outputs_path)
+        why = contradiction(execution, other.manifest.execution)
+        if why:
+            raise SnapshotError(
+                f"{path} and {outputs_path.name} are of different executions: of the latter, {why}",
+                hint="one of them was renamed or overwritten; record again",
+            )
+        outputs = _arrays(other, "outputs")
+    case = _case(file, inputs, outputs, notes)
+    error = file.manifest.trace_error
+    return dataclasses.replace(case, unfinished=error.message) if error is not None else case
+
+
+def _of_devices(file: SnapshotFile) -> Case:
+    """Join what the devices of one execution left in one folder."""
+    execution = file.manifest.execution
+    files: list[Path] = []
+    arrays: dict[schema.Role, tuple[ShardedArray, ...]] = {}
+    for role in schema.ROLES:
+        if file.role == role or has_any(file, role):
+            joined = files_of_devices(file, role)
+            files += [one.path for one in joined]
+            arrays[role] = tuple(_joined_array(joined, name) for name in joined[0].array_names)
+    inputs, outputs = arrays.get("inputs"), arrays.get("outputs")
+    notes = [f"joined from {len(files)} files: {len(execution.devices)} devices"]
+    processes = len({device.process for device in execution.devices})
+    if processes > 1:
+        notes[0] += f" of {processes} processes, whose collectives may have added in another order"
+    if inputs is None:
+        notes.append("there are no files with inputs beside it")
+    if outputs is None:
+        notes.append("there are no files with outputs beside it: nothing to compare with")
+    differing = [array for array in inputs or () if array.copies_differ]
+    if differing:
+        names = ", ".join(array.name for array in differing)
+        notes.append(f"copies on different devices differ, and each device gets its own: {names}")
+    return dataclasses.replace(
+        _case(file, _wholes(inputs), _wholes(outputs), notes),
+        devices=len(execution.devices),
+        partitioning=_partitioning(file),
+        input_parts={array.name: array.parts for array in differing},
+        output_parts=outputs or (),
+        files=tuple(files),
+    )
+
+
+def _case(
+    file: SnapshotFile,
+    inputs: tuple[NamedArray, ...] | None,
+    outputs: tuple[NamedArray, ...] | None,
+    notes: Sequence[str],
+) -> Case:
+    module, made = readable_module(file)
+    return Case(
+        path=file.path,
+        format=sniff.SNAPSHOT,
+        name=file.manifest.execution.name,
+        stablehlo=module,
+        inputs=inputs,
+        outputs=outputs,
+        parameters=(
+            tuple(Signature(array.shape, array.dtype) for array in inputs)
+            if inputs is not None
+            else module_parameters(module, file.path)
+        ),
+        environment=recorded_environment(file),
+        trusted=True,
+        notes=(*notes, *made),
+    )
+
+
+def _as_redacted(case: Case, file: SnapshotFile) -> Case:
+    """Return a case that says what was taken out of its file, without outputs that mean nothing."""
+    redacted = file.manifest.execution.redacted
+    if not redacted:
+        return case
+    notes = [f"redacted before it was shared: {', '.join(redacted)}"]
+    if "values" in redacted:
+        notes.append(
+            "the inputs are drawn from a seed, with the statistics of the recorded ones: there are "
+            "no recorded outputs to compare with"
+        )
+        case = dataclasses.replace(case, outputs=None, output_parts=())
+    return dataclasses.replace(case, notes=(*case.notes, *notes))
+
+
+def _arrays(file: SnapshotFile, role: schema.Role) -> tuple[NamedArray, ...]:
+    if file.role != role:
+        raise SnapshotError(
+            f"{file.path} is called as if it held {role}, but it holds {file.role}",
+            hint="the file was renamed; give it its name back",
+        )
+    return tuple(NamedArray(name, file.array(name)) for name in file.array_names)
+
+
+def _wholes(arrays: Sequence[ShardedArray] | None) -> tuple[NamedArray, ...] | None:
+    return None if arrays is None else tuple(array.whole() for array in arrays)
+
+
+def _joined_array(files: Sequence[SnapshotFile], name: str) -> ShardedArray:
+    """Read one array's parts; copies with one digest are read once."""
+    known: dict[tuple[str, str], np.ndarray] = {}
+    parts, indices = [], []
+    for file in files:
+        record = file.record(name)
+        index = record.index
+        if index is None and record.shape == record.global_shape:
+            index = tuple((0, size) for size in record.shape)
+        if index is None:
+            raise SnapshotError(
+                f"{file.path} does not say which part of {name} it holds",
+                hint="a snaprt before format 1.1 wrote it; record the execution again",
+            )
+        # Without a digest its values were left out, and are drawn anew: the same for each copy.
+        same = (record.digest, str(index))
+        if same not in known:
+            known[same] = file.array(name)
+        parts.append(known[same])
+        indices.append(index)
+    first = files[0].record(name)
+    shape = first.global_shape + parts[0].shape[len(first.shape) :]
+    joined = sharded(name, shape, parts, indices)
+    if not joined.fills_whole():
+        names = ", ".join(file.path.name for file in files)
+        raise SnapshotError(
+            f"the parts of {name} do not make up the whole array of shape {list(shape)}: {names}",
+            hint="the files are of different executions, or were put together by hand",
+        )
+    return joined
+
+
+def _partitioning(file: SnapshotFile) -> jaxapi.Partitioning:
+    try:
+        return jaxapi.partitioning_of_options(file.module.compile_options)
+    except ValueError as error:
+        raise SnapshotError(
+            f"the compile options in {file.path} cannot be read: {error}",
+            hint="another jaxlib may read them; the file says which one wrote it",
+        ) from error
+
+
+def readable_module(file: SnapshotFile) -> tuple[bytes, tuple[str, ...]]:
+    """Return a snapshot's module in a form that the jaxlib here understands.
+
+    StableHLO promises that a reader understands what older ones wrote, not the reverse: a newer
+    jaxlib may write an operation in a form that is not known here. The file has it as HLO too.
+
+    Returns:
+        The module as `jaxapi.parse_module` takes it, and a note where it is not as it was written.
+
+    Raises:
+        SnapshotError: There is no such form.
+    """
+    module, writer = file.module, file.manifest.execution.versions.get("jaxlib", "")
+    here = metadata.version("jaxlib")
+    if _numbers(writer) <= _numbers(here) or can_parse(module.stablehlo):
+        return module.stablehlo, ()
+    try:
+        stablehlo = jaxapi.hlo_to_stablehlo(module.hlo)
+    except ValueError as error:
+        raise SnapshotError(
+            f"{file.path} was written with jaxlib {writer}, and jaxlib {here} cannot read its "
+            f"module: {error}",
+            hint=f"replay it with jaxlib {writer} or a later one",
+        ) from error
+    return stablehlo, (
+        f"jaxlib {here} cannot read the StableHLO of jaxlib {writer}: "
+        "the module is made of its HLO",
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def recorded_environment(file: SnapshotFile) -> Mapping[str, str]:
+    """Return what a snapshot says of where it was recorded, as in `Case.environment`."""
+    execution, proof = file.manifest.execution, file.manifest.proof
+    return {
+        **execution.versions,
+        "platform": execution.device.platform,
+        "device_kind": execution.device.kind,
+        "platform_version": execution.platform_version,
+        "driver": execution.driver,
+        "processor": execution.processor,
+        "xla_flags": execution.xla_flags,
+        "fingerprint": proof.fingerprint,
+        "optimised_hlo": proof.optimised_hlo,
+        "aliases": ", ".join(proof.aliases),
+    }
