@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from snaprt.errors import UsageError
-from snaprt_replay.compare.results import json_ready
+from snaprt_replay.compare.results import json_ready, read_as
 
 SCHEMA = "snaprt.localize"
 SCHEMA_VERSION = 1
@@ -160,15 +160,13 @@ def to_json(found: Localization) -> dict[str, Any]:
 
 def from_json(plain: Mapping[str, Any]) -> Localization:
     """Undo `to_json`; raise UsageError for data of another schema or version."""
-    import msgspec  # most searches are never read from JSON
-
     if (plain.get("schema"), plain.get("version")) != (SCHEMA, SCHEMA_VERSION):
         raise UsageError(
             f"not {SCHEMA} version {SCHEMA_VERSION}: "
             f"{plain.get('schema')} version {plain.get('version')}",
             hint="it was written by another version of snaprt",
         )
-    return msgspec.convert(plain, Localization, strict=False)
+    return read_as(Localization, plain)
 
 
 def error_text(error: float) -> str:
