@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from snaprt.errors import SnaprtError as SnaprtError
     from snaprt.errors import SnapshotError as SnapshotError
     from snaprt.errors import UsageError as UsageError
-    from snaprt.explain.call import explain as explain
+    from snaprt.explain.cuts import explain as explain
     from snaprt.explain.recompiles import CompilationProfiler as CompilationProfiler
     from snaprt.explain.times import compile_times as compile_times
     from snaprt.fleet.loader import MpDeviceLoader as MpDeviceLoader
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from snaprt.random_keys import next_key as next_key
     from snaprt.random_keys import set_rng_state as set_rng_state
     from snaprt.runtime.closures import add_step_closure as add_step_closure
+    from snaprt.runtime.jit import record as record
     from snaprt.runtime.lazy_scope import disable as disable
     from snaprt.runtime.lazy_scope import eager_mode as eager_mode
     from snaprt.runtime.lazy_scope import enable as enable
     from snaprt.runtime.lazy_scope import is_eager_mode as is_eager_mode
     from snaprt.runtime.lazy_scope import lazy as lazy
     from snaprt.runtime.optimizer import optimizer_step as optimizer_step
-    from snaprt.runtime.record_scope import record as record
     from snaprt.runtime.step import mark_step as mark_step
     from snaprt.runtime.step import sync as sync
     from snaprt.snapshot.recorder.plan import (
@@ -127,7 +127,7 @@ _WHERE = {
     "master_print": "snaprt.processes:master_print",
     "next_key": "snaprt.random_keys:next_key",
     "optimizer_step": "snaprt.runtime.optimizer:optimizer_step",
-    "record": "snaprt.runtime.record_scope:record",
+    "record": "snaprt.runtime.jit:record",
     "register_hlo_snapshot_callback": (
         "snaprt.snapshot.recorder.plan:register_hlo_snapshot_callback"
     ),

@@ -30,11 +30,11 @@ def _initialize() -> None:
 
         cache.install_if_on()
     if settings.get("SNAPRT_RECORD_JIT") and not _is_snaprt_itself():
-        from snaprt.runtime.record_scope import record_process
+        from snaprt.runtime.jit import record_process
 
         record_process()
     if settings.get("SNAPRT_REPRO_AFTER") is not None:
-        from snaprt.runtime.record_scope import watch_process
+        from snaprt.runtime.jit import watch_process
 
         watch_process()
 

@@ -1,7 +1,4 @@
-"""The compile cache as a library, ``snaprt.cache``: open one, look into it, put it under jax.jit.
-
-It only chooses the cache that the runtime uses; it knows no graphs.
-"""
+"""The compile cache as a library: open one, look into it, put it under plain ``jax.jit``."""
 
 from __future__ import annotations
 

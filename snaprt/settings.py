@@ -1,7 +1,8 @@
-"""Every environment variable that snaprt reads, in one table; knows nothing of who reads them.
+"""Every environment variable that snaprt reads, one row each.
 
 A row says how the text is understood, what holds where the variable is not set, and what it is
-for. ``snaprt help environment`` prints the table; ``docs/environment.md`` explains the rows.
+for. ``snaprt help environment`` prints the table, and
+``python -m snaprt.cli.environment docs/environment.md`` writes it into the document.
 """
 
 from __future__ import annotations
@@ -17,26 +18,46 @@ from snaprt.errors import UsageError
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What the text of a variable may be.
+
+    Attributes:
+        parse: Turns the text into a value; raises ValueError for text it does not understand.
+        allowed: What ``parse`` understands, in words for the user.
+        written: What the text names if it names something that is written later: ``file`` or
+            ``folder``; else empty.
+    """
+
+    parse: Callable[[str], Any]
+    allowed: str
+    written: str = ""
+
+
+@dataclass(frozen=True)
 class Setting:
     """One environment variable.
 
     Attributes:
         name: The variable.
-        parse: Turns its text into a value; raises ValueError for text it does not understand.
-        allowed: What ``parse`` understands, in words for the user.
-        default: The value where the variable is not set or empty.
-        default_text: The default in words for the user.
+        kind: What its text may be.
         help: What it is for, one sentence.
+        default: The value where the variable is not set or empty.
+        default_text: The default in words for the user; by default the value.
         since: The version of snaprt that first read it.
     """
 
     name: str
-    parse: Callable[[str], Any]
-    allowed: str
-    default: Any
-    default_text: str
+    kind: Kind
     help: str
+    default: Any = None
+    default_text: str = ""
     since: str = "0.1"
+
+    @property
+    def shown_default(self) -> str:
+        """The default in words for the user."""
+        is_float = isinstance(self.default, float)
+        return self.default_text or (f"{self.default:g}" if is_float else str(self.default))
 
 
 _SWITCH_WORDS: Final = {
@@ -50,17 +71,6 @@ def _switch(text: str) -> bool:
         return _SWITCH_WORDS[text.strip().lower()]
     except KeyError:
         raise ValueError(text) from None
-
-
-def _on_off(name: str, meaning: str, *, default: bool = False) -> Setting:
-    return Setting(
-        name,
-        _switch,
-        allowed="on, off (or 1, 0, true, false, yes, no)",
-        default=default,
-        default_text="on" if default else "off",
-        help=meaning,
-    )
 
 
 def _path(text: str) -> Path:
@@ -102,16 +112,6 @@ def _text(text: str) -> str:
     return text
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        word = text.strip().lower()
-        if word not in words:
-            raise ValueError(text)
-        return word
-
-    return parse
-
-
 def _verbosities(text: str) -> tuple[tuple[str, int], ...]:
     entries = [entry.strip().partition("=") for entry in text.split(",") if entry.strip()]
     if not all(name.strip() for name, _, _ in entries):
@@ -119,31 +119,45 @@ def _verbosities(text: str) -> tuple[tuple[str, int], ...]:
     return tuple((name.strip(), _count(level)) for name, _, level in entries)
 
 
-_NEURON_SNAPSHOT: Final = ("0", "1", "on_nrt_error", "on_nrt_error_hybrid", "on_nrt_error_cpu")
+FOLDER: Final = Kind(_path, "a directory; it is made where it does not exist", "folder")
+FILE: Final = Kind(_path, "a file in a directory that exists", "file")
+SIZE: Final = Kind(units.parse_size, "bytes, such as 500M or 10G")
+LIMIT: Final = Kind(_limit, "bytes, such as 500M or 10G; 0 for no limit")
+SECONDS: Final = Kind(_seconds, "seconds, 0 or more")
+NUMBER: Final = Kind(_number, "a number, 0 or more; any other text counts as not set")
 
-_CACHE_MODES: Final = ("read-write", "read-only", "fail-on-miss", "refresh", "off")
+
+def _one_of(*words: str) -> Kind:
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in map(str.lower, words):
+            raise ValueError(text)
+        return word
+
+    return Kind(parse, ", ".join(words))
 
 
-SETTINGS: Final[tuple[Setting, ...]] = (
+def _on_off(name: str, meaning: str, *, default: bool = False) -> Setting:
+    kind = Kind(_switch, "on, off (or 1, 0, true, false, yes, no)")
+    return Setting(name, kind, meaning, default, "on" if default else "off")
+
+
+SETTINGS: Final = (
     _on_off(
         "GET_TENSORS_OPBYOP",
         "Where a value is read, compile and run each operation it needs on its own.",
     ),
     Setting(
         "LOCAL_RANK",
-        _number,
-        allowed="a number, 0 or more; any other text counts as not set",
-        default=None,
+        NUMBER,
+        "Which of the processes of its machine this is, as torchrun and others say it.",
         default_text="the first of its machine",
-        help="Which of the processes of its machine this is, as torchrun and others say it.",
     ),
     Setting(
         "NEURON_DUMP_HLO_SNAPSHOT",
-        _one_of(*_NEURON_SNAPSHOT),
-        allowed="1, 0, ON_NRT_ERROR, ON_NRT_ERROR_HYBRID, ON_NRT_ERROR_CPU",
+        _one_of("1", "0", "ON_NRT_ERROR", "ON_NRT_ERROR_HYBRID", "ON_NRT_ERROR_CPU"),
+        "Record every execution (1), or those that fail, as PyTorch NeuronX does.",
         default="0",
-        default_text="0",
-        help="Record every execution (1), or those that fail, as PyTorch NeuronX does.",
     ),
     _on_off(
         "NEURON_FRAMEWORK_DEBUG", "Off: NEURON_DUMP_HLO_SNAPSHOT counts as not set.", default=True
@@ -156,102 +170,80 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     _on_off("PT_XLA_DEBUG", "Log each compilation and execution, as PyTorch/XLA does."),
     Setting(
         "PT_XLA_DEBUG_FILE",
-        _path,
-        allowed="a file in a directory that exists",
-        default=None,
+        FILE,
+        "Append what PT_XLA_DEBUG tells to this file instead.",
         default_text="the standard error stream",
-        help="Append what PT_XLA_DEBUG tells to this file instead.",
     ),
     Setting(
         "PT_XLA_DEBUG_LEVEL",
-        _count,
-        allowed="0, 1, 2 or more",
-        default=None,
+        Kind(_count, "0, 1, 2 or more"),
+        "1 tells of compilations, 2 of executions as well.",
         default_text="2 where PT_XLA_DEBUG is on, else 0",
-        help="1 tells of compilations, 2 of executions as well.",
     ),
     Setting(
         "PT_XLA_DEBUG_MAX_FRAME",
-        _count,
-        allowed="a number of frames",
+        Kind(_count, "a number of frames"),
+        "How many frames of the stack PT_XLA_DEBUG shows at most.",
         default=8,
-        default_text="8",
-        help="How many frames of the stack PT_XLA_DEBUG shows at most.",
     ),
     Setting(
         "RANK",
-        _number,
-        allowed="a number, 0 or more; any other text counts as not set",
-        default=None,
+        NUMBER,
+        "Which of the processes of a job this is, as torchrun and others say it.",
         default_text="`jax.process_index()`",
-        help="Which of the processes of a job this is, as torchrun and others say it.",
     ),
     _on_off(
         "SNAPRT_CACHE", "Keep compiled programs on disk and use those that are there.", default=True
     ),
     Setting(
         "SNAPRT_AUTO_STEP_BYTES",
-        units.parse_size,
-        allowed="bytes, such as 500M or 10G",
+        SIZE,
+        "How many bytes pending operations hold or compute before an automatic step.",
         default=1 << 30,
         default_text="1G",
-        help="How many bytes pending operations hold or compute before an automatic step.",
     ),
     Setting(
         "SNAPRT_AUTO_STEP_SIZE",
-        _count,
-        allowed="a number of operations; 0 for no automatic steps",
+        Kind(_count, "a number of operations; 0 for no automatic steps"),
+        "How many operations are pending at most where a program marks no steps.",
         default=1000,
-        default_text="1000",
-        help="How many operations are pending at most where a program marks no steps.",
     ),
     Setting(
         "SNAPRT_CACHE_DIR",
-        _path,
-        allowed="a directory; it is made where it does not exist",
-        default=None,
+        FOLDER,
+        "The directory of the compile cache.",
         default_text="snaprt's folder in the user's cache directory",
-        help="The directory of the compile cache.",
     ),
     Setting(
         "SNAPRT_CACHE_KEY_FILE",
-        _path,
-        allowed="a file of 16 bytes or more that others may not read",
-        default=None,
+        Kind(_path, "a file of 16 bytes or more that others may not read"),
+        "The key with which entries of the compile cache are signed.",
         default_text="entries are not signed",
-        help="The key with which entries of the compile cache are signed.",
     ),
     Setting(
         "SNAPRT_CACHE_MAX_SIZE",
-        _limit,
-        allowed="bytes, such as 500M or 10G; 0 for no limit",
+        LIMIT,
+        "Maximum total size of the compile cache; what is worth least is evicted.",
         default=10 << 30,
         default_text="10G",
-        help="Maximum total size of the compile cache; what is worth least is evicted.",
     ),
     Setting(
         "SNAPRT_CACHE_MODE",
-        _one_of(*_CACHE_MODES),
-        allowed=", ".join(_CACHE_MODES),
+        _one_of("read-write", "read-only", "fail-on-miss", "refresh", "off"),
+        "Whether programs read the compile cache, write to it, and may compile at all.",
         default="read-write",
-        default_text="read-write",
-        help="Whether programs read the compile cache, write to it, and may compile at all.",
     ),
     Setting(
         "SNAPRT_CACHE_REMOTE",
-        _url,
-        allowed="s3://bucket/prefix, gs://..., az://..., https://host/path or file:///folder",
-        default=None,
+        Kind(_url, "s3://bucket/prefix, gs://..., az://..., https://host/path or file:///folder"),
+        "A cache that a team shares, asked for what is not in the directory.",
         default_text="no remote",
-        help="A cache that a team shares, asked for what is not in the directory.",
     ),
     Setting(
         "SNAPRT_CACHE_REMOTE_TIMEOUT",
-        _seconds,
-        allowed="seconds, 0 or more",
+        SECONDS,
+        "How long a program waits at most for an entry of the remote cache.",
         default=2.0,
-        default_text="2",
-        help="How long a program waits at most for an entry of the remote cache.",
     ),
     _on_off(
         "SNAPRT_CACHE_SHARED",
@@ -259,35 +251,27 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "SNAPRT_CACHE_WAIT",
-        _seconds,
-        allowed="seconds, 0 or more",
+        SECONDS,
+        "How long to wait at most while another process compiles the same program.",
         default=600.0,
-        default_text="600",
-        help="How long to wait at most while another process compiles the same program.",
     ),
     Setting(
         "SNAPRT_COLLECT",
-        _path,
-        allowed="a directory; it is made where it does not exist",
-        default=None,
+        FOLDER,
+        "Write the programs that a lazy run wants here instead of running them.",
         default_text="programs are compiled and run",
-        help="Write the programs that a lazy run wants here instead of running them.",
     ),
     Setting(
         "SNAPRT_DEBUG_FUNCTION",
-        _text,
-        allowed="the name of a function or of a method, such as train_step or Model.loss",
-        default=None,
+        Kind(_text, "the name of a function or of a method, such as train_step or Model.loss"),
+        "Limit files of graphs and PT_XLA_DEBUG to graphs with operations of this function.",
         default_text="every graph",
-        help="Limit files of graphs and PT_XLA_DEBUG to graphs with operations of this function.",
     ),
     Setting(
         "SNAPRT_DUMP_DIR",
-        _path,
-        allowed="a directory; it is made where it does not exist",
-        default=None,
+        FOLDER,
+        "Record snapshots into this directory, as if XLA_FLAGS asked for it.",
         default_text="no recording",
-        help="Record snapshots into this directory, as if XLA_FLAGS asked for it.",
     ),
     _on_off(
         "SNAPRT_JAX_CACHE", "Put the compile cache under jax.jit, in every process that uses JAX."
@@ -297,19 +281,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "SNAPRT_MAX_GRAPH_SIZE",
-        _count,
-        allowed="a number of operations; 0 for no limit",
+        Kind(_count, "a number of operations; 0 for no limit"),
+        "Run what is pending once so many operations are, those in jitted functions counted.",
         default=100_000,
-        default_text="100000",
-        help="Run what is pending once so many operations are, those in jitted functions counted.",
     ),
     Setting(
         "SNAPRT_METRICS_FILE",
-        _path,
-        allowed="a file in a directory that exists; .txt for the report, else JSON",
-        default=None,
+        Kind(_path, "a file in a directory that exists; .txt for the report, else JSON", "file"),
+        "Write the metrics to this file when the process ends.",
         default_text="nothing is written",
-        help="Write the metrics to this file when the process ends.",
     ),
     _on_off(
         "SNAPRT_PREFETCH",
@@ -318,11 +298,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "SNAPRT_RECOMPILE_LIMIT",
-        _count,
-        allowed="a number; 0 for no warning",
+        Kind(_count, "a number; 0 for no warning"),
+        "Warn when a place of the program had programs compiled again in this many steps.",
         default=8,
-        default_text="8",
-        help="Warn when a place of the program had programs compiled again in this many steps.",
     ),
     _on_off(
         "SNAPRT_RECORD_DEDUPE",
@@ -330,130 +308,106 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "SNAPRT_RECORD",
-        _text,
-        allowed="conditions, such as name=train, every=10; nan (docs/recording.md has the words)",
-        default=None,
+        Kind(
+            _text, "conditions, such as name=train, every=10; nan (docs/recording.md has the words)"
+        ),
+        "Record the executions for which one of these conditions holds.",
         default_text="every execution, where there is a directory to record into",
-        help="Record the executions for which one of these conditions holds.",
     ),
     Setting(
         "SNAPRT_RECORD_HOLD",
         _one_of("device", "hybrid", "host"),
-        allowed="device, hybrid, host",
+        "Where inputs are held until it is known how their execution ended.",
         default="device",
-        default_text="device",
-        help="Where inputs are held until it is known how their execution ended.",
     ),
     _on_off(
         "SNAPRT_RECORD_JIT", "Record calls of jitted functions, in every process that uses JAX."
     ),
     Setting(
         "SNAPRT_RECORD_KEEP_BYTES",
-        units.parse_size,
-        allowed="bytes, such as 500M or 10G",
+        SIZE,
+        "Past this, the executions that SNAPRT_RECORD_KEEP_LAST holds go to disk.",
         default=1 << 30,
         default_text="1G",
-        help="Past this, the executions that SNAPRT_RECORD_KEEP_LAST holds go to disk.",
     ),
     Setting(
         "SNAPRT_RECORD_KEEP_LAST",
-        _count,
-        allowed="a number of executions, 0 for none",
+        Kind(_count, "a number of executions, 0 for none"),
+        "Hold the last executions, and write them when something fails or on SIGUSR1.",
         default=0,
-        default_text="0",
-        help="Hold the last executions, and write them when something fails or on SIGUSR1.",
     ),
     Setting(
         "SNAPRT_RECORD_MAX_BYTES",
-        _limit,
-        allowed="bytes, such as 500M or 10G; 0 for no limit",
-        default=None,
+        LIMIT,
+        "How many bytes of snapshots a process writes at most.",
         default_text="no limit",
-        help="How many bytes of snapshots a process writes at most.",
     ),
     Setting(
         "SNAPRT_RECORD_MAX_FILES",
-        _count,
-        allowed="a number of files, 0 for no limit",
+        Kind(_count, "a number of files, 0 for no limit"),
+        "How many snapshots a process writes at most.",
         default=0,
         default_text="no limit",
-        help="How many snapshots a process writes at most.",
     ),
     Setting(
         "SNAPRT_RECORD_MAX_RATE",
-        _limit,
-        allowed="bytes a second, such as 100M; 0 for no limit",
-        default=None,
+        Kind(_limit, "bytes a second, such as 100M; 0 for no limit"),
+        "How many bytes a second are recorded at most, over ten seconds.",
         default_text="no limit",
-        help="How many bytes a second are recorded at most, over ten seconds.",
     ),
     Setting(
         "SNAPRT_RECORD_MIN_FREE",
-        units.parse_size,
-        allowed="bytes, such as 500M or 10G",
+        SIZE,
+        "Bytes to leave free on the disk that snapshots are written to.",
         default=0,
-        default_text="0",
-        help="Bytes to leave free on the disk that snapshots are written to.",
     ),
     _on_off("SNAPRT_RECORD_STOP", "Stop the program when a NaN or an error was recorded."),
     Setting(
         "SNAPRT_REPRO_AFTER",
         _one_of("compile", "run"),
-        allowed="compile, run",
-        default=None,
+        "Save programs that cannot be compiled, or also those that fail while they run.",
         default_text="nothing is done",
-        help="Save programs that cannot be compiled, or also those that fail while they run.",
     ),
     Setting(
         "SNAPRT_REPRO_DIR",
-        _path,
-        allowed="a directory; it is made where it does not exist",
+        FOLDER,
+        "Where SNAPRT_REPRO_AFTER has programs saved.",
         default=Path("snaprt-repro"),
         default_text="snaprt-repro, in the current directory",
-        help="Where SNAPRT_REPRO_AFTER has programs saved.",
     ),
     Setting(
         "SNAPRT_REPRO_LEVEL",
         _one_of("1", "2", "3", "4"),
-        allowed="1, 2, 3, 4",
-        default="2",
-        default_text="2",
-        help="1 saves them, 2 minifies them, 3 minifies in the background, 4 also compares each "
+        "1 saves them, 2 minifies them, 3 minifies in the background, 4 also compares each "
         "new program.",
+        default="2",
     ),
     Setting(
         "SNAPRT_SLOW_COMPILE",
-        _seconds,
-        allowed="seconds; 0 for no warning",
+        Kind(_seconds, "seconds; 0 for no warning"),
+        "Warn when a lazy program has been compiling for so long.",
         default=10.0,
-        default_text="10",
-        help="Warn when a lazy program has been compiling for so long.",
     ),
     Setting(
         "SNAPRT_TRACE",
-        _path,
-        allowed="a directory; it is made where it does not exist",
-        default=None,
+        FOLDER,
+        "Write a folder for each graph here, and a page that links them.",
         default_text="nothing is written",
-        help="Write a folder for each graph here, and a page that links them.",
     ),
     _on_off("SYNC_TENSORS_OPBYOP", "At a step, compile and run each operation on its own."),
     _on_off("TF_CPP_LOG_THREAD_ID", "Whether a line of the log says which thread wrote it."),
     Setting(
         "TF_CPP_MIN_LOG_LEVEL",
-        _number,
-        allowed="a number, 0 to 3; any other text counts as not set",
-        default=None,
+        Kind(_number, "a number, 0 to 3; any other text counts as not set"),
+        "0 logs when each compilation begins and ends; 1 to 3 leave it to Python's logging.",
         default_text="no log of snaprt's, unless TF_CPP_VMODULE asks",
-        help="0 logs when each compilation begins and ends; 1 to 3 leave it to Python's logging.",
     ),
     Setting(
         "TF_CPP_VMODULE",
-        _verbosities,
-        allowed="name=level,... such as compile=1,operations=2",
+        Kind(_verbosities, "name=level,... such as compile=1,operations=2"),
+        "How much each module logs: 1 the steps of a compilation, 2 each operation too.",
         default=(),
         default_text="no log of snaprt's, unless TF_CPP_MIN_LOG_LEVEL is 0",
-        help="How much each module logs: 1 the steps of a compilation, 2 each operation too.",
     ),
     _on_off(
         "XLA_DOWNCAST_BF16",
@@ -461,11 +415,10 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "XLA_FLAGS",
-        _text,
-        allowed="flags of XLA, separated by spaces",
+        Kind(_text, "flags of XLA, separated by spaces"),
+        "XLA's own flags; snaprt acts on --xla_dump_hlo_snapshots with --xla_dump_to.",
         default="",
         default_text="empty",
-        help="XLA's own flags; snaprt acts on --xla_dump_hlo_snapshots with --xla_dump_to.",
     ),
     _on_off("XLA_HLO_DEBUG", "Put the Python stack of each operation, as of now, into the module."),
     _on_off(
@@ -473,35 +426,27 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting(
         "XLA_MAX_ASYNC_QUEUE",
-        _count,
-        allowed="a number of closures, 0 for no limit",
+        Kind(_count, "a number of closures, 0 for no limit"),
+        "A step that adds more closures than this in the background waits for earlier ones.",
         default=100,
-        default_text="100",
-        help="A step that adds more closures than this in the background waits for earlier ones.",
     ),
     Setting(
         "XLA_METRICS_FILE",
-        _path,
-        allowed="a file in a directory that exists, STDERR or STDOUT",
-        default=None,
+        Kind(_path, "a file in a directory that exists, STDERR or STDOUT", "file"),
+        "Append the report of the metrics to this file after every step.",
         default_text="nothing is written",
-        help="Append the report of the metrics to this file after every step.",
     ),
     Setting(
         "XLA_SAVE_TENSORS_FILE",
-        _path,
-        allowed="a file in a directory that exists",
-        default=None,
+        FILE,
+        "Append each graph to this file before it runs.",
         default_text="nothing is written",
-        help="Append each graph to this file before it runs.",
     ),
     Setting(
         "XLA_SAVE_TENSORS_FMT",
         _one_of("text", "dot", "hlo"),
-        allowed="text, dot, hlo",
+        "How XLA_SAVE_TENSORS_FILE has the graphs: text, Graphviz, or HLO.",
         default="text",
-        default_text="text",
-        help="How XLA_SAVE_TENSORS_FILE has the graphs: text, Graphviz, or HLO.",
     ),
     _on_off("XLA_SYNC_WAIT", "Every mark_step waits until the devices have finished."),
     _on_off("XLA_USE_32BIT_LONG", "Lazy programs compute 64-bit integers with 32 bits."),
@@ -530,6 +475,8 @@ class Texts:
         return list(map(self._get, self._keys))
 
 
+# What XLA_METRICS_FILE takes in the place of a file.
+_STREAMS: Final = ("STDERR", "STDOUT")
 _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 
 
@@ -547,22 +494,31 @@ def get(name: str) -> Any:
     if not text.strip():
         return setting.default
     try:
-        return setting.parse(text)
+        return setting.kind.parse(text)
     except ValueError as error:
         raise UsageError(
             f"the environment variable {name} is {text!r}, which is not allowed",
-            hint=f"Allowed: {setting.allowed}. Unset it for the default: {setting.default_text}.",
+            hint=f"Allowed: {setting.kind.allowed}. "
+            f"Unset it for the default: {setting.shown_default}.",
         ) from error
 
 
-def check() -> None:
-    """Look at every variable of the table as it is set now.
+def places_written() -> dict[str, tuple[Path, str]]:
+    """Return what the variables that are set name to be written: ``file`` or ``folder``.
+
+    Every variable is looked at.
 
     Raises:
         UsageError: The text of one is not one that it allows.
     """
-    for name in _BY_NAME:
-        get(name)
+    values = {name: get(name) for name in _BY_NAME}
+    return {
+        setting.name: (values[setting.name], setting.kind.written)
+        for setting in SETTINGS
+        if setting.kind.written
+        and os.environ.get(setting.name, "").strip()
+        and str(values[setting.name]) not in _STREAMS
+    }
 
 
 def for_rank(path: Path) -> Path:

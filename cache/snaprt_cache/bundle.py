@@ -1,7 +1,6 @@
 """Many entries in one file, to carry from one cache to another: the same entries, the same bytes.
 
-Knows the bytes of a bundle and of the blobs in it, not where blobs are kept. The layout is
-described in ``docs/team-cache.md``.
+docs/team-cache.md describes the layout.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ from typing import Any, BinaryIO, Final
 
 import blake3
 
-from snaprt_cache.blobs import check_content, pieces
 from snaprt_cache.errors import CacheError
 from snaprt_cache.folder import try_lock
-from snaprt_cache.frame import BlobDamaged, BlobRefused
-from snaprt_cache.signing import Signing
+from snaprt_cache.frame import UNSIGNED, BlobDamaged, BlobRefused, check_blob, pieces
 
 FORMAT_NAME: Final = "snaprt bundle"
 FORMAT_VERSION: Final = 1
@@ -43,7 +40,6 @@ _TRAILER: Final = bytes(2 * _BLOCK_BYTES)
 _MAX_MANIFEST_BYTES: Final = 64 << 20
 _MAX_BLOB_BYTES: Final = 1 << 36
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_ANY_SIGNATURE: Final = Signing()
 # Its writer may stand between making a file and locking it.
 _STALE_SECONDS: Final = 60.0
 _TEMPORARY_PREFIX: Final = ".snaprt-bundle."
@@ -254,8 +250,8 @@ def _read_front(path: Path, file: BinaryIO) -> _Front:
     file.seek(place)
     rest = sum(_BLOCK_BYTES + blob.bytes + -blob.bytes % _BLOCK_BYTES for blob in blobs)
     expected = place + rest + len(_TRAILER)
-    if (found := os.fstat(file.fileno()).st_size) != expected:
-        raise _damaged(path, f"it has {found} bytes instead of {expected}")
+    if (length := os.fstat(file.fileno()).st_size) != expected:
+        raise _damaged(path, f"it has {length} bytes instead of {expected}")
     return _Front(manifest, blobs, signature)
 
 
@@ -334,8 +330,8 @@ def _hashed(file: BinaryIO, digest: blake3.blake3) -> Iterator[bytes]:
 
 def _digest(file: BinaryIO) -> str:
     digest = blake3.blake3()
-    for piece in pieces(file):
-        digest.update(piece)
+    for _ in _hashed(file, digest):
+        pass
     return digest.hexdigest()
 
 
@@ -386,7 +382,7 @@ def _verify(path: Path, blob: BundledBlob, content: BinaryIO) -> None:
 
 def _check_or_refuse(key: str, content: BinaryIO, what: str) -> None:
     try:
-        check_content(key, content, _ANY_SIGNATURE)
+        check_blob(key, content, UNSIGNED)
     except (BlobDamaged, BlobRefused) as error:
         raise CacheError(
             f"{what} is damaged: {error}", hint="`snaprt cache verify --heal` removes damaged ones."

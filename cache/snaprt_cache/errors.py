@@ -1,6 +1,15 @@
-"""The error that the cache raises on purpose; it must know nothing of the rest of the package."""
+"""What the cache raises on purpose, and what it tells the user, once, when the program goes on."""
 
 from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+LOGGER: Final = logging.getLogger("snaprt.cache")
 
 
 class CacheError(Exception):
@@ -20,3 +29,64 @@ class CacheError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+_ELSEWHERE: Final = "set SNAPRT_CACHE_DIR to another directory"
+# A kind of trouble, which is warned of once, and what to do about it.
+_SPACE: Final = ("space", f"Free space there, or {_ELSEWHERE}.")
+_ACCESS: Final = (
+    "access",
+    f"Make it writable for you, or {_ELSEWHERE}; or only read it with "
+    "SNAPRT_CACHE_MODE=read-only, or turn it off with SNAPRT_CACHE=off.",
+)
+_NO_FOLDER: Final = (
+    "folder",
+    f"Something that is no directory is in its place: remove it, or {_ELSEWHERE}.",
+)
+_SIZE: Final = ("size", f"Raise the limit on the size of files (ulimit -f), or {_ELSEWHERE}.")
+_OTHER: Final = (
+    "other",
+    f"If this goes on, {_ELSEWHERE}, or turn the cache off with SNAPRT_CACHE=off.",
+)
+_ADVICE: Final[Mapping[int, tuple[str, str]]] = {
+    errno.ENOSPC: _SPACE,
+    getattr(errno, "EDQUOT", errno.ENOSPC): _SPACE,
+    errno.EFBIG: _SIZE,
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
+    errno.EROFS: _ACCESS,
+    errno.EEXIST: _NO_FOLDER,
+    errno.ENOTDIR: _NO_FOLDER,
+}
+
+
+class Warnings:
+    """Gives each kind of trouble with one cache directory one warning."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._given: set[str] = set()
+        self._lock = threading.Lock()
+
+    def files(self, doing: str, error: OSError) -> None:
+        """Warn that the cache cannot do something, such as ``store a compiled program``."""
+        kind, hint = _ADVICE.get(error.errno or 0, _OTHER)
+        where = error.filename2 or error.filename or self._path
+        self.once(
+            kind,
+            f"The compile cache in {self._path} cannot {doing}: {error.strerror or error} "
+            f"({where}). The program goes on without it.",
+            hint,
+        )
+
+    def once(self, kind: str, message: str, hint: str) -> None:
+        """Warn, unless there was a warning of this kind before."""
+        with self._lock:
+            if kind in self._given:
+                return
+            self._given.add(kind)
+        LOGGER.warning("%s %s", message, hint)
+
+    def after_fork_in_child(self) -> None:
+        """Replace the lock, which a thread of the parent may have held."""
+        self._lock = threading.Lock()

@@ -1,7 +1,4 @@
-"""Digests of files, remembered across processes: XLA's library has hundreds of megabytes.
-
-Knows files, not what their digests are for.
-"""
+"""Digests of files, remembered across processes: XLA's library has hundreds of megabytes."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import blake3
 
 from snaprt_cache.errors import CacheError
 from snaprt_cache.folder import Folder
-from snaprt_cache.lock.flight import Flight
+from snaprt_cache.lock import Flight
 
 #: What the file is called.
 FILE_NAME: Final = "file-digests.json"
@@ -122,7 +119,7 @@ def _write(folder: Folder, rows: dict[str, str]) -> bool:
     newest = dict(list(rows.items())[-_MEMO_ROWS:])
     content = {"version": _VERSION, "files": newest, "check": _check(newest)}
     try:
-        folder.replace(FILE_NAME, json.dumps(content, indent=1).encode("ascii"))
+        folder.replace(FILE_NAME, [json.dumps(content, indent=1).encode("ascii")])
     except (OSError, CacheError):
         return False
     return True

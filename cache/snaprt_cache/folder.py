@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -67,33 +67,28 @@ def default_path() -> Path:
     chosen = os.environ.get("SNAPRT_CACHE_DIR", "").strip()
     if chosen:
         return Path(chosen)
-    found = "~"
+    chosen = "~"
     with contextlib.suppress(RuntimeError, KeyError):
-        found = platformdirs.user_cache_dir("snaprt", appauthor=False)
-    if found.startswith("~"):
+        chosen = platformdirs.user_cache_dir("snaprt", appauthor=False)
+    if chosen.startswith("~"):
         raise CacheError(
             "there is no home directory for a compile cache",
             hint="Set SNAPRT_CACHE_DIR to a directory, or SNAPRT_CACHE=off.",
         )
-    return Path(found)
+    return Path(chosen)
 
 
-def refuse_if_unsafe(folder: Path) -> bool:
-    """Check that nobody else can write executables into a cache directory.
-
-    Returns:
-        Whether the folder is there; one that is not there yet is safe.
+def refuse_if_unsafe(folder: Path) -> None:
+    """Check that nobody else can write executables into a cache directory, if it is there.
 
     Raises:
         CacheError: It belongs to another user, or others may write into it.
+        OSError: It cannot be looked at.
     """
-    try:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         status = os.stat(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    if stat.S_ISDIR(status.st_mode):
-        _refuse_if_others_write(folder, (), status)
-    return True
+        if stat.S_ISDIR(status.st_mode):
+            _refuse_if_others_write(folder, (), status)
 
 
 def _refuse_if_others_write(root: Path, below: Sequence[str], status: os.stat_result) -> None:
@@ -126,6 +121,8 @@ class Folder:
 
     Each use opens the folders one in the other, from the root down, and follows no link below the
     root. In a private cache each folder, and each file that is opened, must be safe to run from.
+    Every method raises OSError, with the whole path, where the system refuses; and CacheError where
+    the cache is private, and others may write to what is opened.
 
     Attributes:
         root: The cache directory; links may lead to it.
@@ -148,15 +145,7 @@ class Folder:
 
     @contextlib.contextmanager
     def opened(self, *, make: bool = False) -> Iterator[int]:
-        """Give a descriptor of the folder.
-
-        Args:
-            make: Whether to make the folders that are not there.
-
-        Raises:
-            OSError: One is not there, is no folder, or cannot be made.
-            CacheError: The cache is private, and others may write into one.
-        """
+        """Give a descriptor of the folder, which ``make`` makes where it is not there."""
         descriptor = self._descend(make)
         try:
             yield descriptor
@@ -165,11 +154,10 @@ class Folder:
 
     def _descend(self, make: bool) -> int:
         # Each hit comes this way: no context managers, and paths only for errors.
-        if make:
-            self.root.parent.mkdir(parents=True, exist_ok=True)
-        names: tuple[str | Path, ...] = (self.root, *self.below)
         outer: int | None = None
         depth = 0
+        is_private = self.access.is_private
+        names: tuple[str | Path, ...] = (self.root, *self.below)
         try:
             for depth, name in enumerate(names):
                 flags = _FOLDER_FLAGS if outer is None else _FOLDER_FLAGS | os.O_NOFOLLOW
@@ -184,11 +172,10 @@ class Folder:
                 if outer is not None:
                     os.close(outer)
                 outer = descriptor
-                if made and not self.access.is_private:
-                    # The umask may have taken from them what others need.
-                    os.fchmod(descriptor, self.access.folder_mode)
-                if self.access.is_private:
+                if is_private:
                     _refuse_if_others_write(self.root, self.below[:depth], os.fstat(descriptor))
+                elif made:  # The umask may have taken from them what others need.
+                    os.fchmod(descriptor, self.access.folder_mode)
         except BaseException as error:
             if outer is not None:
                 os.close(outer)
@@ -199,12 +186,13 @@ class Folder:
         return outer
 
     def _make_folder(self, name: str | Path, outer: int | None) -> bool:
+        if outer is None:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.mkdir(name, self.access.folder_mode & 0o777, dir_fd=outer)
         except FileExistsError:  # Another process was first.
             return False
-        # A power cut is not to take the new name away, where the file system can help it. Not every
-        # one lets a folder be synced.
+        # A power cut is not to take the new name away, where the file system can help it.
         with contextlib.suppress(OSError):
             if outer is not None:
                 os.fsync(outer)
@@ -220,8 +208,6 @@ class Folder:
 
         Raises:
             NotAFileError: It is no regular file; or it is to be written, and has a second name.
-            OSError: It cannot be opened or made.
-            CacheError: The cache is private, and others may write to it.
         """
         folder = self._descend(make)
         descriptor = -1
@@ -235,8 +221,6 @@ class Folder:
                 raise _not_a_file()
             if self.access.is_private:
                 _refuse_if_others_write(self.root, (*self.below, name), status)
-            if flags & os.O_TRUNC:
-                os.ftruncate(descriptor, 0)
         except BaseException as error:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -249,13 +233,13 @@ class Folder:
 
     def _open_in(self, folder: int, name: str, flags: int) -> int:
         if flags & os.O_CREAT:
-            with contextlib.suppress(FileExistsError):
+            try:
                 return self._make_file(name, flags, folder)
-            if flags & os.O_EXCL:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        flags = flags & ~(os.O_CREAT | os.O_TRUNC) | _FILE_FLAGS
+            except FileExistsError:
+                if flags & os.O_EXCL:
+                    raise
         try:
-            return os.open(name, flags, dir_fd=folder)
+            return os.open(name, flags & ~os.O_CREAT | _FILE_FLAGS, dir_fd=folder)
         except OSError as error:
             # A link; a FIFO or a socket to be written to; a socket or a device.
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP):
@@ -269,41 +253,44 @@ class Folder:
             os.fchmod(descriptor, self.access.file_mode)
         return descriptor
 
-    def replace(self, name: str, *contents: bytes) -> None:
+    def replace(
+        self, name: str, contents: Iterable[bytes], *, synced_in: Folder | None = None
+    ) -> None:
         """Put a file in the place of what may be there, whole or not at all.
 
-        Raises:
-            OSError: It cannot be written; nothing is left behind.
-            CacheError: The cache is private, and others may write to it.
+        Args:
+            name: Its name.
+            contents: Its bytes, in pieces.
+            synced_in: Where it is written and synced before it is moved here; by default it is
+                written in this folder, and a power cut may take it away.
         """
-        temporary = f".{name}.{secrets.token_hex(8)}.tmp"
-        with self.opened(make=True) as folder, _naming(self.path / name):
+        token = secrets.token_hex(8)
+        temporary = f".{name}.{token}.tmp" if synced_in is None else f"{name[:12]}-{token}.tmp"
+        with (synced_in or self).opened(make=True) as source, _naming(self.path / name):
             try:
-                with open(self._make_file(temporary, os.O_WRONLY, folder), "wb") as file:
-                    file.writelines(contents)
-                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+                with open(self._make_file(temporary, os.O_WRONLY, source), "wb", 0) as file:
+                    # The lock tells a sweep that the writer lives. It ends with the process.
+                    is_unlocked(file.fileno())
+                    for content in contents:
+                        write_all(file.fileno(), content)
+                    if synced_in is None:
+                        os.replace(temporary, name, src_dir_fd=source, dst_dir_fd=source)
+                        return
+                    os.fsync(file.fileno())
+                    with self.opened(make=True) as target:
+                        os.replace(temporary, name, src_dir_fd=source, dst_dir_fd=target)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    os.unlink(temporary, dir_fd=folder)
+                    os.unlink(temporary, dir_fd=source)
                 raise
 
     def move(self, name: str, other: Folder, new_name: str) -> None:
-        """Move what has a name here, whatever it is, into a folder that is made if need be.
-
-        Raises:
-            OSError: It cannot be moved.
-            CacheError: The cache is private, and others may write to it.
-        """
+        """Move what has a name here, whatever it is, into a folder that is made if need be."""
         with self.opened() as source, other.opened(make=True) as target, _naming(self.path / name):
             os.replace(name, new_name, src_dir_fd=source, dst_dir_fd=target)
 
     def remove(self, name: str) -> None:
-        """Remove a file, or what stands in its place and is no folder; none is as good.
-
-        Raises:
-            OSError: It cannot be removed.
-            CacheError: The cache is private, and others may write to it.
-        """
+        """Remove a file, or what stands in its place and is no folder; none is as good."""
         with (
             contextlib.suppress(FileNotFoundError),
             self.opened() as folder,
@@ -318,18 +305,14 @@ class Folder:
         return None
 
     def names(self, pattern: re.Pattern[str]) -> list[str]:
-        """Return the names here that a pattern matches; none where it cannot be read.
-
-        Raises:
-            CacheError: The cache is private, and others may write to it.
-        """
+        """Return the names here that a pattern matches; none where it cannot be read."""
         with contextlib.suppress(OSError), self.opened() as folder:
             return [name for name in os.listdir(folder) if pattern.fullmatch(name)]
         return []
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take a file's lock without waiting; say whether that went well.
+    """Take a file's lock without waiting; return whether that went well.
 
     Raises:
         OSError: The file system has no locks.
@@ -339,6 +322,21 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def is_unlocked(descriptor: int) -> bool:
+    """Lock a file; return whether nobody else has. Where there are no locks, nobody has."""
+    try:
+        return try_lock(descriptor)
+    except OSError:
+        return True
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write all of ``content``: one write may take less, as after a signal."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def _not_a_file() -> NotAFileError:
@@ -352,7 +350,6 @@ def _named(error: OSError, path: Path) -> OSError:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name the whole path in errors about what was opened by its last name."""
     try:
         yield
     except OSError as error:

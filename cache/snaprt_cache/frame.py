@@ -1,24 +1,30 @@
-"""The bytes of one blob file: how an entry is laid out, and how it is verified before it is used.
+"""The bytes of one blob file: how an entry is laid out, signed, and verified before it is used.
 
-Knows nothing of folders, the index or what the payload means. The layout is described in
-``docs/cache-format.md``.
+docs/cache-format.md describes the layout.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import os
+import stat
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final, Protocol
+from pathlib import Path
+from typing import Any, BinaryIO, Final
 
 import blake3
 import zstandard
 
 from snaprt_cache.errors import CacheError
 from snaprt_cache.key import Key, KeyPart
-from snaprt_cache.signing import SIGNATURE_BYTES, Signing, is_signed, sign
+
+#: What is said about an entry, beside its key.
+Metadata = Mapping[str, str | int | float]
 
 #: The first byte is no text and the last is a line feed, so that no text file or transfer as text
 #: passes for a blob.
@@ -40,8 +46,15 @@ _PIECE_BYTES: Final = 1 << 20
 _FIXED: Final = struct.Struct("<8sIIQQ32s32s")
 _DIGEST_BYTES: Final = 32
 _PREFIX_BYTES: Final = _FIXED.size + _DIGEST_BYTES
-_SIGNATURE_BYTES: Final = {UNSIGNED_VERSION: 0, SIGNED_VERSION: SIGNATURE_BYTES}
-_UNSIGNED: Final = Signing()
+#: Length of a signature: HMAC-SHA256 (RFC 2104).
+_SIGNATURE_BYTES: Final = {UNSIGNED_VERSION: 0, SIGNED_VERSION: 32}
+# What is signed with one key for one purpose must not pass for something else.
+_DOMAIN: Final = b"snaprt blob 2"
+
+#: A shorter key could be guessed.
+LEAST_KEY_BYTES: Final = 16
+_LARGEST_KEY_BYTES: Final = 1 << 16
+_MAKE_A_KEY: Final = "Make one with: (umask 077 && head -c 32 /dev/urandom > FILE)"
 
 
 class BlobDamaged(Exception):  # noqa: N818 (a finding about a file, caught by the store)
@@ -52,11 +65,35 @@ class BlobRefused(Exception):  # noqa: N818 (a finding about a file, caught by t
     """The bytes are a blob, but not one that was signed with our key."""
 
 
-class Readable(Protocol):
-    """Where a blob is read from."""
+@dataclass(frozen=True)
+class Signing:
+    """What a cache does about signatures.
 
-    def read(self, count: int, /) -> bytes | None:
-        """Return at most ``count`` bytes; none at the end."""
+    Attributes:
+        key: What entries are signed with; None signs nothing.
+        required: Whether an entry in the directory must carry a right signature to be used.
+    """
+
+    key: bytes | None = None
+    required: bool = False
+
+    def sign(self, content: bytes) -> bytes:
+        """Return the signature of ``content``; empty without a key."""
+        if self.key is None:
+            return b""
+        return hmac.digest(self.key, _DOMAIN + content, hashlib.sha256)
+
+    def check(self, content: bytes, signature: bytes) -> None:
+        """Raise BlobRefused where a signature is required, and this is not the right one."""
+        if not self.required:
+            return
+        if not signature:
+            raise BlobRefused("it is not signed")
+        if not hmac.compare_digest(self.sign(content), signature):
+            raise BlobRefused("it is signed with another key")
+
+
+UNSIGNED: Final = Signing()
 
 
 @dataclass(frozen=True)
@@ -75,7 +112,7 @@ class BlobHeader:
     """
 
     key: Key
-    metadata: Mapping[str, str | int | float]
+    metadata: Metadata
     created: float
     payload_bytes: int
     stored_bytes: int
@@ -83,12 +120,14 @@ class BlobHeader:
     header_bytes: int
     signed: bool = False
 
+    @property
+    def file_bytes(self) -> int:
+        """Length of the whole file."""
+        return self.header_bytes + self.stored_bytes
+
 
 def encode_blob(
-    key: Key,
-    payload: bytes,
-    metadata: Mapping[str, str | int | float],
-    signing: Signing = _UNSIGNED,
+    key: Key, payload: bytes, metadata: Metadata, signing: Signing = UNSIGNED
 ) -> tuple[BlobHeader, bytes, bytes]:
     """Return the header, its bytes, and the compressed payload that follows them in the file.
 
@@ -105,7 +144,7 @@ def encode_blob(
     description = json.dumps(
         {
             "created": created,
-            "parts": [[part.name, part.value] for part in key.parts],
+            "parts": key.listed(),
             "metadata": dict(metadata),
         },
         separators=(",", ":"),
@@ -132,38 +171,34 @@ def encode_blob(
         bytes.fromhex(key.digest),
         stored_digest,
     )
-    signature = b"" if signing.key is None else sign(signing.key, fixed + description)
+    signature = signing.sign(fixed + description)
     inner = signature + description
     head = fixed + blake3.blake3(fixed + inner).digest() + inner
-    header = BlobHeader(
-        key,
-        dict(metadata),
-        created,
-        len(payload),
-        len(stored),
-        stored_digest,
-        len(head),
-        bool(signature),
-    )
-    return header, head, stored
+    sizes = len(payload), len(stored), stored_digest, len(head)
+    return BlobHeader(key, dict(metadata), created, *sizes, bool(signature)), head, stored
 
 
-def read_header(file: Readable, file_bytes: int, signing: Signing = _UNSIGNED) -> BlobHeader:
-    """Read and verify the header at the start of a blob.
+def read_header(
+    digest: str, file: BinaryIO, signing: Signing, key: Key | None = None
+) -> BlobHeader:
+    """Read and verify the header of a blob.
 
     Lengths are held against the file's own length before anything of that length is read, and
     nothing is parsed before its digest, and its signature where one is required, are right.
 
     Args:
-        file: Stands at the start of the blob.
-        file_bytes: How long the file is.
+        digest: The digest of the key whose blob it should be.
+        file: Holds the blob and nothing else.
         signing: Whether a signature is required, and with which key.
+        key: The key itself, where it is known, which saves making it from the blob.
 
     Raises:
-        BlobDamaged: It is no whole blob of this format.
+        BlobDamaged: It is no whole blob of this key.
         BlobRefused: It is not signed with the key.
         OSError: The file cannot be read.
     """
+    file_bytes = file.seek(0, os.SEEK_END)
+    file.seek(0)
     prefix = _read_exactly(file, _PREFIX_BYTES)
     magic, version, description_bytes, stored_bytes, payload_bytes, key_digest, stored_digest = (
         _FIXED.unpack_from(prefix)
@@ -185,111 +220,128 @@ def read_header(file: Readable, file_bytes: int, signing: Signing = _UNSIGNED) -
     if blake3.blake3(fixed + inner).digest() != prefix[_FIXED.size :]:
         raise BlobDamaged("its header does not match the header's digest")
     signature, description = inner[:signature_bytes], inner[signature_bytes:]
-    if signing.required:
-        _check_signature(signing, fixed + description, signature)
-    key, metadata, created = _parse_description(description)
+    signing.check(fixed + description, signature)
+    key, metadata, created = _parse_description(description, key)
     if bytes.fromhex(key.digest) != key_digest:
         raise BlobDamaged("its key parts do not match its key")
-    return BlobHeader(
-        key,
-        metadata,
-        created,
-        payload_bytes,
-        stored_bytes,
-        stored_digest,
-        header_bytes,
-        bool(signature),
-    )
+    if key.digest != digest:
+        raise BlobDamaged("it belongs to another key")
+    sizes = payload_bytes, stored_bytes, stored_digest, header_bytes
+    return BlobHeader(key, metadata, created, *sizes, bool(signature))
 
 
 def _is_bomb(stored_bytes: int, payload_bytes: int) -> bool:
     return payload_bytes > max(_ANY_RATIO_BYTES, MAX_RATIO * stored_bytes)
 
 
-def _check_signature(signing: Signing, content: bytes, signature: bytes) -> None:
-    if not signature:
-        raise BlobRefused("it is not signed")
-    if signing.key is None or not is_signed(signing.key, content, signature):
-        raise BlobRefused("it is signed with another key")
+def read_blob(
+    digest: str, file: BinaryIO, signing: Signing, key: Key | None = None
+) -> tuple[BlobHeader, bytes]:
+    """Read and verify a whole blob; return its header and its payload.
 
-
-def read_payload(file: Readable, header: BlobHeader) -> bytes:
-    """Read, verify and decompress the payload; ``file`` stands where ``read_header`` left it.
-
-    Raises:
-        BlobDamaged: The payload is not the one that the header describes.
-        OSError: The file cannot be read.
+    Args and raises as ``read_header``.
     """
+    header = read_header(digest, file, signing, key)
     stored = _read_exactly(file, header.stored_bytes)
     if blake3.blake3(stored).digest() != header.stored_digest:
         raise BlobDamaged("its payload does not match the payload's digest")
     try:
         if zstandard.frame_content_size(stored) != header.payload_bytes:
             raise BlobDamaged("its payload has another length than its header says")
-        return zstandard.ZstdDecompressor().decompress(stored)
+        return header, zstandard.ZstdDecompressor().decompress(stored)
     except (zstandard.ZstdError, MemoryError) as error:
         raise BlobDamaged(f"its payload cannot be decompressed: {error}") from error
 
 
-def check_payload(file: BinaryIO, header: BlobHeader) -> None:
-    """Verify the payload as ``read_payload`` does, a piece at a time, in little memory.
+def check_blob(digest: str, file: BinaryIO, signing: Signing) -> BlobHeader:
+    """Verify a whole blob of any size in little memory; leave ``file`` at its end.
 
-    Args:
-        file: Stands where ``read_header`` left it; it can seek.
-        header: What was read there.
-
-    Raises:
-        BlobDamaged: The payload is not the one that the header describes.
-        OSError: The file cannot be read.
+    Args and raises as ``read_header``.
     """
-    start = file.tell()
-    digest = blake3.blake3()
+    header = read_header(digest, file, signing)
+    hasher = blake3.blake3()
     missing = header.stored_bytes
     while missing:
         piece = _read_exactly(file, min(missing, _PIECE_BYTES))
-        digest.update(piece)
+        hasher.update(piece)
         missing -= len(piece)
-    if digest.digest() != header.stored_digest:
+    if hasher.digest() != header.stored_digest:
         raise BlobDamaged("its payload does not match the payload's digest")
-    file.seek(start)
+    file.seek(header.header_bytes)
     length = 0
     try:
         with zstandard.ZstdDecompressor().stream_reader(file, closefd=False) as unpacked:
-            while piece := unpacked.read(_PIECE_BYTES):
+            while length <= header.payload_bytes and (piece := unpacked.read(_PIECE_BYTES)):
                 length += len(piece)
-                if length > header.payload_bytes:
-                    break
     except zstandard.ZstdError as error:
         raise BlobDamaged(f"its payload cannot be decompressed: {error}") from error
     if length != header.payload_bytes:
         raise BlobDamaged("its payload has another length than its header says")
-    file.seek(start + header.stored_bytes)
+    file.seek(header.file_bytes)
+    return header
 
 
-def _parse_description(description: bytes) -> tuple[Key, dict[str, str | int | float], float]:
+def pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Return what is left of a file, a megabyte at a time."""
+    return iter(lambda: file.read(_PIECE_BYTES), b"")
+
+
+def _parse_description(
+    description: bytes, key: Key | None
+) -> tuple[Key, dict[str, str | int | float], float]:
     try:
         content: dict[str, Any] = json.loads(description)
-        parts = tuple(KeyPart(str(name), str(value)) for name, value in content["parts"])
+        if key is None or content["parts"] != key.listed():
+            key = Key(tuple(KeyPart(str(name), str(value)) for name, value in content["parts"]))
         metadata = {
             str(name): value
             for name, value in content["metadata"].items()
             if isinstance(value, str | int | float)
         }
-        return Key(parts), metadata, float(content["created"])
+        return key, metadata, float(content["created"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BlobDamaged(f"its description cannot be read: {error!r}") from error
 
 
-def _read_exactly(file: Readable, count: int) -> bytes:
+def _read_exactly(file: BinaryIO, count: int) -> bytes:
     content = file.read(count) or b""
     if len(content) == count:
         return content
     # One read may give less than asked for: at most 2 GiB on Linux, or after a signal.
-    pieces = [content]
+    read = [content]
     missing = count - len(content)
-    while missing and pieces[-1]:
-        pieces.append(file.read(missing) or b"")
-        missing -= len(pieces[-1])
+    while missing and read[-1]:
+        read.append(file.read(missing) or b"")
+        missing -= len(read[-1])
     if missing:
         raise BlobDamaged(f"it ends {missing} bytes too early")
-    return b"".join(pieces)
+    return b"".join(read)
+
+
+def read_key_file(path: str | Path) -> bytes:
+    """Return the key in a file: all of its bytes.
+
+    Raises:
+        CacheError: It cannot be read, anybody may read or change it, or it is too short.
+    """
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            key = file.read(_LARGEST_KEY_BYTES + 1)
+    except OSError as error:
+        raise CacheError(
+            f"the key file {path} cannot be read: {error.strerror or error}",
+            hint=f"Set SNAPRT_CACHE_KEY_FILE to a file that you can read. {_MAKE_A_KEY}",
+        ) from error
+    if hasattr(os, "geteuid") and mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise CacheError(
+            f"others may read or change the key file {path} (mode {stat.S_IMODE(mode):04o})",
+            hint=f"Run: chmod 600 '{path}'   (640 lets the file's group read it)",
+        )
+    if not LEAST_KEY_BYTES <= len(key) <= _LARGEST_KEY_BYTES:
+        raise CacheError(
+            f"the key file {path} has {len(key)} bytes; a key has {LEAST_KEY_BYTES} to "
+            f"{_LARGEST_KEY_BYTES}",
+            hint=_MAKE_A_KEY,
+        )
+    return key

@@ -1,7 +1,7 @@
 """What identifies a compiled program: named parts, so that a miss can be explained part by part.
 
-Knows bytes and text only. Which parts a program has is the caller's business; what every caller
-needs to make them (CPU features, the XLA flags that matter) is here.
+Which parts a program has is the caller's business; what every caller needs to make them (CPU
+features, the XLA flags that matter) is here.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class Key:
 
     parts: tuple[KeyPart, ...]
 
+    def listed(self) -> list[list[str]]:
+        """Return the parts as JSON has them, each ``[name, value]``."""
+        return [[part.name, part.value] for part in self.parts]
+
     @functools.cached_property
     def digest(self) -> str:
         """The BLAKE3 digest of the parts, 64 hexadecimal digits.
@@ -48,14 +52,12 @@ class Key:
         Every text goes in behind its length (8 bytes, little endian), so that no two lists of
         parts give the same bytes.
         """
-        hasher = blake3.blake3(_KEY_DOMAIN)
-        hasher.update(len(self.parts).to_bytes(8, "little"))
+        content = [_KEY_DOMAIN, len(self.parts).to_bytes(8, "little")]
         for part in self.parts:
             for text in (part.name, part.value):
-                content = text.encode("utf-8", "surrogatepass")
-                hasher.update(len(content).to_bytes(8, "little"))
-                hasher.update(content)
-        return hasher.hexdigest()
+                encoded = text.encode("utf-8", "surrogatepass")
+                content += [len(encoded).to_bytes(8, "little"), encoded]
+        return blake3.blake3(b"".join(content)).hexdigest()
 
 
 # Flags of XLA that change where XLA writes or what it logs, not the executable it makes.

@@ -1,7 +1,4 @@
-"""How a cache may be used: a table of modes, from reading and writing to not at all.
-
-Knows what each mode allows, nothing of how it is done.
-"""
+"""How a cache may be used: a table of modes, from reading and writing to not at all."""
 
 from __future__ import annotations
 

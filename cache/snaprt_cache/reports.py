@@ -1,7 +1,4 @@
-"""What a cache tells about itself: the events it counts, its figures, what a check of it found.
-
-Values only; knows no files and no SQL.
-"""
+"""What a cache tells about itself: the events it counts, its figures, what a check of it found."""
 
 from __future__ import annotations
 

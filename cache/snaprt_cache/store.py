@@ -8,41 +8,40 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
-from snaprt_cache import file_digests, frame, reports
-from snaprt_cache.blobs import BlobFolder, Found, check_content, pieces, read_content
-from snaprt_cache.errors import CacheError
+from snaprt_cache import file_digests, frame, misses, reports
+from snaprt_cache.blobs import BlobFolder
+from snaprt_cache.errors import LOGGER, CacheError, Warnings
 from snaprt_cache.folder import PRIVATE, Folder, default_path, refuse_if_unsafe, shared_access
-from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused
-from snaprt_cache.index.database import Index, IndexUnavailable
-from snaprt_cache.index.rows import (
+from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused, Metadata, Signing
+from snaprt_cache.index import (
     KEY_NAME,
     EntryRow,
-    IndexedEntry,
+    Index,
+    IndexUnavailable,
+    Pending,
     compile_seconds,
-    indexed_entry,
-    is_key,
+    row_of_blob,
 )
-from snaprt_cache.index.usage import PendingUsage
-from snaprt_cache.key import Key, KeyPart
-from snaprt_cache.lock import forks
-from snaprt_cache.miss.journal import Miss, append_miss, forget_misses, read_misses
-from snaprt_cache.miss.strict import missing
+from snaprt_cache.key import Key
+from snaprt_cache.lock import watch_forks
+from snaprt_cache.misses import Miss
 from snaprt_cache.modes import FAIL_ON_MISS, OFF, READ_WRITE, Mode, mode_called
-from snaprt_cache.remote.tier import Tier
 from snaprt_cache.reports import CacheStats, Entry, Finding, OnEvent
-from snaprt_cache.signing import Signing
-from snaprt_cache.trouble import LOGGER, Warnings
+
+if TYPE_CHECKING:
+    from snaprt_cache.remote import Tier
 
 __all__ = ["Cache", "CacheStats", "Entry", "Finding", "default_path"]
 
-Obstacle = Callable[[Mapping[str, str | int | float]], str]
+Obstacle = Callable[[Metadata], str]
 
 #: Maximum total size of a cache in bytes, unless it is told otherwise.
 DEFAULT_MAX_BYTES: Final = 10 << 30
@@ -69,14 +68,12 @@ class Cache:
     def __init__(
         self,
         path: Path,
-        on_event: OnEvent | None = None,
-        *,
-        max_bytes: int | None = DEFAULT_MAX_BYTES,
-        mode: Mode = READ_WRITE,
-        signing: Signing | None = None,
-        tier: Tier | None = None,
+        on_event: OnEvent | None,
+        max_bytes: int | None,
+        mode: Mode,
+        signing: Signing,
+        tier: Tier | None,
     ) -> None:
-        signing = signing or Signing()
         self.path: Final = path
         #: Where this format's files are; also a place for ``file_digest`` to remember in.
         self.folder: Final = path / FORMAT_FOLDER
@@ -85,26 +82,24 @@ class Cache:
         #: What programs may do with it.
         self.mode: Final = mode
         #: The permissions of what is made in the directory.
-        self.access = shared_access(path) if signing.required else PRIVATE
+        self.access: Final = shared_access(path) if signing.required else PRIVATE
         #: Why entries could not be used when they were last got, by their digests.
         self.obstacles: Final[dict[str, str]] = {}
         self._inside: Final = Folder(path, (FORMAT_FOLDER,), self.access)
-        self._blobs = BlobFolder(self._inside, signing)
-        self._index = Index(self._inside, self._blob_rows)
-        self._pins = self._inside.folder("pins")
-        self._usage = PendingUsage(self._index)
-        self._warnings = Warnings(path)
+        self._blobs: Final = BlobFolder(self._inside, signing)
+        self._index: Final = Index(self._inside, self._blobs)
+        self._pending: Final = Pending(self._index)
+        self._pins: Final = self._inside.folder("pins")
+        self._warnings: Final = Warnings(path)
         self._index_pause_ends = 0.0
-        self._signing = signing
-        self._tier = tier
-        self._on_event = on_event
-        # Rows of blobs that are stored, until the index has them.
-        self._unwritten: dict[str, IndexedEntry] = {}
+        self._signing: Final = signing
+        self._tier: Final = tier
+        self._on_event: Final = on_event
         # What was made anew in a mode that does not use what was there before.
-        self._refreshed: set[str] = set()
+        self._refreshed: Final[set[str]] = set()
         if mode.writes:
-            weakref.finalize(self, self._usage.write_at_exit)
-        forks.watch(self)
+            weakref.finalize(self, self._pending.write_at_exit)
+        watch_forks(self)
 
     @classmethod
     def open(
@@ -145,13 +140,9 @@ class Cache:
         folder = default_path() if path is None else Path(path)
         with contextlib.suppress(RuntimeError):  # no home directory: "~" is then a name like others
             folder = folder.expanduser()
+        signing = Signing(signing_key, required=shared)
         cache = cls(
-            Path(os.path.abspath(folder)),
-            on_event,
-            max_bytes=max_bytes,
-            mode=mode_called(mode),
-            signing=Signing(signing_key, required=shared),
-            tier=tier,
+            Path(os.path.abspath(folder)), on_event, max_bytes, mode_called(mode), signing, tier
         )
         if not shared:  # There, signatures say who made an entry.
             with contextlib.suppress(OSError):  # get and put will meet it, and warn
@@ -183,47 +174,43 @@ class Cache:
         if self.mode is OFF:
             return None
         start = time.perf_counter()
-        found: Found | None = None
-        if self._may_read(key.digest):
-            found = self._read(key.digest) or self._fetch(key.digest)
-        entry: Entry | None = None
+        digest = key.digest
+        blob = None
+        if self._may_read(digest):
+            blob = self._read(key) or self._fetch(key)
         reason = ""
-        if found is not None and obstacle is not None:
-            reason = self.obstacles[key.digest] = obstacle(found.header.metadata)
-        if found is not None and not reason:
-            seconds = time.perf_counter() - start
-            entry = Entry(found.payload, found.header.metadata, seconds)
-            self._count_hit(found.header, seconds, counted)
+        if blob is not None and obstacle is not None:
+            reason = self.obstacles[digest] = obstacle(blob[0].metadata)
+        entry: Entry | None = None
+        if blob is not None and not reason:
+            header, payload = blob
+            entry = Entry(payload, header.metadata, time.perf_counter() - start)
+            saved = max(0.0, compile_seconds(header) - entry.read_seconds)
+            if self.mode.writes:
+                self._pending.add_hit(digest, saved)
+            if counted:
+                self._count_hit(saved)
         elif counted:
             self._count(reports.MISS)
-        self._write_usage_if_due()
+        if self._pending.is_due():
+            self._write_pending()
         if reason:
-            LOGGER.info("the entry %s is not used: %s", key.digest[:12], reason)
+            LOGGER.info("the entry %s is not used: %s", digest[:12], reason)
         if entry is None and counted and not self.mode.misses:
             if reason:
-                raise self._useless(key.digest, reason)
-            raise missing(self.path, self._blobs.headers(set_aside=False), key, name)
+                raise self._useless(digest, reason)
+            raise self._missing(key, name)
         return entry
 
     def offers(self, digest: str) -> bool:
         """Return whether there is a file that ``get`` would read; whether it is whole shows then.
 
         One that this process could not use when it was last got is none.
-
-        Args:
-            digest: The digest of the entry's key.
         """
         is_usable = self._may_read(digest) and not self.obstacles.get(digest)
         return is_usable and self._blobs.exists(digest)
 
-    def put(
-        self,
-        key: Key,
-        payload: bytes,
-        metadata: Mapping[str, str | int | float],
-        *,
-        counted: bool = True,
-    ) -> bool:
+    def put(self, key: Key, payload: bytes, metadata: Metadata, *, counted: bool = True) -> bool:
         """Store an entry in place of what may be there.
 
         Args:
@@ -242,28 +229,20 @@ class Cache:
             return False
         try:
             header, head, stored = frame.encode_blob(key, payload, metadata, self._signing)
-            self._check_size(header)
-            self._blobs.write(key.digest, lambda: (head, stored))
         except CacheError as error:
             self._refused(error)
             return False
-        except OSError as error:
-            self._failed("store a compiled program", error)
+        events = [reports.PUT] if counted else []
+        if not self._keep(header, lambda: (head, stored), events):
             return False
         self._refreshed.add(key.digest)
-        if counted:
-            self._count(reports.PUT)
-        self._note(header)
         if self._tier is not None:
             self._tier.send(key.digest, head + stored)
         return True
 
     def count_hit(self, entry: Entry) -> None:
         """Count the hit of an entry that was got uncounted, now that it is used."""
-        self._count(reports.HIT)
-        saved = float(entry.metadata.get("compile_seconds", 0)) - entry.read_seconds
-        if saved > 0:
-            self._count(reports.SAVED_SECONDS, saved)
+        self._count_hit(float(entry.metadata.get("compile_seconds", 0)) - entry.read_seconds)
 
     def discard(self, key: Key, reason: str) -> None:
         """Set an entry aside that was whole and yet of no use to the caller, such as to XLA.
@@ -295,8 +274,7 @@ class Cache:
             CacheError: It is damaged, or not signed though the directory is shared.
         """
         try:
-            content.seek(0)
-            header = check_content(digest, content, self._signing)
+            header = frame.check_blob(digest, content, self._signing)
         except (BlobDamaged, BlobRefused) as error:
             raise CacheError(
                 f"the entry {digest[:12]} cannot be taken into the cache in {self.path}: {error}",
@@ -307,7 +285,7 @@ class Cache:
 
         def all_of_it() -> Iterator[bytes]:
             content.seek(0)
-            return pieces(content)
+            return frame.pieces(content)
 
         return self._keep(header, all_of_it)
 
@@ -320,22 +298,34 @@ class Cache:
         """
         if self.mode.writes:
             obstacle = self.obstacles.get(key.digest, "")
-            append_miss(self._inside, key, name, self.mode.name, obstacle)
+            misses.append_miss(self._inside, key, name, self.mode.name, obstacle)
 
     def misses(self) -> list[Miss]:
         """Return the last misses, oldest first; at most `KEPT_MISSES`."""
-        return read_misses(self._inside)
+        return misses.read_misses(self._inside)
 
     # For those who look after it.
 
     def entries(self) -> list[EntryRow]:
         """Return a row for every entry, newest first."""
-        return self._rows("")
+        return self.find("")
 
     def find(self, prefix: str) -> list[EntryRow]:
         """Return the rows of the entries whose key's digest starts with ``prefix``."""
-        wanted = prefix.lower()
-        return self._rows(wanted) if set(wanted) <= set("0123456789abcdef") else []
+        prefix = prefix.lower()
+        if not self.folder.is_dir() or not set(prefix) <= set("0123456789abcdef"):
+            return []
+        try:
+            self._pending.write()
+            self._index.align()
+            rows = self._index.entries(prefix)
+        except IndexUnavailable as error:
+            LOGGER.info("listing the blobs, for the index cannot be used: %s", error)
+            listed = map(row_of_blob, self._blobs.headers())
+            rows = [row for row in listed if row.key.startswith(prefix)]
+            rows.sort(key=lambda row: row.created, reverse=True)
+        pinned = self._pinned()
+        return [dataclasses.replace(row, pinned=True) if row.key in pinned else row for row in rows]
 
     def header(self, digest: str) -> BlobHeader | None:
         """Return what an entry's blob says about itself: its key's parts, metadata and sizes."""
@@ -343,14 +333,14 @@ class Cache:
 
     def keys(self, digests: Iterable[str]) -> dict[str, Key]:
         """Return the key with its parts of each of these entries, by digest."""
-        parts: dict[str, list[KeyPart]] = {}
-        with contextlib.suppress(IndexUnavailable):
-            for digest, name, value in self._index.key_parts() if self.folder.is_dir() else ():
-                parts.setdefault(digest, []).append(KeyPart(name, value))
+        known: dict[str, Key] = {}
+        if self.folder.is_dir():
+            with contextlib.suppress(IndexUnavailable):
+                known = self._index.keys()
         keys = {}
         for digest in digests:
-            if digest in parts:
-                keys[digest] = Key(tuple(parts[digest]))
+            if digest in known:
+                keys[digest] = known[digest]
             elif (header := self.header(digest)) is not None:
                 keys[digest] = header.key
         return keys
@@ -423,7 +413,7 @@ class Cache:
         """
         sound: set[str] = set()
         there: set[str] = set()
-        for digest in self._blobs.digests():
+        for digest in self._blobs.sizes():
             finding = self._check_blob(digest, heal)
             if not finding.problem:
                 sound.add(digest)
@@ -433,19 +423,16 @@ class Cache:
         if self.folder.is_dir():
             yield self._check_index(sound, there, heal)
         if problem := file_digests.problem(self._inside):
-            yield Finding(
-                "file of digests",
-                "",
-                self.folder / file_digests.FILE_NAME,
-                problem,
-                heal and self._is_removed(file_digests.FILE_NAME),
-            )
-        stale = self._blobs.stale_files()
+            path = self.folder / file_digests.FILE_NAME
+            if heal:
+                with contextlib.suppress(OSError):
+                    self._inside.remove(path.name)
+            yield Finding("file of digests", "", path, problem, heal and not path.exists())
+        stale = self._blobs.sweep(really=False)
         if heal:
             self._blobs.sweep()
         for path in stale:
-            gone = not path.exists()
-            yield Finding("temporary file", "", path, "its writer was killed", gone)
+            yield Finding("temporary file", "", path, "its writer was killed", not path.exists())
 
     def gc(self, max_bytes: int | None = None) -> list[EntryRow]:
         """Remove the entries least worth keeping until the others are within a limit.
@@ -461,32 +448,47 @@ class Cache:
         """
         self._blobs.sweep()
         limit = self.max_bytes if max_bytes is None else max_bytes
+        gone: list[EntryRow] = []
         if limit is None or not self.folder.is_dir():
-            return []
-        with self._index_needed("collect the garbage of"):
-            self._write_usage()
-            self._reconcile()
-            gone = self._evict_to(limit)
+            return gone
+        try:
+            self._pending.write()
+            more, left = self._evict(limit, _ANY_SIZE)
+            gone += more
+            while more and left > limit:
+                more, left = self._evict(limit, _ANY_SIZE)
+                gone += more
+        except IndexUnavailable as error:
+            raise CacheError(
+                f"cannot collect the garbage of the cache: {error}",
+                hint="Make the directory writable for you and try again.",
+            ) from error
         if gone:
             self._count(reports.EVICTED, len(gone))
-            self._with_index(self._write_usage)
+            self._write_pending()
         return gone
 
-    def pin(self, digest: str) -> bool:
-        """Never evict an entry; return whether there is one of this key.
+    def pin(self, digest: str, *, pinned: bool = True) -> bool:
+        """Never evict an entry, or let it be evicted again; return whether there is one.
 
         Raises:
             CacheError: The directory cannot be written.
         """
-        return self._set_pinned(digest, True)
+        if not KEY_NAME.fullmatch(digest) or not self._blobs.exists(digest):
+            return False
+        try:
+            if pinned and self._pins.status(digest) is None:
+                os.close(self._pins.open(digest, os.O_WRONLY | os.O_CREAT, make=True))
+            elif not pinned:
+                self._pins.remove(digest)
+        except OSError as error:
+            doing = "pin an entry of" if pinned else "unpin an entry of"
+            raise self._cannot(doing, error) from error
+        return True
 
     def unpin(self, digest: str) -> bool:
-        """Let an entry be evicted again; return whether there is one of this key.
-
-        Raises:
-            CacheError: The directory cannot be written.
-        """
-        return self._set_pinned(digest, False)
+        """Let an entry be evicted again; as ``pin``."""
+        return self.pin(digest, pinned=False)
 
     def clear(self) -> int:
         """Remove entries, pins, usage figures and misses; return how many entries there were.
@@ -501,26 +503,17 @@ class Cache:
             for digest in self._pinned():
                 self._pins.remove(digest)
         except OSError as error:
-            raise self._error("clear", error) from error
-        self._usage.clear()
-        forget_misses(self._inside)
+            raise self._cannot("clear", error) from error
+        self._pending.clear()
+        misses.forget_misses(self._inside)
         if self.folder.is_dir():
             self._with_index(self._index.clear)
         return removed
 
-    def rebuild_index(self) -> None:
-        """Make the index's rows anew from the blobs.
-
-        Raises:
-            CacheError: The index cannot be written.
-        """
-        with self._index_needed("rebuild the index of"):
-            self._index.rebuild()
-
     def close(self) -> None:
         """Write the usage figures and close the index; the cache stays usable."""
         if self.mode.writes:
-            self._with_index(self._write_usage)
+            self._write_pending()
         self._index.close()
 
     # Reading and storing.
@@ -528,45 +521,56 @@ class Cache:
     def _may_read(self, digest: str) -> bool:
         return self.mode.reads or digest in self._refreshed
 
-    def _read(self, digest: str) -> Found | None:
+    def _read(self, key: Key) -> tuple[BlobHeader, bytes] | None:
+        digest = key.digest
         try:
-            return self._blobs.read(digest, set_aside=self.mode.writes)
+            return self._blobs.read(key, set_aside=self.mode.writes)
         except BlobDamaged as damage:
             self._count_corrupt(digest, str(damage))
         except BlobRefused as refusal:
-            self._count_refused(
-                digest, f"The entry {digest[:12]} of the cache in {self.path}", refusal
-            )
+            self._count_refused(f"The entry {digest[:12]} of the cache in {self.path}", refusal)
         except CacheError as error:
             self._refused(error)
         except OSError as error:
             self._failed("read a compiled program", error)
         return None
 
-    def _fetch(self, digest: str) -> Found | None:
+    def _fetch(self, key: Key) -> tuple[BlobHeader, bytes] | None:
         """Ask the tier; what it gives is verified, and stored here for the next time."""
+        digest = key.digest
         content = None if self._tier is None else self._tier.fetch(digest)
         if content is None:
             return None
-        key = self._signing.key
+        signing = Signing(self._signing.key, required=self._signing.key is not None)
         try:
-            found = read_content(digest, content, Signing(key, required=key is not None))
+            blob = frame.read_blob(digest, io.BytesIO(content), signing, key)
         except BlobDamaged as damage:
             LOGGER.info("the entry %s came damaged from the remote tier: %s", digest[:12], damage)
             self._count(reports.CORRUPT)
             return None
         except BlobRefused as refusal:
-            self._count_refused(digest, f"The entry {digest[:12]} of the remote tier", refusal)
+            self._count_refused(f"The entry {digest[:12]} of the remote tier", refusal)
             return None
         self._count(reports.REMOTE_HIT)
         if self.mode.writes:
-            self._keep(found.header, lambda: (content,))
-        return found
+            self._keep(blob[0], lambda: (content,))
+        return blob
 
-    def _keep(self, header: BlobHeader, content: Callable[[], Iterable[bytes]]) -> bool:
-        """Store a blob that came from elsewhere and was verified; return whether it was."""
+    def _keep(
+        self,
+        header: BlobHeader,
+        content: Callable[[], Iterable[bytes]],
+        events: Iterable[str] = (),
+    ) -> bool:
+        """Store a verified blob, and make room if there is too much now; return whether it was."""
+        limit = self.max_bytes
         try:
-            self._check_size(header)
+            if limit is not None and header.file_bytes > limit:
+                raise CacheError(
+                    f"an entry of {header.file_bytes:,} bytes is larger than all of it may be "
+                    f"({limit:,} bytes)",
+                    hint="Raise SNAPRT_CACHE_MAX_SIZE, such as to 20G; 0 is no limit.",
+                )
             self._blobs.write(header.key.digest, content)
         except CacheError as error:
             self._refused(error)
@@ -574,49 +578,32 @@ class Cache:
         except OSError as error:
             self._failed("store a compiled program", error)
             return False
-        self._note(header)
+        for event in events:
+            self._count(event)
+        self._pending.add_blob(header)
+        self._write_pending()
         return True
-
-    def _check_size(self, header: BlobHeader) -> None:
-        size = header.header_bytes + header.stored_bytes
-        if self.max_bytes is not None and size > self.max_bytes:
-            raise CacheError(
-                f"an entry of {size:,} bytes is larger than all of it may be "
-                f"({self.max_bytes:,} bytes)",
-                hint="Raise SNAPRT_CACHE_MAX_SIZE, such as to 20G; 0 is no limit.",
-            )
-
-    def _useless(self, digest: str, reason: str) -> CacheError:
-        return CacheError(
-            f"the entry {digest[:12]} of the cache in {self.path} is of no use: {reason}",
-            hint="Fill the cache again on a machine that may write to it.",
-        )
 
     # Counting.
 
     def _count(self, event: str, value: float = 1) -> None:
         if self.mode.writes:
-            self._usage.add_event(event, value)
+            self._pending.add_event(event, value)
         if self._on_event is not None:
             self._on_event(event, value)
 
-    def _count_hit(self, header: BlobHeader, seconds: float, counted: bool) -> None:
-        saved = max(0.0, compile_seconds(header) - seconds)
-        if self.mode.writes:
-            self._usage.add_hit(header.key.digest, saved)
-        if not counted:
-            return
+    def _count_hit(self, saved_seconds: float) -> None:
         self._count(reports.HIT)
-        if saved:
-            self._count(reports.SAVED_SECONDS, saved)
+        if saved_seconds > 0:
+            self._count(reports.SAVED_SECONDS, saved_seconds)
 
     def _count_corrupt(self, digest: str, reason: str) -> None:
         LOGGER.info("the entry %s is damaged: %s", digest[:12], reason)
         self._count(reports.CORRUPT)
         if self.mode.writes:
-            self._with_index(lambda: self._index.remove([digest]))
+            self._with_index(lambda: self._index.forget(digest))
 
-    def _count_refused(self, digest: str, which: str, refusal: BlobRefused) -> None:
+    def _count_refused(self, which: str, refusal: BlobRefused) -> None:
         self._count(reports.REFUSED)
         self._warnings.once(
             "signature",
@@ -624,130 +611,36 @@ class Cache:
             "Give all who write there the same SNAPRT_CACHE_KEY_FILE.",
         )
 
-    # The index.
+    # The index, room and pins.
 
-    def _rows(self, prefix: str) -> list[EntryRow]:
-        if not self.folder.is_dir():
-            return []
-        try:
-            self._write_usage()
-            self._reconcile()
-            rows = self._index.entries(prefix)
-        except IndexUnavailable as error:
-            LOGGER.info("listing the blobs, for the index cannot be used: %s", error)
-            listed = [indexed.row for indexed in self._blob_rows()]
-            rows = sorted(
-                (row for row in listed if row.key.startswith(prefix)),
-                key=lambda row: row.created,
-                reverse=True,
-            )
-        pinned = self._pinned()
-        return [dataclasses.replace(row, pinned=row.key in pinned) for row in rows]
+    def _write_pending(self) -> None:
+        def write() -> None:
+            written, stored_bytes = self._pending.write()
+            if self.max_bytes is not None and stored_bytes > self.max_bytes:
+                # A few more than need be, and not too many at once.
+                target = int(self.max_bytes * _FILLED_AFTER_EVICTION)
+                gone, _ = self._evict(target, self.max_bytes, keep=written)
+                if gone:
+                    self._count(reports.EVICTED, len(gone))
+                    self._pending.write()
 
-    def _reconcile(self) -> None:
-        """Give the index a row for each blob, and no other: a process may die between the two."""
-        known = self._index.sizes()
-        there = self._blobs.sizes()
-        self._put_rows(digest for digest, size in there.items() if known.get(digest) != size)
-        if gone := known.keys() - there.keys():
-            self._index.remove(gone)
+        self._with_index(write)
 
-    def _blob_rows(self) -> Iterator[IndexedEntry]:
-        return map(indexed_entry, self._blobs.headers())
-
-    def _put_rows(self, digests: Iterable[str]) -> set[str]:
-        """Give the index a row for each of these blobs; return which there are."""
-        headers = map(self._blobs.header, digests)
-        rows = [indexed_entry(header) for header in headers if header is not None]
-        if rows:
-            self._index.put(rows)
-        return {indexed.row.key for indexed in rows}
-
-    def _write_usage(self) -> None:
-        # Blobs whose row was lost with the process that put them, or with a damaged index.
-        if unknown := self._usage.write():
-            found = self._put_rows(unknown)
-            self._usage.drop(unknown - found)
-            self._usage.write()
-
-    def _write_usage_if_due(self) -> None:
-        if self._usage.is_due():
-            self._with_index(self._write_usage)
-
-    def _note(self, header: BlobHeader) -> None:
-        """Tell the index of a new blob, and make room if there is too much now."""
-        self._unwritten[header.key.digest] = indexed_entry(header)
-        self._with_index(self._write_rows, self._write_usage)
-
-    def _write_rows(self) -> None:
-        rows = dict(self._unwritten)
-        stored_bytes = self._index.put(rows.values())
-        for digest in rows:
-            self._unwritten.pop(digest, None)
-        if self.max_bytes is not None and stored_bytes > self.max_bytes:
-            # What this process has just used is noted first.
-            self._write_usage()
-            if gone := self._make_room(self.max_bytes, keep=frozenset(rows)):
-                self._count(reports.EVICTED, len(gone))
-
-    def _with_index(self, *actions: Callable[[], object]) -> None:
+    def _with_index(self, action: Callable[[], object]) -> None:
         """Do without the index where it cannot be used; nothing that matters depends on it."""
         if time.monotonic() < self._index_pause_ends:
             return
         try:
-            for action in actions:
-                action()
+            action()
         except IndexUnavailable as error:
             self._index_pause_ends = time.monotonic() + _INDEX_PAUSE_SECONDS
             LOGGER.info("the cache's index cannot be used: %s", error)
 
-    @contextlib.contextmanager
-    def _index_needed(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except IndexUnavailable as error:
-            raise CacheError(
-                f"cannot {doing} the cache: {error}",
-                hint="Make the directory writable for you and try again.",
-            ) from error
-
-    # Room and pins.
-
-    def _make_room(self, limit: int, keep: frozenset[str]) -> list[EntryRow]:
-        """Evict after a put that went over the limit; a few more than need be, and not too many."""
-        return self._evict(int(limit * _FILLED_AFTER_EVICTION), limit, keep)[0]
-
-    def _evict_to(self, target: int) -> list[EntryRow]:
-        gone: list[EntryRow] = []
-        while True:
-            more, left = self._evict(target, _ANY_SIZE, frozenset())
-            gone += more
-            if not more or left <= target:
-                return gone
-
-    def _evict(self, target: int, limit: int, keep: frozenset[str]) -> tuple[list[EntryRow], int]:
-        return self._index.evict(
-            target,
-            self._blobs.sizes,
-            self._blobs.remove,
-            at_most=_EVICTED_AT_ONCE,
-            limit_bytes=limit,
-            keep=keep | self._pinned(),
-        )
-
-    def _set_pinned(self, digest: str, pinned: bool) -> bool:
-        if not is_key(digest) or not self._blobs.exists(digest):
-            return False
-        try:
-            if pinned and self._pins.status(digest) is None:
-                os.close(self._pins.open(digest, os.O_WRONLY | os.O_CREAT, make=True))
-            elif not pinned:
-                self._pins.remove(digest)
-        except OSError as error:
-            raise self._error(
-                "pin an entry of" if pinned else "unpin an entry of", error
-            ) from error
-        return True
+    def _evict(
+        self, target: int, limit: int, keep: Iterable[str] = ()
+    ) -> tuple[list[EntryRow], int]:
+        kept = self._pinned().union(keep)
+        return self._index.evict(target, at_most=_EVICTED_AT_ONCE, limit_bytes=limit, keep=kept)
 
     def _pinned(self) -> frozenset[str]:
         return frozenset(self._pins.names(KEY_NAME))
@@ -756,45 +649,52 @@ class Cache:
 
     def _check_blob(self, digest: str, heal: bool) -> Finding:
         path = self._blobs.path(digest)
+        problem, healed = "", False
         try:
             self._blobs.check(digest, set_aside=heal)
         except BlobDamaged as damage:
-            healed = heal and not path.exists()
+            problem, healed = str(damage), heal and not path.exists()
             if healed:
                 self._count(reports.CORRUPT)
-            return Finding("entry", digest, path, str(damage), healed)
         except BlobRefused as refusal:
-            return Finding("entry", digest, path, str(refusal))
+            problem = str(refusal)
         except OSError as error:
-            return Finding("entry", digest, path, error.strerror or str(error))
-        return Finding("entry", digest, path)
+            problem = error.strerror or str(error)
+        return Finding("entry", digest, path, problem, healed)
 
     def _check_index(self, sound: set[str], there: set[str], heal: bool) -> Finding:
         try:
             # A damaged index has been made anew by then: it holds nothing that blobs do not.
             if damage := self._index.check():
                 return Finding("index", "", self.index_path, damage, True)
-            right = sound <= self._index.sizes().keys() <= there
+            keys = {row.key for row in self._index.entries()}
             if heal:
-                self._reconcile()
+                self._index.align()
         except IndexUnavailable as error:
             return Finding("index", "", self.index_path, str(error))
-        problem = "" if right else "its rows are not those of the entries"
-        return Finding("index", "", self.index_path, problem, bool(problem) and heal)
-
-    def _is_removed(self, name: str) -> bool:
-        with contextlib.suppress(OSError):
-            self._inside.remove(name)
-        return self._inside.status(name) is None
+        if sound <= keys <= there:
+            return Finding("index", "", self.index_path)
+        return Finding("index", "", self.index_path, "its rows are not those of the entries", heal)
 
     # Trouble.
 
-    def _error(self, doing: str, error: OSError) -> CacheError:
+    def _cannot(self, doing: str, error: OSError) -> CacheError:
         return CacheError(
             f"cannot {doing} the cache in {self.path}: {error.strerror or error} "
             f"({error.filename})",
             hint="Make the directory writable for you and try again.",
         )
+
+    def _useless(self, digest: str, reason: str) -> CacheError:
+        return CacheError(
+            f"the entry {digest[:12]} of the cache in {self.path} is of no use: {reason}",
+            hint="Fill the cache again on a machine that may write to it.",
+        )
+
+    def _missing(self, key: Key, name: str) -> CacheError:
+        from snaprt_cache import why  # here alone: few processes may not miss
+
+        return why.missing(self.path, self._blobs.headers(set_aside=False), key, name)
 
     def _failed(self, doing: str, error: OSError) -> None:
         self._count(reports.ERROR)
@@ -821,5 +721,4 @@ class Cache:
         self._index.after_fork_in_child()
         self._blobs.after_fork_in_child()
         self._warnings.after_fork_in_child()
-        self._usage.after_fork_in_child()
-        self._unwritten.clear()
+        self._pending.after_fork_in_child()

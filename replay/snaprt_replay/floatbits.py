@@ -1,8 +1,8 @@
 """Floating-point numbers as bits: ULP distance and bit equality for every dtype XLA has.
 
-It must not know what a comparison is. A distance in ULPs ("units in the last place") is the number
-of representable values one passes on the way from one number to the other: neighbors are 1 apart,
-whatever their size, and -0.0 and 0.0 are the same place.
+A distance in ULPs ("units in the last place") is the number of representable values one passes on
+the way from one number to the other: neighbors are 1 apart, whatever their size, and -0.0 and 0.0
+are the same place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``snaprt doctor``: tries every part of the pipeline here, and says what to do where one fails.
-
-The checks are rows of a table, in the order the data takes; each uses the real part.
-"""
+"""``snaprt doctor``: tries every part of the pipeline here, and says what to do where one fails."""
 
 from __future__ import annotations
 
@@ -63,31 +60,24 @@ class Finding:
 
 def _versions(_: Path) -> str:
     packages = ("jax", "jaxlib", "numpy", "blake3", "zstandard", "sqlite-utils")
-    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    return f"snaprt {snaprt.__version__}, Python {platform.python_version()}, {found}"
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    return f"snaprt {snaprt.__version__}, Python {platform.python_version()}, {versions}"
 
 
 def _settings(_: Path) -> str:
-    for row in settings.SETTINGS:
-        settings.get(row.name)
+    settings.places_written()
     names = [row.name for row in settings.SETTINGS if os.environ.get(row.name, "").strip()]
     return f"set: {', '.join(names)}" if names else "none is set"
-
-
-_FOLDERS: Final = ("SNAPRT_COLLECT", "SNAPRT_DUMP_DIR", "SNAPRT_REPRO_DIR", "SNAPRT_TRACE")
-_FILES: Final = (
-    *("PT_XLA_DEBUG_FILE", "SNAPRT_METRICS_FILE", "XLA_METRICS_FILE", "XLA_SAVE_TENSORS_FILE"),
-)
 
 
 def _write_access(folder: Path) -> str:
     """Write where the variables that are set want files, beside where all of this is tried."""
     places = {f"temporary files in {folder.parent}": folder.parent}
-    for name in (*_FOLDERS, *_FILES):
-        if not os.environ.get(name, "").strip() or str(settings.get(name)) in _STREAMS:
-            continue
-        path = Path(settings.get(name)).absolute()
-        places[f"{name} in {path}"] = _there(path) if name in _FOLDERS else path.parent
+    for name, (path, kind) in settings.places_written().items():
+        if name != "SNAPRT_CACHE_DIR":  # which has a check of its own
+            path = path.absolute()
+            there = next(place for place in (path, *path.parents) if place.exists())
+            places[f"{name} in {path}"] = there if kind == "folder" else path.parent
     for what, place in places.items():
         try:
             with tempfile.TemporaryFile(dir=place) as file:
@@ -95,14 +85,6 @@ def _write_access(folder: Path) -> str:
         except OSError as error:
             raise SnaprtError(f"cannot write {what}: {error.strerror or error}") from error
     return "; ".join(places)
-
-
-_STREAMS: Final = ("STDERR", "STDOUT")
-
-
-def _there(path: Path) -> Path:
-    """Return the folder itself, or the one in which it would be made."""
-    return next(one for one in (path, *path.parents) if one.exists())
 
 
 def _devices(_: Path) -> str:
@@ -131,7 +113,7 @@ def _cache_directory(_: Path) -> str:
 
 
 def _sqlite(_: Path) -> str:
-    from snaprt_cache.index.journal import journal_mode
+    from snaprt_cache.index import journal_mode
     from snaprt_cache.store import Cache
 
     path = Cache.open(settings.get("SNAPRT_CACHE_DIR")).path
@@ -205,15 +187,15 @@ def _snapshot(folder: Path) -> str:
         text=True,
         check=False,
     )
-    found = _snapshots(folder)
-    if done.returncode != 0 or not found:
+    files = _snapshots(folder)
+    if done.returncode != 0 or not files:
         words = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
         raise SnaprtError(
             f"a program that should have recorded a snapshot ended with status {done.returncode} "
-            f"and {len(found)} files: {words[0]}"
+            f"and {len(files)} files: {words[0]}"
         )
-    size = sum(path.stat().st_size for path in found)
-    return f"{len(found)} files, {size:,} bytes, recorded from a lazy step"
+    size = sum(path.stat().st_size for path in files)
+    return f"{len(files)} files, {size:,} bytes, recorded from a lazy step"
 
 
 def _replay(folder: Path) -> str:

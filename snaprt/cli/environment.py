@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
+from pathlib import Path
 
 import click
 from rich.text import Text
@@ -54,9 +57,9 @@ def _print_environment() -> None:
                 (row.name, "bold"),
                 f"\n    {row.help}",
                 ("\n    allowed: ", "dim"),
-                row.allowed,
+                row.kind.allowed,
                 ("\n    default: ", "dim"),
-                row.default_text,
+                row.shown_default,
             )
         )
 
@@ -66,11 +69,25 @@ def _emit_environment() -> None:
         {
             "name": row.name,
             "help": row.help,
-            "allowed": row.allowed,
-            "default": row.default_text,
+            "allowed": row.kind.allowed,
+            "default": row.shown_default,
             "since": row.since,
             "set_to": os.environ.get(row.name),
         }
         for row in settings.SETTINGS
     ]
     output.emit_json(SCHEMA, VERSION, {"variables": rows})
+
+
+def documented(page: str) -> str:
+    """Return docs/environment.md with the rows of the table as they are now."""
+    rows = "".join(
+        f"| `{row.name}` | {row.help} | {row.kind.allowed} | {row.shown_default} | {row.since} |\n"
+        for row in settings.SETTINGS
+    )
+    return re.sub(r"(?<=\| --- \|\n)(\|.*\n)*", lambda _: rows, page, count=1)
+
+
+if __name__ == "__main__":  # python -m snaprt.cli.environment docs/environment.md
+    _page = Path(sys.argv[1])
+    _page.write_text(documented(_page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,12 +1,10 @@
-"""A table that fits the terminal: where it is too narrow, the least important columns go.
-
-It knows cells and widths, not what they mean.
-"""
+"""A table that fits the terminal: where it is too narrow, the least important columns go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -16,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 _GAP = 2
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,22 @@ class Column:
     rank: int = 0
 
 
+#: Columns, and what each shows of an item.
+Columns = Sequence[tuple[Column, Callable[[_Item], str | Text]]]
+
+
 @dataclass(frozen=True)
 class FittedTable:
     """Rows of cells under columns, to be printed on a rich console of any width."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str | Text]]
+
+    @classmethod
+    def of(cls, items: Iterable[_Item], columns: Columns[_Item]) -> FittedTable:
+        """Return a table with a row for each item; the columns' functions give its cells."""
+        rows = [tuple(cell(item) for _, cell in columns) for item in items]
+        return cls([column for column, _ in columns], rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the columns that fit, and name those that do not."""

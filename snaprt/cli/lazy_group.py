@@ -20,7 +20,8 @@ class LazyGroup(click.Group):
     """A group that knows where its commands live. Without a command it prints its help.
 
     Args:
-        table: Where each command lives, "module:attribute", and its line in the help, by name.
+        table: Where each command lives, "module:attribute", as seen from this package, and its line
+            in the help, by name.
         aliases: Other names, which no help shows, and the command that each stands for.
         options: As for ``click.Group``.
     """
@@ -61,7 +62,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self._table:
             return None
         module, attribute = self._table[cmd_name][0].split(":")
-        command = getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(module, __package__), attribute)
         assert isinstance(command, click.Command)
         return command
 

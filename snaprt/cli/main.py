@@ -1,8 +1,4 @@
-"""The entry point ``snaprt``: finds the command, and turns every error into words and a status.
-
-Commands are imported when they are asked for: ``snaprt --help`` loads none of them, and JAX is
-imported by those alone that need it.
-"""
+"""The entry point ``snaprt``: finds the command, and turns every error into words and a status."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ class _Entry:
     """One command.
 
     Attributes:
-        where: Where it lives, "module:attribute".
+        where: Where it lives, "module:attribute", as seen from this package.
         summary: Its line in ``snaprt --help``.
         uses_xla: Whether XLA_FLAGS are settled before it runs; XLA would end the process over a
             flag that it does not know. ``run`` leaves them to the program, ``doctor`` to a check.
@@ -44,65 +40,41 @@ class _Entry:
 
 COMMANDS: Final[Mapping[str, _Entry]] = {
     "demo": _Entry(
-        "snaprt.cli.demo.command:command",
-        "Show everything on a small real training run.",
-        uses_xla=True,
+        ".demo.command:command", "Show everything on a small real training run.", uses_xla=True
     ),
-    "run": _Entry("snaprt.cli.run.command:command", "Run a Python program under snaprt."),
-    "launch": _Entry(
-        "snaprt.cli.run.launch:command", "Run a Python program as the processes of one job."
-    ),
+    "run": _Entry(".run.command:command", "Run a Python program under snaprt."),
+    "launch": _Entry(".run.launch:command", "Run a Python program as the processes of one job."),
     "replay": _Entry(
-        "snaprt.cli.replay.command:command",
-        "Run recorded executions again and compare.",
-        uses_xla=True,
+        ".replay.command:command", "Run recorded executions again and compare.", uses_xla=True
     ),
     "localize": _Entry(
-        "snaprt.cli.replay.localize:command",
-        "Find the operation where two sides differ.",
-        uses_xla=True,
+        ".replay.localize:command", "Find the operation where two sides differ.", uses_xla=True
     ),
     "minify": _Entry(
-        "snaprt.cli.replay.minify:command",
-        "Find the smallest program that still fails.",
-        uses_xla=True,
+        ".replay.minify:command", "Find the smallest program that still fails.", uses_xla=True
     ),
-    "report": _Entry(
-        "snaprt.cli.replay.report:command", "Show what a replay found, as a page too."
-    ),
+    "report": _Entry(".replay.report:command", "Show what a replay found, as a page too."),
     "inspect": _Entry(
-        "snaprt.cli.snapshot.inspect:command",
-        "Print what is in a file without running it.",
-        uses_xla=True,
+        ".snapshot.inspect:command", "Print what is in a file without running it.", uses_xla=True
     ),
-    "ls": _Entry("snaprt.cli.snapshot.ls:command", "List what was recorded in a folder."),
+    "ls": _Entry(".snapshot.ls:command", "List what was recorded in a folder."),
     "diff": _Entry(
-        "snaprt.cli.snapshot.diff:command",
-        "Say in what two recorded executions differ.",
-        uses_xla=True,
+        ".snapshot.diff:command", "Say in what two recorded executions differ.", uses_xla=True
     ),
     "export": _Entry(
-        "snaprt.cli.snapshot.export:command",
-        "Write a recorded execution for other programs.",
-        uses_xla=True,
+        ".snapshot.export:command", "Write a recorded execution for other programs.", uses_xla=True
     ),
-    "pack": _Entry(
-        "snaprt.cli.snapshot.pack:pack_command", "Make one file of recorded executions."
-    ),
-    "unpack": _Entry(
-        "snaprt.cli.snapshot.pack:unpack_command", "Write a packed file into a folder."
-    ),
-    "prune": _Entry(
-        "snaprt.cli.snapshot.pack:prune_command", "Remove stored arrays that nobody needs."
-    ),
-    "cache": _Entry("snaprt.cli.cache.group:command", "Look at the compile cache, or clear it."),
-    "metrics": _Entry("snaprt.cli.metrics:command", "Print saved metrics."),
+    "pack": _Entry(".snapshot.pack:pack_command", "Make one file of recorded executions."),
+    "unpack": _Entry(".snapshot.pack:unpack_command", "Write a packed file into a folder."),
+    "prune": _Entry(".snapshot.pack:prune_command", "Remove stored arrays that nobody needs."),
+    "cache": _Entry(".cache.group:command", "Look at the compile cache, or clear it."),
+    "metrics": _Entry(".metrics:command", "Print saved metrics."),
     "bundle": _Entry(
-        "snaprt.cli.bundle.command:command", "Run a program; pack its logs, graphs and metrics."
+        ".bundle.command:command", "Run a program; pack its logs, graphs and metrics."
     ),
-    "stacks": _Entry("snaprt.cli.stacks:command", "Print the stacks of a running process."),
-    "doctor": _Entry("snaprt.cli.doctor:command", "Check that everything works here."),
-    "help": _Entry("snaprt.cli.environment:command", "Print help on a command or a topic."),
+    "stacks": _Entry(".stacks:command", "Print the stacks of a running process."),
+    "doctor": _Entry(".doctor:command", "Check that everything works here."),
+    "help": _Entry(".environment:command", "Print help on a command or a topic."),
 }
 
 

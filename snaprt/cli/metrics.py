@@ -1,4 +1,4 @@
-"""``snaprt metrics``: prints the metrics that a program saved; knows only snaprt.metrics."""
+"""``snaprt metrics``: prints the metrics that a program saved."""
 
 from __future__ import annotations
 

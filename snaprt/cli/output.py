@@ -1,6 +1,6 @@
 """How every command speaks: data to stdout, the rest to stderr, JSON, errors and exit statuses.
 
-Knows no command. A command leaves with a status other than 0 through ``context.exit(status)``.
+A command leaves with a status other than 0 through ``context.exit(status)``.
 """
 
 from __future__ import annotations

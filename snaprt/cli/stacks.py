@@ -106,13 +106,13 @@ def _call(words: list[str]) -> subprocess.CompletedProcess[str]:
 
 def _py_spy() -> str:
     beside = str(Path(sys.executable).parent)
-    found = shutil.which("py-spy", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-    if found is None:
+    path = shutil.which("py-spy", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if path is None:
         raise UsageError(
             "py-spy is not installed, which reads the stacks",
             hint="Install it: pip install 'snaprt[stacks]'",
         )
-    return found
+    return path
 
 
 def _print(pid: int, threads: list[dict[str, Any]]) -> None:

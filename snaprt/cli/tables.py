@@ -1,4 +1,4 @@
-"""Tables of comparisons and of arrays, as people read them; it must not know commands or files."""
+"""Tables of comparisons and of arrays, as people read them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOTHING = "-"
 def printable(text: str) -> str:
     """Return text from a file without what a terminal would obey."""
     return "".join(
-        one if one.isprintable() or one in "\n\t" else f"\\x{ord(one):02x}" for one in text
+        sign if sign.isprintable() or sign in "\n\t" else f"\\x{ord(sign):02x}" for sign in text
     )
 
 
@@ -70,7 +70,9 @@ _COMPARISON_COLUMNS = (
 
 def comparison_table(comparison: Comparison) -> FittedTable:
     """Return a table with one row for each output."""
-    return FittedTable(_COMPARISON_COLUMNS, [_comparison_row(one) for one in comparison.outputs])
+    return FittedTable(
+        _COMPARISON_COLUMNS, [_comparison_row(output) for output in comparison.outputs]
+    )
 
 
 def _comparison_row(output: OutputComparison) -> list[str | Text]:
@@ -91,8 +93,8 @@ def _comparison_row(output: OutputComparison) -> list[str | Text]:
 
 
 def _not_finite_text(output: OutputComparison) -> str | Text:
-    found = output.specials.not_finite
-    return Text(str(found), style="bold yellow") if found else "0"
+    count = output.specials.not_finite
+    return Text(str(count), style="bold yellow") if count else "0"
 
 
 def _share_text(output: OutputComparison) -> str:
@@ -106,20 +108,20 @@ def tolerance_lines(comparison: Comparison) -> list[str]:
     kinds: dict[tuple[str, float, int], list[OutputComparison]] = {}
     for output in comparison.outputs:
         if output.tolerance is not None:
-            one = output.tolerance
-            kinds.setdefault((one.origin, one.rtol, one.max_ulp), []).append(output)
+            kind = (output.tolerance.origin, output.tolerance.rtol, output.tolerance.max_ulp)
+            kinds.setdefault(kind, []).append(output)
     return [_tolerance_line(outputs) for outputs in kinds.values()]
 
 
 def _tolerance_line(outputs: Sequence[OutputComparison]) -> str:
     names = _few([printable(output.name) for output in outputs])
     tolerances = [output.tolerance for output in outputs if output.tolerance is not None]
-    one = tolerances[0]
-    if one == EXACT:
+    first = tolerances[0]
+    if first == EXACT:
         return f"none, exact types: {names}"
     atols = sorted({f"{tolerance.atol:.2g}" for tolerance in tolerances}, key=float)
     atol = atols[0] if len(atols) == 1 else f"{atols[0]} to {atols[-1]}"
-    return f"rtol {one.rtol:.2g}, atol {atol}, {one.max_ulp} ulp ({one.origin}): {names}"
+    return f"rtol {first.rtol:.2g}, atol {atol}, {first.max_ulp} ulp ({first.origin}): {names}"
 
 
 def _few(names: Sequence[str], most: int = 4) -> str:

@@ -1,7 +1,5 @@
 """Lets a lowered module compute in narrower types, as XLA_USE_BF16 and others ask.
 
-It changes modules, and knows nothing of the programs that they came from.
-
 An array of a wide type becomes one of a narrow type, from the arguments, which are converted at the
 start, to the results, which are converted back at the end: who calls the module sees no difference.
 An operation is left as it is, between conversions, where it would not mean the same in the narrow
@@ -24,28 +22,22 @@ from snaprt import jaxapi, settings
 
 @dataclass(frozen=True, eq=False)
 class Narrowing:
-    """One replacement of types.
+    """One replacement of types."""
 
-    Attributes:
-        name: Stands for it in keys.
-        elements: The narrow element type of each wide one.
-        scalars: Whether scalars become narrow too. They cost no memory, and hyperparameters such
-            as ``1 - 0.999**step`` need their digits.
-        left: The operations that are left as they are.
-        folds: Whether operations that fold arrays with a function of scalars (sums, sorting,
-            scattering) become narrow, and not only what they take and give.
-        bits: To how many bits of exponent and of mantissa results of a wide type are rounded, for
-            XLA may leave out a conversion there and back.
-        limits: What stands for a constant that is the least or the largest number of a wide type,
-            where a fold begins, as a number of that type.
-    """
-
-    name: str
-    elements: Mapping[str, str]
+    name: str  # stands for it in keys
+    elements: Mapping[str, str]  # the narrow element type of each wide one
+    # Whether scalars become narrow too. They cost no memory, and hyperparameters such as ``1 -
+    # 0.999**step`` need their digits.
     scalars: bool
-    left: frozenset[str]
+    left: frozenset[str]  # the operations that are left as they are
+    # Whether operations that fold arrays with a function of scalars (sums, sorting, scattering)
+    # become narrow, and not only what they take and give.
     folds: bool
+    # To how many bits of exponent and of mantissa results of a wide type are rounded, for XLA may
+    # leave out a conversion there and back.
     bits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    # What stands for a constant that is the least or the largest number of a wide type, where a
+    # fold begins, as a number of that type.
     limits: Mapping[int, int] = field(default_factory=dict)
 
     def of(self, kind: Any) -> Any:
@@ -205,17 +197,11 @@ def _reachable(
 
 @dataclass(frozen=True)
 class _Step:
-    """An operation to be changed.
-
-    Attributes:
-        operation: The operation.
-        operands: The types of its operands before any change.
-        is_narrow: Whether it becomes narrow, or is put between conversions.
-    """
+    """An operation to be changed."""
 
     operation: Any
-    operands: tuple[Any, ...]
-    is_narrow: bool
+    operands: tuple[Any, ...]  # the types of its operands before any change
+    is_narrow: bool  # whether it becomes narrow, or is put between conversions
 
 
 def _narrow_function(

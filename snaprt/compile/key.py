@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 from blake3 import blake3
@@ -40,143 +41,51 @@ COMPILER_SETTINGS = (
 )
 
 
-def module_key(
-    stablehlo: bytes,
-    devices: Sequence[jaxapi.Device],
-    *,
-    kind: str,
-    options: Mapping[str, Any] | None = None,
-    signature: str = "",
-    folder: Path,
-) -> Key:
-    """Return the key of a module compiled for ``devices``.
+@dataclass(frozen=True)
+class Subject:
+    """What a key identifies.
 
-    Args:
-        stablehlo: The module without source locations.
+    Attributes:
+        kind_of_key: Which rows of `PARTS` its key has.
+        what: The digest of the module or program, or the path of a script.
+        folder: The cache's folder, where digests of large files are remembered.
         devices: Where it will run, in the order of its partitions.
-        kind: The form in which the executable is stored.
+        kind: The form in which it is stored.
         options: Compile options by name, beside XLA's defaults and ``XLA_FLAGS``.
-        signature: What is stored with the executable of how it is called, such as the types of PRNG
-            keys, which are all integers to the module; see `snaprt.jaxapi.call_of_lowered`.
-        folder: The cache's folder, where digests of large files are remembered.
+        signature: How the executable is called, where the module does not say it, as of PRNG keys,
+            which are all integers to the module; see `snaprt.jaxapi.call_of_lowered`.
+        topology: The name by which the platform knows devices that are not here.
+        jit: What JAX says of what ``jax.jit`` is about to compile.
     """
-    what = [KeyPart("module", module_digest(stablehlo))]
-    if signature:
-        what.append(KeyPart("signature", blake3(signature.encode()).hexdigest()))
-    return _key(what, devices, kind, options or {}, folder)
+
+    kind_of_key: str
+    what: str
+    folder: Path
+    devices: Sequence[jaxapi.Device] = ()
+    kind: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    signature: str = ""
+    topology: str = ""
+    jit: Any = None
 
 
-def program_key(digest: str, devices: Sequence[jaxapi.Device], folder: Path) -> Key:
-    """Return the key of the note that says which module a recorded program becomes.
-
-    Args:
-        digest: Of the program, from `snaprt.graph.digest`.
-        devices: Where it will run.
-        folder: The cache's folder.
-    """
-    return _key([KeyPart("program", digest)], devices, "note", {}, folder)
-
-
-def _key(
-    what: Sequence[KeyPart],
-    devices: Sequence[jaxapi.Device],
-    kind: str,
-    options: Mapping[str, Any],
-    folder: Path,
-) -> Key:
-    return Key(
-        (
-            *what,
-            KeyPart("kind", kind),
-            KeyPart("options", repr(sorted(options.items()))),
-            KeyPart("flags", _flags(folder)),
-            KeyPart("parsed flags", _parsed_flags(devices)),
-            KeyPart("settings", _settings()),
-            KeyPart("topology", _topology(devices)),
-            *_environment(devices[0], folder),
-        )
-    )
-
-
-def jit_key(compilation: jaxapi.Compilation, *, kind: str, folder: Path) -> Key:
-    """Return the key of what ``jax.jit`` is about to compile.
-
-    Args:
-        compilation: What JAX says of it.
-        kind: The form in which the executable is stored.
-        folder: The cache's folder, where digests of large files are remembered.
-    """
-    return Key(
-        (
-            KeyPart("module", module_digest(compilation.module)),
-            KeyPart("kind", kind),
-            KeyPart("options", blake3(compilation.options).hexdigest()),
-            KeyPart("flags", _flags(folder)),
-            KeyPart("topology", blake3(compilation.topology).hexdigest()),
-            KeyPart("extra", compilation.extra),
-            *_environment(compilation.devices[0], folder),
-        )
-    )
-
-
-def topology_key(
-    stablehlo: bytes, devices: Sequence[jaxapi.Device], *, topology: str, folder: Path
-) -> Key:
-    """Return the key of a module compiled for devices of a topology, none of which is here.
-
-    Args:
-        stablehlo: The module without source locations.
-        devices: Those of the topology that it is compiled for.
-        topology: The name by which the platform knows it, such as ``v5e:2x2``.
-        folder: The cache's folder, where digests of large files are remembered.
-    """
-    ids = ",".join(str(device.id) for device in devices)
-    return Key(
-        (
-            KeyPart("module", module_digest(stablehlo)),
-            KeyPart("kind", "topology"),
-            KeyPart("flags", _flags(folder)),
-            KeyPart("parsed flags", _parsed_flags(devices)),
-            KeyPart("settings", _settings()),
-            KeyPart("topology", f"{topology} devices={ids}"),
-            *_environment(devices[0], folder),
-        )
-    )
-
-
-def start_key(program: str, folder: Path) -> Key:
-    """Return the key of what is remembered about the starts of a program in this environment.
-
-    What was compiled by another XLA, for another CPU or under other flags is not for this process
-    to load.
-
-    Args:
-        program: The path of the script.
-        folder: The cache's folder, where digests of large files are remembered.
-    """
-    return Key(
-        (
-            KeyPart("start of", program),
-            KeyPart("flags", _flags(folder)),
-            KeyPart("jax", jax.__version__),
-            KeyPart("jaxlib", jaxapi.JAXLIB_VERSION),
-            *_libraries(folder),
-            KeyPart("cpu_features", cpu_features()),
-        )
-    )
+#: The kinds of keys: of a module; of the note that says which module a recorded program becomes; of
+#: a compilation of ``jax.jit``; of a module for devices that are not here; and of what is
+#: remembered about the starts of a script.
+MODULE, PROGRAM, JIT, TOPOLOGY, START = "module", "program", "jit", "topology", "start"
+_ALL: Final = (MODULE, PROGRAM, JIT, TOPOLOGY, START)
+_EXECUTABLES: Final = (MODULE, PROGRAM, JIT, TOPOLOGY)
+_LOWERED: Final = (MODULE, PROGRAM, TOPOLOGY)
+_HERE: Final = (MODULE, PROGRAM)
 
 
 def module_digest(stablehlo: bytes) -> str:
     """Return the digest of a module, by which a graph is known: 64 hexadecimal digits."""
-    return blake3(stablehlo).hexdigest()
+    return _digest(stablehlo)
 
 
-def _parsed_flags(devices: Sequence[jaxapi.Device]) -> str:
-    """Return a digest of XLA's options as they are in effect, wherever they came from.
-
-    XLA reads ``XLA_FLAGS`` once, which may have changed since.
-    """
-    return blake3(jaxapi.options_in_effect(devices)).hexdigest()
+def _digest(content: bytes) -> str:
+    return blake3(content).hexdigest()
 
 
 def _flags(folder: Path) -> str:
@@ -199,24 +108,16 @@ def _settings() -> str:
 
 
 def _topology(devices: Sequence[jaxapi.Device]) -> str:
-    ids = ",".join(str(device.id) for device in devices)
-    return f"devices={ids} of {devices[0].client.device_count()} process={jax.process_count()}"
+    count = devices[0].client.device_count()
+    return f"devices={_ids(devices)} of {count} process={jax.process_count()}"
 
 
-@functools.lru_cache(maxsize=64)
-def _environment(device: jaxapi.Device, folder: Path) -> tuple[KeyPart, ...]:
-    """Return the parts that stay the same while the process lives."""
-    parts = [
-        KeyPart("jax", jax.__version__),
-        KeyPart("jaxlib", jaxapi.JAXLIB_VERSION),
-        KeyPart("platform", device.platform),
-        KeyPart("platform_version", device.client.platform_version),
-        KeyPart("device_kind", device.device_kind),
-    ]
-    parts += _libraries(folder)
-    if device.platform == "cpu":
-        parts.append(KeyPart("cpu_features", cpu_features()))
-    return tuple(parts)
+def _ids(devices: Sequence[jaxapi.Device]) -> str:
+    return ",".join(str(device.id) for device in devices)
+
+
+def _cpu_features(devices: Sequence[jaxapi.Device]) -> str | None:
+    return cpu_features() if not devices or devices[0].platform == "cpu" else None
 
 
 @functools.lru_cache(maxsize=8)
@@ -234,3 +135,47 @@ def _plugins() -> list[tuple[str, str]]:
     found = {p.dist.name: p.dist.version for p in points if p.dist is not None}
     found.pop("snaprt", None)  # `snaprt.autoload`: no device of its own
     return sorted(found.items())
+
+
+_Value = str | Sequence[KeyPart] | None
+
+#: The parts of all keys, in the order in which they enter them: the name of a part, the kinds of
+#: keys that have it, and its value. ``None`` leaves it out, and a row may stand for several parts.
+#: Values are compared as texts; what a difference means, `snaprt_cache.why` says.
+PARTS: Final[Sequence[tuple[str, Sequence[str], Callable[[Subject], _Value]]]] = (
+    ("start of", (START,), lambda s: s.what),
+    ("module", (MODULE, JIT, TOPOLOGY), lambda s: s.what),
+    ("program", (PROGRAM,), lambda s: s.what),
+    ("signature", (MODULE,), lambda s: _digest(s.signature.encode()) if s.signature else None),
+    ("kind", _EXECUTABLES, lambda s: s.kind),
+    ("options", _HERE, lambda s: repr(sorted(s.options.items()))),
+    ("options", (JIT,), lambda s: _digest(s.jit.options)),
+    ("flags", _ALL, lambda s: _flags(s.folder)),
+    # As they are in effect: XLA reads ``XLA_FLAGS`` once, and the variable may have changed since.
+    ("parsed flags", _LOWERED, lambda s: _digest(jaxapi.options_in_effect(s.devices))),
+    ("settings", _LOWERED, lambda s: _settings()),
+    ("topology", _HERE, lambda s: _topology(s.devices)),
+    ("topology", (JIT,), lambda s: _digest(s.jit.topology)),
+    ("topology", (TOPOLOGY,), lambda s: f"{s.topology} devices={_ids(s.devices)}"),
+    ("extra", (JIT,), lambda s: s.jit.extra),
+    ("jax", _ALL, lambda s: jax.__version__),
+    ("jaxlib", _ALL, lambda s: jaxapi.JAXLIB_VERSION),
+    ("platform", _EXECUTABLES, lambda s: s.devices[0].platform),
+    ("platform_version", _EXECUTABLES, lambda s: s.devices[0].client.platform_version),
+    ("device_kind", _EXECUTABLES, lambda s: s.devices[0].device_kind),
+    ("binary NAME, plugin NAME", _ALL, lambda s: _libraries(s.folder)),
+    ("cpu_features", _ALL, lambda s: _cpu_features(s.devices)),
+)
+
+
+def key_of(subject: Subject) -> Key:
+    """Return the key of a subject: its parts, row by row."""
+    parts: list[KeyPart] = []
+    for name, kinds, value_of in PARTS:
+        if subject.kind_of_key in kinds:
+            value = value_of(subject)
+            if isinstance(value, str):
+                parts.append(KeyPart(name, value))
+            else:
+                parts += value or ()
+    return Key(tuple(parts))

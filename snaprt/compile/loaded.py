@@ -1,7 +1,4 @@
-"""The executables that this process has loaded, and which of them a program runs.
-
-It knows programs and executables; how one is compiled, it is told.
-"""
+"""The executables that this process has loaded, and which of them a program runs."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.compile.downcast import Narrowing, narrowings
-from snaprt.compile.obtain import Executable
+from snaprt.compile.executable import Executable
 from snaprt.graph.program import Program, Structure
 
 MAX_PROGRAMS: Final = 2048
@@ -30,17 +27,11 @@ WORTH_COMPILING_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True)
 class Ready:
-    """What a program runs.
-
-    Attributes:
-        executable: The executable.
-        arguments: What to call it with: the inputs, then the literals that vary.
-        is_new: Whether it was loaded or compiled for this.
-    """
+    """What a program runs."""
 
     executable: Executable
-    arguments: list[jax.Array]
-    is_new: bool
+    arguments: list[jax.Array]  # what to call it with: the inputs, then the literals that vary
+    is_new: bool  # whether it was loaded or compiled for this
 
 
 @dataclass
@@ -107,7 +98,7 @@ def executable_for(
     Args:
         program: What is to run.
         compile_it: Compiles a program, with some of its literals as arguments.
-        is_watched: Whether the executable has a flag; see `snaprt.compile.nan_flag`.
+        is_watched: Whether the executable has a flag; see `snaprt.compile.lower`.
         exactly: Whether it must take the memory of what ``program`` donates, neither more nor less.
         constants: Whether a literal may be a constant. Eager JAX passes it as an argument, and what
             XLA makes of a constant can differ from that in the last bits.

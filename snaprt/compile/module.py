@@ -1,7 +1,4 @@
-"""Compile and run a bare module, as replay does: StableHLO in, arrays in, arrays out.
-
-It goes through the same persistent cache as recorded programs, and knows nothing of snapshots.
-"""
+"""Compile and run a bare module, as replay does: StableHLO in, arrays in, arrays out."""
 
 from __future__ import annotations
 
@@ -14,13 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from snaprt import jaxapi, metrics
-from snaprt.compile.cached.once import compile_once, load_entry
+from snaprt import jaxapi
 from snaprt.compile.cached.store import persistent_cache
-from snaprt.compile.key import module_key
-from snaprt.compile.native_calls import obstacle, refuse_objects_of_another_process
-from snaprt.compile.obtain import entry_metadata
-from snaprt.compile.summary import summarize
+from snaprt.compile.key import MODULE, Subject, module_digest
+from snaprt.compile.obtain import Request, obtain, refuse_objects_of_another_process
 from snaprt.errors import CompileError, ExecutionError
 from snaprt.graph.artifacts import Proof, proof_of
 
@@ -31,23 +25,14 @@ Index = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class LoadedModule:
-    """A compiled module, ready to run.
+    """A compiled module, ready to run."""
 
-    Attributes:
-        parameters: (shape, dtype) of each parameter of ``main``.
-        results: (shape, dtype) of each result of ``main``.
-        devices: Where it runs, in the order of its partitions.
-        from_cache: Whether the executable came from the persistent cache.
-        compile_seconds: Seconds spent on compiling or loading it.
-        executable: XLA's loaded executable.
-    """
-
-    parameters: tuple[_Type, ...]
-    results: tuple[_Type, ...]
-    devices: tuple[jaxapi.Device, ...]
-    from_cache: bool
-    compile_seconds: float
-    executable: Any
+    parameters: tuple[_Type, ...]  # (shape, dtype) of each parameter of ``main``
+    results: tuple[_Type, ...]  # (shape, dtype) of each result of ``main``
+    devices: tuple[jaxapi.Device, ...]  # where it runs, in the order of its partitions
+    from_cache: bool  # whether the executable came from the persistent cache
+    compile_seconds: float  # seconds spent on compiling or loading it
+    executable: Any  # XLA's loaded executable
 
     @property
     def device(self) -> jaxapi.Device:
@@ -175,11 +160,29 @@ def compile_partitioned(
         refuse_objects_of_another_process(calls)
         parameters, results = jaxapi.module_signature(module)
         options = jaxapi.compile_options(devices, compiler_options)
-        told = dict(compiler_options or {})
+        named_options = dict(compiler_options or {})
         if partitioning is not None:
             jaxapi.partition(options, partitioning)
-            told["partitioning"] = str(partitioning)
-        executable, from_cache = _load_or_compile(module, calls, devices, name, told, options)
+            named_options["partitioning"] = str(partitioning)
+        request: Request[Any] = Request(
+            name=name,
+            kind="module",
+            module=module,
+            calls=calls,
+            devices=devices,
+            subject=lambda folder: Subject(
+                MODULE,
+                module_digest(jaxapi.bytecode_without_locations(module)),
+                folder,
+                devices,
+                kind="module",
+                options=named_options,
+            ),
+            compile=lambda: jaxapi.compile_module(module, devices, options),
+            serialize=jaxapi.serialize_module,
+            load=lambda payload: jaxapi.load_module(payload, devices),
+        )
+        obtained = obtain(request, persistent_cache())
     except CompileError:
         raise
     except Exception as error:
@@ -189,51 +192,10 @@ def compile_partitioned(
         parameters=tuple(parameters),
         results=tuple(results),
         devices=tuple(devices),
-        from_cache=from_cache,
+        from_cache=obtained.from_cache,
         compile_seconds=time.perf_counter() - started,
-        executable=executable,
+        executable=obtained.loaded,
     )
-
-
-def _load_or_compile(
-    module: Any,
-    calls: jaxapi.CustomCalls,
-    devices: Sequence[jaxapi.Device],
-    name: str,
-    named_options: Mapping[str, Any],
-    options: Any,
-) -> tuple[Any, bool]:
-    def compile_here() -> Any:
-        with metrics.timed("CompileTime"):
-            return jaxapi.compile_module(module, devices, options)
-
-    cache = persistent_cache()
-    if cache is None:
-        return compile_here(), False
-    stablehlo = jaxapi.bytecode_without_locations(module)
-    key = module_key(stablehlo, devices, kind="module", options=named_options, folder=cache.folder)
-
-    def load() -> Any:
-        entry = cache.get(key, obstacle=obstacle)
-        if entry is None:
-            return None
-        return load_entry(cache, key, entry, lambda content: jaxapi.load_module(content, devices))
-
-    def compile_and_put() -> tuple[Any, bool]:
-        cache.record_miss(key, name)
-        summary = summarize(module)
-        started = time.perf_counter()
-        executable = compile_here()
-        seconds = time.perf_counter() - started
-        payload = jaxapi.serialize_module(executable)
-        told = entry_metadata(name, "module", seconds, devices[0], calls)
-        told["summary"] = summary
-        return executable, cache.put(key, payload, told)
-
-    executable = load()
-    if executable is not None:
-        return executable, True
-    return compile_once(cache, key, load, compile_and_put)[:2]
 
 
 def _normal(index: Sequence[slice], shape: Sequence[int]) -> Index:

@@ -1,388 +1,240 @@
-"""Compile recorded programs, through the persistent cache.
+"""Find an executable in the persistent cache, or make it: the one way for all that is compiled.
 
-It knows programs and executables; it does not know when graphs are cut or who watches them run.
+Recorded programs, bare modules, `jax.jit` and what is compiled ahead of time differ in what a
+`Request` says: the key, and how to compile, store and load. Of the processes that want one
+executable at the same time, one compiles it, and the others wait for its entry.
+
+An executable that calls a native function which nobody has initialized ends the process. So each
+entry names the functions that it calls, and they are made available before it is loaded.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Generic, TypeVar
 
 import jax
-from snaprt_cache.errors import CacheError
+from snaprt_cache.folder import Access
 from snaprt_cache.key import Key
-from snaprt_cache.miss.journal import script_name
-from snaprt_cache.store import Cache
+from snaprt_cache.lock import Flight
+from snaprt_cache.store import Cache, Entry
 
 from snaprt import jaxapi, metrics, settings
 from snaprt.compile import times
-from snaprt.compile.ahead.collect import GRAPH_NAME, collect_program
-from snaprt.compile.cached import prefetch
-from snaprt.compile.cached.fast_key import (
-    Note,
-    devices_by_id,
-    devices_of_placement,
-    note_key,
-    read_note,
-    write_note,
-)
-from snaprt.compile.cached.once import compile_once, load_entry
-from snaprt.compile.cached.store import persistent_cache
-from snaprt.compile.key import module_digest, module_key
-from snaprt.compile.lower import lowering, placed
-from snaprt.compile.nan_flag import FLAG_NAME
-from snaprt.compile.native_calls import bound_to_process, obstacle, told_of_calls
-from snaprt.compile.summary import summarize
-from snaprt.errors import CompileError, UsageError
-from snaprt.graph.artifacts import ModuleArtifacts, proof_of
-from snaprt.graph.program import Program
+from snaprt.compile.cached.store import count_event
+from snaprt.compile.key import Subject, key_of
+from snaprt.compile.summaries import summarize
+from snaprt.errors import CompileError
 
 _log = logging.getLogger("snaprt.compile")
-_numbers = itertools.count()
 
+T = TypeVar("T")
 
-def new_number() -> int:
-    """Return a number that no other executable of this process has."""
-    return next(_numbers)
+Metadata = Mapping[str, str | int | float]
+"""What is said about an entry, in the cache's index and to who loads it."""
 
-
-@dataclass(frozen=True, eq=False)
-class Executable:
-    """A compiled program, ready to be called with flat arguments.
-
-    Attributes:
-        name: The name of its module.
-        graph_id: The first 16 hexadecimal digits of the digest of its StableHLO.
-        number: Counts the executables of this process.
-        devices: The devices it runs on.
-        input_names: A name for each argument.
-        output_names: A name for each result.
-        donated: The arguments whose memory it takes.
-        from_cache: Whether it came from the persistent cache rather than from the compiler.
-        call: Runs it: arrays in, list of arrays out.
-        lowered: Lowers the program again (or returns what compiling left), for recording.
-        is_collected: Whether it was written down to be compiled later, and its results are zeros.
-        is_watched: Whether its last result is the flag of `snaprt.compile.nan_flag`.
-        times: Where its time has gone.
-    """
-
-    name: str
-    graph_id: str
-    number: int
-    devices: tuple[jaxapi.Device, ...]
-    input_names: tuple[str, ...]
-    output_names: tuple[str, ...]
-    donated: tuple[int, ...]
-    from_cache: bool
-    call: Callable[..., Sequence[jax.Array]]
-    lowered: Callable[[], jax.stages.Lowered]
-    is_collected: bool = False
-    is_watched: bool = False
-    times: times.ProgramTimes = field(default_factory=times.ProgramTimes)
-
-    def artifacts(self) -> ModuleArtifacts:
-        """Return the program in the forms in which it is recorded; the first call makes them."""
-        return _artifacts(self)
-
-
-@functools.lru_cache(maxsize=8)
-def _artifacts(executable: Executable) -> ModuleArtifacts:
-    return artifacts_of(executable.lowered(), executable.call)
-
-
-def artifacts_of(lowered: jax.stages.Lowered, compiled: Any) -> ModuleArtifacts:
-    """Return a program in the forms in which it is recorded.
-
-    Args:
-        lowered: The program.
-        compiled: Its `jax.stages.Compiled`; what is none of those proves nothing.
-    """
-    return ModuleArtifacts(
-        stablehlo=jaxapi.portable_stablehlo(lowered),
-        hlo=jaxapi.hlo_proto(lowered),
-        compile_options=jaxapi.compile_options_of_lowered(lowered).SerializeAsString(),
-        num_devices=len(jaxapi.devices_of_lowered(lowered)),
-        proof=proof_of(jaxapi.loaded_executable(compiled)),
-    )
-
-
-def compile_program(
-    program: Program,
-    promoted: frozenset[int],
-    overrides: Mapping[str, Any],
-    *,
-    is_watched: bool = False,
-) -> Executable:
-    """Lower ``program``, and load its executable from the persistent cache or compile it.
-
-    Args:
-        program: What to compile, with the arrays it will first be called with.
-        promoted: Which of its literals become arguments, after the inputs.
-        overrides: Compiler options by name that do not change what the program computes.
-        is_watched: Whether it gets a flag, unless it is only collected; see
-            `snaprt.compile.nan_flag`.
-
-    Raises:
-        CompileError: If JAX cannot lower it or XLA cannot compile it.
-        UsageError: If a setting is not one that is allowed.
-    """
-    folder = settings.get("SNAPRT_COLLECT")
-    size = len(program.nodes)
-    _log.info("a graph of %d operations and %d inputs: begin", size, len(program.inputs))
-    started = time.perf_counter()
-    try:
-        with times.measured() as stopwatch:
-            if folder is not None:
-                found, is_watched = _collect(program, promoted, folder), False
-            else:
-                found = _obtain(program, promoted, overrides, is_watched)
-    except (CacheError, UsageError):
-        raise
-    except Exception as error:
-        raise CompileError(
-            f"the graph of {size} operations that was cut here could not be compiled: {error}",
-            hint="the traceback above shows the error of JAX or XLA; arrays that do not depend on "
-            "what was refused stay pending",
-        ) from error
-    spent = times.prepared(
-        times.LAZY,
-        GRAPH_NAME,
-        found.graph_id,
-        stopwatch,
-        operations=size,
-        compiled=times.COMPILE in stopwatch.nanoseconds,
-        loaded=found.from_cache,
-    )
-    is_collected = folder is not None
-    how = "collected" if is_collected else "from the cache" if found.from_cache else "compiled"
-    seconds = time.perf_counter() - started
-    _log.info("graph %s of %d operations: %s in %.3f s", found.graph_id, size, how, seconds)
-    return _executable(program, promoted, found, spent, is_collected=is_collected, flag=is_watched)
-
-
-def uncompiled_program(
-    program: Program, promoted: frozenset[int], *, is_watched: bool = False
-) -> Executable:
-    """Lower a program that cannot be compiled, so that it can be recorded; it cannot be called.
-
-    Args:
-        program: What could not be compiled.
-        promoted: Which of its literals become arguments, after the inputs.
-        is_watched: Whether it was to get a flag.
-
-    Raises:
-        Exception: It cannot be lowered either.
-    """
-    with placed(program.placement):
-        lowered = lowering(program, promoted, is_watched)()
-        graph_id = module_digest(jaxapi.stablehlo_without_locations(lowered))[:16]
-        devices = jaxapi.devices_of_lowered(lowered)
-
-    def call(*arguments: jax.Array) -> Sequence[jax.Array]:
-        raise CompileError(f"the graph {GRAPH_NAME}.{graph_id} could not be compiled")
-
-    found = _Found(call, graph_id, devices, False, lambda: lowered)
-    spent = times.ProgramTimes()
-    return _executable(program, promoted, found, spent, is_collected=False, flag=is_watched)
-
-
-def _executable(
-    program: Program,
-    promoted: frozenset[int],
-    found: _Found,
-    spent: times.ProgramTimes,
-    *,
-    is_collected: bool,
-    flag: bool,
-) -> Executable:
-    arguments = len(program.inputs) + len(promoted)
-    results = [f"out{i}" for i in range(len(program.outputs))]
-    return Executable(
-        name=GRAPH_NAME,
-        graph_id=found.graph_id,
-        number=new_number(),
-        devices=found.devices,
-        input_names=tuple(f"arg{i}" for i in range(arguments)),
-        output_names=(*results, FLAG_NAME) if flag else tuple(results),
-        donated=program.donated,
-        from_cache=found.from_cache,
-        call=found.compiled,
-        lowered=found.lowered,
-        is_collected=is_collected,
-        is_watched=flag,
-        times=spent,
-    )
+#: What the metadata of an entry calls the native functions.
+TOLD_AS: Final = "custom_calls"
 
 
 @dataclass(frozen=True)
-class _Found:
-    """An executable, with what is known of it."""
+class Request(Generic[T]):
+    """An executable that is wanted."""
 
-    compiled: Callable[..., Sequence[jax.Array]]
-    graph_id: str
-    devices: tuple[jaxapi.Device, ...]
-    from_cache: bool
-    lowered: Callable[[], jax.stages.Lowered]
-
-
-def _collect(program: Program, promoted: frozenset[int], folder: Path) -> _Found:
-    """Write the program into ``folder`` instead of compiling it."""
-    lower = lowering(program, promoted)
-    with placed(program.placement):
-        lowered = lower()
-        zeros, graph_id = collect_program(program, promoted, lowered, folder)
-        devices = jaxapi.devices_of_lowered(lowered)
-    return _Found(zeros, graph_id, devices, False, lambda: lowered)
+    name: str  # what the cache's index calls it
+    kind: str  # the form in which it is stored
+    module: Any
+    calls: jaxapi.CustomCalls
+    devices: Sequence[jaxapi.Device]  # where it will run, in the order of its partitions
+    subject: Callable[[Path], Subject]  # what its key identifies, of the cache in a folder
+    compile: Callable[[], T]
+    serialize: Callable[[T], bytes]
+    # Makes it of what `serialize` returned; ``None`` where it is enough that the cache has it.
+    load: Callable[[bytes], T] | None
+    # What it needs of this very process, so that no other may have it; mostly empty.
+    bound_to: str = ""
 
 
-def _obtain(
-    program: Program, promoted: frozenset[int], overrides: Mapping[str, Any], is_watched: bool
-) -> _Found:
-    """Find the executable by the program's digest, else by its module, else compile it.
+@dataclass(frozen=True)
+class Obtained(Generic[T]):
+    """What became of a request."""
 
-    Of the processes that want one program at the same time, one lowers and compiles it: the others
-    wait for its note.
+    # The executable; ``None`` where the cache has it and it was not to be loaded.
+    executable: T | None
+    from_cache: bool  # whether the cache had it
+    key: Key | None  # the key under which the cache has it now; ``None`` where it has not
+    seconds: float = 0.0  # seconds that the compiler took
+
+    @property
+    def loaded(self) -> T:
+        """The executable, of a request that says how to load it."""
+        assert self.executable is not None
+        return self.executable
+
+
+def obtain(request: Request[T], cache: Cache | None) -> Obtained[T]:
+    """Load an executable from the cache, or compile it and store it there.
+
+    Raises:
+        CacheError: It is not there, and the mode of the cache lets nothing compile.
+        Exception: What ``request.compile`` raises.
     """
-    arguments = len(program.inputs) + len(promoted)
-    results = len(program.outputs) + is_watched
-    lower = lowering(program, promoted, is_watched)
-    cache = persistent_cache()
-    with times.stage(times.KEY):
-        key_of_note = None if cache is None else note_key(program, promoted, is_watched, cache)
-
-    def by_note() -> _Found | None:
-        assert cache is not None
-        assert key_of_note is not None
-        return _load_noted(cache, key_of_note, program, lower)
-
-    def by_module() -> tuple[_Found, bool]:
-        lowered = lower()
-        with times.stage(times.KEY):
-            stablehlo = jaxapi.stablehlo_without_locations(lowered)
-            graph_id = module_digest(stablehlo)[:16]
-        devices = jaxapi.devices_of_lowered(lowered)
-        _log.info("graph %s: lowered", graph_id)
-        compiled, from_cache, key = _load_or_compile(
-            cache, lowered, stablehlo, devices, arguments, results, overrides
-        )
-        is_noted = False
-        if cache is not None and key_of_note is not None and key is not None:
-            ids = tuple(device.id for device in devices)
-            note = Note(key, graph_id, arguments, results, ids)
-            is_noted = write_note(cache, key_of_note, note, GRAPH_NAME)
-        return _Found(compiled, graph_id, devices, from_cache, lambda: lowered), is_noted
-
-    with placed(program.placement):
-        if cache is None or key_of_note is None:
-            return by_module()[0]
-        with times.stage(times.CACHE):
-            return by_note() or compile_once(cache, key_of_note, by_note, by_module)[0]
-
-
-def _load_noted(
-    cache: Cache, key: Key, program: Program, lower: Callable[[], jax.stages.Lowered]
-) -> _Found | None:
-    ready = prefetch.take(key)
-    if ready is not None and ready.note is not None:
-        metrics.counter_add("LoweringSkipped")
-        return _Found(ready.loaded, ready.note.graph_id, ready.devices, True, lower)
-    note = read_note(cache, key)
-    entry = None
-    if note is not None:
-        entry = cache.get(note.executable, counted=False, obstacle=obstacle)
-    if note is None or entry is None:
-        return None
-
-    def load(payload: bytes) -> _Found:
-        devices = devices_by_id(note.device_ids, devices_of_placement(program.placement)[0])
-        compiled = jaxapi.load_compiled(payload, note.arguments, note.results, devices)
-        return _Found(compiled, note.graph_id, devices, True, lower)
-
-    found = load_entry(cache, note.executable, entry, load)
-    if found is not None:
-        cache.count_hit(entry)
-        metrics.counter_add("LoweringSkipped")
-    return found
-
-
-def _load_or_compile(
-    cache: Cache | None,
-    lowered: jax.stages.Lowered,
-    stablehlo: bytes,
-    devices: tuple[jaxapi.Device, ...],
-    arguments: int,
-    results: int,
-    overrides: Mapping[str, Any],
-) -> tuple[jax.stages.Compiled, bool, Key | None]:
-    """Return the executable, whether it came from the cache, and its key if it is there now."""
-    calls = jaxapi.custom_calls(lowered.compiler_ir("stablehlo"), stablehlo)
-    if cache is None or bound_to_process(lowered, calls):
+    if cache is None or request.bound_to:
         if cache is not None:
             metrics.counter_add("PersistentCacheUncacheable")
-        return _compile(lowered, overrides), False, None
+        executable, seconds = _compile(request)
+        return Obtained(executable, False, None, seconds)
     with times.stage(times.KEY):
-        signature = jaxapi.call_of_lowered(lowered)
-        key = module_key(
-            stablehlo, devices, kind="compiled", signature=signature, folder=cache.folder
-        )
-    name = f"{script_name()}: {GRAPH_NAME}"
+        key = key_of(request.subject(cache.folder))
 
-    def load() -> jax.stages.Compiled | None:
-        entry = cache.get(key, name=name, obstacle=obstacle)
-        if entry is None:
-            return None
-        return load_entry(
-            cache, key, entry, lambda b: jaxapi.load_compiled(b, arguments, results, devices)
+    def ask() -> Obtained[T] | None:
+        entry = cache.get(
+            key, name=request.name, counted=request.load is not None, obstacle=obstacle
         )
+        if entry is None or request.load is None:
+            return None if entry is None else Obtained(None, True, key)
+        executable = load_entry(cache, key, entry, request.load)
+        return None if executable is None else Obtained(executable, True, key)
 
-    def compile_and_put() -> tuple[jax.stages.Compiled, bool]:
-        cache.record_miss(key, name)
-        started = time.perf_counter()
-        compiled = _compile(lowered, overrides)
-        seconds = time.perf_counter() - started
-        try:
-            payload = jaxapi.serialize_compiled(compiled)
-        except Exception as error:
-            metrics.counter_add("PersistentCacheUncacheable")
-            _log.info("an executable cannot be stored: %s", error)
-            return compiled, False
-        told = entry_metadata(name, "compiled", seconds, devices[0], calls)
-        told["summary"] = summarize(lowered.compiler_ir("stablehlo"))
-        return compiled, cache.put(key, payload, told)
+    def make() -> tuple[Obtained[T], bool]:
+        if request.load is not None:
+            cache.record_miss(key, request.name)
+        executable, seconds = _compile(request)
+        is_stored = _store(cache, key, request, executable, seconds)
+        return Obtained(executable, False, key if is_stored else None, seconds), is_stored
 
     with times.stage(times.CACHE):
-        loaded = load()
-        if loaded is not None:
-            return loaded, True, key
-        compiled, from_cache, is_there = compile_once(cache, key, load, compile_and_put)
-        return compiled, from_cache, key if is_there else None
+        return once(cache, key, ask, make)
 
 
-def _compile(lowered: jax.stages.Lowered, overrides: Mapping[str, Any]) -> jax.stages.Compiled:
+def _compile(request: Request[T]) -> tuple[T, float]:
     _log.info("XLA compiles: begin")
+    started = time.perf_counter()
     # It is stored here: a cache under jax.jit would store it once more.
     with (
         times.stage(times.COMPILE),
         metrics.timed("CompileTime"),
         jaxapi.without_compilation_cache(),
     ):
-        compiled = lowered.compile(compiler_options=dict(overrides) or None)
+        executable = request.compile()
     _log.info("XLA compiles: end")
-    return compiled
+    return executable, time.perf_counter() - started
 
 
-def entry_metadata(
-    name: str, kind: str, seconds: float, device: jaxapi.Device, calls: jaxapi.CustomCalls
+def _store(cache: Cache, key: Key, request: Request[T], executable: T, seconds: float) -> bool:
+    try:
+        payload = request.serialize(executable)
+    except CompileError:
+        raise
+    except Exception as error:
+        metrics.counter_add("PersistentCacheUncacheable")
+        _log.info("an executable cannot be stored: %s", error)
+        return False
+    told = metadata(request.name, request.kind, seconds, request.devices, request.calls)
+    return cache.put(key, payload, {**told, "summary": summarize(request.module)})
+
+
+class Turn:
+    """The turn to make an entry: others who want it wait until it has ended."""
+
+    def __init__(self, cache: Cache, key: Key) -> None:
+        self.key = key
+        self._cache = cache
+        self._flight = flight(cache)
+        self._lock: int | None = None
+
+    def take(self, ask: Callable[[], T | None]) -> T | None:
+        """Return what ``ask`` finds in the cache; ``None`` where the caller is to make it.
+
+        It asks again where another process or thread has made the entry meanwhile.
+        """
+        found = ask()
+        if found is None:
+            is_stored = functools.partial(self._cache.offers, self.key.digest)
+            role, self._lock = self._flight.join(self.key.digest, is_stored)
+            if not role.leader and is_stored():
+                found = ask()
+        return found
+
+    def end(self, *, in_vain: bool) -> None:
+        """Let the others go on; ``in_vain`` where they will find nothing, and need not wait."""
+        lock, self._lock = self._lock, None
+        self._flight.leave(self.key.digest, lock, in_vain=in_vain)
+
+
+def once(
+    cache: Cache,
+    key: Key,
+    ask: Callable[[], T | None],
+    make: Callable[[], tuple[T, bool]],
+) -> T:
+    """Return what the cache has, or make it, unless another process is about to store it.
+
+    Args:
+        cache: Where to look.
+        key: What is wanted.
+        ask: Asks the cache; ``None`` if it has nothing that can be used.
+        make: Makes it, and says whether it was stored.
+    """
+    turn = Turn(cache, key)
+    found = turn.take(ask)
+    if found is not None:
+        return found
+    in_vain = True
+    try:
+        made, is_stored = make()
+        in_vain = not is_stored
+    except BaseException as error:
+        in_vain = isinstance(error, Exception)  # Ctrl-C says nothing about the program
+        raise
+    finally:
+        turn.end(in_vain=in_vain)
+    return made
+
+
+def load_entry(cache: Cache, key: Key, entry: Entry, load: Callable[[bytes], T]) -> T | None:
+    """Load what a verified entry holds; one that cannot be loaded is discarded, to be made anew."""
+    try:
+        with times.stage(times.LOAD), metrics.timed("LoadTime"):
+            return load(entry.payload)
+    except Exception as error:
+        _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
+        cache.discard(key, f"cannot be loaded: {error}")
+        return None
+
+
+def flight(cache: Cache) -> Flight:
+    """Return the locks of a cache, with the bound on waiting that is set now."""
+    # The processes of one job may need each other to compile, but on CPUs: none of them may wait.
+    # Nor need one that does not read what others store.
+    is_free = jax.process_count() == 1 or jax.default_backend() == "cpu"
+    can_wait = cache.mode.reads and cache.mode.writes and is_free
+    wait_seconds = settings.get("SNAPRT_CACHE_WAIT") if can_wait else 0.0
+    return _flight(cache.folder, wait_seconds, cache.access)
+
+
+@functools.cache
+def _flight(folder: Path, wait_seconds: float, access: Access) -> Flight:
+    return Flight(folder, wait_seconds, count_event, access=access)
+
+
+def metadata(
+    name: str,
+    kind: str,
+    seconds: float,
+    devices: Sequence[jaxapi.Device],
+    calls: jaxapi.CustomCalls,
 ) -> dict[str, str | int | float]:
-    """Return what is told about an entry, in the cache's index and to who loads it."""
+    """Return what is said about an entry, but for the summary of its program."""
+    device = devices[0]
     return {
-        **told_of_calls(calls, device.platform),
+        TOLD_AS: json.dumps(jaxapi.functions_of_process(calls.targets, device.platform)),
         "name": name,
         "kind": kind,
         "compile_seconds": seconds,
@@ -391,3 +243,52 @@ def entry_metadata(
         "jax_version": jax.__version__,
         "jaxlib_version": jaxapi.JAXLIB_VERSION,
     }
+
+
+def obstacle(metadata: Metadata) -> str:
+    """Make the functions of an entry's executable available; return why it cannot be used.
+
+    Returns:
+        Empty where the executable can be loaded and run.
+    """
+    targets = _targets(metadata)
+    if targets is None:
+        return "it does not say which native functions it calls: an older snaprt stored it"
+    missing = jaxapi.make_available(targets, str(metadata.get("platform", "")))
+    if missing:
+        return f"it calls {', '.join(missing)}, which this process has not registered with JAX"
+    return ""
+
+
+def can_be_made_available_in_background(metadata: Metadata) -> bool:
+    """Return whether a thread may make the functions of an entry's executable available.
+
+    It may import nothing for that: the program might be importing it at the same time.
+    """
+    targets = _targets(metadata)
+    return targets is not None and not jaxapi.modules_awaited(targets)
+
+
+def _targets(metadata: Metadata) -> list[str] | None:
+    try:
+        return [str(name) for name in json.loads(str(metadata[TOLD_AS]))]
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def bound_to_process(lowered: jax.stages.Lowered, calls: jaxapi.CustomCalls) -> str:
+    """Return what a program needs of this very process, whose executable no other may have."""
+    return calls.bound_to or ("Python objects" if jaxapi.holds_objects(lowered) else "")
+
+
+def refuse_objects_of_another_process(calls: jaxapi.CustomCalls) -> None:
+    """Refuse a module from a file that names objects of the process that it was lowered in.
+
+    Raises:
+        CompileError: It does; XLA would follow an address that means something else here.
+    """
+    if calls.bound_to:
+        raise CompileError(
+            f"the module needs {calls.bound_to}, which only the process that recorded it had",
+            hint="record the program without it; `snaprt inspect` prints the module and the arrays",
+        )

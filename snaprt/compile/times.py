@@ -34,29 +34,18 @@ MAX_PROGRAMS: Final = 4096
 
 @dataclass(slots=True, eq=False)
 class ProgramTimes:
-    """What has been spent on one program so far.
-
-    Attributes:
-        graph_id: What identifies it.
-        name: The name of its module.
-        kind: ``lazy`` or ``jit``.
-        operations: How many operations were recorded; ``None`` where JAX traced it.
-        compiled: How often it was compiled.
-        loaded: How often its executable came from the persistent cache.
-        executions: How often it was started; of what JAX starts itself, nobody counts it.
-        nanoseconds: Stage to the time spent in it, but for ``execute``.
-        execute: Nanoseconds until JAX handed back the results of its executions.
-    """
+    """What has been spent on one program so far."""
 
     graph_id: str = ""
     name: str = ""
-    kind: str = LAZY
-    operations: int | None = None
-    compiled: int = 0
-    loaded: int = 0
-    executions: int = 0
+    kind: str = LAZY  # ``lazy`` or ``jit``
+    operations: int | None = None  # how many operations were recorded; ``None`` where JAX traced it
+    compiled: int = 0  # how often it was compiled
+    loaded: int = 0  # how often its executable came from the persistent cache
+    executions: int = 0  # how often it was started; of what JAX starts itself, nobody counts it
+    # Stage to the time spent in it, but for ``execute``.
     nanoseconds: dict[str, float] = field(default_factory=dict)
-    execute: int = 0
+    execute: int = 0  # nanoseconds until JAX handed back the results of its executions
 
     def executed(self, nanoseconds: int) -> None:
         """Count an execution."""

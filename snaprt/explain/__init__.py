@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 class _CallableModule(ModuleType):
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-        """Run a function lazily, and return what it did; see `snaprt.explain.call.explain`."""
+        """Run a function lazily, and return what it did; see `snaprt.explain.cuts.explain`."""
         # Here, for it imports JAX; and the parts of the package import the package first.
-        from snaprt.explain.call import explain
+        from snaprt.explain.cuts import explain
 
         return explain(function, *args, **kwargs)
 

@@ -1,7 +1,4 @@
-"""What happened while a program ran lazily: each cut, and what ran alone; must not run anything.
-
-A watcher turns what it is told into records, in the order they happen; rows fold those of a place.
-"""
+"""What happened while a program ran lazily: each cut, what ran alone, and a table of both."""
 
 from __future__ import annotations
 
@@ -11,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from snaprt import jaxapi
-from snaprt.runtime.events import Cut, Run, Watcher
+from snaprt.runtime.events import Cut, Execution, Subscriber, subscribe, unsubscribe
 from snaprt.runtime.graph_breaks import count_text, describe_break, place_text, users_place
+from snaprt.runtime.lazy_scope import lazy
+from snaprt.runtime.step import mark_step
 
 #: Where a graph's executable came from: the compiler, the compile cache, or an earlier run of it.
 COMPILED: Final = "compiled"
@@ -26,7 +25,6 @@ class GraphRecord:
 
     Attributes:
         graph_id: As in logs, errors and snapshots.
-        operations: How many operations it has.
         inputs: How many arrays it reads.
         outputs: How many results it has.
         origin: ``compiled``, ``loaded`` from the compile cache, or ``known`` to the process.
@@ -47,8 +45,6 @@ class CutRecord:
         cause: ``mark_step``, or what read a value (``float``, ``bool``, ``nonzero``, ...).
         stack: The user's frames, innermost last.
         step: How many steps the thread had marked before.
-        thread: The thread's name.
-        graphs: What ran.
     """
 
     cause: str
@@ -78,7 +74,6 @@ class AtOnceRecord:
     """An operation that ran alone, for a graph cannot hold it.
 
     Attributes:
-        name: The operation.
         cause: Why, as ``device_put`` or ``ref``.
         stack: The user's frames, innermost last.
     """
@@ -101,7 +96,7 @@ class AtOnceRecord:
 Event = CutRecord | AtOnceRecord
 
 
-class Collector(Watcher):
+class Collector(Subscriber):
     """Makes a record of each cut and of each operation that runs alone, and hands it on.
 
     Attributes:
@@ -117,7 +112,7 @@ class Collector(Watcher):
         """Begin a record."""
         self._graphs[cut.number] = []
 
-    def ready(self, run: Run) -> None:
+    def ready(self, run: Execution) -> None:
         """Add a graph to it."""
         executable = run.executable
         origin = KNOWN if not run.is_new else LOADED if executable.from_cache else COMPILED
@@ -143,31 +138,18 @@ class Collector(Watcher):
 
 @dataclass(frozen=True)
 class Row:
-    """What happened at one place of a program for one cause, once or several times.
+    """What happened at one place of a program for one cause, once or several times."""
 
-    Attributes:
-        cause: See `CutRecord` and `AtOnceRecord`.
-        operation: The operation that ran alone; empty for a cut.
-        place: The user's line.
-        times: How often it happened.
-        graphs: How many graphs ran.
-        fewest: The fewest operations that ran at one time.
-        most: The most.
-        operations: How many ran altogether.
-        compiled: How many of the graphs were compiled for it.
-        loaded: How many were loaded from the compile cache.
-    """
-
-    cause: str
-    operation: str
+    cause: str  # see `CutRecord` and `AtOnceRecord`
+    operation: str  # the operation that ran alone; empty for a cut
     place: jaxapi.Frame | None
     times: int
     graphs: int
-    fewest: int
-    most: int
+    fewest: int  # the fewest operations that ran at one time
+    most: int  # the most
     operations: int
-    compiled: int
-    loaded: int
+    compiled: int  # how many of the graphs were compiled for it
+    loaded: int  # how many were loaded from the compile cache
 
     def plus(self, other: Row) -> Row:
         """Return this row with what happened at the same place another time."""
@@ -306,3 +288,27 @@ def _summary(rows: Iterable[Row]) -> str:
     if alone:
         parts.append(f"{count_text(alone, 'operation')} run at once")
     return ", ".join(parts)
+
+
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """Run a function lazily, and return what it did to the lazy runtime.
+
+    A step is marked before, so that what is pending does not count, and one after it.
+
+    Returns:
+        How many graphs ran, how many operations each, and for each cut its cause and the user's
+        line, in the order they happened; to be printed, or looked at by its attributes. It holds
+        what the function returned.
+    """
+    events: list[Event] = []
+    collector = Collector(events.append)
+    with lazy():
+        mark_step()
+        subscribe(collector)
+        try:
+            result = function(*args, **kwargs)
+            collector.at_steps = "end"
+            mark_step()
+        finally:
+            unsubscribe(collector)
+    return Explanation(tuple(events), result)

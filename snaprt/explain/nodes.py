@@ -1,12 +1,14 @@
-"""A recorded program as numbered nodes with their text; it must not know files or drawings.
+"""A recorded program as numbered nodes, in the words and formats of PyTorch/XLA.
 
-Names and attributes are those of PyTorch/XLA's lazy graphs: ``xla::device_data`` is an input,
-``prim::Constant`` a host scalar, and ``xla::`` stands before the name of each of JAX's primitives.
+``xla::device_data`` is an input, ``prim::Constant`` a host scalar, and ``xla::`` stands before the
+name of each of JAX's primitives.
+Source: ``debug_util.cpp`` and ``ir_dump_util.cpp`` of PyTorch/XLA 2.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ import numpy as np
 from snaprt import jaxapi, settings
 from snaprt.graph.digest import Unstable, node_digest
 from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Program
+from snaprt.runtime.events import Execution, Subscriber
 
 INPUT_NAME: Final = "xla::device_data"
 CONSTANT_NAME: Final = "prim::Constant"
@@ -34,25 +37,18 @@ _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 
 @dataclass(frozen=True)
 class ShownNode:
-    """A node of a graph: an input, a host scalar or an operation.
-
-    Attributes:
-        name: What it is.
-        types: XLA's type of each of its results, such as ``f32[2,3]{1,0}``.
-        operands: ``(number of a node, which of its results)`` of each operand.
-        attributes: The name and the text of each parameter that says something.
-        location: The user's innermost line, ``function@file.py:12``; empty where there is none.
-        roots: Which outputs of the graph its results are.
-        digest: 32 hexadecimal digits, equal for nodes that compute the same of the same kinds of
-            inputs and the same scalars; in another process too, if snaprt's cache knows them.
-    """
+    """A node of a graph: an input, a host scalar or an operation."""
 
     name: str
-    types: tuple[str, ...]
+    types: tuple[str, ...]  # XLA's type of each of its results, such as ``f32[2,3]{1,0}``
+    # ``(number of a node, which of its results)`` of each operand.
     operands: tuple[tuple[int, int], ...]
+    # The name and the text of each parameter that says something.
     attributes: tuple[tuple[str, str], ...]
-    location: str
-    roots: tuple[int, ...]
+    location: str  # the user's innermost line, ``function@file.py:12``; empty where there is none
+    roots: tuple[int, ...]  # which outputs of the graph its results are
+    # 32 hexadecimal digits, equal for nodes that compute the same of the same kinds of inputs and
+    # the same scalars; in another process too, if snaprt's cache knows them.
     digest: str
 
     @property
@@ -65,9 +61,6 @@ def shown_nodes(program: Program) -> list[ShownNode]:
     """Return the nodes of a program; each stands after its operands, and its number is its place.
 
     Where XLA_IR_DEBUG is on, an operation has the rest of its Python stack among its attributes.
-
-    Args:
-        program: The program, whose inputs have not been donated yet.
     """
     nodes: list[ShownNode] = []
     numbers: dict[tuple[int, int], int] = {}
@@ -266,3 +259,68 @@ def is_wanted(program: Program) -> bool:
     """Return whether SNAPRT_DEBUG_FUNCTION, where it is set, lets one speak of ``program``."""
     function = settings.get("SNAPRT_DEBUG_FUNCTION")
     return function is None or comes_from(program, function.strip())
+
+
+LOGGER = logging.getLogger("snaprt.operations")
+
+
+class OperationLog(Subscriber):
+    """Logs what was recorded when it is cut: recording itself costs the same, logged or not."""
+
+    def ready(self, run: Execution) -> None:
+        """Log the operations of a graph, with its inputs and constants."""
+        cut, executable = run.cut, run.executable
+        LOGGER.debug(
+            "graph %s of %d operations, cut by %s", executable.graph_id, cut.operations, cut.cause
+        )
+        nodes = shown_nodes(run.program)
+        for number, node in enumerate(nodes):
+            LOGGER.debug("%s", node_text(number, node, nodes))
+
+
+#: Attributes of a node are cut here in a drawing.
+_LONGEST_NOTE = 64
+
+
+def block(stack: Sequence[jaxapi.Frame], digests: Sequence[str], graph: str) -> str:
+    """Return what the file has of one graph."""
+    frames = "".join(f"  {one.function} ({one.file}:{one.line})\n" for one in reversed(stack))
+    hashes = ", ".join(digests)
+    return (
+        f"[ScheduleSyncTensorsGraph]\nTensorsGraphInfo:\n{frames}\nHashes: ({hashes})\n"
+        f"\n## BEGIN_GRAPH\n{graph}\n## END_GRAPH\n\n\n"
+    )
+
+
+def as_text(nodes: Sequence[ShownNode]) -> str:
+    """Return the graph in PyTorch/XLA's own format, one line a node."""
+    lines = (f"  {node_text(number, node, nodes)}\n" for number, node in enumerate(nodes))
+    return f"IR {{\n{''.join(lines)}}}\n"
+
+
+def as_dot(nodes: Sequence[ShownNode]) -> str:
+    """Return the graph as Graphviz reads it."""
+    boxes = (f'  node{number} [label="{_label(node)}"]\n' for number, node in enumerate(nodes))
+    arrows = (
+        f"  node{operand} -> node{number}{_arrow_label(nodes, node, position)}\n"
+        for number, node in enumerate(nodes)
+        for position, (operand, _) in enumerate(node.operands)
+    )
+    return f"digraph G {{\n{''.join(boxes)}{''.join(arrows)}}}\n"
+
+
+def _label(node: ShownNode) -> str:
+    lines = [node.name, node.type, *(f"{name}={_shortened(text)}" for name, text in notes(node))]
+    return "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_NOTE else f"{text[:_LONGEST_NOTE]}..."
+
+
+def _arrow_label(nodes: Sequence[ShownNode], node: ShownNode, position: int) -> str:
+    """Say which operand it is where there are several, and which result where there are several."""
+    operand, index = node.operands[position]
+    parts = [f"i={position}"] * (len(node.operands) > 1)
+    parts += [f"o={index}"] * (len(nodes[operand].types) > 1)
+    return f' [label="{",".join(parts)}"]' if parts else ""

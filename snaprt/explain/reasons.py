@@ -1,20 +1,196 @@
 """Why a program had to be compiled although one like it was: two outlines, compared in words.
 
-It knows outlines; the names that inputs have in the user's program are handed to it.
+The outline of a program is what the next one at its place is compared with; it holds no arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import jax
 import numpy as np
 
 from snaprt import jaxapi
-from snaprt.explain.outline import Outline, OutlinedOperation, common_ends
-from snaprt.graph.program import INPUT, LITERAL
-from snaprt.runtime.graph_breaks import count_text, place_text
+from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Placement
+from snaprt.runtime.events import Compilation
+from snaprt.runtime.graph_breaks import count_text, is_installed, place_text, users_place
+from snaprt.trace.array import LazyArray
+
+# Of what a program's input is told apart by.
+Kind = tuple[Any, Any, bool]
+
+
+@dataclass(frozen=True, eq=False)
+class OutlinedOperation:
+    """An operation of a program."""
+
+    name: str  # its primitive's name, with that of the function where it calls one: ``jit(relu)``
+    signature: int  # equal for operations that compute the same of the same operands
+    params: dict[str, Any]
+    source: Any  # what `place` looks at
+
+    @property
+    def place(self) -> jaxapi.Frame | None:
+        """The user's line."""
+        return users_place(jaxapi.frames_of_operation(self.source))
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """What a program is told apart by."""
+
+    operations: tuple[OutlinedOperation, ...]
+    names: tuple[str, ...]
+    wiring: tuple[tuple[tuple[int, int], ...], ...]  # see `snaprt.graph.program.Program`
+    inputs: tuple[Kind, ...]  # abstract value, sharding and whether it is committed, of each
+    literals: tuple[Literal, ...]
+    promoted: frozenset[int]  # those that are arguments, for their values vary
+    outputs: tuple[tuple[int, int], ...]  # ``(operation, result)`` of each
+    donated: tuple[int, ...]  # the inputs whose memory it takes
+    placement: Placement
+    is_watched: bool  # whether it tells of NaN, for the recorder
+
+    def first_use(self, index: int, origin: int = INPUT) -> OutlinedOperation | None:
+        """Return the operation that uses an input, or a literal, first."""
+        wire = (origin, index)
+        pairs = zip(self.operations, self.wiring, strict=True)
+        return next((operation for operation, wires in pairs if wire in wires), None)
+
+
+def outline_of(compilation: Compilation) -> Outline:
+    """Return the outline of a program that has been compiled."""
+    program = compilation.program
+    operations = tuple(
+        OutlinedOperation(
+            _name(node),
+            node.operation.signature,
+            jaxapi.without_constants(node.params),  # which may be large
+            node.source,
+        )
+        for node in program.nodes
+    )
+    return Outline(
+        operations=operations,
+        names=tuple([one.name for one in operations]),
+        wiring=program.wiring,
+        inputs=tuple([jaxapi.describe_input(array) for array in program.inputs]),
+        literals=program.literals,
+        promoted=compilation.promoted,
+        outputs=program.outputs,
+        donated=compilation.executable.donated,
+        placement=program.placement,
+        is_watched=compilation.executable.is_watched,
+    )
+
+
+def _name(node: Node) -> str:
+    function = node.params.get("name")
+    called = f"({function})" if isinstance(function, str) else ""
+    return f"{node.primitive.name}{called}"
+
+
+def nearest(outlines: Sequence[Outline], to: Outline) -> Outline:
+    """Return which of some outlines, the latest last, is most like another."""
+    return max(reversed(outlines), key=lambda one: _likeness(one, to))
+
+
+def _likeness(one: Outline, other: Outline) -> tuple[int, ...]:
+    same_operations = one.names == other.names
+    start, end = (0, 0) if same_operations else common_ends(one.names, other.names)
+    return (
+        same_operations,
+        start + end,
+        one.wiring == other.wiring,
+        one.outputs == other.outputs,
+        -sum(a != b for a, b in zip(one.inputs, other.inputs, strict=False)),
+        -sum(a.key != b.key for a, b in zip(one.literals, other.literals, strict=False)),
+    )
+
+
+def common_ends(one: Sequence[Any], other: Sequence[Any]) -> tuple[int, int]:
+    """Return how many elements two sequences begin with alike, and end with alike after those."""
+    shorter = min(len(one), len(other))
+    start = _alike(one, other)
+    end = _alike(reversed(one), reversed(other))
+    return start, min(end, shorter - start)
+
+
+def _alike(one: Iterable[Any], other: Iterable[Any]) -> int:
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return sum(1 for _ in pairs)
+
+
+#: So many arrays are looked at at most.
+_MOST_LEAVES: Final = 50_000
+
+_NO_CONTAINERS: Final = (
+    *(types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, str, bytes),
+    *(int, float, complex, bool, type(None), range),
+)
+
+
+def name_of(array: jax.Array) -> str | None:
+    """Return how the user's program calls an array, such as ``batch['x']``; ``None`` if unknown.
+
+    The innermost frame that holds it counts. What no frame holds may have been made of a numpy
+    array: it has the name of the only one of its shape and dtype in the innermost frame with any.
+    """
+    left = _MOST_LEAVES
+    alike: dict[int, str] = {}
+    for file, variables in jaxapi.user_variables():
+        if is_installed(file):
+            continue
+        has_alike = bool(alike)
+        for name, leaf in _leaves(variables):
+            left -= 1
+            if left < 0:
+                break
+            if leaf is array or (type(leaf) is LazyArray and leaf._value is array):
+                return name
+            if not has_alike and isinstance(leaf, np.ndarray) and _is_alike(leaf, array):
+                alike.setdefault(id(leaf), name)
+    return next(iter(alike.values())) if len(alike) == 1 else None
+
+
+def _is_alike(leaf: np.ndarray, array: jax.Array) -> bool:
+    return leaf.shape == array.shape and jax.dtypes.canonicalize_dtype(leaf.dtype) == array.dtype
+
+
+def _leaves(variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what variables hold: arrays, then those in pytrees and in attributes of objects."""
+    containers = {}
+    for name, value in variables.items():
+        if not name.isidentifier() or isinstance(value, _NO_CONTAINERS):
+            continue
+        if isinstance(value, (jax.Array, np.ndarray)):
+            yield name, value
+        else:
+            containers[name] = value
+    for name, value in containers.items():
+        yield from _within(name, value)
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            for attribute, held in list(attributes.items()):
+                if not isinstance(held, _NO_CONTAINERS):
+                    yield from _within(f"{name}.{attribute}", held)
+
+
+def _within(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (jax.Array, np.ndarray)):
+        yield name, value
+        return
+    try:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(value)
+    except Exception:  # keys that cannot be sorted, a node of the user's that fails
+        return
+    for path, leaf in leaves:
+        if path:
+            yield f"{name}{jax.tree_util.keystr(path)}", leaf
+
 
 _LOOP: Final = (
     "for a loop: jax.lax.scan or fori_loop, or jit the loop body and call mark_step in it; "
@@ -50,8 +226,6 @@ class Reason:
 
     Attributes:
         kind: A key of `ADVICE`.
-        text: The difference, in words, with the place.
-        place: The user's line, where it is known.
         is_named: Whether it is about an input that the user's program has a name for.
     """
 
@@ -71,13 +245,7 @@ NameInput = Callable[[int], str | None]
 
 
 def reasons(before: Outline, now: Outline, name_input: NameInput) -> tuple[Reason, ...]:
-    """Return why the program ``now`` is not the program ``before``, the telling ones first.
-
-    Args:
-        before: The nearest earlier program.
-        now: The program that was compiled.
-        name_input: Names inputs of ``now``.
-    """
+    """Return why the program ``now`` is not the program ``before``, the telling ones first."""
     inputs = list(_inputs(before, now, name_input))
     # What the program has no name for mostly follows from what it has.
     named = [reason for reason in inputs if reason.is_named]

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from snaprt import jaxapi, settings
-from snaprt.explain.naming import name_of
-from snaprt.explain.outline import Outline, nearest, outline_of
-from snaprt.explain.reasons import Reason, reasons
-from snaprt.runtime.events import Compilation, Watcher
+from snaprt.explain.reasons import Outline, Reason, name_of, nearest, outline_of, reasons
+from snaprt.runtime.events import Compilation, Subscriber
 from snaprt.runtime.graph_breaks import count_text, place_text, users_place
 from snaprt.trace import pacing
 from snaprt.trace.modes import current_modes
@@ -38,13 +36,8 @@ class CompilationEvent:
 
     Attributes:
         cause: Of the cut that led to it: see `snaprt.explain.cuts.CutRecord`.
-        place: The user's line.
-        stack: The user's frames, innermost last.
         step: How many steps the thread had marked before.
         graph_id: As in logs, errors and snapshots.
-        operations: How many operations it has.
-        seconds: How long it took.
-        from_cache: Whether it was loaded.
         number: Counts the programs of its place, from 1.
         reasons: How it differs from the nearest earlier program of its place; empty for the first.
     """
@@ -63,22 +56,15 @@ class CompilationEvent:
 
 @dataclass
 class _Site:
-    """What is known of a place.
-
-    Attributes:
-        programs: How many it has led to.
-        outlines: The latest of them.
-        rounds: In how many steps it has led to some. The reads of one line, as of a dict of
-            metrics, are programs of their own, which the next step has already.
-        step: The last of those steps.
-        is_told: Whether its number of rounds has been warned of.
-    """
+    """What is known of a place."""
 
     programs: int = 0
     outlines: list[Outline] = field(default_factory=list)
+    # In how many steps it has led to some. The reads of one line, as of a dict of metrics, are
+    # programs of their own, which the next step has already.
     rounds: int = 0
     step: int = -1
-    is_told: bool = False
+    is_told: bool = False  # whether its number of rounds has been warned of
 
     def add(self, outline: Outline, step: int) -> None:
         """Take note of a program."""
@@ -93,10 +79,8 @@ class _Site:
         return sum(len(outline.operations) for outline in self.outlines)
 
 
-class _History(Watcher):
+class _History(Subscriber):
     """The programs of this process by the place whose cut led to them."""
-
-    only_compilations = True
 
     def __init__(self) -> None:
         self._sites: OrderedDict[Any, _Site] = OrderedDict()

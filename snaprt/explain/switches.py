@@ -1,6 +1,6 @@
-"""Which watchers the environment asks for; looked at when a graph is cut.
+"""Which subscribers the environment asks for; looked at when a graph is cut.
 
-A row of the table says which variables a kind of watcher depends on, and how it is made of them.
+A row of the table says which variables a kind of subscriber depends on, and how it is made of them.
 """
 
 from __future__ import annotations
@@ -10,34 +10,38 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from snaprt import logs, settings
-from snaprt.explain.analysis import VARIABLES as ANALYSIS_VARIABLES
-from snaprt.explain.analysis import analysis
-from snaprt.explain.graph_text import LOGGER, OperationLog
+from snaprt.compile.ahead import collection
+from snaprt.explain.debug_files import ANALYSIS_VARIABLES, analysis, saved_graphs, step_metrics
+from snaprt.explain.nodes import LOGGER, OperationLog
 from snaprt.explain.recompiles import history
-from snaprt.explain.saved_graphs import saved_graphs
-from snaprt.explain.step_metrics import step_metrics
-from snaprt.runtime.events import Watcher, attach
+from snaprt.runtime.events import Subscriber, subscribe
 
 
 class _Switch:
-    """A kind of watcher, and the one that the variables asked for when they were last seen."""
+    """A kind of subscriber, and the one that the variables asked for when they were last seen."""
 
-    def __init__(self, variables: tuple[str, ...], make: Callable[[], Watcher | None]) -> None:
+    def __init__(self, variables: tuple[str, ...], make: Callable[[], Subscriber | None]) -> None:
         self.variables = variables
-        self.watcher: Watcher | None = None
+        self.subscriber: Subscriber | None = None
         self._make = make
         self._texts = settings.Texts(*variables)
         self._seen: list[Any] = [None] * len(variables)
 
     def look(self) -> None:
-        """Make the watcher anew if a variable has changed."""
+        """Make the subscriber anew if a variable has changed."""
         now = self._texts.now()
         if now != self._seen:
-            self.watcher = self._make()
+            self.subscriber = self._make()
             self._seen = now
 
 
-def _trace_folder() -> Watcher | None:
+class _CollectedSteps(Subscriber):
+    def step_ended(self, step: int) -> None:
+        """End the run where it was to be collected for so many steps."""
+        collection.step_ended(step)
+
+
+def _trace_folder() -> Subscriber | None:
     if settings.get("SNAPRT_TRACE") is None:
         return None
     from snaprt.explain.trace.folder import trace_folder  # templates take long to import
@@ -45,8 +49,9 @@ def _trace_folder() -> Watcher | None:
     return trace_folder()
 
 
-#: ``make()`` returns a watcher, or ``None`` where the variables do not ask for one.
+#: ``make()`` returns a subscriber, or ``None`` where the variables do not ask for one.
 _SWITCHES: Final = (
+    _Switch(("SNAPRT_COLLECT",), _CollectedSteps),
     _Switch(("RANK", "SNAPRT_TRACE"), _trace_folder),
     _Switch(ANALYSIS_VARIABLES, analysis),
     _Switch(
@@ -57,21 +62,23 @@ _SWITCHES: Final = (
 )
 
 _texts: Final = settings.Texts(*{name for switch in _SWITCHES for name in switch.variables})
-_seen: tuple[list[Any], tuple[Watcher, ...]] = ([], ())
 _operation_log: Final = OperationLog()
-attach(history)  # always there, for it is told of compilations alone
+_seen: tuple[list[Any], bool, tuple[Subscriber, ...]] = ([], False, ())  # and what they ask for
+subscribe(history)  # always there, for it is told of compilations alone
 
 
-def watchers() -> tuple[Watcher, ...]:
-    """Return the watchers that the environment asks for now.
+def subscribers() -> tuple[Subscriber, ...]:
+    """Return the subscribers that the environment asks for now: the same tuple while it does.
 
     Raises:
         UsageError: A variable asks for what cannot be.
     """
     global _seen
-    now = _texts.now()
-    if now != _seen[0]:
+    texts, is_logged = _texts.now(), LOGGER.isEnabledFor(logging.DEBUG)
+    if texts != _seen[0] or is_logged != _seen[1]:
         for switch in _SWITCHES:
             switch.look()
-        _seen = now, tuple(one.watcher for one in _SWITCHES if one.watcher is not None)
-    return (*_seen[1], _operation_log) if LOGGER.isEnabledFor(logging.DEBUG) else _seen[1]
+        is_logged = LOGGER.isEnabledFor(logging.DEBUG)  # as the variables may just have asked
+        asked_for = [one.subscriber for one in _SWITCHES if one.subscriber is not None]
+        _seen = texts, is_logged, (*asked_for, *([_operation_log] if is_logged else ()))
+    return _seen[2]

@@ -3,7 +3,7 @@
 It is the first level of the cache's key: a program whose digest is known need not be lowered. So it
 must never be equal for programs that differ. Whatever cannot be proved to mean the same elsewhere
 (a Python function among the parameters, a primitive that is not JAX's own) makes a program
-unstable, and the module that it lowers to decides. It knows nothing of caches.
+unstable, and the module that it lowers to decides.
 """
 
 from __future__ import annotations

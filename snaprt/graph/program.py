@@ -1,7 +1,4 @@
-"""The program that is cut out of what was recorded, with what it consists of.
-
-It knows nothing of how operations are recorded, compiled or run.
-"""
+"""The program that is cut out of what was recorded, with what it consists of."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ class Literal:
 
     Attributes:
         value: The Python or numpy scalar as JAX handed it over (it may carry a weak type).
-        aval: Its abstract value.
         key: Its value in a form that tells 0.0 from -0.0 and equals itself for NaN.
     """
 
@@ -56,21 +52,14 @@ class Placement:
     """Where, and under which type rules, a node must run; a program has one placement.
 
     There is one object for each placement.
-
-    Attributes:
-        committed: Whether an operand pins the node to ``devices``.
-        devices: The devices by id; empty for JAX's default.
-        default_device: What `jax.default_device` said, for uncommitted nodes.
-        x64: Whether 64-bit types were enabled.
-        mesh: The mesh to compute under, as `jax.set_mesh` sets it.
-        sharding: How results lie, where that is known before they are compiled.
     """
 
-    committed: bool
-    devices: tuple[Any, ...]
-    default_device: Any
-    x64: bool
-    mesh: jax.sharding.Mesh | None = None
+    committed: bool  # whether an operand pins the node to ``devices``
+    devices: tuple[Any, ...]  # the devices by id; empty for JAX's default
+    default_device: Any  # what `jax.default_device` said, for uncommitted nodes
+    x64: bool  # whether 64-bit types were enabled
+    mesh: jax.sharding.Mesh | None = None  # the mesh to compute under, as `jax.set_mesh` sets it
+    # How results lie, where that is known before they are compiled.
     sharding: jax.sharding.Sharding | None = None
 
 
@@ -112,30 +101,22 @@ class Structure:
 
 @dataclass(eq=False, slots=True)  # not frozen: that makes it thrice as slow, once a step
 class Program:
-    """A part of a graph, cut out to be compiled and run as one XLA program.
+    """A part of a graph, cut out to be compiled and run as one XLA program."""
 
-    Attributes:
-        nodes: The operations, in recorded order.
-        wiring: For each node, where each operand comes from: ``(producer position, result)``, or
-            ``(INPUT, input index)``, or ``(LITERAL, literal index)``.
-        inputs: The arrays it reads.
-        literals: The host scalars it holds.
-        outputs: ``(node position, result)`` of each output.
-        placement: Where it runs.
-        structure: Identifies the program within this process, apart from the literals' values.
-        donated: The inputs that nothing else needs any more, whose memory outputs may take.
-        free: These, and the inputs that nothing else needs but whose memory is not ours to give
-            away, for something else computed them: at the next step ours may stand in their place.
-    """
-
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node, ...]  # the operations, in recorded order
+    # For each node, where each operand comes from: ``(producer position, result)``, or ``(INPUT,
+    # input index)``, or ``(LITERAL, literal index)``.
     wiring: tuple[tuple[tuple[int, int], ...], ...]
     inputs: tuple[jax.Array, ...]
-    literals: tuple[Literal, ...]
-    outputs: tuple[tuple[int, int], ...]
+    literals: tuple[Literal, ...]  # the host scalars it holds
+    outputs: tuple[tuple[int, int], ...]  # ``(node position, result)`` of each output
     placement: Placement
+    # Identifies the program within this process, apart from the literals' values.
     structure: Structure
+    # The inputs that nothing else needs any more, whose memory outputs may take.
     donated: tuple[int, ...] = ()
+    # These, and the inputs that nothing else needs but whose memory is not ours to give away, for
+    # something else computed them: at the next step ours may stand in their place.
     free: tuple[int, ...] = ()
 
     def shardings(self) -> list[jax.sharding.Sharding | None]:

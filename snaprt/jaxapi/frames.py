@@ -1,19 +1,24 @@
-"""The user's frames: of a stack, an operation, an error; must not know which code is snaprt's."""
+"""The user's frames: of a stack, an operation, an error; and errors that leave JAX."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 from jax._src import config as _config
+from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 from jax._src import traceback_util as _traceback_util
+from jax._src.api_util import InternalFloatingPointError as _InternalFloatingPointError
 
 
 class Frame(NamedTuple):
@@ -35,10 +40,7 @@ def hide_frames_below(folder: Path) -> None:
 
 
 def user_frames() -> tuple[Frame, ...]:
-    """Return the user's frames of this thread as they are now, outermost first.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return the user's frames of this thread as they are now, outermost first."""
     frames = [
         Frame(frame.f_code.co_filename, line, frame.f_code.co_qualname)
         for frame, line in traceback.walk_stack(sys._getframe(1))
@@ -51,7 +53,7 @@ def user_variables() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the file and the variables of each of the user's frames now, innermost first.
 
     The variables are the local ones, and those of the module that the frame's code names.
-    Checked with jax 0.10.2 and 0.12.0.
+
     """
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code
@@ -62,10 +64,7 @@ def user_variables() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def user_stack(error: BaseException) -> tuple[str, ...]:
-    """Return ``file:line (function)`` of the user's frames on the way to an error, outermost first.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return ``file:line (function)`` of the user's frames to an error, outermost first."""
     return tuple(
         f"{frame.f_code.co_filename}:{line} ({frame.f_code.co_qualname})"
         for frame, line in frames_to(error)
@@ -88,10 +87,7 @@ def source_info() -> Any:
 
 
 def frames_of_operation(source: Any) -> tuple[Frame, ...]:
-    """Return the user's frames of an operation, of what `source_info` said of it, outermost first.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return the user's frames of an operation, of its `source_info`, outermost first."""
     frames = [
         Frame(frame.file_name, frame.start_line, frame.function_name)
         for frame in _source_info.user_frames(source.traceback)
@@ -100,18 +96,12 @@ def frames_of_operation(source: Any) -> tuple[Frame, ...]:
 
 
 def place_of_operation(source: Any) -> tuple[Any, ...]:
-    """Return where an operation stands, of what `source_info` said of it; equal for equal places.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return where an operation stands, of its `source_info`; equal for equal places."""
     return (*frames_of_operation(source), str(source.name_stack))
 
 
 def leave_name_scopes() -> None:
-    """Forget the names of the `jax.named_scope` in which this thread is; each restores its outer's.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Forget this thread's names of `jax.named_scope`; each scope restores its outer's."""
     context = _source_info._source_info_context.context
     if context.name_stack.stack:
         _source_info._source_info_context.context = context.replace(
@@ -128,3 +118,66 @@ def whole_stacks() -> AbstractContextManager[Any]:
     stack.enter_context(_config.include_full_tracebacks_in_locations(True))
     stack.enter_context(_config.traceback_in_locations_limit(-1))
     return stack
+
+
+@dataclass(frozen=True)
+class BoundOperation:
+    """A primitive with what it was bound to."""
+
+    primitive: Any
+    operands: Sequence[Any]
+    params: Mapping[str, Any]
+
+
+_watch_errors_lock = threading.Lock()
+_watched_errors: list[Callable[[BaseException], None]] = []
+
+
+def watch_errors(seen: Callable[[BaseException], None]) -> None:
+    """Call ``seen`` with each error that leaves JAX, before JAX cuts its traceback down.
+
+    Checked with jax 0.10.2 and 0.12.0: ``filter_traceback`` is called by the outermost of JAX's own
+    functions that an error passes, unless JAX_TRACEBACK_FILTERING is ``off`` or ``tracebackhide``.
+    """
+    with _watch_errors_lock:
+        if seen in _watched_errors:
+            return
+        _watched_errors.append(seen)
+        if len(_watched_errors) > 1:
+            return
+        original = _traceback_util.filter_traceback
+
+        @functools.wraps(original)
+        def filter_traceback(tb: Any) -> Any:
+            error = sys.exc_info()[1]
+            if error is not None and error.__traceback__ is tb:
+                for one in _watched_errors:
+                    one(error)
+            return original(tb)
+
+        _traceback_util.filter_traceback = filter_traceback
+
+
+def failed_operation(error: BaseException) -> BoundOperation | None:
+    """Return the innermost primitive that was being bound when an error was raised."""
+    found = None
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code is _core.Primitive.bind_with_trace.__code__:
+            found = at.tb_frame
+        at = at.tb_next
+    if found is None:
+        return None
+    names = found.f_locals
+    return BoundOperation(names["self"], tuple(names["args"]), dict(names["params"]))
+
+
+def forbidden_value(error: BaseException) -> str | None:
+    """Return ``nan`` or ``inf`` where an error says that JAX's settings forbid such a value."""
+    return error.args[1] if isinstance(error, _InternalFloatingPointError) else None
+
+
+def raised_inside(error: BaseException) -> bool:
+    """Return whether JAX's own code raised an error, not what the user wrote."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] == "jax"

@@ -1,7 +1,4 @@
-"""Functions that wait for the end of a thread's step, with arrays of that step as arguments.
-
-It knows lazy arrays, and nothing of how a step runs: `snaprt.runtime.step` says when one has ended.
-"""
+"""Functions that wait for the end of a thread's step, with arrays of that step as arguments."""
 
 from __future__ import annotations
 
@@ -40,14 +37,11 @@ class _Closure:
 
 @dataclass(eq=False)
 class _OfThread:
-    """What one thread has queued.
+    """What one thread has queued."""
 
-    Attributes:
-        pending: The closures of the step that has not ended.
-        running: Those of earlier steps that were handed to the background.
-    """
-
+    # The closures of the step that has not ended.
     pending: list[_Closure] = field(default_factory=list)
+    # Those of earlier steps that were handed to the background.
     running: list[Future[None]] = field(default_factory=list)
 
 

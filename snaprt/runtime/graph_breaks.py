@@ -1,30 +1,25 @@
-"""What each cause of a cut looks like in a program, and what to write instead: a table.
-
-It knows words, and where the user's program stands; nothing of graphs.
-"""
+"""What each cause of a cut looks like in a program, and what to write instead: a table."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sysconfig
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
-from snaprt import jaxapi
+from snaprt import jaxapi, settings
 from snaprt.errors import GraphBreakError
-from snaprt.trace.breaks import READ_METHODS, READ_PROPERTIES
+from snaprt.trace.array import READ_METHODS, READ_PROPERTIES
 
 
 class Break(NamedTuple):
-    """A cause of cuts.
+    """A cause of cuts."""
 
-    Attributes:
-        what: What the program does, in words; begins with code or a lower-case letter.
-        advice: What to write instead; empty where a cut is what was asked for.
-    """
-
-    what: str
-    advice: str
+    what: str  # what the program does, in words; begins with code or a lower-case letter
+    advice: str  # what to write instead; empty where a cut is what was asked for
 
 
 _LOG: Final = (
@@ -161,12 +156,7 @@ def describe_break(cause: str) -> Break:
 
 
 def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
-    """Return the error of a cut where none may be.
-
-    Args:
-        cause: Of the cut.
-        operation: What would have run alone, where it is that.
-    """
+    """Return the error of a cut where none may be."""
     what, advice = describe_break(cause)
     place = users_place(jaxapi.user_frames())
     where = "" if place is None else f" at {place_text(place)}"
@@ -205,3 +195,34 @@ def place_text(frame: jaxapi.Frame | None) -> str:
         return "(not in your program)"
     file = os.path.relpath(frame.file) if frame.file.startswith(os.getcwd()) else frame.file
     return f"{file}:{frame.line} in {frame.function}"
+
+
+_log = logging.getLogger("snaprt.explain")
+
+
+@contextmanager
+def told_when_slow(operations: int, cause: str) -> Iterator[None]:
+    """Warn if what is inside takes longer than ``SNAPRT_SLOW_COMPILE`` seconds."""
+    seconds = settings.get("SNAPRT_SLOW_COMPILE")
+    if not seconds:
+        yield
+        return
+    place = place_text(users_place(jaxapi.user_frames()))
+
+    def tell() -> None:
+        _log.warning(
+            "%s (%s): a graph of %s has been compiling for %g s; it goes on",
+            place,
+            cause,
+            count_text(operations, "operation"),
+            seconds,
+        )
+
+    timer = threading.Timer(seconds, tell)
+    timer.daemon = True
+    with suppress(RuntimeError):  # from 3.12 on, none starts while the program ends
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

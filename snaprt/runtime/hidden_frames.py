@@ -1,6 +1,6 @@
 """Keeps snaprt's own frames out of stacks and tracebacks: what they show is the user's lines.
 
-Importing it is enough. The command line adds its own: see `snaprt.cli.run.own_frames`.
+Importing it is enough. The command line adds its own: see `snaprt.cli.run.command`.
 """
 
 from __future__ import annotations

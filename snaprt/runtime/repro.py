@@ -1,4 +1,4 @@
-"""Save programs that fail, and have them minified, as SNAPRT_REPRO_AFTER asks; knows no graphs.
+"""Save programs that fail, and have them minified, as SNAPRT_REPRO_AFTER asks.
 
 What TORCHDYNAMO_REPRO_AFTER and TORCHDYNAMO_REPRO_LEVEL are for PyTorch. Minifying is done by
 `snaprt minify` in a process of its own: a compiler that fails may take its process with it.
@@ -26,7 +26,6 @@ from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder.conditions import Moment
 from snaprt.snapshot.recorder.describe import Cause, contents, describe, error_text
-from snaprt.snapshot.recorder.filing import run_mark
 from snaprt.snapshot.recorder.pending import Executable, HeldExecution
 from snaprt.snapshot.recorder.plan import Plan, steps_ended
 
@@ -81,12 +80,6 @@ def after_failure(
     stage: Stage, program: Executable, inputs: Sequence[Any], error: BaseException | None = None
 ) -> Path | None:
     """Save a program that failed and what it was called with, and have it minified if asked for.
-
-    Args:
-        stage: Where it failed.
-        program: What was to run.
-        inputs: What it was called with.
-        error: What was raised.
 
     Returns:
         The folder, which is also told on stderr; None where nothing is asked for, the program
@@ -210,4 +203,4 @@ def _contents(
         time=time.time(),
     )
     cause = Cause("SNAPRT_REPRO_AFTER", "" if error is None else error_text(error))
-    return contents(describe(held, "inputs", 0, device, cause, run_mark()), held, device)
+    return contents(describe(held, "inputs", 0, device, cause), held, device)

@@ -18,30 +18,25 @@ from typing import Any
 import jax
 
 from snaprt import jaxapi, metrics, settings
-from snaprt.compile.ahead import collection
 from snaprt.compile.cached import prefetch
+from snaprt.compile.executable import Executable, run
 from snaprt.compile.loaded import Ready, executable_for, forget_programs
-from snaprt.compile.obtain import Executable, compile_program, uncompiled_program
-from snaprt.compile.refused import refused
-from snaprt.compile.run import run
-from snaprt.compile.unfinished import unfinished_graph
+from snaprt.compile.lower import refused
+from snaprt.compile.program import compile_program, uncompiled_program, unfinished_program
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Program
-from snaprt.runtime import hidden_frames as hidden_frames
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
-from snaprt.runtime.events import Watch, Watcher, begin_watch, cut_here, watchers
-from snaprt.runtime.graph_breaks import graph_break
-from snaprt.runtime.slow_compiles import told_when_slow
+from snaprt.runtime.events import Compilation, Cut, Execution, Listeners, cut_here, listeners
+from snaprt.runtime.graph_breaks import graph_break, told_when_slow
 from snaprt.snapshot.format.trace_errors import describe_trace_error
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.failures import is_recorded, mark_recorded
 from snaprt.snapshot.recorder.plan import current_plan, end_step, steps_ended
 from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.trace import pacing
-from snaprt.trace.array import LazyArray, read_for_executable, read_to_host
-from snaprt.trace.cut import Part, plan
-from snaprt.trace.exact_types import answer_for_exact_types
+from snaprt.trace.array import LazyArray, answer_for_exact_types, read_for_executable, read_to_host
+from snaprt.trace.cut import Part, plan_cut
 from snaprt.trace.failures import failed_run, uncompiled
 from snaprt.trace.fast_path import follow_indexing, follow_jit
 from snaprt.trace.lazy_trace import LazyTrace
@@ -105,19 +100,18 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """
     metrics.counter_add("MarkStep")
     trace = thread_trace()
-    watching = watchers()
+    told = listeners()
     with trace.lock:
         arrays = trace.recording.live_arrays()
         try:
-            _run(trace, arrays, arrays, "mark_step", watching)
+            _run(trace, arrays, arrays, "mark_step", told)
         except (CompileError, ExecutionError):
             drop_failed_closures()
             raise
         _forget(trace, -1 if trace.pacer.step_marked() else MAX_POINTS)
     step = end_step()
-    collection.step_ended(step)
-    for watcher in watching:
-        watcher.step_ended(step)
+    for tell in told.step_ended:
+        tell(step)
     if wait or trace.modes.waits:
         with jaxapi.evaluating():
             jax.block_until_ready([a._value for a in arrays if a._value is not None])
@@ -136,9 +130,6 @@ def run_effects(cause: str) -> None:
 
     Those that other threads left when they ended run first.
 
-    Args:
-        cause: Why now; see `snaprt.runtime.graph_breaks`.
-
     Raises:
         CompileError: If XLA refuses the program that has them.
         ExecutionError: If an effect, such as a callback, fails; it is not run again.
@@ -152,7 +143,7 @@ def run_effects(cause: str) -> None:
 
 def _run_effects(trace: LazyTrace, cause: str) -> None:
     if trace.recording.point.effectful:
-        _run(trace, [], trace.recording.live_arrays(), cause, watchers())
+        _run(trace, [], trace.recording.live_arrays(), cause, listeners())
     else:
         _effects.discard(trace)
 
@@ -185,7 +176,7 @@ def _read(trace: LazyTrace, array: LazyArray, cause: str) -> None:
         if array._value is None and not array.has_failed():  # another thread may be faster
             if trace.fullgraph:
                 raise graph_break(cause)
-            _run(trace, [array], trace.recording.live_arrays(), cause, watchers())
+            _run(trace, [array], trace.recording.live_arrays(), cause, listeners())
             _forget(trace, MAX_POINTS)
         if array.has_failed():
             raise array._origin
@@ -198,8 +189,8 @@ def _at_once(trace: LazyTrace, name: str, cause: str, operands: Sequence[object]
     if cause != "device_put":  # it may have effects of its own, after those
         with trace.lock:
             _run_effects(trace, cause)
-    for watcher in watchers():
-        watcher.at_once(name, cause)
+    for tell in listeners().at_once:
+        tell(name, cause)
 
 
 def _is_pending(operand: object) -> bool:
@@ -211,7 +202,7 @@ def _grown(trace: LazyTrace) -> None:
     if trace.modes.eager:
         with trace.lock, metrics.timed("EagerOpExecuteTime"):
             arrays = trace.recording.live_arrays()
-            _run(trace, arrays, arrays, "eager", watchers())
+            _run(trace, arrays, arrays, "eager", listeners())
             _forget(trace, MAX_POINTS)
         return
     depth = trace.recording.point.depth
@@ -234,7 +225,7 @@ def _cut(trace: LazyTrace, cause: str) -> None:
         metrics.counter_add(f"cut::{cause}")
         begins = trace.pacer.begins(cause)
         arrays = trace.recording.live_arrays()
-        _run(trace, arrays, arrays, cause, watchers())
+        _run(trace, arrays, arrays, cause, listeners())
         _forget(trace, -1 if begins else MAX_POINTS)
 
 
@@ -243,7 +234,7 @@ def _run(
     targets: Sequence[LazyArray],
     alive: Sequence[LazyArray],
     cause: str,
-    watching: Sequence[Watcher],
+    told: Listeners,
 ) -> None:
     """Compute ``targets`` and run every pending effect; keep what else is alive or needed later."""
     modes = current_modes()
@@ -263,18 +254,20 @@ def _run(
             path = recording.point.operations()
             ends = trace.pacer.ends_of(path)
         places = modes.places_in_modules
-        found = plan(
+        found = plan_cut(
             recording, wanted, numbers, by_operation=by_operation, places=places, ends=ends
         )
         recording.point.keep_plan(key, found)
     if targets and not at_step and trace.pacer.runs_all(found.left, recording.is_carried):
-        _run(trace, alive, alive, cause, watching)
+        _run(trace, alive, alive, cause, told)
         return
     trace.pacer.was_cut(cause, path, recording.point.weight)
     if not found.parts:
         trace.begin()
         return
-    watch = begin_watch(watching, cause, steps_ended(), found)
+    cut = cut_here(cause, steps_ended(), found.operations) if told.sees_cuts else None
+    for tell in told.cut:
+        tell(cut)
     metrics.metric_add("LazyTracing", trace.recording_time)
     progress = _Progress(found.is_all, by_operation, names_operations=modes.notes_places)
     if trace.recording_time:
@@ -290,7 +283,7 @@ def _run(
         with jaxapi.evaluating_compiled():
             for part in found.parts:
                 program = part.program(recording, progress.values, donate)
-                _run_part(part, program, alive, progress, cause, withheld, watch)
+                _run_part(part, program, alive, progress, cause, withheld, told, cut)
                 for number in part.spent:
                     del progress.values[number]
                 if not progress.is_all:
@@ -303,31 +296,23 @@ def _run(
             if complete
             else carry_over(recording, trace.root, progress.done, progress.values, progress.failed)
         )
-        if watch is not None:
-            watch.done()
+        for tell in told.cut_done:
+            tell(cut)
 
 
 @dataclass
 class _Progress:
-    """How a cut runs, and what it has come to.
-
-    Attributes:
-        is_all: Whether all that is pending runs as one program.
-        by_operation: Whether each program is one operation, which is waited for.
-        names_operations: Whether errors name the operations of the program that failed.
-        values: What was computed, by the number of the result, for what runs later.
-        done: The operations that were run, in vain or not.
-        failed: The results that will never be there, and why.
-        recording_time: Nanoseconds that recording took for each operation that is run.
-    """
+    """How a cut runs, and what it has come to."""
 
     is_all: bool
-    by_operation: bool
-    names_operations: bool
+    by_operation: bool  # whether each program is one operation, which is waited for
+    names_operations: bool  # whether errors name the operations of the program that failed
+    # What was computed, by the number of the result, for what runs later.
     values: dict[int, tuple[jax.Array, DataHandle]] = field(default_factory=dict)
     done: set[Point] = field(default_factory=set)
+    # The results that will never be there, and why.
     failed: dict[int, BaseException] = field(default_factory=dict)
-    recording_time: float = 0.0
+    recording_time: float = 0.0  # nanoseconds that recording took for each operation that is run
 
     def fail(self, nodes: Iterable[Any], error: BaseException) -> None:
         """Take note that operations have failed; what needs their results fails with them."""
@@ -362,7 +347,8 @@ def _run_part(
     progress: _Progress,
     cause: str,
     withheld: bool,
-    watch: Watch | None,
+    told: Listeners,
+    cut: Cut | None,
 ) -> None:
     """Compile and run one program of a cut, and hand out the results."""
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
@@ -370,7 +356,7 @@ def _run_part(
     # XLA turns a loop that starts at a constant and holds an ordered callback into one without end.
     constants = not (progress.by_operation or part.has_effects)
     try:
-        ready = _executable_for(program, withheld, cause, watch, constants=constants)
+        ready = _executable_for(program, withheld, cause, told, cut, constants=constants)
     except CompileError as error:
         progress.fail(refused(program, error.__cause__ or error), error)
         raise
@@ -378,8 +364,9 @@ def _run_part(
     if progress.recording_time:
         executable.times.recorded(progress.recording_time * len(program.nodes))
     is_repro_asked_for = repro.is_asked_for()
-    if watch is not None:
-        watch.ready(program, ready)
+    run_of_cut = cut and Execution(cut, program, executable, arguments, ready.is_new)
+    for tell in told.ready:
+        tell(run_of_cut)
     try:
         # Zeros in place of results are not worth recording.
         results = run(
@@ -405,8 +392,8 @@ def _run_part(
         raise failure from error
     if is_repro_asked_for:
         repro.after_run(executable, arguments)
-    if watch is not None:
-        watch.ran(results)
+    for tell in told.ran:
+        tell(run_of_cut, results)
     metrics.counter_add("CreateDataHandles", len(part.numbers))
     kinds = part.kinds_of(executable.number)
     for index, (taker, value) in enumerate(zip(part.takers, results, strict=True)):
@@ -418,14 +405,21 @@ def _run_part(
 
 
 def _executable_for(
-    program: Program, withheld: bool, cause: str, watch: Watch | None, *, constants: bool
+    program: Program,
+    withheld: bool,
+    cause: str,
+    told: Listeners,
+    cut: Cut | None,
+    *,
+    constants: bool,
 ) -> Ready:
     """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
     is_watched = process_recorder().wants_flag()
 
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
-        told = watch or Watch((), cut_here(cause, steps_ended(), len(program.nodes)))
-        told.compiling(program)
+        at = cut or cut_here(cause, steps_ended(), len(program.nodes))
+        for tell in told.compiling:
+            tell(at, program)
         flags.take_over()  # the script may have set XLA_FLAGS since
         overrides = flags.compiler_overrides()
         started = time.perf_counter()
@@ -437,7 +431,9 @@ def _executable_for(
             named = program.nodes if current_modes().notes_places else ()
             raise uncompiled(error, named) from error.__cause__
         seconds = time.perf_counter() - started
-        told.compiled(program, promoted, executable, seconds)
+        compilation = Compilation(at, program, promoted, executable, seconds)
+        for tell in told.compiled:
+            tell(compilation)
         if cause == "eager":
             metrics.metric_add("EagerOpCompileTime", 1e9 * seconds)
         return executable
@@ -491,13 +487,7 @@ def _left_jax(error: BaseException) -> None:
 def _recording_failed(
     trace: LazyTrace, error: Exception, bound: jaxapi.BoundOperation | None
 ) -> None:
-    """Record an error, if it is asked for and was not recorded yet.
-
-    Args:
-        trace: What was recording.
-        error: What was raised.
-        bound: What was being recorded, where that is known.
-    """
+    """Record an error, if it is asked for and was not recorded yet."""
     if current_plan() is None or is_recorded(error):
         return
     if isinstance(error, (SnaprtError, jax.errors.JaxRuntimeError)):  # of running, not recording
@@ -509,7 +499,7 @@ def _recording_failed(
         with trace.lock:
             pending, part, program = _program_so_far(trace)
         described = describe_trace_error(error, operation, pending, pending - part)
-        graph = unfinished_graph(program, described)
+        graph = unfinished_program(program, described)
         with jaxapi.evaluating():  # it may copy what it holds
             recorder.compile_failed(graph, program.inputs if program else (), error)
     except Exception as raised:
@@ -520,7 +510,7 @@ def _program_so_far(trace: LazyTrace) -> tuple[int, int, Program | None]:
     """Return how many operations are pending, how many can be one program now, and that."""
     recording = trace.recording
     alive = [array._result.number for array in recording.live_arrays()]
-    parts = plan(recording, alive, alive).parts
+    parts = plan_cut(recording, alive, alive).parts
     if not parts:
         return 0, 0, None
     pending = sum(len(part.nodes) for part in parts)

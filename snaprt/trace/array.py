@@ -1,30 +1,95 @@
 """The lazy array: what the user holds in place of a `jax.Array` while its value is not computed.
 
-It knows where it stands in a recording and how to ask for its value; how values are computed is
-handed to it.
+With the table of what reads its value, and the copies between host and device.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from snaprt import jaxapi, metrics
+from snaprt.after_import import call_after_import
 from snaprt.errors import CompileError, ExecutionError
-from snaprt.trace.breaks import (
-    HANDING_NOTHING_OUT,
-    HOST_TRANSFERS,
-    READ_METHODS,
-    READ_PROPERTIES,
-    count_read,
-)
 from snaprt.trace.failures import FailedOnDevice
 from snaprt.trace.recording import DataHandle, Recording
 from snaprt.trace.trie import Result
+
+#: Attributes of a lazy array that need its value, and the cause that is counted for each.
+READ_METHODS: dict[str, str] = {
+    "__array__": "array",
+    "__bool__": "bool",
+    "__buffer__": "array",  # Python 3.12
+    "__complex__": "complex",
+    "__dlpack__": "dlpack",
+    "__dlpack_device__": "dlpack",
+    "__float__": "float",
+    "__format__": "format",
+    "__hex__": "hex",
+    "__index__": "index",
+    "__int__": "int",
+    "__oct__": "oct",
+    "__reduce__": "pickle",
+    "__repr__": "repr",
+    "__str__": "repr",
+    "addressable_data": "addressable_data",
+    "block_until_ready": "block_until_ready",
+    "clone": "clone",
+    "copy_to_host_async": "device_get",
+    "delete": "delete",
+    "is_deleted": "is_deleted",
+    "is_ready": "is_ready",
+    "item": "item",
+    "on_device_size_in_bytes": "on_device_size_in_bytes",
+    "tobytes": "tobytes",
+    "tolist": "tolist",
+    "unsafe_buffer_pointer": "unsafe_buffer_pointer",
+    "unsafe_raw_buffer": "unsafe_buffer_pointer",  # JAX 0.12
+}
+
+#: Properties of a lazy array that need its value.
+READ_PROPERTIES: dict[str, str] = {
+    "addressable_shards": "addressable_shards",
+    "format": "layout",
+    "global_shards": "global_shards",
+    "layout": "layout",
+    "traceback": "traceback",
+}
+
+#: Of these methods, those after which nobody holds the value or a view of it.
+HANDING_NOTHING_OUT = frozenset(
+    {"block_until_ready", "is_deleted", "is_ready", "on_device_size_in_bytes"}
+)
+
+#: The causes above that copy the value to the host.
+HOST_TRANSFERS = frozenset(
+    {"array", "bool", "complex", "float", "format", "hex", "index", "int", "item", "oct"}
+    | {"pickle", "repr", "tobytes", "tolist"}
+)
+
+
+def count_read(cause: str) -> None:
+    """Count one read that switched to the host, as ``host::CAUSE``."""
+    metrics.counter_add(f"host::{cause}")
+
+
+def send(value: Any) -> jax.Array:
+    """Return a host value as an array on the default device."""
+    return counted_transfer(lambda: [jaxapi.to_device(value)])[0]
+
+
+def counted_transfer(copy: Callable[[], list[jax.Array]]) -> list[jax.Array]:
+    """Return the arrays that ``copy`` makes, and count their bytes and the time."""
+    with metrics.timed("TransferToDeviceTime"):
+        arrays = copy()
+    metrics.metric_add("OutboundData", sum(array.nbytes for array in arrays))
+    return arrays
 
 
 class LazyArray(jaxapi.ArrayOfTrace):
@@ -261,3 +326,23 @@ for _name, _method in {"__buffer__": _buffer, "__array__": _array}.items():
     setattr(LazyArray, _name, _method)
 for _name, _cause in READ_PROPERTIES.items():
     setattr(LazyArray, _name, _reading_property(_name, _cause))
+
+
+#: Modules that compare ``type(array)`` of two arrays; all they do with ``type`` is to call it.
+_COMPARING = ("equinox._serialisation",)
+
+
+def type_of_value(value: object) -> type:
+    """Return the type of an object, of a lazy array that of its value."""
+    return value.__class__ if type(value) is LazyArray else type(value)
+
+
+@cache
+def answer_for_exact_types() -> None:
+    """Let the modules that compare types of arrays take lazy ones for others, once imported."""
+    for name in _COMPARING:
+        call_after_import(name, partial(_shadow, name))
+
+
+def _shadow(name: str) -> None:
+    vars(sys.modules[name])["type"] = type_of_value

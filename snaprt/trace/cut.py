@@ -1,7 +1,7 @@
 """What a cut runs of a recording: which operations, as which programs, with which results.
 
 It is found once for each place where a path is cut and each set of arrays that are alive there, and
-stays with the place. It knows paths, and nothing of compiling and running.
+stays with the place.
 """
 
 from __future__ import annotations
@@ -31,34 +31,23 @@ _COUNTS_ARE_EXACT = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 @dataclass
 class Part:
-    """One program of a plan.
-
-    Attributes:
-        nodes: Its operations.
-        wiring: See `snaprt.graph.program.Program`.
-        sources: The wire that each input comes from: an input of the recording (``~n``), or the
-            result of that number of an earlier part.
-        literals: The numbers of its literals in the recording.
-        numbers: The number of the result that each output is.
-        takers: Which of the arrays that are alive takes each output; -1 where none does.
-        outputs: The position and index of each output.
-        placement: Where it runs.
-        donatable: The inputs that an output could take the memory of.
-        places: Where its operations stand in the source, if its module is to say so for sure.
-        spent: The results of earlier parts that nothing needs after it.
-    """
+    """One program of a plan."""
 
     nodes: tuple[Point, ...]
-    wiring: tuple[tuple[tuple[int, int], ...], ...]
+    wiring: tuple[tuple[tuple[int, int], ...], ...]  # see `snaprt.graph.program.Program`
+    # The wire that each input comes from: an input of the recording (``~n``), or the result of that
+    # number of an earlier part.
     sources: tuple[int, ...]
     literals: tuple[int, ...]
-    numbers: tuple[int, ...]
+    numbers: tuple[int, ...]  # the number of the result that each output is
+    # Which of the arrays that are alive takes each output; -1 where none does.
     takers: tuple[int, ...]
     outputs: tuple[tuple[int, int], ...]
     placement: Placement
-    donatable: tuple[int, ...] = ()
+    donatable: tuple[int, ...] = ()  # the inputs that an output could take the memory of
+    # Where its operations stand in the source, if its module is to say so for sure.
     places: tuple[Any, ...] = ()
-    spent: tuple[int, ...] = ()
+    spent: tuple[int, ...] = ()  # the results of earlier parts that nothing needs after it
     _kinds: dict[int, list[InputKind | None]] = field(default_factory=dict)
     _structure: Structure | None = None
     _primitives: tuple[tuple[str, int], ...] | None = None
@@ -94,13 +83,7 @@ class Part:
     def program(
         self, recording: Recording, results: Mapping[int, tuple[jax.Array, Any]], donate: bool
     ) -> Program:
-        """Return the program with the inputs and literals of this time.
-
-        Args:
-            recording: What was cut.
-            results: What earlier parts computed.
-            donate: Whether the recording is not needed after this.
-        """
+        """Return the program with the inputs and literals of this time."""
         # Before anything else holds the arrays.
         free = self._free(recording) if donate else ()
         handles, sources = recording.handles, self.sources
@@ -158,18 +141,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a cut runs.
-
-    Attributes:
-        parts: The programs, in the order in which they run.
-        complete: Whether nothing is left to do afterwards.
-        left: How many equations are.
-    """
+class CutPlan:
+    """What a cut runs."""
 
     parts: tuple[Part, ...]
-    complete: bool
-    left: int = 0
+    complete: bool  # whether nothing is left to do afterwards
+    left: int = 0  # how many equations are
 
     @cached_property
     def is_all(self) -> bool:
@@ -187,7 +164,7 @@ class Plan:
         return any(part.donatable for part in self.parts)
 
 
-def plan(
+def plan_cut(
     recording: Recording,
     targets: Iterable[int],
     alive: Sequence[int],
@@ -195,7 +172,7 @@ def plan(
     by_operation: bool = False,
     places: bool = False,
     ends: Sequence[int] = (),
-) -> Plan:
+) -> CutPlan:
     """Return what to run so that the results of some numbers are there.
 
     Effects that are pending run as well. What else is kept are results that the user holds, and
@@ -231,7 +208,7 @@ def plan(
         kept |= used
         if places:
             part.places = tuple([node.place for node in part.nodes])
-    return Plan(tuple(parts), complete=not later, left=sum(point.extent()[0] for point in later))
+    return CutPlan(tuple(parts), complete=not later, left=sum(point.extent()[0] for point in later))
 
 
 def _split_at(

@@ -1,7 +1,4 @@
-"""What the errors of a cut say: the program or operation that failed, and where it was recorded.
-
-It knows recorded operations and what was raised; nothing of what becomes of the arrays.
-"""
+"""What the errors of a cut say: the program or operation that failed, and where it was recorded."""
 
 from __future__ import annotations
 
@@ -44,12 +41,7 @@ def list_operations(nodes: Sequence[Node]) -> str:
 
 
 def uncompiled(error: CompileError, nodes: Sequence[Node]) -> CompileError:
-    """Return the error of a program that could not be compiled, with the operations it has.
-
-    Args:
-        error: What was raised.
-        nodes: Its operations, if they are to be named; else none.
-    """
+    """Return the error of a program that could not be compiled, with the operations it has."""
     if not nodes:
         return CompileError(error.message, hint=f"{error.hint}; {_LISTED}")
     return CompileError(error.message + list_operations(nodes), hint=error.hint)
@@ -58,15 +50,7 @@ def uncompiled(error: CompileError, nodes: Sequence[Node]) -> CompileError:
 def failed_run(
     error: Exception, graph: str, nodes: Sequence[Node], cause: str, *, by_operation: bool
 ) -> ExecutionError:
-    """Return the error of a program that failed while it ran.
-
-    Args:
-        error: What was raised.
-        graph: The program's name.
-        nodes: Its operations, if they are to be named; else none.
-        cause: Why the recording was cut.
-        by_operation: Whether the program is one operation.
-    """
+    """Return the error of a program that failed while it ran."""
     what = f"graph {graph}"
     if by_operation:
         what = describe_operation(nodes[0])

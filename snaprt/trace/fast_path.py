@@ -18,9 +18,8 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi
-from snaprt.trace.array import LazyArray
+from snaprt.trace.array import LazyArray, send
 from snaprt.trace.recording import Recording
-from snaprt.trace.transfers import send
 from snaprt.trace.trie import GRANULARITY, Point, Result, Shortcut
 
 _SCALARS = frozenset({bool, int, float})
@@ -59,12 +58,7 @@ class Attempt:
         trace.holding = []
 
     def learn(self, results: Sequence[Any], build: Callable[[Any], Any] | None) -> None:
-        """Remember what the call recorded, if that will be the same the next time.
-
-        Args:
-            results: The arrays in what it returned.
-            build: Makes what it returned out of such arrays; ``None`` if it is the only one.
-        """
+        """Remember what the call recorded, if that will be the same the next time."""
         trace, before = self.trace, self.before
         with trace.lock:
             target = self.recording.point

@@ -1,7 +1,7 @@
 """The trace that JAX binds every eager operation on while a thread runs lazily.
 
 It turns each operation into a step along a path and hands back lazy arrays. It decides what cannot
-be recorded; it does not know how graphs are compiled or run.
+be recorded.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import numpy as np
 from snaprt import jaxapi, metrics
 from snaprt.graph.operation import Operation, operation
 from snaprt.graph.program import Literal, Placement, literal
-from snaprt.trace.array import LazyArray
+from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.modes import NONE, Modes
 from snaprt.trace.pacing import ALONE, BYTES, Pacer, is_asked_for, most_bytes
 from snaprt.trace.recording import Recording, carry_over
-from snaprt.trace.transfers import counted_transfer, send
 from snaprt.trace.trie import GRANULARITY, Point, step_key
 
 MOST_DEAD_BYTES = 16 << 20
@@ -469,13 +468,7 @@ def _evaluate(
 def _placement(
     operands: Sequence[LazyArray | Literal | jax.Array], named: jaxapi.NamedShardings, x64: bool
 ) -> Placement | None:
-    """Return where an operation runs, or ``None`` where it is told two things at once.
-
-    Args:
-        operands: What it works on.
-        named: What its own parameters say.
-        x64: Whether 64-bit types are enabled.
-    """
+    """Return where an operation runs, or ``None`` where it is told two things at once."""
     mesh = named.mesh or jaxapi.concrete_mesh()
     assignments = set(named.devices)
     if mesh is not None:

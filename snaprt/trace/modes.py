@@ -1,7 +1,4 @@
-"""Which of the debug modes hold now; it knows what asks for them, and nothing of what they do.
-
-`docs/debug-modes.md` explains them.
-"""
+"""Which of the debug modes that `docs/debug-modes.md` explains hold now."""
 
 from __future__ import annotations
 
@@ -13,23 +10,15 @@ from snaprt import settings
 
 @dataclass(frozen=True, eq=False)
 class Modes:
-    """The modes that hold; there is one object for each combination.
+    """The modes that hold; there is one object for each combination."""
 
-    Attributes:
-        eager: Each operation is compiled and run as soon as it is recorded.
-        steps_by_operation: At a step, each operation is a program of its own.
-        reads_by_operation: At a read, each operation is.
-        notes_places: Where an operation stands in the source is noted each time it is recorded.
-        places_in_modules: A program whose operations stand elsewhere is lowered again.
-        waits: A step ends when the devices have finished.
-    """
-
-    eager: bool = False
-    steps_by_operation: bool = False
-    reads_by_operation: bool = False
+    eager: bool = False  # each operation is compiled and run as soon as it is recorded
+    steps_by_operation: bool = False  # at a step, each operation is a program of its own
+    reads_by_operation: bool = False  # at a read, each operation is
+    # Where an operation stands in the source is noted each time it is recorded.
     notes_places: bool = False
-    places_in_modules: bool = False
-    waits: bool = False
+    places_in_modules: bool = False  # a program whose operations stand elsewhere is lowered again
+    waits: bool = False  # a step ends when the devices have finished
 
     def by_operation(self, *, at_step: bool) -> bool:
         """Return whether a cut, at a step or at a read, runs each operation on its own."""

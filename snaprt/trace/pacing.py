@@ -2,7 +2,7 @@
 
 It looks at each point when a path first comes to it, and marks those after which a recording is to
 be cut. The marks stay with the paths, so a program that repeats is cut at the same places and runs
-the same programs again. It knows paths and counts; nothing of arrays, of time and of running.
+the same programs again.
 """
 
 from __future__ import annotations
@@ -155,12 +155,7 @@ class Pacer:
         return sorted(set(ends))
 
     def runs_all(self, left: int, is_carried: bool) -> bool:
-        """Return whether a read runs all that is pending, and not only what it needs.
-
-        Args:
-            left: How many equations it would leave.
-            is_carried: Whether an earlier cut had left some.
-        """
+        """Return whether a read runs all that is pending, and not only what it needs."""
         if not is_asked_for():
             return False
         if self.is_on:

@@ -1,7 +1,7 @@
 """What one thread has recorded since its last cut: a walk along a path, and the values on the way.
 
 The operations themselves stand at the points of the path; here are the arrays and scalars that they
-work on, and which lazy arrays are still alive. It knows nothing of how operations come in.
+work on, and which lazy arrays are still alive.
 """
 
 from __future__ import annotations
@@ -61,11 +61,9 @@ class Recording:
     """Where a thread stands on its path, with the inputs and literals met on the way.
 
     Attributes:
-        point: The point it has come to.
         inputs: The arrays it reads.
         handles: For each of them its handle, ``None`` for what no lazy array computed.
         input_wires: By ``id`` of an input, the wire that stands for it.
-        literals: The host scalars.
         arrays: Every lazy array that was handed out and may be alive.
         nbytes: What the inputs hold.
         prune_at: How much they may hold before dead work is looked for.
@@ -143,13 +141,7 @@ class Recording:
 
 
 def needed(path: list[Point], wanted: set[int], effects: bool) -> list[Point]:
-    """Return the operations of ``path`` that the results of these numbers need, in order.
-
-    Args:
-        path: Operations, in recorded order.
-        wanted: Numbers of results.
-        effects: Whether operations with effects are needed as well.
-    """
+    """Return the operations of ``path`` that the results of these numbers need, in order."""
     wanted = set(wanted)
     found = []
     for point in reversed(path):

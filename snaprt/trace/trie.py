@@ -1,4 +1,4 @@
-"""What threads have recorded, as a tree of points that recordings walk; it knows nothing of values.
+"""What threads have recorded, as a tree of points that recordings walk.
 
 A recording begins at the root, and each operation leads to a point. A program that does what it did
 in its last step walks the same points again, and so pays for comparisons alone: everything that is
@@ -75,9 +75,7 @@ class Result:
     """One result of a recorded operation.
 
     Attributes:
-        aval: Its abstract value.
         number: Counts the results from the root on.
-        point: The operation.
         index: Which of its results it is.
     """
 
@@ -106,14 +104,7 @@ _symbols: dict[Any, int] = {}
 def step_key(
     operation: Operation, wires: tuple[Any, ...], context_number: int, place: Any
 ) -> tuple[Any, ...]:
-    """Return what leads from a point to the one after an operation.
-
-    Args:
-        operation: The operation.
-        wires: Where its operands come from; see `Point`.
-        context_number: Stands for JAX's settings.
-        place: Where it stands in the source, if that is to be told apart, else ``None``.
-    """
+    """Return what leads from a point to the one after an operation."""
     key = (operation, wires, context_number)
     return key if place is None else (*key, place)
 
@@ -123,7 +114,6 @@ class Shortcut:
 
     Attributes:
         target: The point after the call.
-        literals: The host scalars that it recorded.
         results: What becomes a lazy array, or the number of the operand that is returned itself.
         makes_many: Whether it returns many arrays, no operand itself among them.
         build: Makes the value of the call out of those; ``None`` if it is the only one.

@@ -71,7 +71,7 @@ def _fill(cache: Cache, first: int, last: int) -> None:
         path = cache.blob_path(header.key.digest)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_bytes(head + stored)
-    cache.rebuild_index()
+    cache.entries()
 
 
 def ours(folder: Path, sizes: tuple[int, ...], rounds: int) -> dict[str, dict[int, list[float]]]:

@@ -53,7 +53,7 @@ def small_run(links: int) -> Any:
     import jax.numpy as jnp
     from executables import executable_of
 
-    from snaprt.compile.run import run
+    from snaprt.compile.executable import run
     from snaprt.snapshot.recorder.record import process_recorder
 
     x = jnp.ones((24, 24))

@@ -155,7 +155,7 @@ def measure_idle(folder: Path, megabytes: int) -> dict[str, Any]:
     from executables import executable_of
 
     import snaprt
-    from snaprt.compile.run import run
+    from snaprt.compile.executable import run
     from snaprt.snapshot.recorder.record import Recorder
 
     x = jnp.ones((8, 8))

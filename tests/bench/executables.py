@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from snaprt.compile.obtain import Executable
+from snaprt.compile.executable import Executable
 
 
 def executable_of(function: Callable[[Any], list[Any]], x: jax.Array) -> Executable:

@@ -9,19 +9,17 @@ import socket
 import sqlite3
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import run_program
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digest, file_digests, frame
-from snaprt_cache.blobs import check_content
 from snaprt_cache.bundle import bundled_blobs, read_bundle, write_bundle
-from snaprt_cache.frame import BlobDamaged
-from snaprt_cache.lock.flight import Flight
-from snaprt_cache.signing import Signing
+from snaprt_cache.frame import BlobDamaged, Signing, check_blob
+from snaprt_cache.lock import Flight
 
 SECRET = bytes(range(32))
 KEY = Key((KeyPart("module", "m"),))
@@ -31,7 +29,7 @@ METADATA = {"name": "step", "compile_seconds": 1.0}
 _USE = """
 import os, sys
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digest
-from snaprt_cache.lock.flight import Flight
+from snaprt_cache.lock import Flight
 
 shared = sys.argv[2] == "shared"
 options = {"signing_key": bytes(range(32)), "shared": True} if shared else {}
@@ -63,10 +61,7 @@ cache.close()
 
 
 def _use(path: Path, how: str = "private") -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _USE, str(path), how], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    run_program(_USE, path, how, timeout=60)
 
 
 def _filled(path: Path, **options: Any) -> Cache:
@@ -327,13 +322,7 @@ def test_a_bundle_is_imported_in_little_memory_whatever_it_holds(
     other = Key((KeyPart("module", "large"),))
     assert cache.put(other, os.urandom(100 << 20), METADATA)
     bundle = write_bundle(tmp_path / "b", [KEY.digest, other.digest], cache.open_blob, None)
-    done = subprocess.run(
-        [sys.executable, "-c", _MEMORY, str(tmp_path / "into"), str(bundle.path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = run_program(_MEMORY, tmp_path / "into", bundle.path)
     assert int(done.stdout) < 40 * 1024
 
 
@@ -348,7 +337,7 @@ def test_a_payload_longer_than_it_claims_is_found_without_unpacking_it(
     monkeypatch.setattr(zstandard.ZstdCompressor, "compress", lambda self, payload: long)
     _, head, stored = frame.encode_blob(KEY, b"short", METADATA)
     with pytest.raises(BlobDamaged, match="length"):
-        check_content(KEY.digest, io.BytesIO(head + stored), Signing())
+        check_blob(KEY.digest, io.BytesIO(head + stored), Signing())
 
 
 @pytest.mark.parametrize("wrong", [1.5, "8", None, True, -1, [], 1 << 80])

@@ -5,21 +5,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from programs import SNAPRT, run_program
 from snaprt_cache import Cache, CacheError, Key, KeyPart
 
 import snaprt.cache
 from snaprt import metrics
 from snaprt.cli import main
 from snaprt.cli.cache.group import COMMANDS, command
-
-PROGRAM = "import sys; from snaprt.cli.main import main; sys.exit(main())"
 
 
 def _key(name: str) -> Key:
@@ -121,14 +118,8 @@ def test_stats_fit_80_columns_and_need_no_color(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.close()
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "cache", "stats", "--dir", str(cache.path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "ascii"},
-        check=True,
-    )
+    words = (*SNAPRT, "cache", "stats", "--dir", str(cache.path))
+    done = run_program(words, COLUMNS=80, PYTHONIOENCODING="ascii")
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80 + len(str(cache.path))
     assert any(line.startswith("backward") and "####" in line for line in lines)
@@ -185,14 +176,7 @@ def test_path_prints_the_directory_and_nothing_else(cache: Cache) -> None:
 def test_a_directory_that_others_may_write_to_is_an_error_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "cache", "ls", "--dir", str(tmp_path / "cache")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
+    done = run_program((*SNAPRT, "cache", "ls", "--dir", str(tmp_path / "cache")), status=2)
     assert done.stdout == ""
     assert "error: others may write" in done.stderr
     assert "hint: Run: chmod -R go-w" in done.stderr
@@ -215,8 +199,7 @@ def test_the_table_of_commands_imports_none_of_them_and_no_jax() -> None:
         "sys.exit(any(name == 'jax' or 'cache_' in name and name.startswith('snaprt.cli')"
         " for name in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
+    done = run_program(code)
     assert all(name in done.stdout for name in COMMANDS)
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import zstandard
 from click.testing import CliRunner, Result
+from programs import run_program
 from snaprt_cache import Cache, CacheError, Key, KeyPart
 
 from snaprt.cli.cache.group import command
@@ -48,14 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("why")
     (folder / "train.py").write_text(PROGRAM)
     for variables in VARIANTS.values():
-        environment = {**os.environ, **variables, "SNAPRT_CACHE_DIR": str(folder / "cache")}
-        subprocess.run(
-            [sys.executable, str(folder / "train.py")],
-            check=True,
-            capture_output=True,
-            timeout=120,
-            env=environment,
-        )
+        run_program(folder / "train.py", SNAPRT_CACHE_DIR=folder / "cache", **variables)
     return folder
 
 

@@ -8,12 +8,11 @@ import resource
 import shutil
 import sqlite3
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from programs import run_program
 from snaprt_cache import Cache, Key, KeyPart
 
 KEY = Key((KeyPart("module", "m"), KeyPart("flags", "--xla_a=1")))
@@ -272,14 +271,6 @@ def test_a_hit_gives_a_blob_without_a_row_its_row_and_counts(tmp_path: Path) -> 
     connection.close()
 
 
-def test_rebuilding_on_request_keeps_the_figures(cache: Cache) -> None:
-    cache.get(KEY)
-    cache.close()
-    cache.rebuild_index()
-    (row,) = cache.entries()
-    assert row.hits == 1
-
-
 def test_a_locked_index_delays_no_hit(cache: Cache) -> None:
     connection = sqlite3.connect(cache.index_path)
     connection.execute("BEGIN EXCLUSIVE")
@@ -292,5 +283,5 @@ def test_a_locked_index_delays_no_hit(cache: Cache) -> None:
         "cache.close()\n"
         "assert time.monotonic() - start < 3\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(cache.path)], check=True, timeout=30)
+    run_program(script, cache.path, timeout=30)
     connection.close()

@@ -6,14 +6,13 @@ import logging
 import os
 import random
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from programs import finish, start_program
 from snaprt_cache import Cache, CacheError, Key, KeyPart
-from snaprt_cache.index.worth import HALF_LIFE_SECONDS, worth_of
+from snaprt_cache.index import HALF_LIFE_SECONDS, worth_of
 
 KILOBYTE = 1_000
 
@@ -222,21 +221,14 @@ print(hits)
 def test_evicting_while_others_read_and_put_loses_nobodys_read(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     cache = Cache.open(path, max_bytes=400 * KILOBYTE)
-    readers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _READ, str(path), str(seed)], stdout=subprocess.PIPE, text=True
-        )
-        for seed in range(2)
-    ]
+    readers = [start_program(_READ, path, seed) for seed in range(2)]
     number = 0
     while any(reader.poll() is None for reader in readers):
         name = number % 60
         assert cache.put(_key(name), _payload(20_000, seed=name), {"compile_seconds": 1.0})
         number += 1
     for reader in readers:
-        output, _ = reader.communicate()
-        assert reader.returncode == 0
-        assert int(output) > 0
+        assert int(finish(reader).stdout) > 0
     stats = cache.stats()
     assert stats.evicted > 0
     assert stats.stored_bytes <= 400 * KILOBYTE

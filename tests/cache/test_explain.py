@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.miss.difference import explain, nearest, reason
-from snaprt_cache.miss.journal import KEPT_MISSES
+from snaprt_cache.misses import KEPT_MISSES
+from snaprt_cache.why import explain, nearest, reason
 
 
 def _key(**parts: str) -> Key:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.lock.flight import Flight
+from snaprt_cache.lock import Flight
 
 pytest.importorskip("fcntl")
 
@@ -23,7 +23,7 @@ KEY = Key((KeyPart("module", "the program"),))
 _PROCESS = """
 import os, sys, time
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.lock.flight import Flight
+from snaprt_cache.lock import Flight
 
 folder, seconds, outcome, wait, report = sys.argv[1:]
 key = Key((KeyPart("module", "the program"),))
@@ -56,17 +56,13 @@ def start(
     wait: float = 60,
     report: float = 5,
 ) -> subprocess.Popen[str]:
-    words = (folder, seconds, outcome, wait, report)
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROCESS, *map(str, words)],
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROCESS, *map(str, (folder, seconds, outcome, wait, report))],
+        stdin=subprocess.PIPE,  # which `start_program` has not
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdin is not None
-    return process
 
 
 def go(*processes: subprocess.Popen[str]) -> None:

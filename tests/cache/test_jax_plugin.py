@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
+from programs import SNAPRT, start_program
 from snaprt_cache import Cache
 
 ROOT = Path(__file__).parents[2]
@@ -39,34 +41,23 @@ def program(name: str = "f", body: str = _BODY, before: str = _INSTALL) -> str:
     return _PROGRAM.format(name=name, body=body, before=before) + _SHOWN
 
 
-def start(folder: Path, code: str, *words: str, **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, code: str, *words: str, **environment: object) -> subprocess.Popen[str]:
     script = folder / f"script-{abs(hash(code))}.py"
     if not script.exists():  # others may be about to read it
         script.write_text(code)
-    kept = {n: v for n, v in os.environ.items() if not n.startswith(("SNAPRT_", "XLA_", "JAX_"))}
-    return subprocess.Popen(
-        [sys.executable, *words, str(script)],
-        env={
-            **kept,
-            "JAX_PLATFORMS": "cpu",
-            "SNAPRT_CACHE_DIR": str(folder / "cache"),
-            **environment,
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    taken = [name for name in os.environ if name.startswith(("SNAPRT_", "XLA_", "JAX_"))]
+    ours = {"JAX_PLATFORMS": "cpu", "SNAPRT_CACHE_DIR": folder / "cache"} | environment
+    return start_program((*words, str(script)), without=taken, **ours)
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    found = json.loads(out.splitlines()[-1])
+    done = programs.finish(process)
+    found = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(found, dict)
-    return found | {"stderr": err}
+    return found | {"stderr": done.stderr}
 
 
-def run(folder: Path, code: str, *words: str, **environment: str) -> dict[str, Any]:
+def run(folder: Path, code: str, *words: str, **environment: object) -> dict[str, Any]:
     return finish(start(folder, code, *words, **environment))
 
 
@@ -213,7 +204,7 @@ def test_fail_on_miss_fails_in_every_process_and_names_the_program(cold) -> None
 
 def test_an_environment_variable_is_enough_under_snaprt_run(cold) -> None:
     folder, first = cold
-    words = ("-c", "import sys; from snaprt.cli.main import main; sys.exit(main())", "run")
+    words = (*SNAPRT, "run")
     plain = program(before="")
     found = run(folder, plain, *words, SNAPRT_JAX_CACHE="1")
     assert found["PersistentCacheHit"] == first["PersistentCachePut"]
@@ -239,7 +230,7 @@ def test_a_refused_directory_is_reported_and_the_program_goes_on(cold, tmp_path:
     unsafe = tmp_path / "unsafe"
     unsafe.mkdir()
     unsafe.chmod(0o777)
-    words = ("-c", "import sys; from snaprt.cli.main import main; sys.exit(main())", "run")
+    words = (*SNAPRT, "run")
     found = run(
         folder, program(before=""), *words, SNAPRT_JAX_CACHE="1", SNAPRT_CACHE_DIR=str(unsafe)
     )

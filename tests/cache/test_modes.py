@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 from snaprt_cache import MODES, Cache, CacheError, Key, KeyPart
 
 from snaprt import metrics, settings
-from snaprt.cli.cache.misses import NEW_PROGRAM, REFRESHED, Neighbors
+from snaprt.cli.cache.why import NEW_PROGRAM, REFRESHED, Neighbors
 from snaprt.compile.cached.store import open_cache, persistent_cache
 from snaprt.errors import UsageError
 
@@ -146,7 +145,7 @@ def test_the_settings_choose_mode_and_size(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_the_modes_of_the_setting_are_those_of_the_cache() -> None:
     (setting,) = [one for one in settings.SETTINGS if one.name == "SNAPRT_CACHE_MODE"]
-    assert setting.allowed == ", ".join(MODES)
+    assert setting.kind.allowed == ", ".join(MODES)
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "10 apples", "1e3", "G"])
@@ -186,18 +185,10 @@ def test_a_program_runs_from_a_filled_cache_and_ends_on_a_miss_where_it_must_not
 ) -> None:
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
 
-    def run(mode: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setenv("SNAPRT_CACHE_MODE", mode)
-        return subprocess.run(
-            [sys.executable, "-c", _STEP], capture_output=True, text=True, timeout=120
-        )
-
-    empty = run("fail-on-miss")
-    assert empty.returncode != 0
+    empty = run_program(_STEP, SNAPRT_CACHE_MODE="fail-on-miss", status=1)
     assert "no entry to compare with" in empty.stderr
-    assert run("read-write").stdout == "92.0\n"
-    filled = run("fail-on-miss")
-    assert filled.stdout == "92.0\n", filled.stderr
+    for mode in ("read-write", "fail-on-miss"):
+        assert run_program(_STEP, SNAPRT_CACHE_MODE=mode).stdout == "92.0\n"
 
 
 def test_a_program_that_is_made_anew_is_counted_once_and_said_to_be(
@@ -206,8 +197,7 @@ def test_a_program_that_is_made_anew_is_counted_once_and_said_to_be(
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("SNAPRT_METRICS_FILE", str(tmp_path / "metrics.json"))
     for mode in ("read-write", "refresh"):
-        monkeypatch.setenv("SNAPRT_CACHE_MODE", mode)
-        subprocess.run([sys.executable, "-c", _STEP], check=True, timeout=120)
+        run_program(_STEP, SNAPRT_CACHE_MODE=mode)
     counters = metrics.load(tmp_path / "metrics.json").counters
     assert (counters["PersistentCacheMiss"], counters["PersistentCachePut"]) == (1, 1)
     neighbors = Neighbors(open_cache())

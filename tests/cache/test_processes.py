@@ -7,15 +7,15 @@ import random
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from programs import finish, start_program
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.index import database as index_module
+from snaprt_cache import index as index_module
 
 # A payload that says which key it belongs to, so that a mix-up shows; its length varies.
 _COMMON = """
@@ -77,16 +77,10 @@ assert cache.get(key_of(99)).payload == b"still usable"
 )
 
 
-def _start(script: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def _finish(process: subprocess.Popen[str]) -> str:
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    assert errors == ""
-    return output
+    done = finish(process, timeout=60)
+    assert done.stderr == ""
+    return done.stdout
 
 
 def _key(name: str) -> Key:
@@ -96,9 +90,9 @@ def _key(name: str) -> Key:
 def test_processes_that_get_and_put_the_same_keys_never_see_a_wrong_or_torn_entry(
     tmp_path: Path,
 ) -> None:
-    workers = [_start(_WORK, tmp_path / "cache", seed, 2.0) for seed in range(6)]
+    workers = [start_program(_WORK, tmp_path / "cache", seed, 2.0) for seed in range(6)]
     assert all(int(_finish(worker)) >= 5 for worker in workers)
-    _finish(_start(_CHECK, tmp_path / "cache"))
+    _finish(start_program(_CHECK, tmp_path / "cache"))
 
 
 def test_an_index_that_another_process_makes_at_the_same_moment_is_not_taken_for_a_garbled_one(
@@ -121,7 +115,7 @@ def test_an_index_that_another_process_makes_at_the_same_moment_is_not_taken_for
 
 
 def test_processes_survive_the_index_being_deleted_and_garbled_under_them(tmp_path: Path) -> None:
-    workers = [_start(_WORK, tmp_path / "cache", seed, 3.0) for seed in range(4)]
+    workers = [start_program(_WORK, tmp_path / "cache", seed, 3.0) for seed in range(4)]
     index = Cache.open(tmp_path / "cache").index_path
     chosen = random.Random(3)
     while any(worker.poll() is None for worker in workers):
@@ -158,7 +152,9 @@ def test_writers_killed_at_random_moments_leave_a_usable_cache(tmp_path: Path) -
     chosen = random.Random(4)
     endless = _WORK.replace("cache = Cache", 'print("ready", flush=True)\ncache = Cache')
     for _ in range(8):
-        pair = [_start(endless, tmp_path / "cache", chosen.randrange(1000), 60) for _ in range(2)]
+        pair = [
+            start_program(endless, tmp_path / "cache", chosen.randrange(1000), 60) for _ in range(2)
+        ]
         for process in pair:
             assert process.stdout is not None
             process.stdout.readline()
@@ -168,7 +164,7 @@ def test_writers_killed_at_random_moments_leave_a_usable_cache(tmp_path: Path) -
         for process in pair:
             assert process.wait() == -signal.SIGKILL
             process.communicate()
-        _finish(_start(_CHECK, tmp_path / "cache"))
+        _finish(start_program(_CHECK, tmp_path / "cache"))
 
 
 def test_what_killed_writers_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
@@ -190,7 +186,7 @@ def test_what_killed_writers_left_is_removed_when_it_is_old(tmp_path: Path) -> N
         "print('held', flush=True)\n"
         "time.sleep(60)\n"
     )
-    holder = _start(script, held)
+    holder = start_program(script, held)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
@@ -233,7 +229,7 @@ row = cache.find(key_of(1).digest)[0]
 assert row.hits == 1, row
 """
     )
-    _finish(_start(script, tmp_path / "cache"))
+    _finish(start_program(script, tmp_path / "cache"))
 
 
 def test_two_cache_objects_in_one_process_do_not_lock_each_other_out(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -14,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from answers import Answer, fail, give, stall
+from programs import run_program
 from snaprt_cache import CacheError
-from snaprt_cache.remote import object_store
-from snaprt_cache.remote.object_store import (
+from snaprt_cache import remote as object_store
+from snaprt_cache.remote import (
     DROPPED,
     ERROR,
     MISS,
@@ -316,7 +316,7 @@ def test_sending_returns_at_once_and_drops_what_finds_no_room(
     events: Events,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("snaprt_cache.remote.uploads.MAX_WAITING_BYTES", 10_000)
+    monkeypatch.setattr("snaprt_cache.remote.MAX_WAITING_BYTES", 10_000)
     monkeypatch.setenv("AWS_ENDPOINT", serve(stall))
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
@@ -354,8 +354,8 @@ def test_a_system_that_gives_no_thread_costs_the_remote_and_no_more(
 
 EXITING = """
 import sys, threading, time
-from snaprt_cache.remote import object_store
-from snaprt_cache.remote.object_store import open_tier
+from snaprt_cache import remote as object_store
+from snaprt_cache.remote import open_tier
 object_store.EXIT_SECONDS = 1.0
 tier = open_tier(sys.argv[1], 60.0)
 tier.send("ab" * 32, b"content")
@@ -365,23 +365,13 @@ print("leaving")
 """
 
 
-def _environment(**variables: str) -> dict[str, str]:
-    cache = Path(object_store.__file__).parents[2]
-    return {**os.environ, "PYTHONPATH": str(cache), "AWS_ALLOW_HTTP": "true", **variables}
-
-
 def test_a_process_ends_in_time_and_well_while_the_remote_hangs(
     serve: Callable[[Answer], str],
 ) -> None:
     start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", EXITING, "s3://team/prefix"],
-        env=_environment(AWS_ENDPOINT=serve(stall), AWS_SKIP_SIGNATURE="true"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr
+    environment = {"AWS_ALLOW_HTTP": "true", "AWS_SKIP_SIGNATURE": "true"}
+    done = run_program(EXITING, "s3://team/prefix", AWS_ENDPOINT=serve(stall), **environment)
+    assert done.stdout == "leaving\n"
     assert time.monotonic() - start < 20
 
 
@@ -389,20 +379,18 @@ def test_what_is_waiting_is_stored_as_the_process_ends(
     bucket: str, opened: Callable[..., RemoteTier]
 ) -> None:
     program = (
-        "import sys; from snaprt_cache.remote.object_store import open_tier\n"
+        "import sys; from snaprt_cache.remote import open_tier\n"
         "tier = open_tier(sys.argv[1], 5.0)\n"
         "for n in range(5): tier.send(f'{n:064x}', bytes(1000))"
     )
-    subprocess.run(
-        [sys.executable, "-c", program, bucket], env=_environment(), timeout=60, check=True
-    )
+    run_program(program, bucket)
     tier = opened(bucket)
     assert [tier.fetch(f"{number:064x}") for number in range(5)] == [bytes(1000)] * 5
 
 
 FORKING = """
 import os, sys
-from snaprt_cache.remote.object_store import open_tier
+from snaprt_cache.remote import open_tier
 events = []
 tier = open_tier(sys.argv[1], 5.0, lambda name, value: events.append(name))
 tier.fetch("ab" * 32)
@@ -416,8 +404,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_of_a_fork_leaves_the_remote_alone(bucket: str) -> None:
-    done = subprocess.run([sys.executable, "-c", FORKING, bucket], env=_environment(), timeout=60)
-    assert done.returncode == 0
+    run_program(FORKING, bucket)
 
 
 # Opening.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from answers import Answer, give, stall
+from programs import run_program
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.remote.object_store import object_name, open_tier
+from snaprt_cache.remote import object_name, open_tier
 
 KEY = Key((KeyPart("module", "step"), KeyPart("jax", "0.10.2")))
 METADATA = {"name": "step", "compile_seconds": 2.0}
@@ -145,24 +144,10 @@ for name in snaprt.metrics.counter_names():
 """
 
 
-def _run_program(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "cache"), str(root / "replay")])
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": path,
-        "SNAPRT_CACHE_DIR": str(folder),
-        **variables,
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
+def _run_program(folder: Path, remote: str) -> subprocess.CompletedProcess[str]:
+    done = run_program(
+        PROGRAM, JAX_PLATFORMS="cpu", SNAPRT_CACHE_DIR=folder, SNAPRT_CACHE_REMOTE=remote
     )
-    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("140.0\n")
     return done
 
@@ -170,14 +155,14 @@ def _run_program(folder: Path, **variables: str) -> subprocess.CompletedProcess[
 def test_a_program_takes_from_the_bucket_what_another_machine_compiled(
     bucket: str, tmp_path: Path
 ) -> None:
-    first = _run_program(tmp_path / "one", SNAPRT_CACHE_REMOTE=bucket)
+    first = _run_program(tmp_path / "one", bucket)
     assert "PersistentCacheRemoteMiss" in first.stdout
-    second = _run_program(tmp_path / "two", SNAPRT_CACHE_REMOTE=bucket)
+    second = _run_program(tmp_path / "two", bucket)
     assert "PersistentCacheRemoteHit" in second.stdout
     assert "PersistentCacheRemoteMiss" not in second.stdout
 
 
 def test_a_program_runs_on_with_one_warning_where_the_remote_is_dead(tmp_path: Path) -> None:
-    done = _run_program(tmp_path / "one", SNAPRT_CACHE_REMOTE="http://127.0.0.1:1/cache")
+    done = _run_program(tmp_path / "one", "http://127.0.0.1:1/cache")
     assert "PersistentCacheRemoteError 1" in done.stdout
     assert done.stderr.count("The remote compile cache") == 1

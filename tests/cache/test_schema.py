@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import sqlite_utils
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.index.database import SCHEMA_VERSION
+from snaprt_cache.index import SCHEMA_VERSION
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cache-format.md"
 
 
 def _schema() -> str:
-    return resources.files("snaprt_cache.index").joinpath("schema.sql").read_text(encoding="utf-8")
+    return resources.files("snaprt_cache").joinpath("schema.sql").read_text(encoding="utf-8")
 
 
 def test_the_schema_is_shipped_and_has_a_line_of_history_for_each_version() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, CacheError, Key, KeyPart, file_digests, read_key_file
-from snaprt_cache.lock.flight import Flight
+from snaprt_cache.lock import Flight
 
 from snaprt.compile.cached.store import persistent_cache
 

@@ -6,13 +6,12 @@ import logging
 import os
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import sqlite_utils
+from programs import run_program
 from snaprt_cache import Cache, CacheError, Key, KeyPart, default_path
 
 METADATA = {
@@ -161,7 +160,7 @@ def test_figures_add_up_over_processes(cache: Cache) -> None:
         "assert cache.get(Key(())) is None\n"
     )
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", script, str(cache.path)], check=True)
+        run_program(script, cache.path)
     stats = cache.stats()
     assert (stats.hits, stats.misses, stats.puts) == (2, 2, 1)
     assert 4.0 < stats.saved_seconds <= 5.0
@@ -180,7 +179,7 @@ def test_a_process_that_only_has_hits_does_not_import_sqlite_utils(cache: Cache)
         "cache.close()\n"
         "assert 'sqlite_utils' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(cache.path)], check=True)
+    run_program(script, cache.path)
     assert cache.stats().hits == 1
 
 

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 from snaprt_cache import Cache, CacheError, Key, KeyPart
-from snaprt_cache.index.journal import is_local, journal_mode, wal_is_fixed
+from snaprt_cache.index import is_local, journal_mode, wal_is_fixed
 
 KEY = Key((KeyPart("module", "m"),))
 
@@ -68,13 +69,7 @@ def test_a_full_disk_costs_the_entry_and_one_warning(tmp_path: Path) -> None:
 
 def test_a_limit_on_the_size_of_files_costs_the_entry_and_one_warning(tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", limit + _PUT_MANY, str(tmp_path / "cache")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_program(limit + _PUT_MANY, tmp_path / "cache", timeout=60)
     assert "ulimit -f" in _one_warning(done.stderr)
 
 
@@ -166,16 +161,7 @@ print("went on")
 
 def test_without_a_home_directory_the_program_goes_on(tmp_path: Path) -> None:
     taken = ("HOME", "XDG_CACHE_HOME", "SNAPRT_CACHE_DIR")
-    environment = {name: value for name, value in os.environ.items() if name not in taken}
-    done = subprocess.run(
-        [sys.executable, "-c", _NO_HOME],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_program(_NO_HOME, folder=tmp_path, without=taken, timeout=60)
     assert done.stdout == "went on\n"
     assert "no home directory" in done.stderr
     assert "SNAPRT_CACHE_DIR" in done.stderr
@@ -183,16 +169,9 @@ def test_without_a_home_directory_the_program_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_home_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path) -> None:
-    environment = {**os.environ, "HOME": "/proc/none", "XDG_CACHE_HOME": ""}
-    del environment["SNAPRT_CACHE_DIR"]
-    done = subprocess.run(
-        [sys.executable, "-c", _BAD_HOME],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = run_program(
+        _BAD_HOME, without=("SNAPRT_CACHE_DIR",), timeout=60, HOME="/proc/none", XDG_CACHE_HOME=""
     )
-    assert done.returncode == 0, done.stderr
     assert "SNAPRT_CACHE_DIR" in _one_warning(done.stderr)
 
 

@@ -13,6 +13,8 @@ from snaprt_replay.report.surroundings import source_excerpts
 
 from snaprt.errors import UsageError
 
+SAVED = Path(__file__).parents[1] / "support" / "saved"
+
 
 def test_a_saved_report_is_read_back_as_it_was():
     report = sample_report()
@@ -96,6 +98,27 @@ def test_source_lines_come_from_python_files_below_the_folder_alone(tmp_path: Pa
 def test_a_report_without_anything_but_a_verdict_is_shown_too():
     bare = dataclasses.replace(sample_report(), comparison=None, grids=(), localization=None)
     assert list(text.lines(bare))[-1].startswith("MISMATCH")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("replay-1", ["MISMATCH", "FAILED"]),
+        ("verdict-1", ["WITHIN ROUNDING"]),
+        ("report-1", ["MATCH"]),
+    ],
+)
+def test_what_earlier_versions_printed_is_read(name: str, words: list[str]):
+    file = SAVED / f"{name}.json"
+    reports = saved.read(json.loads(file.read_text()), file.name)
+    assert [report.headline.word for report in reports] == words
+    first = reports[0]
+    assert first.comparison is not None
+    assert first.device.startswith("cpu:0")
+    assert min(first.seconds) > 0
+    assert {fact.name for fact in first.environment} >= {"jax", "jaxlib"}
+    assert list(text.lines(first))[-1].startswith(words[0])
+    assert model.from_json(json.loads(json.dumps(model.to_json(first)))) == first
 
 
 def test_results_that_were_saved_under_british_names_are_read():

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from programs import run_program
 from snaprt_replay.load.case import Case, NamedArray, name_arrays
 from snaprt_replay.load.xla_files import (
     load_hlo_module,
@@ -44,10 +42,8 @@ ROUNDED = {"transformer_scan"}
 
 
 def dump(folder: Path, flags: str, *programs: str, script: Path = PROGRAMS) -> Path:
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={folder} {flags}"}
-    environment["JAX_PLATFORMS"] = "cpu"
-    command = [sys.executable, str(script), *programs]
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+    flags = f"--xla_dump_to={folder} {flags}"
+    run_program(script, *programs, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     return folder
 
 

@@ -2,19 +2,18 @@
 
 import importlib.util
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import SNAPRT, run_program
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi
-from snaprt.compile.ahead.collected import described, restored
+from snaprt.compile.ahead.collect import described, restored
 
 TRAIN = r"""
 import json, sys
@@ -45,13 +44,7 @@ func.func public @main(%x: tensor<4x4xf32>) -> tensor<4x4xf32> {
 
 
 def snaprt(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "snaprt", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
+    return run_program((*SNAPRT, *map(str, words)), status=None, **environment)
 
 
 @pytest.fixture(scope="module")

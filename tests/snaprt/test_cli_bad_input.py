@@ -6,12 +6,11 @@ import os
 import random
 import resource
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from snaprt.cli import main as cli
 from snaprt.cli import output
@@ -113,14 +112,8 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_disk_without_room_is_an_error_with_a_hint_and_leaves_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL, "pack", str(GOOD), "-o", str(tmp_path / "out.pack")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == output.EXIT_FAILURE, done.stderr
+    words = ("pack", GOOD, "-o", tmp_path / "out.pack")
+    done = run_program(_FULL, *words, status=output.EXIT_FAILURE)
     assert "error: " in done.stderr
     assert "\nhint: " in done.stderr
     assert "Traceback" not in done.stderr

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from programs import SNAPRT, finish, run_program, start_program
 
 from snaprt.cli.bundle import archive, command, hiding
 from snaprt.errors import UsageError
 
-SNAPRT = [sys.executable, "-c", "import sys; from snaprt.cli.main import main; sys.exit(main())"]
 # Runs a command as a bundle does, without collecting anything; leaves with its status.
 RUN = """
 import json, os, sys
@@ -57,15 +57,9 @@ except KeyboardInterrupt:
 
 
 def make_bundle(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*SNAPRT, "bundle", "--outfile", "run.tar.gz", *words],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = (*SNAPRT, "bundle", "--outfile", "run.tar.gz", *words)
+    ours = {"JAX_PLATFORMS": "cpu"} | variables
+    return run_program(command, folder=folder, status=None, **ours)
 
 
 def read(path: Path) -> dict[str, str]:
@@ -174,19 +168,12 @@ def test_a_snapshot_in_a_bundle_can_be_read(made: Made, tmp_path: Path):
 
 
 def test_after_ctrl_c_the_bundle_is_written_with_what_the_program_did_then(tmp_path: Path):
-    words = ["bundle", "--outfile", "run.tar.gz", "--show-secrets", sys.executable, "-c"]
-    with subprocess.Popen(
-        [*SNAPRT, *words, INTERRUPTED],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "A_TOKEN": "abc"},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        begun = process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        shown, told = process.communicate(timeout=120)
-    assert process.returncode == 7, told
+    words = (*SNAPRT, "bundle", "--outfile", "run.tar.gz", "--show-secrets", sys.executable, "-c")
+    process = start_program(words, INTERRUPTED, folder=tmp_path, JAX_PLATFORMS="cpu", A_TOKEN="abc")
+    begun = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    done = finish(process, status=7)
+    shown, told = done.stdout, done.stderr
     files = read(tmp_path / "run.tar.gz")
     assert (
         files["run/stdout.txt"] == begun + shown == "terminals: False False, begun\ninterrupted\n"
@@ -202,9 +189,9 @@ def test_after_ctrl_c_the_bundle_is_written_with_what_the_program_did_then(tmp_p
 
 def test_the_status_of_a_killed_program_is_the_one_that_a_shell_gives(tmp_path: Path):
     kill = "import os, signal; print('here', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    words = [sys.executable, "-c", RUN, str(tmp_path), sys.executable, "-c", kill]
-    done = subprocess.run(words, capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (128 + signal.SIGKILL, b"here\n")
+    words = (tmp_path, sys.executable, "-c", kill)
+    done = run_program(RUN, *words, status=128 + signal.SIGKILL)
+    assert done.stdout == "here\n"
     assert json.loads((tmp_path / "ended.json").read_text())["signal"] == "SIGKILL"
     assert (tmp_path / "stdout.txt").read_text() == "here\n"
 
@@ -228,16 +215,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 sys.exit(main(["bundle", "--outfile", "run.tar.gz", "--tidy", "--", {sys.executable!r}, "-c",
                "import random; print(random.randbytes(9000).hex())"]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 2
+    done = run_program(code, folder=tmp_path, status=2, JAX_PLATFORMS="cpu")
     assert "error: cannot write" in done.stderr
     assert "Traceback" not in done.stderr
     (left,) = tmp_path.iterdir()

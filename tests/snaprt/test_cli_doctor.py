@@ -1,23 +1,15 @@
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
+
+from programs import SNAPRT, run_program
 
 from snaprt.cli import doctor
 
-SNAPRT = [sys.executable, "-c", "import sys; from snaprt.cli.main import main; sys.exit(main())"]
-
 
 def examine(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*SNAPRT, "doctor", *words],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = (*SNAPRT, "doctor", *words)
+    return run_program(words, status=None, **{"JAX_PLATFORMS": "cpu"} | environment)
 
 
 def states(shown: subprocess.CompletedProcess[str]) -> dict[str, str]:

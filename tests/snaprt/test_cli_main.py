@@ -1,8 +1,6 @@
 import io
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,14 +10,13 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from programs import SNAPRT, finish, run_program, start_program
 from rich.console import Console
 
 from snaprt import metrics, settings
 from snaprt.cli import main as cli
 from snaprt.cli import output, progress
 from snaprt.errors import SnaprtError
-
-SNAPRT = [sys.executable, "-c", "import sys; from snaprt.cli.main import main; sys.exit(main())"]
 
 
 @dataclass(frozen=True)
@@ -206,14 +203,8 @@ def test_a_reader_that_goes_away_early_is_no_error(tmp_path: Path):
         metrics.save(tmp_path / "run.json")
     finally:
         metrics.clear_all()
-    buffered = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(
-        [*SNAPRT, "metrics", str(tmp_path / "run.json")],
-        env=buffered,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    words = (*SNAPRT, "metrics", str(tmp_path / "run.json"))
+    with start_program(words, without=("PYTHONUNBUFFERED",)) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()
@@ -229,13 +220,7 @@ def test_colors_are_off_where_no_color_is_set():
     )
     colors = {}
     for no_color in ("", "1"):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": no_color},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = run_program(code, FORCE_COLOR=1, TERM="xterm", NO_COLOR=no_color)
         colors[no_color] = "\x1b[31m" in done.stdout, "31m" in done.stderr
     assert colors == {"": (True, True), "1": (False, False)}
 
@@ -250,29 +235,16 @@ def test_what_needs_no_jax_does_not_import_it(tmp_path: Path, words):
         "import sys; from snaprt.cli.main import main; main(sys.argv[1:]); "
         "print({'jax', 'jaxlib', 'numpy'} & set(sys.modules), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=tmp_path,
-        env={**os.environ, "SNAPRT_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program(code, *words, folder=tmp_path, SNAPRT_CACHE_DIR=tmp_path)
     assert done.stderr.endswith("set()\n")
 
 
 @pytest.mark.parametrize("words", [("replay", "m.mlir"), ("inspect", "--hlo", "m.mlir")])
 def test_a_flag_that_xla_does_not_know_is_said_before_xla_ends_the_process(tmp_path: Path, words):
     (tmp_path / "m.mlir").write_text("module { func.func public @main() { return } }")
-    done = subprocess.run(
-        [*SNAPRT, *words],
-        cwd=tmp_path,
-        env={**os.environ, "XLA_FLAGS": "--xla_nope=1"},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_program(
+        (*SNAPRT, *words), folder=tmp_path, status=output.EXIT_FAILURE, XLA_FLAGS="--xla_nope=1"
     )
-    assert done.returncode == output.EXIT_FAILURE
     assert done.stderr.startswith("error: XLA does not know --xla_nope in XLA_FLAGS\n\nhint: ")
 
 
@@ -322,15 +294,11 @@ def test_a_foreign_file_given_to_metrics_is_named(snaprt, tmp_path: Path):
 def test_ctrl_c_reaches_the_program_as_under_python(tmp_path: Path):
     script = tmp_path / "sleeps.py"
     script.write_text("import time; print('ready', flush=True); time.sleep(30)")
-    with subprocess.Popen(
-        [*SNAPRT, "run", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        shown = process.stderr.read()
-    assert process.returncode == output.EXIT_INTERRUPTED
+    process = start_program((*SNAPRT, "run", str(script)))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    shown = finish(process, status=output.EXIT_INTERRUPTED).stderr
     assert "KeyboardInterrupt" in shown
     assert "click" not in shown

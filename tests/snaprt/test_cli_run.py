@@ -1,12 +1,9 @@
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-SNAPRT = [sys.executable, "-c", "import sys; from snaprt.cli.main import main; sys.exit(main())"]
+from programs import SNAPRT, run_program
 
 DESCRIBE = """
 import json, os, sys
@@ -23,26 +20,12 @@ print(json.dumps({
 """
 
 
-def start(
-    command: list[str], *words: str, folder: Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*command, *words],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def python(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_program(words, folder=folder, status=None, **environment)
 
 
 def run(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return start([*SNAPRT, "run"], *words, folder=folder, **environment)
-
-
-def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return start([sys.executable], *words, folder=folder)
+    return python(*SNAPRT, "run", *words, folder=folder, **environment)
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """``snaprt run --explain`` says at the end of a program what cut its graphs."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
-RUN = [sys.executable, "-m", "snaprt", "run", "--lazy"]
+from programs import SNAPRT, run_program
+
+RUN = (*SNAPRT, "run", "--lazy")
 
 PROGRAM = """
 import jax.numpy as jnp, snaprt
@@ -22,15 +22,8 @@ raise SystemExit(7)
 
 def run(folder: Path, *options: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(program)
-    return subprocess.run(
-        [*RUN, *options, "program.py"],
-        cwd=folder,
-        env={**os.environ, "SNAPRT_CACHE": "off"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = (*RUN, *options, "program.py")
+    return run_program(words, folder=folder, status=None, SNAPRT_CACHE="off")
 
 
 def test_a_run_is_explained_at_its_end_by_the_lines_that_cut_graphs(tmp_path):
@@ -70,15 +63,13 @@ def test_what_runs_at_the_end_of_the_program_is_called_so(tmp_path):
 
 def test_the_stack_of_a_cut_ends_at_the_program(tmp_path):
     (tmp_path / "program.py").write_text("import jax.numpy as jnp\nprint(jnp.ones(3) * 2)\n")
-    environment = {"SNAPRT_CACHE": "off", "PT_XLA_DEBUG": "1", "XLA_IR_DEBUG": "1"}
-    shown = subprocess.run(
-        [*RUN, "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, **environment, "XLA_SAVE_TENSORS_FILE": "graphs.txt"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
+    shown = run_program(
+        (*RUN, "program.py"),
+        folder=tmp_path,
+        SNAPRT_CACHE="off",
+        PT_XLA_DEBUG=1,
+        XLA_IR_DEBUG=1,
+        XLA_SAVE_TENSORS_FILE="graphs.txt",
     )
     frames = [line for line in shown.stderr.splitlines() if ".py:" in line]
     assert len(frames) == 2  # of the compilation and of the execution

@@ -1,31 +1,21 @@
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import SNAPRT, run_program
 
-RUN = [sys.executable, "-m", "snaprt", "run"]
+RUN = (*SNAPRT, "run")
 
 
-def start(
-    command: list[str], *words: str, folder: Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*command, *words],
-        cwd=folder,
-        env={**os.environ, "SNAPRT_CACHE_DIR": str(folder / "cache"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def start(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    cache = {"SNAPRT_CACHE_DIR": str(folder / "cache")}
+    return run_program(words, folder=folder, status=None, **cache | environment)
 
 
 def run(source: str, *options: str, folder: Path, **environment: str):
     (folder / "program.py").write_text(source)
-    return start([*RUN, *options], "program.py", folder=folder, **environment)
+    return start(*RUN, *options, "program.py", folder=folder, **environment)
 
 
 PROGRAM = """
@@ -79,10 +69,9 @@ print(len(jax.devices()), jax.default_backend(), x.dtype, x)
 
 def test_what_a_program_sets_before_it_imports_jax_counts_as_under_python(tmp_path: Path):
     (tmp_path / "program.py").write_text(SETS_ITS_OWN)
-    expected = start(
-        [sys.executable], "program.py", folder=tmp_path, JAX_PLATFORMS="nonsense", XLA_FLAGS=""
-    )
-    shown = run(SETS_ITS_OWN, "--lazy", folder=tmp_path, JAX_PLATFORMS="nonsense", XLA_FLAGS="")
+    outside = {"JAX_PLATFORMS": "nonsense", "XLA_FLAGS": ""}
+    expected = start("program.py", folder=tmp_path, **outside)
+    shown = run(SETS_ITS_OWN, "--lazy", folder=tmp_path, **outside)
     assert expected.stdout == "3 cpu float64 [1. 2. 3.]\n", expected.stderr
     assert (shown.stdout, shown.returncode) == (expected.stdout, 0), shown.stderr
 
@@ -105,7 +94,7 @@ def test_a_module_whose_package_imports_jax_runs_lazily(tmp_path: Path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("import jax\n")
     (tmp_path / "package" / "train.py").write_text(PROGRAM)
-    shown = start([*RUN, "--lazy", "-m", "package.train"], folder=tmp_path)
+    shown = start(*RUN, "--lazy", "-m", "package.train", folder=tmp_path)
     assert "LazyArray" in shown.stdout, shown.stderr
 
 
@@ -127,7 +116,7 @@ def test_a_jax_that_fails_to_import_is_shown_as_under_python(tmp_path: Path):
     (tmp_path / "jax.py").write_text("def f():\n    1 / 0\nf()\n")
     source = "def load():\n    import jax\nload()\n"
     (tmp_path / "program.py").write_text(source)
-    expected = start([sys.executable], "program.py", folder=tmp_path)
+    expected = start("program.py", folder=tmp_path)
     shown = run(source, "--lazy", folder=tmp_path)
     assert (shown.returncode, shown.stderr) == (expected.returncode, expected.stderr)
 

@@ -1,9 +1,9 @@
 """``snaprt run --record``: an unmodified program, every thread of it, from its import of jax on."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
+
+from programs import SNAPRT, run_program
 
 from snaprt.cli.main import main
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
@@ -43,15 +43,9 @@ def run(
     *options: str, folder: Path, source: str = PROGRAM, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(source)
-    return subprocess.run(
-        [sys.executable, *options, "program.py", "--epochs", "3"],
-        cwd=folder,
-        env={**os.environ, "SNAPRT_CACHE_DIR": str(folder / "cache"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = (*options, "program.py", "--epochs", "3")
+    cache = folder / "cache"
+    return run_program(words, status=None, folder=folder, SNAPRT_CACHE_DIR=cache, **environment)
 
 
 def recorded(folder: Path) -> list[SnapshotFile]:
@@ -62,7 +56,7 @@ def names(folder: Path) -> list[str]:
     return [snapshot.manifest.execution.name for snapshot in recorded(folder)]
 
 
-RUN = ("-m", "snaprt", "run")
+RUN = (*SNAPRT, "run")
 
 
 def test_every_thread_and_device_is_recorded_and_the_program_prints_what_it_prints_alone(

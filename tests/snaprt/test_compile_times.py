@@ -1,12 +1,11 @@
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import run_program
 
 import snaprt
 from snaprt.compile import loaded, times
@@ -85,9 +84,7 @@ print(json.dumps(snaprt.compile_times().to_dict()))
 
 
 def test_a_program_of_jit_is_seen_where_the_cache_is_under_it():
-    done = subprocess.run(
-        [sys.executable, "-c", JIT_PROGRAM], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = run_program(JIT_PROGRAM)
     (graph,) = (one for one in json.loads(done.stdout)["graphs"] if one["name"] == "jit_only_here")
     assert (graph["kind"], graph["operations"], graph["executions"]) == ("jit", None, None)
     assert (graph["compiled"], graph["loaded"]) == (1, 1)

@@ -1,18 +1,17 @@
 """The modes that trade speed for knowing which operation, and which line, does what."""
 
 import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import counting
+from programs import run_program
 
 import snaprt
 from snaprt import jaxapi, metrics
-from snaprt.runtime.events import Watcher, attach, detach
+from snaprt.runtime.events import Subscriber, subscribe, unsubscribe
 from snaprt.runtime.step import thread_trace
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.recorder.record import process_recorder
@@ -26,7 +25,7 @@ def as_the_environment_says():
     snaprt.eager_mode(None)
 
 
-class Runs(Watcher):
+class Runs(Subscriber):
     """Keeps what ran."""
 
     def __init__(self):
@@ -39,9 +38,9 @@ class Runs(Watcher):
 @pytest.fixture
 def watched():
     watcher = Runs()
-    attach(watcher)
+    subscribe(watcher)
     yield watcher.runs
-    detach(watcher)
+    unsubscribe(watcher)
 
 
 def first(x):
@@ -196,7 +195,7 @@ def test_each_operation_is_a_program_of_its_own_and_counted(monkeypatch, watched
 
 @pytest.mark.usefixtures("no_persistent_cache")
 def test_operation_by_operation_lets_go_of_results_that_nothing_needs_any_more(monkeypatch):
-    class MostAtOnce(Watcher):
+    class MostAtOnce(Subscriber):
         most = 0
 
         def ran(self, run, results):
@@ -206,12 +205,12 @@ def test_operation_by_operation_lets_go_of_results_that_nothing_needs_any_more(m
     monkeypatch.setenv("SYNC_TENSORS_OPBYOP", "1")
     value = jnp.ones((3, 5, 7))
     watcher = MostAtOnce()
-    attach(watcher)
+    subscribe(watcher)
     with snaprt.lazy():
         for _ in range(20):
             value = value * 2
         snaprt.mark_step()
-    detach(watcher)
+    unsubscribe(watcher)
     assert watcher.most <= 4
     assert float(value[0, 0, 0]) == 2.0**20
 
@@ -313,13 +312,7 @@ print(json.dumps([float(x.sum()), *[metrics.counter_value(name) or 0 for name in
 def test_in_eager_mode_a_second_process_compiles_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("NEURON_USE_EAGER_DEBUG_MODE", "1")
-    command = [sys.executable, "-c", EAGER]
-    first_time, again = [
-        json.loads(
-            subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-        )
-        for _ in range(2)
-    ]
+    first_time, again = [json.loads(run_program(EAGER).stdout) for _ in range(2)]
     assert first_time[0] == again[0]
     assert first_time[1] > 5
     assert again[1:3] == [0, 0]

@@ -9,7 +9,7 @@ from counting import counting
 import snaprt
 from snaprt.explain.cuts import Rows, explain_rows
 from snaprt.runtime.graph_breaks import BREAKS, describe_break
-from snaprt.trace.breaks import READ_METHODS, READ_PROPERTIES
+from snaprt.trace.array import READ_METHODS, READ_PROPERTIES
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 

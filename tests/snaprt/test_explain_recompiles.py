@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import snaprt
-from snaprt.explain.naming import name_of
-from snaprt.explain.reasons import ADVICE
+from snaprt.explain.reasons import ADVICE, name_of
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 

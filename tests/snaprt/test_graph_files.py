@@ -1,9 +1,6 @@
 """XLA_SAVE_TENSORS_FILE gets each graph that runs, XLA_METRICS_FILE the metrics of each step."""
 
-import os
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from programs import finish, run_program, start_program
 
 import snaprt
 from snaprt.errors import UsageError
@@ -168,7 +166,7 @@ def test_threads_and_processes_append_whole_blocks(tmp_path):
     program = """
 import sys, threading
 from pathlib import Path
-from snaprt.explain.appended import AppendedFile
+from snaprt.explain.debug_files import AppendedFile
 file = AppendedFile("V", Path(sys.argv[1]))
 def work(letter):
     for _ in range(40):
@@ -177,11 +175,8 @@ threads = [threading.Thread(target=work, args=(one,)) for one in sys.argv[2]]
 [one.start() for one in threads]
 """
     file = tmp_path / "lines"
-    running = [
-        subprocess.Popen([sys.executable, "-c", program, str(file), letters])
-        for letters in ("ab", "cd")
-    ]
-    assert [one.wait(60) for one in running] == [0, 0]
+    for process in [start_program(program, file, letters) for letters in ("ab", "cd")]:
+        finish(process)
     lines = file.read_text().splitlines()
     assert len(lines) == 160
     assert all(line == line[0] * 100_000 for line in lines)
@@ -213,8 +208,7 @@ def test_each_rank_has_files_of_its_own(graphs, monkeypatch, tmp_path):
 def test_the_metrics_that_are_saved_at_exit_are_the_ranks_own(tmp_path):
     program = "import snaprt; snaprt.metrics.counter_add('Seen')"
     for name in ("m.json", "m.txt"):
-        environment = os.environ | {"RANK": "3", "SNAPRT_METRICS_FILE": str(tmp_path / name)}
-        subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+        run_program(program, RANK=3, SNAPRT_METRICS_FILE=tmp_path / name)
     assert "Counter: Seen" in (tmp_path / "m.txt.3").read_text()
     assert snaprt.metrics.load(tmp_path / "m.json.3").counters == {"Seen": 1}
     assert len(list(tmp_path.iterdir())) == 2

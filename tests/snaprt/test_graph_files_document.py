@@ -1,12 +1,10 @@
 """What docs/graph-files.md shows is what its program writes."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "graph-files.md").read_text(encoding="utf-8")
 
@@ -19,13 +17,9 @@ def folder(tmp_path_factory) -> Path:
     assert program
     (folder / "train.py").write_text(program[1])
     for form, others in (("text", {"SNAPRT_TRACE": "trace"}), ("dot", {"XLA_METRICS_FILE": "m"})):
-        environment = os.environ | {
-            "XLA_SAVE_TENSORS_FILE": f"graphs.{form.replace('text', 'txt')}",
-            "XLA_SAVE_TENSORS_FMT": form,
-            **others,
-        }
-        environment.pop("RANK", None)
-        subprocess.run([sys.executable, "train.py"], check=True, cwd=folder, env=environment)
+        graphs = f"graphs.{form.replace('text', 'txt')}"
+        variables = {"XLA_SAVE_TENSORS_FILE": graphs, "XLA_SAVE_TENSORS_FMT": form, **others}
+        run_program(Path("train.py"), folder=folder, without=("RANK",), **variables)
     return folder
 
 

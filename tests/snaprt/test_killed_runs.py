@@ -1,10 +1,9 @@
 """Killing runs at random moments leaves a cache and a dump folder that the next run uses."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import SNAPRT, run_program
 
 from snaprt.snapshot.format.read import open_snapshot
 
@@ -17,13 +16,7 @@ def test_kills_leave_a_cache_and_a_dump_that_the_next_run_uses(kills, tmp_path, 
     cache, dump = tmp_path / "cache", tmp_path / "dump"
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(cache))
     monkeypatch.setenv("SNAPRT_DUMP_DIR", str(dump))
-    killed = subprocess.run(
-        [sys.executable, str(SUPPORT / "killed_runs.py"), str(kills), "0"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    killed = run_program(SUPPORT / "killed_runs.py", kills, 0, timeout=300)
     assert killed.stdout.splitlines()[-1] == f"killed {kills}"
     snapshots = sorted(dump.glob("*.snap"))
     assert snapshots
@@ -32,31 +25,10 @@ def test_kills_leave_a_cache_and_a_dump_that_the_next_run_uses(kills, tmp_path, 
         for name in snapshot.array_names:
             snapshot.array(name)
 
-    next_run = subprocess.run(
-        [sys.executable, "-c", "import killed_runs; killed_runs.run(100)"],
-        cwd=SUPPORT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    next_run = run_program("import killed_runs; killed_runs.run(100)", folder=SUPPORT)
     assert next_run.stdout.startswith("finished")
     assert next_run.stderr == ""
-    listing = subprocess.run(
-        [sys.executable, "-m", "snaprt", "cache", "ls", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    listing = run_program((*SNAPRT, "cache", "ls", "--json"))
     assert "lazy_graph" in listing.stdout
     assert listing.stderr == ""
-    some = [str(path) for path in sorted(dump.glob("*.inputs.snap"))[:2]]
-    replayed = subprocess.run(
-        [sys.executable, "-m", "snaprt", "replay", *some],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    run_program((*SNAPRT, "replay"), *sorted(dump.glob("*.inputs.snap"))[:2])

@@ -2,9 +2,6 @@
 
 import gc
 import json
-import os
-import subprocess
-import sys
 import threading
 
 import jax
@@ -12,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import counting
+from programs import SNAPRT, run_program
 
 import snaprt
 from snaprt.explain.cuts import Collector
-from snaprt.runtime.events import Watcher, attach, detach
+from snaprt.runtime.events import Subscriber, subscribe, unsubscribe
 from snaprt.runtime.step import thread_trace
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
@@ -93,7 +91,7 @@ def train_eagerly(x, rounds):
 def test_the_memory_of_steps_that_nobody_reads_is_given_back():
     x = jnp.ones((32, 64))
 
-    class Donations(Watcher):
+    class Donations(Subscriber):
         donated = ()
 
         def ready(self, run):
@@ -107,11 +105,11 @@ def test_the_memory_of_steps_that_nobody_reads_is_given_back():
         return sum(array.shape == (64, 64) for array in jax.live_arrays())
 
     watcher = Donations()
-    attach(watcher)
+    subscribe(watcher)
     try:
         few, many = (in_new_thread(lambda n=rounds: train(n)) for rounds in (5, 40))
     finally:
-        detach(watcher)
+        unsubscribe(watcher)
     assert many <= few
     assert len(Donations.donated) == 2  # both weights, in place
 
@@ -348,7 +346,7 @@ def test_an_automatic_cut_is_told_with_its_reason_and_the_line_to_mark_a_step_at
     x = jnp.ones((32, 64))
     events = []
     collector = Collector(events.append)
-    attach(collector)
+    subscribe(collector)
 
     def loop():
         weights = new_weights()
@@ -362,7 +360,7 @@ def test_an_automatic_cut_is_told_with_its_reason_and_the_line_to_mark_a_step_at
     try:
         in_new_thread(loop)
     finally:
-        detach(collector)
+        unsubscribe(collector)
     by_cause = {event.cause: event for event in events}
     assert "mark_step()" in by_cause["own_program"].advice
     assert "mark_step() before this line" in by_cause["repeats"].advice
@@ -400,19 +398,11 @@ print(float(x[0, 0]), sum(float(s) for s in seen))
 def test_the_second_start_of_a_program_without_steps_compiles_nothing(tmp_path):
     script = tmp_path / "unread.py"
     script.write_text(UNREAD)
-    environment = {**os.environ, "SNAPRT_CACHE": "on", "SNAPRT_CACHE_DIR": str(tmp_path / "cache")}
     found = []
     for name in ("first.json", "second.json"):
         metrics = tmp_path / name
-        command = [sys.executable, "-m", "snaprt", "run", "--lazy", "--metrics", str(metrics)]
-        done = subprocess.run(
-            [*command, "--", str(script)],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=120,
-            check=True,
-        )
+        command = (*SNAPRT, "run", "--lazy", "--metrics", str(metrics), "--")
+        done = run_program(command, script, SNAPRT_CACHE="on", SNAPRT_CACHE_DIR=tmp_path / "cache")
         found.append((done.stdout, json.loads(metrics.read_text())["counters"]))
     (first, cold), (second, warm) = found
     assert first == second

@@ -1,8 +1,6 @@
 """Inputs that nothing needs any more give their memory to results, and all others keep it."""
 
 import json
-import subprocess
-import sys
 import threading
 
 import jax
@@ -10,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import counting
+from programs import run_program
 
 import snaprt
 from snaprt.compile import loaded
@@ -186,18 +185,7 @@ print(json.dumps([len(places), float(x[0]), snaprt.metrics.counter_value("Uncach
 def test_an_executable_from_the_cache_donates_as_well(tmp_path, monkeypatch):
     monkeypatch.setenv("SNAPRT_CACHE", "1")
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
-    found = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, "-c", PROGRAM],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=True,
-            ).stdout
-        )
-        for _ in range(2)
-    ]
+    found = [json.loads(run_program(PROGRAM).stdout) for _ in range(2)]
     assert found[0][:2] == found[1][:2] == [1, 16.0]
     assert found[0][2] > 0
     assert found[1][2] == 0
@@ -222,7 +210,4 @@ print(sum(array.nbytes for array in jax.live_arrays()))
 
 def test_what_functions_that_are_gone_closed_over_is_let_go_of():
     # In a process of its own, as live arrays are those of the whole process.
-    done = subprocess.run(
-        [sys.executable, "-c", LETS_GO], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert int(done.stdout) <= 24 << 20  # not 48
+    assert int(run_program(LETS_GO).stdout) <= 24 << 20  # not 48

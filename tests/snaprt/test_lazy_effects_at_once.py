@@ -1,8 +1,6 @@
 """Effects that no graph can hold happen at once; those that are pending are never lost."""
 
 import io
-import subprocess
-import sys
 import threading
 
 import jax
@@ -12,6 +10,7 @@ import pytest
 from jax._src import error_check
 from jax.experimental import checkify, io_callback
 from jax.extend import core as jex_core
+from programs import run_program
 
 import snaprt
 
@@ -279,7 +278,7 @@ def test_effects_that_a_thread_left_run_at_the_next_wait():
 
 
 def test_effects_that_are_pending_when_the_process_ends_run():
-    program = """if True:
+    program = """
         import threading, jax, jax.numpy as jnp, snaprt
         def work(name):
             snaprt.enable()
@@ -289,9 +288,9 @@ def test_effects_that_are_pending_when_the_process_ends_run():
         thread.join()
         work(2)
     """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert sorted(ended.stdout.split(b"\n")) == [b"", b"1 2.0", b"2 2.0"]
-    assert b"Traceback" not in ended.stderr
+    ended = run_program(program)
+    assert sorted(ended.stdout.split("\n")) == ["", "1 2.0", "2 2.0"]
+    assert "Traceback" not in ended.stderr
 
 
 def test_nothing_is_lost_where_jit_is_disabled():

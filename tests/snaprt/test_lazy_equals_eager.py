@@ -1,8 +1,5 @@
 """Whatever eager JAX computes, the same code computes lazily: values, dtypes, weak types."""
 
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
@@ -10,6 +7,7 @@ import numpy as np
 import pytest
 from counting import counting
 from jax.experimental import sparse
+from programs import run_program
 
 import snaprt
 
@@ -285,7 +283,7 @@ with snaprt.lazy(), jax.transfer_guard("disallow_explicit"):
     y = x @ x + x
     jax.block_until_ready(jax.jit(lambda v: v * v)(y))
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    run_program(program)
 
 
 def test_a_host_scalar_of_64_bits_stays_in_the_graph() -> None:

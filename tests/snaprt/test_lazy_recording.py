@@ -15,7 +15,7 @@ from counting import counting
 import snaprt
 from snaprt import jaxapi, metrics
 from snaprt.cli.main import main
-from snaprt.compile.nan_flag import FLAG_NAME
+from snaprt.compile.lower import FLAG_NAME
 from snaprt.runtime.step import thread_trace
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.recorder.record import process_recorder

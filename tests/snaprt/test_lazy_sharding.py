@@ -2,9 +2,10 @@
 
 import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+from programs import run_program
 
 PROGRAM = r"""
 import jax, jax.numpy as jnp, numpy as np, snaprt
@@ -136,26 +137,11 @@ print("equal")
 """
 
 
-def run_on_four_devices(program, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout == "equal\n", done.stderr
-
-
 @functools.cache
 def differences():
     """Return what differs between eager and lazy arrays in each case of the table."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("lazy_sharding_cases.py"))],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    cases = Path(__file__).with_name("lazy_sharding_cases.py")
+    return json.loads(run_program(cases, timeout=300).stdout)
 
 
 def test_arrays_lie_where_eager_ones_do_before_and_after_they_are_computed():
@@ -163,9 +149,12 @@ def test_arrays_lie_where_eager_ones_do_before_and_after_they_are_computed():
     assert len(differences()) > 80
 
 
-def test_sharded_and_pinned_arrays_equal_eager(monkeypatch):
-    run_on_four_devices(PROGRAM, monkeypatch)
-
-
-def test_a_mesh_is_part_of_what_a_program_is(monkeypatch):
-    run_on_four_devices(MESHES, monkeypatch)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(PROGRAM, id="sharded and pinned arrays equal eager ones"),
+        pytest.param(MESHES, id="a mesh is part of what a program is"),
+    ],
+)
+def test_on_four_devices(program):
+    assert run_program(program, devices=4).stdout == "equal\n"

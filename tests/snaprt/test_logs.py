@@ -2,13 +2,12 @@
 
 import logging
 import re
-import subprocess
-import sys
 import threading
 
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from programs import run_program
 
 import snaprt
 from snaprt.errors import UsageError
@@ -66,8 +65,7 @@ def test_info_says_what_came_from_the_cache(caplog):
     with caplog.at_level(logging.INFO, "snaprt"):
         exec(program, {})
     assert ": compiled in " in caplog.records[-1].getMessage()
-    again = [sys.executable, "-c", program]
-    told = subprocess.run(again, capture_output=True, text=True, check=True).stderr.splitlines()
+    told = run_program(program).stderr.splitlines()
     last = [line for line in told if line.startswith("snaprt.compile")][-1]
     assert ": from the cache in " in last
 
@@ -86,7 +84,7 @@ def test_the_least_level_of_zero_shows_the_steps_of_compilations(monkeypatch, ca
     lines = [LINE.fullmatch(line) for line in capsys.readouterr().err.splitlines()]
     assert all(lines)
     assert lines[0]
-    assert lines[0][2] == "snaprt/compile/obtain.py"
+    assert lines[0][2] == "snaprt/compile/program.py"
     assert lines[0][1] is None
 
 
@@ -94,7 +92,7 @@ def test_a_verbosity_shows_one_module_and_leaves_the_others(monkeypatch, capsys)
     monkeypatch.setenv("TF_CPP_VMODULE", "operations=2,nothing_of_ours=7")
     run((2, 10))
     shown = [LINE.fullmatch(line) for line in capsys.readouterr().err.splitlines()]
-    assert {one and one[2] for one in shown} == {"snaprt/explain/graph_text.py"}
+    assert {one and one[2] for one in shown} == {"snaprt/explain/nodes.py"}
     monkeypatch.setenv("TF_CPP_VMODULE", "operations=0")
     run((2, 10))
     assert capsys.readouterr().err == ""
@@ -104,8 +102,8 @@ def test_names_that_the_guides_teach_are_understood(monkeypatch, capsys):
     monkeypatch.setenv("TF_CPP_VMODULE", "tensor=5,xla_graph_executor=1")
     run((2, 11))
     err = capsys.readouterr().err
-    assert "snaprt/explain/graph_text.py" in err
-    assert "snaprt/compile/obtain.py" in err
+    assert "snaprt/explain/nodes.py" in err
+    assert "snaprt/compile/program.py" in err
 
 
 def test_a_line_says_which_thread_wrote_it_where_that_is_asked_for(monkeypatch, capsys):

@@ -1,12 +1,11 @@
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from snaprt import metrics
 from snaprt.errors import SnaprtError, UsageError
@@ -227,40 +226,25 @@ def test_a_file_that_is_not_metrics_is_refused_by_name(tmp_path: Path, content, 
     assert str(path) in caught.value.message
 
 
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_the_metrics_file_is_written_when_the_process_ends(tmp_path: Path):
     path = tmp_path / "run.json"
-    done = run_python(
-        "from snaprt import metrics; metrics.counter_add('MarkStep', 3); raise SystemExit(4)",
-        SNAPRT_METRICS_FILE=str(path),
-    )
-    assert done.returncode == 4
+    program = "from snaprt import metrics; metrics.counter_add('MarkStep', 3); raise SystemExit(4)"
+    run_program(program, status=4, SNAPRT_METRICS_FILE=path)
     assert json.loads(path.read_text())["counters"] == {"MarkStep": 3}
 
 
 def test_a_process_that_counted_nothing_leaves_the_metrics_file_of_another(tmp_path: Path):
     path = tmp_path / "run.json"
-    run_python("import snaprt", SNAPRT_METRICS_FILE=str(path))
+    run_program("import snaprt", SNAPRT_METRICS_FILE=path)
     assert json.loads(path.read_text())["counters"] == {}
     counting = "from snaprt import metrics; metrics.counter_add('MarkStep', 3)"
-    run_python(counting, SNAPRT_METRICS_FILE=str(path))
-    run_python("import snaprt", SNAPRT_METRICS_FILE=str(path))
+    run_program(counting, SNAPRT_METRICS_FILE=path)
+    run_program("import snaprt", SNAPRT_METRICS_FILE=path)
     assert json.loads(path.read_text())["counters"] == {"MarkStep": 3}
 
 
 def test_a_metrics_file_that_cannot_be_written_leaves_the_exit_status(tmp_path: Path):
-    done = run_python("import snaprt.metrics", SNAPRT_METRICS_FILE=str(tmp_path / "no" / "run"))
-    assert done.returncode == 0
+    done = run_program("import snaprt.metrics", SNAPRT_METRICS_FILE=tmp_path / "no" / "run")
     assert "cannot write the metrics to" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -279,7 +263,7 @@ def test_metrics_are_written_to_a_pipe_and_do_not_take_its_place(tmp_path: Path)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_forked_while_another_thread_adds_can_add_too():
-    done = run_python(
+    run_program(
         """
 import os, threading
 from snaprt import metrics
@@ -299,7 +283,6 @@ stop.set()
 thread.join()
 """
     )
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_counter_of_finalizers_counts_exactly_and_can_be_cleared():

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from programs import SNAPRT, run_program
 from recordings import record
 
 from snaprt import jaxapi
@@ -59,14 +57,7 @@ print(json.dumps([results, [metrics.counter_value(name) or 0 for name in names]]
 
 def run(script: Path, *words: str, **environment: str) -> Any:
     """Run a script that prints JSON in its last line, and return that."""
-    done = subprocess.run(
-        [sys.executable, str(script), *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, f"status {done.returncode}: {done.stderr[-2000:]}"
+    done = run_program(script, *words, timeout=300, **environment)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -123,12 +114,7 @@ def test_an_executable_whose_function_nobody_registered_is_a_miss_that_says_so(
     (message, hits, misses, damaged) = run(script)
     assert (hits, misses, damaged) == (0, 1, 0)
     assert "users_cholesky" in message
-    why = subprocess.run(
-        [sys.executable, "-m", "snaprt", "cache", "why", "--last"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    why = run_program((*SNAPRT, "cache", "why", "--last"), status=None)
     assert "calls users_cholesky, which this process has not registered" in " ".join(
         why.stdout.split()
     )
@@ -278,11 +264,5 @@ def test_a_program_with_a_callback_is_refused_at_replay_with_status_2(
 ) -> None:
     path = record(tmp_path, function, {"x": jnp.ones(2)})
     # In a process of its own: where it is not refused, XLA ends it.
-    done = subprocess.run(
-        [sys.executable, "-m", "snaprt", "replay", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 2
+    done = run_program((*SNAPRT, "replay"), path, status=2)
     assert "needs a Python callback, which only the process that recorded it had" in done.stderr

@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 import zstandard
 
-from snaprt.compile import summary
-from snaprt.compile.operations import (
-    Program,
+from snaprt.compile import summaries
+from snaprt.compile.summaries import (
+    SummarizedProgram,
     compare,
     likeness,
     profile,
-    read_program,
+    read_summary,
+    summarize,
     summary_text,
 )
-from snaprt.compile.summary import summarize
 
 
 def _text(function, *arguments) -> str:
     return summary_text(summarize(jax.jit(function).lower(*arguments).compiler_ir("stablehlo")))
 
 
-def _program(function, *arguments) -> Program:
-    return read_program(_text(function, *arguments))
+def _program(function, *arguments) -> SummarizedProgram:
+    return read_summary(_text(function, *arguments))
 
 
 X = jnp.ones(100)
@@ -119,7 +119,7 @@ def test_a_long_program_loses_its_end_and_says_so(monkeypatch: pytest.MonkeyPatc
         return x
 
     whole = _program(long, X)
-    monkeypatch.setattr(summary, "LARGEST_SUMMARY", 3000)
+    monkeypatch.setattr(summaries, "LARGEST_SUMMARY", 3000)
     module = jax.jit(long).lower(X).compiler_ir("stablehlo")
     assert len(summarize(module)) <= 3000
     cut = _program(long, X)
@@ -159,8 +159,8 @@ def test_what_is_no_summary_has_no_text(content: object) -> None:
 
 def test_text_that_is_no_program_is_an_empty_one() -> None:
     loop = "#loc1 = loc(callsite(#loc1 at #loc1))\n  %0 = stablehlo.add %1 : f32 loc(#loc1)\n"
-    assert read_program("\n)(\n#loc\n").operations == ()
-    assert len(read_program(loop).operations) == 1
+    assert read_summary("\n)(\n#loc\n").operations == ()
+    assert len(read_summary(loop).operations) == 1
 
 
 def test_programs_that_differ_in_donation_alone_differ_in_an_attribute_of_the_argument() -> None:
@@ -169,7 +169,7 @@ def test_programs_that_differ_in_donation_alone_differ_in_an_attribute_of_the_ar
         for donated in ((), (1,))
     ]
     programs = [
-        read_program(summary_text(summarize(one.compiler_ir("stablehlo")))) for one in lowered
+        read_summary(summary_text(summarize(one.compiler_ir("stablehlo")))) for one in lowered
     ]
     found = compare(*programs)
     assert (found.kind, found.arguments) == ("nothing", ())

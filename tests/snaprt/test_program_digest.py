@@ -1,18 +1,17 @@
 """The digest of a program is the same in every process, and differs where programs differ."""
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+from programs import run_program
 
 import snaprt
 from snaprt.compile import loaded
 from snaprt.graph.digest import Unstable, program_digest
 from snaprt.runtime.step import thread_trace
-from snaprt.trace.cut import plan
+from snaprt.trace.cut import plan_cut
 
 X = jnp.linspace(0.0, 1.0, 12).reshape(3, 4)
 
@@ -23,7 +22,7 @@ def digest_of(function, *args, promoted=frozenset()):
         results = jax.tree.leaves(function(*args))
         numbers = [result._result.number for result in results]
         recording = thread_trace().recording
-        (part,) = plan(recording, numbers, numbers).parts
+        (part,) = plan_cut(recording, numbers, numbers).parts
         digest = program_digest(part.program(recording, {}, donate=False), promoted)
         thread_trace().begin()
     return digest
@@ -82,20 +81,13 @@ def test_the_digest_is_the_same_when_the_program_is_recorded_again():
 
 def test_the_digest_is_the_same_in_another_process():
     script = (
-        "import test_program_digest as t, json\n"
+        "import json, sys; sys.path.append('../support')\n"
+        "import test_program_digest as t\n"
         "print(json.dumps({n: t.digest_of(p, t.X) for n, p in t.PROGRAMS.items()}))"
     )
     seen = set()
     for seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            cwd=os.path.dirname(__file__),
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
+        done = run_program(script, folder=Path(__file__).parent, PYTHONHASHSEED=seed)
         seen.add(done.stdout)
     assert len(seen) == 1
 

@@ -6,6 +6,7 @@ import pytest
 
 import snaprt
 from snaprt import autoload, settings
+from snaprt.cli.environment import documented
 from snaprt.errors import UsageError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "environment.md"
@@ -55,15 +56,10 @@ def test_a_variable_without_a_row_cannot_be_read():
         settings.get("SNAPRT_UNDECLARED")
 
 
-def test_the_document_has_the_rows_of_the_table_and_no_other():
-    rows = {}
-    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 5 and re.fullmatch(r"`\w+`", cells[0]):
-            rows[cells[0].strip("`")] = tuple(cells[1:])
-    assert rows == {
-        row.name: (row.help, row.allowed, row.default_text, row.since) for row in settings.SETTINGS
-    }
+def test_the_document_is_the_one_that_the_table_gives():
+    page = DOCUMENT.read_text(encoding="utf-8")
+    assert documented(page) == page
+    assert page.count("\n| `") == len(settings.SETTINGS)
 
 
 def test_every_variable_of_ours_that_the_sources_name_has_a_row():
@@ -72,7 +68,9 @@ def test_every_variable_of_ours_that_the_sources_name_has_a_row():
     for folder in ("snaprt", "cache", "replay"):
         for path in (root / folder).rglob("*.py"):
             named.update(re.findall(r"\bSNAPRT_[A-Z_]+\b", path.read_text(encoding="utf-8")))
-    assert named <= {row.name for row in settings.SETTINGS}
+    # What `snaprt launch` tells the processes that it starts is nobody's to set.
+    users = {name for name in named if not name.startswith("SNAPRT_LAUNCH_")}
+    assert users <= {row.name for row in settings.SETTINGS}
 
 
 @pytest.mark.parametrize("row", settings.SETTINGS, ids=lambda row: row.name)

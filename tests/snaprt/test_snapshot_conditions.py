@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import SNAPRT, run_program
 
 from snaprt import lazy, mark_step, metrics, record
 from snaprt.cli.main import main
@@ -241,12 +240,8 @@ def test_a_program_in_which_no_condition_held_is_told_what_ran_instead(tmp_path:
     script.write_text("import jax\njax.jit(lambda x: x + 1)(1.0)\njax.jit(abs)(1.0)\n")
 
     def said(*options: str, **variables: str) -> str:
-        command = [sys.executable, "-m", "snaprt", "run", "--record", *options, "--", str(script)]
-        environment = {**os.environ, "SNAPRT_CACHE": "off", **variables}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        )
-        return done.stderr
+        words = (*SNAPRT, "run", "--record", *options, "--")
+        return run_program(words, script, folder=tmp_path, SNAPRT_CACHE="off", **variables).stderr
 
     told = "nothing was recorded: no execution met name=trian; what ran was"
     assert f"{told} <lambda>, abs" in said("--when", "name=trian")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.arrays import DTYPE_NAMES
@@ -58,7 +57,4 @@ def test_the_code_in_the_document_reads_a_snapshot(tmp_path: Path) -> None:
         ),
     )
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "a bfloat16 (2, 3)\nb float64 (9999,)\n"
+    assert run_program(code, folder=tmp_path).stdout == "a bfloat16 (2, 3)\nb float64 (9999,)\n"

@@ -15,6 +15,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import run_program
 
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.format import schema
@@ -338,16 +339,13 @@ def test_a_manifest_that_contradicts_itself_takes_no_memory(whole: Path) -> None
 
 
 def test_leftovers_of_dead_processes_are_removed_and_others_stay(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     program = (
         "import os, sys; from pathlib import Path\n"
         "from snaprt.snapshot.format import leftovers\n"
         "name = f'.a.inputs.snap.{leftovers._process_mark()}-{os.getpid()}.tmp'\n"
         "Path(sys.argv[1], name).touch()"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    run_program(program, tmp_path)
     foreign = tmp_path / ".a.inputs.snap.00000000-1.tmp"
     foreign.touch()
     assert len(list(tmp_path.iterdir())) == 2

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from snaprt.errors import UsageError
 from snaprt.snapshot.recorder import flags
@@ -111,38 +109,31 @@ def test_a_flag_that_would_end_the_process_is_named_first(variable: str, said: s
     assert said in str(error.value)
 
 
-def run(program: str, variable: str, *, folder: Path) -> subprocess.CompletedProcess[str]:
-    prelude = """
-        import os, sys
-        from snaprt.snapshot.recorder import flags
-        from snaprt.snapshot.recorder.plan import current_plan
-        import jax, jax.numpy as jnp
-        def compile_and_run():
-            flags.take_over()
-            lowered = jax.jit(lambda x: jnp.sin(x) @ x).lower(jnp.ones((4, 4)))
-            lowered.compile(flags.compiler_overrides() or None)(jnp.ones((4, 4)))
-    """
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(program)],
-        env={**os.environ, "XLA_FLAGS": variable},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+PRELUDE = """
+import os, sys
+from snaprt.snapshot.recorder import flags
+from snaprt.snapshot.recorder.plan import current_plan
+import jax, jax.numpy as jnp
+def compile_and_run():
+    flags.take_over()
+    lowered = jax.jit(lambda x: jnp.sin(x) @ x).lower(jnp.ones((4, 4)))
+    lowered.compile(flags.compiler_overrides() or None)(jnp.ones((4, 4)))
+"""
+
+
+def run(program: str, variable: str, *, folder: Path, status: int = 0) -> str:
+    program = PRELUDE + textwrap.dedent(program)
+    return run_program(program, folder=folder, status=status, XLA_FLAGS=variable).stdout
 
 
 def test_xla_writes_no_snapshots_where_snaprt_does_and_the_variable_stays(tmp_path: Path) -> None:
     program = "compile_and_run(); print(os.environ['XLA_FLAGS'], current_plan().folder.name)"
-    done = run(program, ON, folder=tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"{ON} dump\n"), done.stderr
+    assert run(program, ON, folder=tmp_path) == f"{ON} dump\n"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_other_dump_flags_still_reach_xla(tmp_path: Path) -> None:
-    done = run("compile_and_run()", ON + " --xla_dump_hlo_as_text", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run("compile_and_run()", ON + " --xla_dump_hlo_as_text", folder=tmp_path)
     dumped = [path.name for path in (tmp_path / "dump").iterdir()]
     assert any(name.endswith("_lambda.before_optimizations.txt") for name in dumped)
     assert not any(".snapshot." in name for name in dumped)
@@ -154,14 +145,12 @@ def test_flags_set_by_the_script_before_the_first_execution_count(tmp_path: Path
         compile_and_run()
         print(current_plan().folder.name)
     """
-    done = run(program, "", folder=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "dump\n"), done.stderr
+    assert run(program, "", folder=tmp_path) == "dump\n"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_where_xla_had_parsed_its_flags_before_our_compiles_override_them(tmp_path: Path) -> None:
-    done = run("jnp.ones(3) + 1; compile_and_run()", ON, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run("jnp.ones(3) + 1; compile_and_run()", ON, folder=tmp_path)
     snapshots = [path.name for path in (tmp_path / "dump").glob("*.snapshot.*")]
     assert snapshots  # of what ran before
     assert not any("_lambda" in name for name in snapshots)
@@ -177,6 +166,5 @@ def test_an_unknown_flag_is_an_error_and_not_the_end_of_the_process(tmp_path: Pa
             print(error.message)
             sys.exit(2)
     """
-    done = run(program, "--xla_dump_hlo_snapshotz --xla_dump_to=dump", folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == "XLA does not know --xla_dump_hlo_snapshotz in XLA_FLAGS\n"
+    said = run(program, "--xla_dump_hlo_snapshotz --xla_dump_to=dump", folder=tmp_path, status=2)
+    assert said == "XLA does not know --xla_dump_hlo_snapshotz in XLA_FLAGS\n"

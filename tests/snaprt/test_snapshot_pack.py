@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import run_program
 from recordings import record
 
 from snaprt.cli.main import main
@@ -234,15 +233,10 @@ def test_what_is_no_packed_file_or_a_newer_one_is_refused(dump: Path, tmp_path: 
 
 
 def test_what_killed_processes_left_goes_with_the_next_pack(dump: Path, tmp_path: Path) -> None:
-    killed = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    killed = run_program("import os; print(os.getpid())").stdout.strip()
     out = tmp_path / "one.pack"
-    name = temporary_name(out.name).replace(f"-{os.getpid()}.tmp", f"-{killed.stdout.strip()}.tmp")
-    ring = ring_name("0123abcd").replace(f"-{os.getpid()}", f"-{killed.stdout.strip()}")
+    name = temporary_name(out.name).replace(f"-{os.getpid()}.tmp", f"-{killed}.tmp")
+    ring = ring_name("0123abcd").replace(f"-{os.getpid()}", f"-{killed}")
     (tmp_path / name).write_bytes(b"half")
     (tmp_path / f".redacted{name}").mkdir()
     (tmp_path / ring).mkdir()

@@ -20,14 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import finish, start_program
 
 from snaprt import jaxapi, metrics
-from snaprt.compile.obtain import Executable
-from snaprt.compile.run import run
+from snaprt.compile.executable import Executable, run
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.recorder import plan
-from snaprt.snapshot.recorder.filing import run_mark
+from snaprt.snapshot.recorder.describe import run_mark
 from snaprt.snapshot.recorder.record import Recorder
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
@@ -297,6 +297,12 @@ def test_donated_inputs_are_copied_before_they_are_gone(folder: Path, recorder: 
     assert snapshot.manifest.execution.donated == (0,)
 
 
+def submit(
+    writer: SnapshotWriter, path: Path, contents: Callable[[], schema.Contents], nbytes: int
+) -> None:
+    writer.call(lambda: writer.write(path, contents), nbytes)
+
+
 def slow_contents(release: threading.Event) -> Callable[[], schema.Contents]:
     def contents() -> schema.Contents:
         release.wait(30)
@@ -308,12 +314,12 @@ def slow_contents(release: threading.Event) -> Callable[[], schema.Contents]:
 def test_a_full_queue_makes_the_program_wait_and_counts_it(tmp_path: Path) -> None:
     writer = SnapshotWriter(queue_bytes=100)
     release = threading.Event()
-    writer.submit(tmp_path / "a.snap", slow_contents(release), 1000)  # alone, whatever its size
+    submit(writer, tmp_path / "a.snap", slow_contents(release), 1000)  # alone, whatever its size
     assert not writer.flush(0.05)
     timer = threading.Timer(0.2, release.set)
     timer.start()
     started = time.perf_counter()
-    writer.submit(tmp_path / "b.snap", slow_contents(release), 10)
+    submit(writer, tmp_path / "b.snap", slow_contents(release), 10)
     assert time.perf_counter() - started > 0.1
     assert writer.flush(30)
     waits, nanoseconds, _ = metrics.metric_data("SnapshotQueueWait") or (0, 0, [])
@@ -325,10 +331,10 @@ def test_the_queue_is_full_of_many_small_files_too(tmp_path: Path) -> None:
     writer = SnapshotWriter(queue_files=3)
     release = threading.Event()
     for number in range(4):  # one is being written
-        writer.submit(tmp_path / f"{number}.snap", slow_contents(release), 1)
+        submit(writer, tmp_path / f"{number}.snap", slow_contents(release), 1)
         time.sleep(0.05)
     threading.Timer(0.2, release.set).start()
-    writer.submit(tmp_path / "last.snap", slow_contents(release), 1)
+    submit(writer, tmp_path / "last.snap", slow_contents(release), 1)
     assert release.is_set()
     assert writer.flush(30)
 
@@ -339,7 +345,7 @@ def test_what_there_is_no_time_for_when_the_process_is_told_to_end_is_counted_an
     writer = SnapshotWriter()
     release = threading.Event()
     for number in range(4):
-        writer.submit(tmp_path / f"{number}.snap", slow_contents(release), 1)
+        submit(writer, tmp_path / f"{number}.snap", slow_contents(release), 1)
     while len(writer._jobs) > 3:  # one is being written
         time.sleep(0.01)
     writer.end(0.1)
@@ -356,8 +362,8 @@ import os, sys, time
 from pathlib import Path
 import numpy as np, jax, jax.numpy as jnp
 from snaprt import jaxapi, metrics
-from snaprt.compile.obtain import Executable
-from snaprt.compile.run import run
+from snaprt.compile.executable import Executable
+from snaprt.compile.executable import run
 from snaprt.snapshot.recorder.record import Recorder
 
 def compiled(function, *arguments):
@@ -373,18 +379,13 @@ recorder = Recorder()
 
 
 def start(program: str, folder: Path, **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(program)],
-        env={**os.environ, "SNAPRT_DUMP_DIR": str(folder), **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    program = PRELUDE + textwrap.dedent(program)
+    return start_program(program, SNAPRT_DUMP_DIR=folder, **variables)
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    output, errors = process.communicate(timeout=60)
-    return process.returncode, output, errors
+def run_alone(program: str, folder: Path, *, status: int = 0, **variables: str) -> tuple[str, str]:
+    done = finish(start(program, folder, **variables), status=status)
+    return done.stdout, done.stderr
 
 
 def test_each_device_has_a_file_with_its_own_shards(tmp_path: Path) -> None:
@@ -396,7 +397,7 @@ def test_each_device_has_a_file_with_its_own_shards(tmp_path: Path) -> None:
         run(executable, [x], recorder)
     """
     flags = "--xla_force_host_platform_device_count=4"
-    assert finish(start(program, tmp_path, XLA_FLAGS=flags)) == (0, "", "")
+    assert run_alone(program, tmp_path, XLA_FLAGS=flags) == ("", "")
     files = sorted(tmp_path.glob("*.inputs.snap"))
     assert [f"device{i:06d}" in path.name for i, path in enumerate(files)] == [True] * 4
     snapshots = [open_snapshot(path) for path in files]
@@ -417,7 +418,7 @@ def test_what_is_queued_is_written_before_the_process_ends(tmp_path: Path) -> No
             run(executable, [x], recorder)
         sys.exit(7)
     """
-    assert finish(start(program, tmp_path)) == (7, "", "")
+    assert run_alone(program, tmp_path, status=7) == ("", "")
     assert len(list(tmp_path.iterdir())) == 6
     for path in tmp_path.iterdir():
         snapshot = open_snapshot(path)
@@ -430,18 +431,20 @@ def test_a_forked_child_writes_its_own_snapshots_and_not_its_parents(tmp_path: P
         def late():
             time.sleep(0.5)
             raise OSError(5, "parent")
-        recorder.writer.submit(Path(os.environ["SNAPRT_DUMP_DIR"], "a.snap"), late, 1)
+        def submit(name):
+            path = Path(os.environ["SNAPRT_DUMP_DIR"], name)
+            recorder.writer.call(lambda: recorder.writer.write(path, late), 1)
+        submit("a.snap")
         child = os.fork()
         if child == 0:
             assert recorder.flush(0)
-            recorder.writer.submit(Path(os.environ["SNAPRT_DUMP_DIR"], "b.snap"), late, 1)
+            submit("b.snap")
             assert not recorder.flush(0) and recorder.flush(10)
             os._exit(0 if metrics.counter_value("SnapshotWriteError") == 1 else 3)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert recorder.flush(10)
     """
-    code, _, errors = finish(start(program, tmp_path))
-    assert code == 0, errors
+    run_alone(program, tmp_path)
 
 
 def test_a_full_disk_is_an_error_with_file_and_bytes_and_the_program_goes_on(
@@ -460,8 +463,8 @@ def test_a_full_disk_is_an_error_with_file_and_bytes_and_the_program_goes_on(
         recorder.flush(30)
         print(float(y[0] / x[0]), metrics.counter_value("SnapshotWriteError"))
     """
-    code, output, errors = finish(start(program, tmp_path))
-    assert (code, output) == (0, "2.0 6\n"), errors
+    output, errors = run_alone(program, tmp_path)
+    assert output == "2.0 6\n"
     assert errors.count("cannot write") == 1
     assert str(tmp_path / "step.0000") in errors
     assert "it needs up to 2,00" in errors

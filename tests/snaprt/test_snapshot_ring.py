@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -14,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import SNAPRT, finish, start_program
 
 from snaprt import dump_now, lazy, mark_step, metrics
 from snaprt.snapshot.format.read import open_snapshot
@@ -110,15 +109,8 @@ for _ in range(5):
 def start(folder: Path, script: str, *options: str) -> subprocess.Popen[str]:
     path = folder / "train.py"
     path.write_text(SCRIPT + textwrap.dedent(script))
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "snaprt", "run", "--lazy", "--dump", str(folder / "dump")),
-            *(*options, "--", str(path)),
-        ],
-        env=dict(os.environ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    return start_program(
+        (*SNAPRT, "run", "--lazy", "--dump", str(folder / "dump"), *options, "--", str(path))
     )
 
 
@@ -171,9 +163,7 @@ def test_the_programs_own_handlers_run_as_well_and_a_clean_end_leaves_nothing(
         step()
         print(seen)
     """
-    process = start(tmp_path, script, "--keep-last", "3")
-    output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output) == (0, "['user']\n"), errors
+    assert finish(start(tmp_path, script, "--keep-last", "3")).stdout == "['user']\n"
     assert not list((tmp_path / "dump").glob("ring-*"))
 
 
@@ -192,8 +182,7 @@ def test_on_sigterm_what_is_queued_is_written_and_the_process_ends_by_the_signal
     process = start(tmp_path, script, "--when", "all")
     wait_until_ready(process)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGTERM, errors  # 143 in a shell
+    finish(process, status=-signal.SIGTERM)  # 143 in a shell
     files = sorted((tmp_path / "dump").glob("*.snap"))
     assert len(files) >= 2 * 9
     for file in files:
@@ -202,38 +191,28 @@ def test_on_sigterm_what_is_queued_is_written_and_the_process_ends_by_the_signal
 
 
 def test_a_handler_for_sigterm_that_was_there_before_still_decides(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(
-        textwrap.dedent("""
-            import signal, sys, time
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-            import jax.numpy as jnp, snaprt
-            with snaprt.lazy():
-                x = jnp.zeros(3) + 1.0
-                snaprt.mark_step()
-            print("ready", flush=True)
-            while True:
-                time.sleep(0.01)
-        """)
-    )
-    process = subprocess.Popen(
-        [sys.executable, str(path)],
-        env={**os.environ, "SNAPRT_DUMP_DIR": str(tmp_path / "dump")},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    program = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+        import jax.numpy as jnp, snaprt
+        with snaprt.lazy():
+            x = jnp.zeros(3) + 1.0
+            snaprt.mark_step()
+        print("ready", flush=True)
+        while True:
+            time.sleep(0.01)
+    """
+    process = start_program(program, SNAPRT_DUMP_DIR=tmp_path / "dump")
     wait_until_ready(process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == 7
+    finish(process, status=7)
     assert len(list((tmp_path / "dump").glob("*.snap"))) == 2
 
 
 def test_unrelated_processes_with_one_folder_write_different_files(tmp_path: Path) -> None:
     processes = [start(tmp_path, "", "--when", "step=4") for _ in range(2)]
     for process in processes:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
+        finish(process)
     executions = [
         open_snapshot(path).manifest.execution for path in (tmp_path / "dump").glob("*.snap")
     ]

@@ -1,7 +1,5 @@
 """What waits for the end of a step runs then, in order, with arrays of that step."""
 
-import subprocess
-import sys
 import threading
 
 import jax
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 from counting import counting
 from jax.experimental import io_callback
+from programs import run_program
 
 import snaprt
 
@@ -156,9 +155,7 @@ snaprt.add_step_closure(lambda: 1 / 0, (), True)
 snaprt.mark_step()
 snaprt.add_step_closure(print, ("never",))
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
-    )
+    ended = run_program(program)
     assert ended.stdout == "late 6.0\n"
     assert "step closures that never ran, for no mark_step came after them: 1" in ended.stderr
     assert "ZeroDivisionError" in ended.stderr

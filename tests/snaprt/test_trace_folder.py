@@ -2,10 +2,7 @@
 
 import json
 import logging
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from programs import run_program
 
 import snaprt
 from snaprt.errors import UsageError
@@ -52,9 +50,7 @@ def traced(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("trace")
     script = home / "train.py"
     script.write_text(PROGRAM)
-    environment = os.environ | {"SNAPRT_TRACE": str(home / "trace")}
-    environment.pop("RANK", None)
-    subprocess.run([sys.executable, script], check=True, env=environment, stdout=subprocess.PIPE)
+    run_program(script, without=("RANK",), SNAPRT_TRACE=home / "trace")
     return home / "trace"
 
 

@@ -1,16 +1,16 @@
 """A second process finds what the first compiled, and repeats its steps as the first does."""
 
 import json
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
+from programs import run_program
 
 import snaprt
 from snaprt import jaxapi
-from snaprt.jaxapi.compiler.compilation_cache import module_without_names
+from snaprt.jaxapi.compiler.compilation_cache import _without_names
+from snaprt.jaxapi.compiler.modules import bytecode_without_locations
 
 PROGRAM = r"""
 import json, jax, jax.numpy as jnp, snaprt
@@ -57,9 +57,7 @@ def test_a_program_that_asks_for_another_executable_first_does_not_wait_in_vain(
     script.write_text(OVERTAKING)
     runs = []
     for order in ("first", "again"):
-        command = [sys.executable, str(script), order]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        runs.append(json.loads(done.stdout))
+        runs.append(json.loads(run_program(script, order).stdout))
     (cold, missed), (warm, missed_again) = runs
     assert cold == warm
     assert (missed, missed_again) == (2, 0)
@@ -87,12 +85,7 @@ def test_under_jax_jit_executables_are_loaded_before_they_are_asked_for(tmp_path
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
     script = tmp_path / "script.py"
     script.write_text(UNDER_JIT)
-    runs = []
-    for kind in ("cold", "warm"):
-        command = [sys.executable, str(script), kind]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        runs.append(json.loads(done.stdout))
-    cold, warm = runs
+    cold, warm = [json.loads(run_program(script, kind).stdout) for kind in ("cold", "warm")]
     assert warm["sum"] == cold["sum"]
     assert (cold["PersistentCacheHit"], cold["Prefetched"]) == (0, 0)
     assert (warm["PersistentCacheHit"], warm["PersistentCacheMiss"]) == (
@@ -105,12 +98,7 @@ def test_under_jax_jit_executables_are_loaded_before_they_are_asked_for(tmp_path
 
 def test_a_warm_process_loads_each_program_once_and_compiles_none(tmp_path, monkeypatch):
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
-    runs = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True
-        )
-        runs.append(json.loads(done.stdout))
+    runs = [json.loads(run_program(PROGRAM).stdout) for _ in range(2)]
     (cold_loss, *cold), (warm_loss, *warm) = runs
     # Two programs, of which the second runs five times.
     assert cold == [0, 2, 2, 4]
@@ -145,10 +133,7 @@ def test_flags_that_xla_parsed_tell_programs_apart_after_they_left_the_environme
     honored = ("nans", "infs", "functions", "division")
     fast = " ".join(f"--xla_cpu_fast_math_honor_{what}=false" for what in honored)
     for flags in (f"--xla_cpu_enable_fast_math=true {fast}", "", ""):
-        monkeypatch.setenv("XLA_FLAGS", flags)
-        command = [sys.executable, str(script)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-        runs.append(json.loads(done.stdout))
+        runs.append(json.loads(run_program(script, XLA_FLAGS=flags).stdout))
     (fast_values, _), (values, hits), (values_again, hits_again) = runs
     assert fast_values != values == values_again
     assert (hits, hits_again) == (0, 1)
@@ -178,7 +163,7 @@ def calls_of_two(first: str, second: str, operations: tuple[str, str]) -> bytes:
         "return %z : tensor<f32>\n}\n"
         f"{function(first, operations[0])}{function(second, operations[1])}}}"
     )
-    return module_without_names(module)
+    return bytecode_without_locations(_without_names(module))
 
 
 @pytest.mark.parametrize("names", [("f", "snaprt.0"), ("snaprt.1", "snaprt.0"), ("__0", "__1")])

@@ -29,11 +29,9 @@ from snaprt_replay.report.model import (
     Compiled,
     ErrorGrid,
     Headline,
-    Neighborhood,
     Report,
     Run,
     Side,
-    SourceExcerpt,
     Status,
     facts,
 )
@@ -112,42 +110,35 @@ def of_trial(trial: Trial, words: Sequence[str] = ()) -> Report:
 
 
 def of_localization(case: Case, found: Localization, root: Path) -> Report:
-    """Return the report of a localization, with source lines of Python files below ``root``.
-
-    Raises:
-        SnapshotError: The module cannot be read.
-    """
-    around, lines = neighborhood_of(case, found, root)
-    return Report(
+    """Return the report of a localization; see `with_localization`."""
+    report = Report(
         path=str(case.path),
         headline=headline_of(found),
         format=case.format,
         module=case.name,
         notes=case.notes,
-        localization=found,
-        neighborhood=around,
-        sources=lines,
-        commands=_commands(case.path, _sides(found), found),
     )
+    return with_localization(report, case, found, root, _sides(found))
 
 
 def with_localization(
     report: Report, case: Case, found: Localization, root: Path, words: Sequence[str] = ()
 ) -> Report:
-    """Return the report of a replay with what localizing found.
+    """Return a report with what localizing found, and source lines of Python files below ``root``.
 
-    What it found is the headline where the replay gave what was recorded: a NaN, mostly.
+    What was found is the headline where the replay gave what was recorded: a NaN, mostly.
 
     Raises:
         SnapshotError: The module cannot be read.
     """
-    around, lines = neighborhood_of(case, found, root)
+    around = surroundings.surroundings(read_program(case), found.instructions)
+    locations = surroundings.locations(around, found.instructions)
     return dataclasses.replace(
         report,
         headline=headline_of(found) if report.headline.status == "ok" else report.headline,
         localization=found,
         neighborhood=around,
-        sources=lines,
+        sources=surroundings.source_excerpts(locations, root),
         commands=_commands(case.path, words, found),
     )
 
@@ -262,19 +253,6 @@ def _run(ran: PlayResult | Outcome, isolated: bool = True) -> Run:
         agrees_with_itself=ran.agrees_with_itself,
         failure=None if failure is None else dataclasses.asdict(failure),
     )
-
-
-def neighborhood_of(
-    case: Case, found: Localization, root: Path
-) -> tuple[Neighborhood | None, tuple[SourceExcerpt, ...]]:
-    """Return the program around what was found, and the lines of the user's Python below ``root``.
-
-    Raises:
-        SnapshotError: The module cannot be read.
-    """
-    around = surroundings.surroundings(read_program(case), found.instructions)
-    locations = surroundings.locations(around, found.instructions)
-    return around, surroundings.source_excerpts(locations, root)
 
 
 def _headline(replayed: Replay) -> Headline:

@@ -8,55 +8,44 @@ one array for each value asked for; the elements of tuples are passed one by one
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from snaprt.hlo.literals import OPAQUE, TOKEN, TUPLE
 from snaprt.hlo.proto import ShapeProto, XlaMessage
-from snaprt_replay.hlo.hlo_module import Editor, copy_of, free_name, reached
+from snaprt_replay.hlo.hlo_module import (
+    Editor,
+    called_by,
+    called_computations,
+    copy_of,
+    reached,
+    take_name,
+)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Value:
-    """One array of a computation.
+    """One array of a computation."""
 
-    Args:
-        instruction: The id of the instruction that makes it.
-        path: Where in the instruction's result it is; () unless that is a tuple.
-    """
-
-    instruction: int
-    path: tuple[int, ...] = ()
+    instruction: int  # the id of the instruction that makes it
+    path: tuple[int, ...] = ()  # where in the result it is; () unless that is a tuple
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of one computation: what computes `results`, given the values of `given`.
+    """A part of one computation: what computes `results`, given the values of `given`."""
 
-    Args:
-        results: The ids of the instructions whose values are wanted.
-        given: The ids of those whose values are known; parameters always are.
-    """
-
-    results: tuple[int, ...]
-    given: frozenset[int] = frozenset()
+    results: tuple[int, ...]  # the ids of the instructions whose values are wanted
+    given: frozenset[int] = frozenset()  # of those whose values are known; parameters always are
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Extract:
-    """A module made of pieces.
+    """A module made of pieces: its parameters and results are theirs, one after the other."""
 
-    Args:
-        module: An HloModuleProto.
-        parameters: For each piece, the values it takes. The module's parameters are these, one
-            piece after the other.
-        results: For each piece, the values it returns, likewise.
-        instructions: How many instructions the module has beside parameters and constants.
-    """
-
-    module: XlaMessage
-    parameters: tuple[tuple[Value, ...], ...]
-    results: tuple[tuple[Value, ...], ...]
-    instructions: int
+    module: XlaMessage  # an HloModuleProto
+    parameters: tuple[tuple[Value, ...], ...]  # for each piece, the values it takes
+    results: tuple[tuple[Value, ...], ...]  # for each piece, the values it returns
+    instructions: int  # how many the module has beside parameters and constants
 
 
 def arrays_of(instruction: XlaMessage) -> Iterator[tuple[Value, XlaMessage]]:
@@ -81,18 +70,6 @@ def extract(module: XlaMessage, computation: XlaMessage, pieces: Sequence[Piece]
         pieces: What to compute.
     """
     return _Extraction(module, computation).make(pieces)
-
-
-def called_computations(module: XlaMessage, first: Sequence[XlaMessage]) -> list[XlaMessage]:
-    """Return the computations that instructions call, directly or not, in the module's order."""
-    by_id = {one.id: one for one in module.computations}
-
-    def called_by(instructions: Iterable[XlaMessage]) -> Iterator[int]:
-        for one in instructions:
-            yield from one.called_computation_ids
-
-    found = reached(called_by(first), lambda called: called_by(by_id[called].instructions))
-    return [one for one in module.computations if one.id in found]
 
 
 class _Extraction:
@@ -187,7 +164,7 @@ class _Extraction:
         return self._add(self.editor.new(opcode, shape, operands, like=like))
 
     def _add(self, instruction: XlaMessage) -> XlaMessage:
-        instruction.name = free_name(instruction.name, self.names, "r")
+        instruction.name = take_name(instruction.name, self.names, ".r")
         self.made.append(instruction)
         return instruction
 
@@ -196,8 +173,7 @@ class _Extraction:
         like = self.computation.instructions[0]
         root = self._new("tuple", shape, taps, like)
         module = attributes_of(self.source)
-        called = called_computations(self.source, self.made)
-        module.computations.extend(called)
+        module.computations.extend(called_computations(self.source, called_by(self.made)))
         entry = module.computations.add(
             name=self.computation.name,
             id=self.computation.id,

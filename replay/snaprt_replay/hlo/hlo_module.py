@@ -8,7 +8,7 @@ answers some malformed modules with a failed CHECK, which ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from snaprt.errors import SnapshotError
 from snaprt.hlo.literals import leaf_shapes
@@ -95,14 +95,28 @@ def reached(first: Iterable[int], following: Callable[[int], Iterable[int]]) -> 
     return found
 
 
-def library_calls(module: XlaMessage) -> tuple[str, ...]:
-    """Return the targets of custom calls that a compiler put there: ``__cublas$gemm`` and such."""
-    targets = {one.custom_call_target for one in instructions(module) if one.opcode == _CUSTOM_CALL}
-    return tuple(sorted(target for target in targets if target.startswith("__")))
+def called_by(instructions: Iterable[XlaMessage]) -> Iterator[int]:
+    """Yield the ids of the computations that instructions call."""
+    for instruction in instructions:
+        yield from instruction.called_computation_ids
+
+
+def called_computations(module: XlaMessage, first: Iterable[int]) -> list[XlaMessage]:
+    """Return these computations and all that they call, directly or not, in the module's order."""
+    by_id = {computation.id: computation for computation in module.computations}
+    called = reached(first, lambda one: called_by(by_id[one].instructions))
+    return [computation for computation in module.computations if computation.id in called]
+
+
+def drop_uncalled(module: XlaMessage) -> None:
+    """Remove the computations that the entry does not call, directly or not."""
+    kept = list(map(copy_of, called_computations(module, [module.entry_computation_id])))
+    module.ClearField("computations")
+    module.computations.extend(kept)
 
 
 def copy_of(message: XlaMessage) -> XlaMessage:
-    """Return a copy of a message, to edit."""
+    """Return a copy of an instruction or computation: a list's own is freed with the list."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
@@ -110,27 +124,25 @@ def copy_of(message: XlaMessage) -> XlaMessage:
 
 def set_instructions(computation: XlaMessage, made: Iterable[XlaMessage]) -> None:
     """Replace a computation's instructions, some of which may be kept."""
-    # Copies, because clearing the field may free what the list refers to.
-    copies = [copy_of(one) for one in made]
+    copies = list(map(copy_of, made))
     computation.ClearField("instructions")
     computation.instructions.extend(copies)
 
 
-def keep_computations(module: XlaMessage, kept: Container[int]) -> None:
-    """Remove all computations but those of some ids."""
-    copies = [copy_of(one) for one in module.computations if one.id in kept]
-    module.ClearField("computations")
-    module.computations.extend(copies)
-
-
-def free_name(name: str, names: set[str], mark: str = "") -> str:
-    """Return a name that is not among ``names``, and add it to them."""
+def take_name(name: str, taken: set[str], mark: str = ".") -> str:
+    """Return a name that is not taken, and take it: XLA wants unique ones in the whole module."""
     free, number = name, 0
-    while free in names:
+    while free in taken:
         number += 1
-        free = f"{name}.{mark}{number}"
-    names.add(free)
+        free = f"{name}{mark}{number}"
+    taken.add(free)
     return free
+
+
+def library_calls(module: XlaMessage) -> tuple[str, ...]:
+    """Return the targets of custom calls that a compiler put there: ``__cublas$gemm`` and such."""
+    targets = {one.custom_call_target for one in instructions(module) if one.opcode == _CUSTOM_CALL}
+    return tuple(sorted(target for target in targets if target.startswith("__")))
 
 
 class Editor:

@@ -14,11 +14,10 @@ from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.hlo_module import (
     Editor,
     copy_of,
-    free_name,
+    drop_uncalled,
     instructions,
-    keep_computations,
-    reached,
     root_instruction,
+    take_name,
 )
 
 _CALLERS_OF_STEPS = frozenset({"while", "conditional"})
@@ -51,8 +50,7 @@ def inline_calls(module: XlaMessage) -> Inlined:
     """
     inlining = _Inlining(module)
     inlining.flatten(module.entry_computation_id)
-    still_called = _reached(module, inlining.computations)
-    keep_computations(module, still_called)
+    drop_uncalled(module)
     return Inlined(inlining.scopes, inlining.origins)
 
 
@@ -100,7 +98,7 @@ class _Inlining:
             copy.id = self.editor.new_id(call)
             now[instruction.id] = copy.id
             _read_instead(copy, now)
-            copy.name = free_name(instruction.name, self.names)
+            copy.name = take_name(instruction.name, self.names)
             _lend_metadata(call, copy)
             self.scopes[copy.id] = (called.name, *self.scopes.get(instruction.id, ()))
             inlined: int = instruction.id
@@ -125,14 +123,3 @@ def _lend_metadata(call: XlaMessage, instruction: XlaMessage) -> None:
         own.stack_frame_id = call.metadata.stack_frame_id
         own.source_file = call.metadata.source_file
         own.source_line = call.metadata.source_line
-
-
-def _reached(module: XlaMessage, computations: Mapping[int, XlaMessage]) -> set[int]:
-    return reached(
-        [module.entry_computation_id],
-        lambda one: (
-            called
-            for instruction in computations[one].instructions
-            for called in instruction.called_computation_ids
-        ),
-    )

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -68,25 +68,17 @@ class Contents:
             hint=f"it holds: {', '.join(names) or 'no arrays'}",
         )
 
-    def stablehlo_text(self) -> str:
-        """Return the module as StableHLO text."""
+    def module_text(self, form: Literal["hlo", "stablehlo"]) -> str:
+        """Return the module as text."""
         try:
-            return jaxapi.stablehlo_text(jaxapi.parse_module(self.stablehlo()))
-        except ValueError as error:
-            raise self._unreadable(error) from error
-
-    def hlo_text(self) -> str:
-        """Return the module as HLO text."""
-        try:
-            if self.hlo is not None:
+            if form == "hlo" and self.hlo is not None:
                 return self.hlo()
             module = jaxapi.parse_module(self.stablehlo())
-            return jaxapi.hlo_text(jaxapi.module_to_hlo_proto(module))
+            if form == "hlo":
+                return jaxapi.hlo_text(jaxapi.module_to_hlo_proto(module))
+            return jaxapi.stablehlo_text(module)
         except ValueError as error:
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: ValueError) -> SnapshotError:
-        return SnapshotError(f"the module in {self.path} cannot be printed: {error}")
+            raise SnapshotError(f"the module in {self.path} cannot be printed: {error}") from error
 
 
 def read(path: str | Path) -> Contents:

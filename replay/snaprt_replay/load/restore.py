@@ -1,4 +1,4 @@
-"""Turn an optimized HLO module back into one that XLA compiles; it must not know files or devices.
+"""Turn an optimized HLO module back into one that XLA compiles.
 
 An HloSnapshot holds the module as the compiler's last pass left it: scheduled, fused, with a layout
 on every shape, and with `bitcast`s that mean something under those layouts alone. Here each of
@@ -255,17 +255,13 @@ def _restore_custom_call(call: XlaMessage, restoration: _Restoration) -> Sequenc
 
 def _leave_out(call: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
     restoration.done.add("callback")
-    tokens = [
-        restoration.known[operand]
-        for operand in call.operand_ids
-        if restoration.known[operand].shape.element_type == TOKEN
-    ]
-    made: list[XlaMessage] = []
+    operands = [restoration.known[operand] for operand in call.operand_ids]
+    tokens = [operand for operand in operands if operand.shape.element_type == TOKEN]
     elements = call.shape.tuple_shapes if call.shape.element_type == TUPLE else [call.shape]
-    for shape in elements:
-        made.append(restoration.editor.new("after-all", shape, tokens, like=call))
+    new = restoration.editor.new
+    made = [new("after-all", shape, tokens, like=call) for shape in elements]
     if call.shape.element_type == TUPLE:
-        made.append(restoration.editor.new("tuple", call.shape, made, like=call))
+        made.append(new("tuple", call.shape, made, like=call))
     made[-1].id, made[-1].name = call.id, call.name
     return made
 
@@ -379,15 +375,10 @@ def _drop_layouts(module: XlaMessage, restoration: _Restoration) -> None:
         for instruction in computation.instructions:
             if not instruction.constrain_layout:
                 default(instruction.shape)
-        _default_program_shape(computation.program_shape, default)
-    _default_program_shape(module.host_program_shape, default)
-
-
-def _default_program_shape(
-    program_shape: XlaMessage, default: Callable[[XlaMessage], None]
-) -> None:
-    for shape in (*program_shape.parameters, program_shape.result):
-        default(shape)
+    programs = [*(one.program_shape for one in module.computations), module.host_program_shape]
+    for program in programs:
+        for shape in (*program.parameters, program.result):
+            default(shape)
 
 
 def _drop_module_attributes(module: XlaMessage, restoration: _Restoration) -> None:

@@ -19,7 +19,7 @@ from snaprt.errors import ExecutionError, SnaprtError, SnapshotError
 from snaprt.hlo.literals import literal_to_array
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Piece, Value, attributes_of
-from snaprt_replay.hlo.hlo_module import copy_of, free_name, parameters
+from snaprt_replay.hlo.hlo_module import copy_of, parameters, take_name
 from snaprt_replay.localize.findings import InstructionPlace
 from snaprt_replay.localize.matching import STEPPED, ComputationDiff, compare, content_of
 from snaprt_replay.localize.measure import error_between
@@ -147,13 +147,13 @@ class _Making:
     def _started(self, like: XlaMessage) -> XlaMessage:
         computation = copy_of(like)
         computation.ClearField("instructions")
-        computation.name = free_name(like.name, self.names, "s")
+        computation.name = take_name(like.name, self.names, ".s")
         computation.id = self._new_id()
         return computation
 
     def _copied(self, one: XlaMessage, without_source: bool) -> XlaMessage:
         copy = copy_of(one)
-        copy.name, copy.id = free_name(one.name, self.names, "s"), self._new_id()
+        copy.name, copy.id = take_name(one.name, self.names, ".s"), self._new_id()
         copy.ClearField("control_predecessor_ids")
         if without_source:  # its stack frame is another program's
             copy.ClearField("metadata")

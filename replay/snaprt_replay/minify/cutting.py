@@ -16,12 +16,12 @@ import numpy as np
 
 from snaprt.hlo.literals import dtype_of
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.extract import Extract, Piece, Value, arrays_of, called_computations, extract
+from snaprt_replay.hlo.extract import Extract, Piece, Value, arrays_of, extract
 from snaprt_replay.hlo.hlo_module import (
     Editor,
+    drop_uncalled,
     entry_computation,
     instructions,
-    keep_computations,
     parameters,
     reached,
     root_instruction,
@@ -91,7 +91,7 @@ def _keep(module: XlaMessage, numbers: Mapping[int, int]) -> None:
         signature.parameters.extend(shapes)
         signature.ClearField("parameter_names")
         signature.parameter_names.extend(f"p{number}" for number in range(len(shapes)))
-    _drop_uncalled(module, entry)
+    drop_uncalled(module)
 
 
 def _name_parameters(module: XlaMessage) -> None:
@@ -104,11 +104,6 @@ def _name_parameters(module: XlaMessage) -> None:
             name += "_"
         taken.add(name)
         one.name = name
-
-
-def _drop_uncalled(module: XlaMessage, entry: XlaMessage) -> None:
-    called = {one.id for one in called_computations(module, entry.instructions)} | {entry.id}
-    keep_computations(module, called)
 
 
 _TAPPED_AT_ONCE = 64

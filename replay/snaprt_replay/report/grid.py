@@ -1,8 +1,9 @@
-"""Find where in an array the error sits, in few cells; it must not know tolerances or drawing."""
+"""Find where in an array the error sits, in few cells."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -34,24 +35,39 @@ def error_grid(
         return None
     table_rows, table_columns = _table(expected.shape, columns)
     cell_rows, cell_columns = min(rows, table_rows), min(columns, table_columns)
-    errors = np.zeros(cell_rows * cell_columns)
-    specials = np.zeros(cell_rows * cell_columns, np.int8)
+    errors = np.zeros((cell_rows, cell_columns))
+    specials = np.zeros((cell_rows, cell_columns), np.int8)
     low = np.full(expected.ndim, np.iinfo(np.int64).max)
     high = np.full(expected.ndim, -1)
     left, right = np.ravel(expected), np.ravel(actual)
-    for start in range(0, left.size, _CHUNK):
-        one, other = left[start : start + _CHUNK], right[start : start + _CHUNK]
-        size, mark, unequal = _measure(one, other)
-        told = np.flatnonzero(unequal | (mark > 0))
-        if not told.size:
+    # Whole rows of the table at a time, or a part of one.
+    some_rows, some_columns = max(1, _CHUNK // table_columns), min(table_columns, _CHUNK)
+    for row, column in itertools.product(
+        range(0, table_rows, some_rows), range(0, table_columns, some_columns)
+    ):
+        start = row * table_columns + column
+        row_numbers = np.arange(row, min(row + some_rows, table_rows))
+        column_numbers = np.arange(column, min(column + some_columns, table_columns))
+        ends = slice(start, start + row_numbers.size * column_numbers.size)
+        measured = _measure(left[ends], right[ends])
+        # The last row of a single axis may be short.
+        missing = row_numbers.size * column_numbers.size - measured[0].size
+        size, mark, unequal = (
+            np.pad(values, (0, missing)).reshape(row_numbers.size, column_numbers.size)
+            for values in measured
+        )
+        if not (unequal.any() or mark.any()):
             continue
-        place = told + start
-        row, column = np.divmod(place, table_columns)
-        cell = row * cell_rows // table_rows * cell_columns + column * cell_columns // table_columns
-        np.maximum.at(errors, cell, size[told])
-        np.maximum.at(specials, cell, mark[told])
+        cells = column_numbers * cell_columns // table_columns
+        firsts = np.flatnonzero(np.diff(cells, prepend=-1))
+        place = np.ix_(row_numbers * cell_rows // table_rows, cells[firsts])
+        np.maximum.at(errors, place, np.maximum.reduceat(size, firsts, axis=1))
+        np.maximum.at(specials, place, np.maximum.reduceat(mark, firsts, axis=1))
         if expected.ndim and unequal.any():
-            index = np.unravel_index(np.flatnonzero(unequal) + start, expected.shape)
+            index: tuple[np.ndarray, ...] = (start + np.flatnonzero(unequal),)
+            if expected.ndim > 1:
+                leading = np.unravel_index(row_numbers[unequal.any(axis=1)], expected.shape[:-1])
+                index = (*leading, column_numbers[unequal.any(axis=0)])
             low = np.minimum(low, [axis.min() for axis in index])
             high = np.maximum(high, [axis.max() for axis in index])
     differs = bool((high >= 0).any())
@@ -60,8 +76,8 @@ def error_grid(
         columns=cell_columns,
         table_rows=table_rows,
         table_columns=table_columns,
-        errors=tuple(errors.tolist()),
-        specials=tuple(specials.tolist()),
+        errors=tuple(errors.ravel().tolist()),
+        specials=tuple(specials.ravel().tolist()),
         box=tuple(zip(low.tolist(), high.tolist(), strict=True)) if differs else (),
     )
 

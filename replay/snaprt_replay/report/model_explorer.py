@@ -1,4 +1,4 @@
-"""Write a program and its errors for Google's Model Explorer; it must not know how they were found.
+"""Write a program and its errors for Google's Model Explorer.
 
 Two files: ``graphs.json``, a graph collection with a graph for each computation, and
 ``errors.json``, node data for it: the error made by each region on the way to the fault. Source:

@@ -1,4 +1,4 @@
-"""Text from files as it may be shown: names in a snapshot are hostile. It must not know formats.
+"""Text from files as it may be shown: names in a snapshot are hostile.
 
 What a terminal or a browser would obey instead of showing (control characters, direction overrides,
 invisible marks, lone surrogates) is spelt out, and what is endless is shortened. Escaping for HTML

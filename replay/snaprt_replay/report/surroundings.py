@@ -1,4 +1,4 @@
-"""Cut the surroundings of an instruction out of a program; it must not know how they are drawn."""
+"""Cut the surroundings of an instruction out of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the device the user names, and say where we are; it must not know what will run there."""
+"""Find the device that the user names, and describe where we are."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _version(package: str) -> str:
 
 
 def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a sentence for each thing that was otherwise when the file was recorded.
+    """Return a sentence for each thing that differed when the file was recorded.
 
     What was not recorded is not compared.
     """

@@ -104,13 +104,7 @@ def replay_case(
 ) -> Replay:
     """Do what `replay` does, with what was loaded already.
 
-    Args:
-        case: What to replay.
-        variant: Where and how to run it.
-        workers: Where it runs if not in this process.
-        repeat: How often to run it.
-        tolerance: What to allow.
-        isolated: As in `replay`; more devices than there are need a process of their own too.
+    It runs in one of the ``workers`` if ``isolated``, or if it needs more devices than there are.
 
     Raises:
         SnaprtError: It cannot be compiled or run.

@@ -1,4 +1,4 @@
-"""Writes the file of a bundle, whole or not at all; knows neither what is in it nor what is hidden.
+"""Writes the file of a bundle, whole or not at all.
 
 It is a gzipped tar file that says nothing of who made it: no owner, no name of the file itself.
 """

@@ -138,8 +138,8 @@ def command(
                 "started": started.isoformat(timespec="seconds"),
                 **asdict(ended),
                 "hidden": not show_secrets,
-                "left_out": [asdict(one) for one in left_out],
-                "files": [asdict(one) for one in members],
+                "left_out": [asdict(file) for file in left_out],
+                "files": [asdict(member) for member in members],
             }
             _add_manifest(bundle, manifest, started.timestamp())
             size = bundle.finish()
@@ -228,16 +228,16 @@ def _add_files(
     members: list[_Member] = []
     left_out: list[_LeftOut] = []
     with tempfile.TemporaryDirectory(dir=folder, prefix=".scratch-") as scratch:
-        found = {
+        files = {
             hides.text(path.relative_to(folder).as_posix()): path
             for path in sorted(folder.rglob("*"))
             if path.is_file() and not path.is_symlink()
         }
         if hides.rules:
-            found = {name: path for name, path in found.items() if not _is_snapshot(name)}
+            files = {name: path for name, path in files.items() if not _is_snapshot(name)}
             packed, left_out = _packed_snapshots(folder / _SNAPSHOTS, Path(scratch))
-            found |= packed
-        for name, path in found.items():
+            files |= packed
+        for name, path in files.items():
             as_it_is = Hiding() if _is_snapshot(name) else hides
             content = prepared(path, as_it_is, Path(scratch))
             if content is None:
@@ -303,9 +303,9 @@ def _tell(
     output.log.print(f"snaprt: the program {how}; wrote {outfile} ({contents})")
     for problem in ended.problems:
         output.log.print(f"snaprt: {problem}")
-    for one in left_out:
-        output.log.print(f"snaprt: left out {one.name}: {one.reason}")
-    if not any(one.name.startswith(("graphs/", "trace/")) for one in members):
+    for file in left_out:
+        output.log.print(f"snaprt: left out {file.name}: {file.reason}")
+    if not any(member.name.startswith(("graphs/", "trace/")) for member in members):
         output.log.print(
             "snaprt: there are no graphs in it, because nothing ran lazily; "
             "`snaprt run --lazy -- SCRIPT` runs a program so"

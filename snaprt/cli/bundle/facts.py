@@ -47,8 +47,8 @@ def software(command: str) -> dict[str, Any]:
         command: A Python, or a script whose first line names one; else our Python is asked.
     """
     python = _python_of(command)
-    found = _ask(python or sys.executable)
-    return {"snaprt": snaprt.__version__, "is_of_the_program": python is not None, **found}
+    answer = _ask(python or sys.executable)
+    return {"snaprt": snaprt.__version__, "is_of_the_program": python is not None, **answer}
 
 
 def _ask(python: str) -> dict[str, Any]:
@@ -68,11 +68,11 @@ def _ask(python: str) -> dict[str, Any]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"error": f"{python} could not be asked: {error}"}
     try:
-        found: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
+        answer: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     except ValueError:
         last = done.stderr.strip().rpartition("\n")[2]
         return {"error": f"{python} ended with status {done.returncode}: {last}"}
-    return found
+    return answer
 
 
 def flags(environment: Mapping[str, str]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Decides what a bundle does not show: secrets, names of people and machines; knows no files.
+"""Decides what a bundle does not show: secrets, names of people and machines.
 
 What is hidden is found by its shape, or because the environment says it; a secret of another shape
 that a program prints cannot be told from its other output.
@@ -137,14 +137,14 @@ def _is_secret_option(word: str) -> bool:
 
 def _secrets(variables: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the lines of what is secret by its variable's name, the longest first, and that."""
-    found = {
+    secrets = {
         line.strip(): name
         for name, value in variables.items()
         if _SECRET_NAME.search(name) and not os.path.exists(value)
         for line in value.splitlines()
         if len(line.strip()) >= _SHORTEST_SECRET
     }
-    return sorted(found.items(), key=lambda row: -len(row[0]))
+    return sorted(secrets.items(), key=lambda row: -len(row[0]))
 
 
 def _user() -> str:

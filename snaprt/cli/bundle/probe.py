@@ -1,4 +1,4 @@
-"""Prints, as JSON, what a Python has installed and its devices; must not use snaprt.
+"""Prints, as JSON, what a Python has installed and its devices.
 
 The Python of the program that a bundle is about runs it, which need not be the one that runs
 snaprt: so it uses the standard library alone, and JAX if that is there.
@@ -14,12 +14,12 @@ from typing import Any
 
 
 def _packages() -> dict[str, str]:
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if name:  # a folder that an installation has left has none
-            found.setdefault(name, distribution.version)
-    return dict(sorted(found.items(), key=lambda row: row[0].lower()))
+            versions.setdefault(name, distribution.version)
+    return dict(sorted(versions.items(), key=lambda row: row[0].lower()))
 
 
 def _jax() -> dict[str, Any]:
@@ -31,7 +31,8 @@ def _jax() -> dict[str, Any]:
         "platform_version": str(getattr(devices[0].client, "platform_version", "")),
         "processes": jax.process_count(),
         "devices": [
-            {"id": one.id, "platform": one.platform, "kind": one.device_kind} for one in devices
+            {"id": device.id, "platform": device.platform, "kind": device.device_kind}
+            for device in devices
         ],
         "config": {name: str(value) for name, value in sorted(jax.config.values.items())},
     }

@@ -240,6 +240,6 @@ def _next_signal() -> tuple[int, bool]:
     There may be none, numbered 0, where another thread has got the one that the program ended.
     """
     if hasattr(signal, "sigtimedwait"):
-        found = signal.sigtimedwait(_WAITED_FOR, _LOOK_SECONDS)
-        return (0, False) if found is None else (found.si_signo, found.si_code == _SENT_BY_KERNEL)
+        sent = signal.sigtimedwait(_WAITED_FOR, _LOOK_SECONDS)
+        return (0, False) if sent is None else (sent.si_signo, sent.si_code == _SENT_BY_KERNEL)
     return signal.sigwait(_WAITED_FOR), os.isatty(0)

@@ -6,20 +6,18 @@ import fnmatch
 from pathlib import Path
 
 import click
-from snaprt_cache import CacheError, EntryRow
+from snaprt_cache import Cache, CacheError, EntryRow
 from snaprt_cache.bundle import bundled_blobs, read_bundle, write_bundle
-from snaprt_cache.signing import read_key_file
+from snaprt_cache.frame import read_key_file
 
 from snaprt import settings
 from snaprt.cli import output
-from snaprt.cli.cache.words import SCHEMA_VERSION, counted, dir_option
-from snaprt.compile.cached.store import open_cache
+from snaprt.cli.cache.words import SCHEMA_VERSION, cache_command, counted
 from snaprt.units import format_size
 
 
-@click.command("export")
+@cache_command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@dir_option
 @click.option(
     "--name",
     "names",
@@ -34,10 +32,9 @@ from snaprt.units import format_size
     metavar="KEY",
     help="Only entries whose key starts with this. May be given again.",
 )
-@output.json_option
 def export(
     file: Path,
-    folder: Path | None,
+    cache: Cache,
     names: tuple[str, ...],
     keys: tuple[str, ...],
     as_json: bool,
@@ -50,7 +47,6 @@ def export(
     Example:
       snaprt cache export step.snapbundle --name train_step
     """
-    cache = open_cache(folder)
     rows = [row for row in cache.entries() if _is_wanted(row, names, keys)]
     if not rows:
         raise CacheError(
@@ -74,11 +70,9 @@ def export(
         )
 
 
-@click.command("import")
+@cache_command("import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@dir_option
-@output.json_option
-def import_(file: Path, folder: Path | None, as_json: bool) -> None:
+def import_(file: Path, cache: Cache, as_json: bool) -> None:
     """Take the entries of FILE, which `snaprt cache export` wrote, into the cache.
 
     All of FILE is verified first; if anything in it is damaged, nothing is imported. Where
@@ -91,7 +85,6 @@ def import_(file: Path, folder: Path | None, as_json: bool) -> None:
     """
     key = _signing_key()
     bundle = read_bundle(file, key)
-    cache = open_cache(folder)
     there = {blob.key for blob in bundle.blobs if cache.header(blob.key) is not None}
     added = 0
     for digest, content in bundled_blobs(bundle):

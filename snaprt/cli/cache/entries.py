@@ -19,14 +19,13 @@ from snaprt.cli.cache.words import (
     SHORT_KEY,
     Moment,
     bar,
-    dir_option,
+    cache_command,
     moment_in_words,
     one_entry,
     print_pairs,
     short_name,
 )
-from snaprt.cli.fitted_table import Column, FittedTable
-from snaprt.compile.cached.store import open_cache
+from snaprt.cli.fitted_table import Column, Columns, FittedTable
 from snaprt.units import format_duration, format_size
 
 #: Metadata that no person reads as it stands: `snaprt cache why` does.
@@ -41,21 +40,20 @@ _ORDERS: Final[dict[str, Callable[[EntryRow], Any]]] = {
     "saved": lambda row: -row.saved_seconds,
     "name": lambda row: (row.name, -row.created),
 }
-_LIST_COLUMNS: Final = (
-    Column("key"),
-    Column("name"),
-    Column("platform", rank=2),
-    Column("on disk", right=True),
-    Column("compile", right=True, rank=1),
-    Column("hits", right=True),
-    Column("saved", right=True),
-    Column("last used", rank=3),
+_LIST_COLUMNS: Final[Columns[EntryRow]] = (
+    (Column("key"), lambda row: row.key[:SHORT_KEY]),
+    (Column("name"), lambda row: short_name(row.name)),
+    (Column("platform", rank=2), lambda row: row.platform),
+    (Column("on disk", right=True), lambda row: format_size(row.stored_bytes)),
+    (Column("compile", right=True, rank=1), lambda row: format_duration(row.compile_seconds)),
+    (Column("hits", right=True), lambda row: f"{row.hits:,}"),
+    (Column("saved", right=True), lambda row: format_duration(row.saved_seconds)),
+    (Column("last used", rank=3), lambda row: moment_in_words(row.last_used or row.created)),
+    (Column("pinned", rank=1), lambda row: "pinned" if row.pinned else ""),  # last: see `ls`
 )
-_PINNED: Final = Column("pinned", rank=1)
 
 
-@click.command("ls")
-@dir_option
+@cache_command("ls")
 @click.option(
     "--sort",
     type=click.Choice(list(_ORDERS)),
@@ -69,9 +67,8 @@ _PINNED: Final = Column("pinned", rank=1)
 @click.option("--kind", metavar="TEXT", help="Only this kind: compiled, module, jit; note, list.")
 @click.option("--since", type=Moment(), help="Only what was made or used since: 2026-01-31, 3d.")
 @click.option("--limit", type=click.IntRange(min=1), help="So many entries at most.")
-@output.json_option
 def ls(
-    folder: Path | None,
+    cache: Cache,
     sort: str,
     reverse: bool,
     name: str | None,
@@ -91,7 +88,6 @@ def ls(
       snaprt cache ls --sort saved --limit 10
       snaprt cache ls --name 'train*' --since 3d
     """
-    cache = open_cache(folder)
     there = cache.entries()
     chosen = [
         row
@@ -106,22 +102,9 @@ def ls(
         content = {"entries": rows, "matching": len(chosen), "all": len(there)}
         output.emit_json("snaprt.cache.ls", SCHEMA_VERSION, content)
         return
-    cells = [
-        (
-            row.key[:SHORT_KEY],
-            short_name(row.name),
-            row.platform,
-            format_size(row.stored_bytes),
-            format_duration(row.compile_seconds),
-            f"{row.hits:,}",
-            format_duration(row.saved_seconds),
-            moment_in_words(row.last_used or row.created),
-            "pinned" if row.pinned else "",
-        )
-        for row in rows
-    ]
-    columns = (*_LIST_COLUMNS, _PINNED) if any(row.pinned for row in rows) else _LIST_COLUMNS
-    output.console.print(FittedTable(columns, cells))
+    is_pinned = any(row.pinned for row in rows)
+    columns = _LIST_COLUMNS if is_pinned else _LIST_COLUMNS[:-1]
+    output.console.print(FittedTable.of(rows, columns))
     others = sum(row.kind in NO_PROGRAMS for row in there) if kind is None else 0
     beside = f"; {others:,} not shown, of --kind note or list" if others else ""
     of_all = f" of {len(there):,}" if len(rows) < len(there) else ""
@@ -137,11 +120,9 @@ def _matches(text: str, pattern: str | None) -> bool:
     return fnmatch.fnmatchcase(text.lower(), wanted.lower())
 
 
-@click.command("show")
+@cache_command("show")
 @click.argument("key")
-@dir_option
-@output.json_option
-def show(key: str, folder: Path | None, as_json: bool) -> None:
+def show(key: str, cache: Cache, as_json: bool) -> None:
     """Print what is known about the entry KEY, and the parts of its key.
 
     KEY is the key as `snaprt cache ls` prints it, or the start of it.
@@ -150,7 +131,6 @@ def show(key: str, folder: Path | None, as_json: bool) -> None:
     Example:
       snaprt cache show 3f9a
     """
-    cache = open_cache(folder)
     row = one_entry(cache, key)
     header = cache.header(row.key)
     if header is None:
@@ -188,17 +168,14 @@ def show(key: str, folder: Path | None, as_json: bool) -> None:
     print_pairs([(f"  {part['name']}", part["value"]) for part in parts])
 
 
-@click.command("du")
-@dir_option
-@output.json_option
-def du(folder: Path | None, as_json: bool) -> None:
+@cache_command("du")
+def du(cache: Cache, as_json: bool) -> None:
     """Print what takes the space: entries by platform and kind, the index, the quarantine.
 
     \b
     Example:
       snaprt cache du
     """
-    cache = open_cache(folder)
     rows = cache.entries()
     groups: dict[tuple[str, str], list[EntryRow]] = {}
     for row in rows:
@@ -219,16 +196,13 @@ def du(folder: Path | None, as_json: bool) -> None:
         output.emit_json("snaprt.cache.du", SCHEMA_VERSION, content)
         return
     largest = max((place.bytes for place in places), default=0)
-    cells = [
-        (
-            place.what,
-            f"{place.files:,}",
-            format_size(place.bytes),
-            bar(place.bytes, largest),
-        )
-        for place in places
-    ]
-    output.console.print(FittedTable(_USE_COLUMNS, cells))
+    columns: Columns[_Place] = (
+        (Column("what"), lambda place: place.what),
+        (Column("files", right=True, rank=2), lambda place: f"{place.files:,}"),
+        (Column("bytes", right=True), lambda place: format_size(place.bytes)),
+        (Column("share", rank=1), lambda place: bar(place.bytes, largest)),
+    )
+    output.console.print(FittedTable.of(places, columns))
     output.log.print(f"{format_size(total)} in {cache.path}")
 
 
@@ -241,17 +215,9 @@ class _Place:
     bytes: int
 
 
-_USE_COLUMNS: Final = (
-    Column("what"),
-    Column("files", right=True, rank=2),
-    Column("bytes", right=True),
-    Column("share", rank=1),
-)
-
-
 def _beside_the_entries(cache: Cache) -> list[_Place]:
     """Return what the files beside the blobs take, by the first folder or file of their path."""
-    found: dict[str, list[int]] = {}
+    sizes_of: dict[str, list[int]] = {}
     for place, _, names in os.walk(cache.folder):
         inside = Path(place).relative_to(cache.folder).parts
         if inside[:1] == ("blobs",):
@@ -262,21 +228,18 @@ def _beside_the_entries(cache: Cache) -> list[_Place]:
             except OSError:
                 continue
             what = inside[0] if inside else "index" if name.startswith("index") else "other files"
-            found.setdefault(what, []).append(size)
-    return [_Place(what, len(sizes), sum(sizes)) for what, sizes in found.items()]
+            sizes_of.setdefault(what, []).append(size)
+    return [_Place(what, len(sizes), sum(sizes)) for what, sizes in sizes_of.items()]
 
 
-@click.command("path")
-@dir_option
-@output.json_option
-def path(folder: Path | None, as_json: bool) -> None:
+@cache_command("path")
+def path(cache: Cache, as_json: bool) -> None:
     """Print the cache directory in use.
 
     \b
     Example:
       du -sh "$(snaprt cache path)"
     """
-    cache = open_cache(folder)
     if as_json:
         content = {"path": cache.path, "index": cache.index_path}
         output.emit_json("snaprt.cache.path", SCHEMA_VERSION, content)

@@ -6,40 +6,38 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
-from snaprt_cache import CacheStats, EntryRow
+from snaprt_cache import Cache, CacheStats, EntryRow
 
 from snaprt.cli import output
-from snaprt.cli.cache.misses import Neighbors
+from snaprt.cli.cache.why import Neighbors
 from snaprt.cli.cache.words import (
     NO_PROGRAMS,
     SCHEMA_VERSION,
     bar,
+    cache_command,
     counted,
-    dir_option,
     print_pairs,
     short_name,
 )
-from snaprt.cli.fitted_table import Column, FittedTable
-from snaprt.compile.cached.store import open_cache
+from snaprt.cli.fitted_table import Column, Columns, FittedTable
 from snaprt.units import format_duration, format_size
 
 #: 2: reasons, programs and days.
 _VERSION: Final = SCHEMA_VERSION + 1
 _MOST_PROGRAMS: Final = 10
 _BAR_WIDTH: Final = 16
+_Figures = Mapping[str, Any]
+_Item = TypeVar("_Item")
 
 
-@click.command("stats")
-@dir_option
+@cache_command("stats")
 @click.option(
     "--days", type=click.IntRange(min=1), default=7, show_default=True, help="So many days back."
 )
-@output.json_option
-def stats(folder: Path | None, days: int, as_json: bool) -> None:
+def stats(cache: Cache, days: int, as_json: bool) -> None:
     """Print the cache in numbers: hits, misses and why, seconds saved, by program and by day.
 
     Reasons are known of the last few hundred misses. Days are those of UTC.
@@ -49,7 +47,6 @@ def stats(folder: Path | None, days: int, as_json: bool) -> None:
       snaprt cache stats --days 30
       snaprt cache stats --json
     """
-    cache = open_cache(folder)
     numbers = cache.stats()
     neighbors = Neighbors(cache)
     reasons = Counter(neighbors.explain_miss(miss).reason for miss in neighbors.misses)
@@ -65,7 +62,7 @@ def stats(folder: Path | None, days: int, as_json: bool) -> None:
         }
         output.emit_json("snaprt.cache.stats", _VERSION, content)
         return
-    _print_numbers(numbers, sum(one["entries"] for one in programs))
+    _print_numbers(numbers, sum(program["entries"] for program in programs))
     _print_reasons(reasons)
     _print_programs(programs)
     _print_days(history)
@@ -89,7 +86,7 @@ def _programs(rows: Iterable[EntryRow], missed: Mapping[str, int]) -> list[dict[
         }
         for name, members in groups.items()
     ]
-    return sorted(sums, key=lambda one: (-one["saved_seconds"], -one["stored_bytes"], one["name"]))
+    return sorted(sums, key=lambda p: (-p["saved_seconds"], -p["stored_bytes"], p["name"]))
 
 
 def _days(events: Mapping[str, Mapping[str, float]], count: int) -> list[dict[str, Any]]:
@@ -144,81 +141,51 @@ def _print_numbers(numbers: CacheStats, programs: int) -> None:
 
 
 def _print_reasons(reasons: Counter[str]) -> None:
-    if not reasons:
-        return
-    most = max(reasons.values())
-    cells = [
-        (words, f"{count:,}", bar(count, most, _BAR_WIDTH))
-        for words, count in reasons.most_common()
-    ]
-    columns = (Column("why it missed"), Column("misses", right=True), Column("share", rank=1))
-    _print_table(f"The last {reasons.total():,} compilations", columns, cells)
+    most = max(reasons.values(), default=0)
+    columns: Columns[tuple[str, int]] = (
+        (Column("why it missed"), lambda reason: reason[0]),
+        (Column("misses", right=True), lambda reason: f"{reason[1]:,}"),
+        (Column("share", rank=1), lambda reason: bar(reason[1], most, _BAR_WIDTH)),
+    )
+    _print_table(f"The last {reasons.total():,} compilations", columns, reasons.most_common())
 
 
-def _print_programs(programs: Sequence[Mapping[str, Any]]) -> None:
-    if not programs:
-        return
-    most = max(one["saved_seconds"] for one in programs)
-    cells = [
+def _print_programs(programs: Sequence[_Figures]) -> None:
+    most = max((program["saved_seconds"] for program in programs), default=0)
+    columns: Columns[_Figures] = (
+        (Column("program"), lambda program: short_name(program["name"])),
+        (Column("entries", right=True, rank=2), lambda program: f"{program['entries']:,}"),
+        (Column("on disk", right=True, rank=3), lambda p: format_size(p["stored_bytes"])),
+        (Column("hits", right=True), lambda program: f"{program['hits']:,}"),
+        (Column("recent misses", right=True, rank=4), lambda p: f"{p['recent_misses']:,}"),
+        (Column("saved", right=True), lambda program: format_duration(program["saved_seconds"])),
+        (Column("share", rank=1), lambda p: bar(p["saved_seconds"], most, _BAR_WIDTH)),
+    )
+    hidden = len(programs) - _MOST_PROGRAMS
+    title = "By program" + (f" (and {hidden:,} more, in --json)" if hidden > 0 else "")
+    _print_table(title, columns, programs[:_MOST_PROGRAMS])
+
+
+def _print_days(days: Sequence[_Figures]) -> None:
+    most = max((day["hits"] + day["misses"] for day in days), default=0)
+    columns: Columns[_Figures] = (
+        (Column("day"), lambda day: day["day"]),
+        (Column("hits", right=True), lambda day: f"{day['hits']:,}"),
+        (Column("misses", right=True), lambda day: f"{day['misses']:,}"),
+        (Column("saved", right=True, rank=2), lambda day: format_duration(day["saved_seconds"])),
         (
-            short_name(one["name"]),
-            f"{one['entries']:,}",
-            format_size(one["stored_bytes"]),
-            f"{one['hits']:,}",
-            f"{one['recent_misses']:,}",
-            format_duration(one["saved_seconds"]),
-            bar(one["saved_seconds"], most, _BAR_WIDTH),
-        )
-        for one in programs[:_MOST_PROGRAMS]
-    ]
-    hidden = len(programs) - len(cells)
-    title = "By program" + (f" (and {hidden:,} more, in --json)" if hidden else "")
-    _print_table(title, _PROGRAM_COLUMNS, cells)
+            Column("hits, then misses as dots", rank=1),
+            lambda day: (
+                bar(day["hits"], most, 2 * _BAR_WIDTH)
+                + "." * len(bar(day["misses"], most, 2 * _BAR_WIDTH))
+            ),
+        ),
+    )
+    _print_table("By day", columns, days)
 
 
-_PROGRAM_COLUMNS: Final = (
-    Column("program"),
-    Column("entries", right=True, rank=2),
-    Column("on disk", right=True, rank=3),
-    Column("hits", right=True),
-    Column("recent misses", right=True, rank=4),
-    Column("saved", right=True),
-    Column("share", rank=1),
-)
-
-
-def _print_days(days: Sequence[Mapping[str, Any]]) -> None:
-    if not days:
-        return
-    most = max(one["hits"] + one["misses"] for one in days)
-    cells = [
-        (
-            one["day"],
-            f"{one['hits']:,}",
-            f"{one['misses']:,}",
-            format_duration(one["saved_seconds"]),
-            _stacked(one["hits"], one["misses"], most),
-        )
-        for one in days
-    ]
-    _print_table("By day", _DAY_COLUMNS, cells)
-
-
-_DAY_COLUMNS: Final = (
-    Column("day"),
-    Column("hits", right=True),
-    Column("misses", right=True),
-    Column("saved", right=True, rank=2),
-    Column("hits, then misses as dots", rank=1),
-)
-
-
-def _stacked(hits: int, misses: int, most: int) -> str:
-    dots = bar(misses, most, 2 * _BAR_WIDTH)
-    return bar(hits, most, 2 * _BAR_WIDTH) + "." * len(dots)
-
-
-def _print_table(title: str, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
-    output.console.print()
-    output.console.print(title)
-    output.console.print(FittedTable(columns, cells))
+def _print_table(title: str, columns: Columns[_Item], items: Sequence[_Item]) -> None:
+    if items:
+        output.console.print()
+        output.console.print(title)
+        output.console.print(FittedTable.of(items, columns))

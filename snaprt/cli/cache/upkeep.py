@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 import click
+from snaprt_cache import Cache, EntryRow, Finding
 
 from snaprt.cli import output, progress
 from snaprt.cli.cache.words import (
     SCHEMA_VERSION,
     SHORT_KEY,
     Size,
+    cache_command,
     counted,
-    dir_option,
     one_entry,
     short_name,
 )
-from snaprt.cli.fitted_table import Column, FittedTable
-from snaprt.compile.cached.store import open_cache
+from snaprt.cli.fitted_table import Column, Columns, FittedTable
 from snaprt.units import format_duration, format_size
 
 
-@click.command("verify")
-@dir_option
+@cache_command("verify")
 @click.option(
     "--heal",
     is_flag=True,
     help="Set damaged entries aside, so that they are compiled anew, and mend the index.",
 )
-@output.json_option
 @click.pass_context
-def verify(context: click.Context, folder: Path | None, heal: bool, as_json: bool) -> None:
+def verify(context: click.Context, cache: Cache, heal: bool, as_json: bool) -> None:
     """Read every entry and check it against its digests, and the index against the entries.
 
     Leaves with status 1 if something was wrong, healed or not.
@@ -40,7 +37,6 @@ def verify(context: click.Context, folder: Path | None, heal: bool, as_json: boo
     Example:
       snaprt cache verify --heal
     """
-    cache = open_cache(folder)
     findings = []
     with progress.showing("checking entries") as line:
         for finding in cache.verify(heal=heal):
@@ -52,43 +48,32 @@ def verify(context: click.Context, folder: Path | None, heal: bool, as_json: boo
         output.emit_json("snaprt.cache.verify", SCHEMA_VERSION, content)
     else:
         if wrong:
-            cells = [
-                (
-                    finding.key[:SHORT_KEY] or finding.path.name,
-                    finding.subject,
-                    "healed" if finding.healed else "not healed",
-                    finding.problem,
-                )
-                for finding in wrong
-            ]
-            output.console.print(FittedTable(_FINDING_COLUMNS, cells))
+            output.console.print(FittedTable.of(wrong, _FINDING_COLUMNS))
         entries = sum(finding.subject == "entry" for finding in findings)
-        found = counted(len(wrong), "problem") if wrong else "nothing wrong"
-        output.log.print(f"{counted(entries, 'entry', 'entries')} checked, {found}.")
+        problems = counted(len(wrong), "problem") if wrong else "nothing wrong"
+        output.log.print(f"{counted(entries, 'entry', 'entries')} checked, {problems}.")
         if not heal and any(not finding.healed for finding in wrong):
             output.log.print("`snaprt cache verify --heal` sets damaged entries aside.")
     if wrong:
         context.exit(output.EXIT_MISMATCH)
 
 
-_FINDING_COLUMNS: Final = (
-    Column("which"),
-    Column("what", rank=2),
-    Column("state", rank=1),
-    Column("problem"),
+_FINDING_COLUMNS: Final[Columns[Finding]] = (
+    (Column("which"), lambda finding: finding.key[:SHORT_KEY] or finding.path.name),
+    (Column("what", rank=2), lambda finding: finding.subject),
+    (Column("state", rank=1), lambda finding: "healed" if finding.healed else "not healed"),
+    (Column("problem"), lambda finding: finding.problem),
 )
 
 
-@click.command("gc")
-@dir_option
+@cache_command("gc")
 @click.option(
     "--max-size",
     type=Size(),
     help="What may stay, such as 2GiB; by default SNAPRT_CACHE_MAX_SIZE.",
 )
-@output.json_option
 @click.pass_context
-def gc(context: click.Context, folder: Path | None, max_size: int | None, as_json: bool) -> None:
+def gc(context: click.Context, cache: Cache, max_size: int | None, as_json: bool) -> None:
     """Remove the entries that are worth least until the others fit; pinned entries stay.
 
     An entry is worth the seconds that it saved per byte, and less the longer it was not used.
@@ -97,7 +82,6 @@ def gc(context: click.Context, folder: Path | None, max_size: int | None, as_jso
     Example:
       snaprt cache gc --max-size 2GiB
     """
-    cache = open_cache(folder)
     if max_size is None and cache.max_bytes is None:
         raise click.UsageError("SNAPRT_CACHE_MAX_SIZE sets no limit: give --max-size", context)
     gone = cache.gc(max_size)
@@ -107,66 +91,48 @@ def gc(context: click.Context, folder: Path | None, max_size: int | None, as_jso
         output.emit_json("snaprt.cache.gc", SCHEMA_VERSION, content)
         return
     if gone:
-        cells = [
-            (
-                row.key[:SHORT_KEY],
-                short_name(row.name),
-                format_size(row.stored_bytes),
-                f"{row.hits:,}",
-                format_duration(row.saved_seconds),
-            )
-            for row in gone
-        ]
-        output.console.print(FittedTable(_GONE_COLUMNS, cells))
+        output.console.print(FittedTable.of(gone, _GONE_COLUMNS))
     removed = counted(len(gone), "entry", "entries")
     output.log.print(f"Removed {removed}, which frees {format_size(freed)}.")
 
 
-_GONE_COLUMNS: Final = (
-    Column("removed"),
-    Column("name"),
-    Column("on disk", right=True),
-    Column("hits", right=True, rank=2),
-    Column("saved", right=True, rank=1),
+_GONE_COLUMNS: Final[Columns[EntryRow]] = (
+    (Column("removed"), lambda row: row.key[:SHORT_KEY]),
+    (Column("name"), lambda row: short_name(row.name)),
+    (Column("on disk", right=True), lambda row: format_size(row.stored_bytes)),
+    (Column("hits", right=True, rank=2), lambda row: f"{row.hits:,}"),
+    (Column("saved", right=True, rank=1), lambda row: format_duration(row.saved_seconds)),
 )
 
 
-@click.command("pin")
+@cache_command("pin")
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
-@dir_option
-@output.json_option
-def pin(keys: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
+def pin(keys: tuple[str, ...], cache: Cache, as_json: bool) -> None:
     """Never evict the entries of these keys, or starts of keys.
 
     \b
     Example:
       snaprt cache pin 3f9a 71c0
     """
-    _set_pinned(keys, folder, True, as_json)
+    _set_pinned(cache, keys, True, as_json)
 
 
-@click.command("unpin")
+@cache_command("unpin")
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
-@dir_option
-@output.json_option
-def unpin(keys: tuple[str, ...], folder: Path | None, as_json: bool) -> None:
+def unpin(keys: tuple[str, ...], cache: Cache, as_json: bool) -> None:
     """Let the entries of these keys be evicted again.
 
     \b
     Example:
       snaprt cache unpin 3f9a
     """
-    _set_pinned(keys, folder, False, as_json)
+    _set_pinned(cache, keys, False, as_json)
 
 
-def _set_pinned(keys: tuple[str, ...], folder: Path | None, pinned: bool, as_json: bool) -> None:
-    cache = open_cache(folder)
+def _set_pinned(cache: Cache, keys: tuple[str, ...], pinned: bool, as_json: bool) -> None:
     rows = [one_entry(cache, key) for key in keys]  # all, before any is changed
     for row in rows:
-        if pinned:
-            cache.pin(row.key)
-        else:
-            cache.unpin(row.key)
+        cache.pin(row.key, pinned=pinned)
     if as_json:
         content = {"path": cache.path, "pinned": pinned, "keys": [row.key for row in rows]}
         output.emit_json(f"snaprt.cache.{'pin' if pinned else 'unpin'}", SCHEMA_VERSION, content)
@@ -176,18 +142,15 @@ def _set_pinned(keys: tuple[str, ...], folder: Path | None, pinned: bool, as_jso
         output.log.print(f"{row.key[:SHORT_KEY]} {row.name} {state}.")
 
 
-@click.command("clear")
-@dir_option
+@cache_command("clear")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@output.json_option
-def clear(folder: Path | None, yes: bool, as_json: bool) -> None:
+def clear(cache: Cache, yes: bool, as_json: bool) -> None:
     """Remove every entry and the usage figures; other files in the directory stay.
 
     \b
     Example:
       snaprt cache clear --yes
     """
-    cache = open_cache(folder)
     count = len(cache.entries())
     if not yes and count:
         click.confirm(

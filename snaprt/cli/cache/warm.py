@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import queue
 import shlex
-from collections.abc import Sequence
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 import click
 
 from snaprt.cli import output, progress
-from snaprt.cli.cache import warming
-from snaprt.cli.cache.warming import Job, Progress, Result
 from snaprt.cli.cache.words import SCHEMA_VERSION, counted, dir_option
 from snaprt.cli.run import command as run_command
 from snaprt.compile.ahead.collection import collection
@@ -22,6 +29,9 @@ _MODULES: Final = (".mlir", ".mlirbc", ".stablehlo", ".inputs.snap")
 _PLATFORMS: Final = ("cpu", "gpu")
 #: XLA may add the traceback of an operation; --json has all of it.
 _ERROR_LINES: Final = 4
+_WORKER: Final = "snaprt.cli.cache.warm_worker"
+#: So many characters of what a process wrote before it died are shown.
+_LAST_WORDS: Final = 2000
 
 
 @click.command(
@@ -151,7 +161,7 @@ def warm(
     if processes is None:
         processes = 1 if target == "gpu" else os.cpu_count() or 1
     with progress.showing(f"compiling {counted(len(jobs), 'program')} for {target}"):
-        results = warming.warm(jobs, target, processes, _report)
+        results = _compile_all(jobs, target, processes)
     failed = [result for result in results if result.error]
     there = sum(result.was_there for result in results)
     if as_json:
@@ -175,8 +185,8 @@ def warm(
         context.exit(output.EXIT_FAILURE)
 
 
-def _report(progress: Progress, result: Result) -> None:
-    number = f"[{len(progress.done)}/{len(progress.jobs)}] {result.job.name}"
+def _report(work: _Work, result: _Result) -> None:
+    number = f"[{len(work.done)}/{len(work.jobs)}] {result.job.name}"
     if result.error:
         lines = [line.rstrip() for line in result.error.splitlines() if line.strip()]
         output.log.print("\n".join([f"{number}: failed: {lines[0]}", *lines[1:_ERROR_LINES]]))
@@ -184,13 +194,13 @@ def _report(progress: Progress, result: Result) -> None:
             output.log.print(f"  {result.hint}")
         return
     what = "there before" if result.was_there else f"compiled in {result.seconds:.1f} s"
-    left = progress.seconds_left()
+    left = work.seconds_left()
     estimate = f", about {left:.0f} s left" if left else ""
     output.log.print(f"{number}: {what}{estimate}")
 
 
-def _jobs(files: Sequence[Path], target: str) -> list[Job]:
-    from snaprt.compile.ahead.collected import SUFFIX, read_program
+def _jobs(files: Sequence[Path], target: str) -> list[_Job]:
+    from snaprt.compile.ahead.collect import SUFFIX, read_program
 
     paths = [path for file in files for path in (_inside(file) if file.is_dir() else [file])]
     jobs = []
@@ -205,22 +215,22 @@ def _jobs(files: Sequence[Path], target: str) -> list[Job]:
                 flags.append(f"--xla_force_host_platform_device_count={program.device_count}")
             environment = _environment(target) | {"XLA_FLAGS": shlex.join(flags)}
             size = module.stat().st_size if module.exists() else 1
-            jobs.append(Job(path, f"{program.name} {program.graph_id}", environment, size))
+            jobs.append(_Job(path, f"{program.name} {program.graph_id}", environment, size))
         else:
-            jobs.append(Job(path, path.name, _environment(target), path.stat().st_size))
+            jobs.append(_Job(path, path.name, _environment(target), path.stat().st_size))
     return [job for job in jobs if job.file not in modules]
 
 
 def _inside(folder: Path) -> list[Path]:
-    from snaprt.compile.ahead.collected import SUFFIX
+    from snaprt.compile.ahead.collect import SUFFIX
 
-    found = sorted(path for path in folder.iterdir() if path.name.endswith((SUFFIX, *_MODULES)))
-    if not found:
+    programs = sorted(path for path in folder.iterdir() if path.name.endswith((SUFFIX, *_MODULES)))
+    if not programs:
         raise UsageError(
             f"there is nothing to compile in {folder}",
             hint="`snaprt cache collect --out DIR -- SCRIPT.py` writes programs into a directory.",
         )
-    return found
+    return programs
 
 
 def _environment(target: str) -> dict[str, str]:
@@ -231,3 +241,184 @@ def _environment(target: str) -> dict[str, str]:
         return common | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     # A topology is there without its platform; a machine's own accelerator is left alone.
     return common | {"JAX_PLATFORMS": "cpu"}
+
+
+# Processes that compile.
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A file to compile.
+
+    Attributes:
+        file: The file.
+        name: What its program is called.
+        environment: What its process must find in the environment.
+        size: Bytes of its module, from which the time left is estimated.
+    """
+
+    file: Path
+    name: str
+    environment: Mapping[str, str]
+    size: int
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What became of a job.
+
+    Attributes:
+        job: The job.
+        key: The key's digest; empty where it is not told.
+        was_there: Whether the cache had it before.
+        seconds: Seconds that the compiler took.
+        error: What went wrong; empty if nothing did.
+        hint: What to do about it.
+    """
+
+    job: _Job
+    key: str = ""
+    was_there: bool = False
+    seconds: float = 0.0
+    error: str = ""
+    hint: str = ""
+
+
+@dataclass
+class _Work:
+    """How far the work is.
+
+    Attributes:
+        jobs: All of them.
+        done: The results so far.
+    """
+
+    jobs: Sequence[_Job]
+    done: list[_Result] = field(default_factory=list)
+    _started: float = field(default_factory=time.monotonic)
+
+    def seconds_left(self) -> float | None:
+        """Return an estimate by the bytes of the modules, or None where nothing is known yet."""
+        compiled = [r.job.size for r in self.done if not r.was_there and not r.error]
+        left = sum(job.size for job in self.jobs) - sum(r.job.size for r in self.done)
+        if not compiled or not left:
+            return None if left else 0.0
+        return (time.monotonic() - self._started) * left / sum(compiled)
+
+
+def _compile_all(jobs: Iterable[_Job], target: str, processes: int) -> list[_Result]:
+    """Compile every job's file for ``target`` in so many processes at a time.
+
+    Jobs of one environment share processes. A process that dies at a file costs that file alone:
+    another takes its place. Returns the results in the order of their end.
+    """
+    # The largest first: a large one at the end would keep one process busy and the others not.
+    ordered = sorted(jobs, key=lambda job: (sorted(job.environment.items()), -job.size))
+    waiting: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+    for job in ordered:
+        waiting.put(job)
+    work = _Work(ordered)
+    results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
+    workers = [_Worker() for _ in range(max(1, min(processes, len(ordered))))]
+    stopping = threading.Event()
+
+    def take_jobs(worker: _Worker) -> None:
+        for job in _taken(waiting, stopping):
+            results.put(worker.answer(job, target))
+        worker.stop()
+
+    threads = [threading.Thread(target=take_jobs, args=(each,), daemon=True) for each in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in ordered:
+            result = results.get()
+            work.done.append(result)
+            _report(work, result)
+        for thread in threads:
+            thread.join()
+    finally:
+        stopping.set()
+        for worker in workers:
+            worker.kill()
+    return work.done
+
+
+def _taken(waiting: queue.SimpleQueue[_Job], stopping: threading.Event) -> Iterator[_Job]:
+    while not stopping.is_set():
+        try:
+            yield waiting.get_nowait()
+        except queue.Empty:
+            return
+
+
+class _Worker:
+    """One process, started when a job comes and again when a job needs another environment."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._environment: Mapping[str, str] = {}
+        self._stderr: IO[bytes] | None = None
+
+    def answer(self, job: _Job, target: str) -> _Result:
+        """Have the process compile the job."""
+        if self._process is not None and self._environment != job.environment:
+            self.stop()
+        line = ""
+        try:
+            process = self._running(job.environment)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps({"file": str(job.file), "target": target}) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            answer: dict[str, Any] = json.loads(line)
+            return _Result(job, **answer)
+        except (OSError, ValueError):
+            status, words = self._end()
+            return _Result(
+                job, error=f"the process that compiled it ended with status {status}", hint=words
+            )
+
+    def _running(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        if self._process is None:
+            self._environment = environment
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _end
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _WORKER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                text=True,
+                env={**os.environ, **environment},
+                process_group=0,  # Ctrl-C is for us: we end them
+            )
+        return self._process
+
+    def stop(self) -> None:
+        """Let the process end, once it has sent what is still on its way to a remote cache."""
+        self._end()
+
+    def kill(self) -> None:
+        """End the process now, if it runs."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+
+    def _end(self) -> tuple[int, str]:
+        process, self._process = self._process, None
+        if process is None:
+            return 0, ""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):  # it is gone already
+            process.stdin.close()
+        status = process.wait()
+        process.stdout.close()
+        words = ""
+        if self._stderr is not None:
+            size = self._stderr.seek(0, os.SEEK_END)
+            self._stderr.seek(max(0, size - _LAST_WORDS))
+            words = self._stderr.read().decode("utf-8", "replace").strip()
+            self._stderr.close()
+        return status, words

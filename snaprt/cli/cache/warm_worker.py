@@ -1,7 +1,6 @@
 """The process that `snaprt cache warm` starts to compile in: jobs in, what became of them out.
 
 A job is a line of JSON on stdin, a result a line on stdout; what libraries print goes to stderr.
-Knows no other process, and no progress.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from snaprt.compile.ahead.ahead_of_time import (
     warm_collected,
     warm_for_topology,
 )
-from snaprt.compile.ahead.collected import SUFFIX, read_program
+from snaprt.compile.ahead.collect import SUFFIX, read_program
 from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.module import compile_module
 from snaprt.errors import SnaprtError, UsageError

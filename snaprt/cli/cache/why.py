@@ -1,37 +1,195 @@
-"""``snaprt cache why``: which part of a key differs, and where in the program."""
+"""``snaprt cache why``: why a program was not in the cache, which part of its key differs."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 from rich.padding import Padding
 from rich.text import Text
-from snaprt_cache import Cache, CacheError, Key
-from snaprt_cache.miss.difference import MODULE, PartDifference, explain
-from snaprt_cache.miss.journal import Miss
+from snaprt_cache import Cache, CacheError, EntryRow, Key, modes
+from snaprt_cache.misses import Miss
+from snaprt_cache.why import MODULE, OTHER_MODULE, PartDifference, explain, nearest, reason
 
 from snaprt.cli import output
-from snaprt.cli.cache.misses import Neighbors
 from snaprt.cli.cache.words import (
     SCHEMA_VERSION,
     SHORT_KEY,
+    cache_command,
     counted,
-    dir_option,
     moment_in_words,
     one_entry,
     print_pairs,
 )
-from snaprt.compile.cached.store import open_cache
-from snaprt.compile.operations import (
+from snaprt.compile.summaries import (
     OperationDifference,
+    Profile,
     ProgramDifference,
     compare,
-    read_program,
+    likeness,
+    profile,
+    read_summary,
+    summary_text,
 )
+
+# Which entry a miss is most like.
+
+NEW_PROGRAM: Final = "new program"
+CHANGED_SHAPE: Final = "changed shape or constant"
+CHANGED_CODE: Final = "changed code"
+DAMAGED: Final = "damaged, set aside"
+REFRESHED: Final = "made anew, in mode refresh"
+REMOVED: Final = "was there, removed since"
+AT_THE_SAME_TIME: Final = "another process compiled it"
+# Programs with less in common than this are not versions of one another.
+_LEAST_LIKENESS: Final = 0.5
+# So many of the newest entries with the same module or name are compared by their keys.
+_CANDIDATES: Final = 150
+# So many of the newest entries, equally near by their keys, are compared by their operations.
+_COMPARED: Final = 24
+# What a process needs at least between a miss and the entry that it makes.
+_LEAST_COMPILE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A miss, or an entry, with what it is most like and how they differ.
+
+    Attributes:
+        key: Its key.
+        name: The program.
+        reason: Why it missed, in a few words.
+        neighbor: The entry that is most like it; None where nothing is.
+        differences: The parts of the key in which they differ.
+    """
+
+    key: Key
+    name: str
+    reason: str
+    neighbor: EntryRow | None
+    differences: tuple[PartDifference, ...]
+
+
+class Neighbors:
+    """The entries of a cache as they are now, to compare misses with.
+
+    Args:
+        cache: The cache.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        rows = {row.key: row for row in cache.entries()}
+        self.rows: Final[Mapping[str, EntryRow]] = rows
+        self._keys: Final = cache.keys(rows)
+        self._damaged: Final = _set_aside(cache)
+        self.misses: Final[Sequence[Miss]] = cache.misses()
+        self._by_module: Final[dict[str, list[EntryRow]]] = {}
+        self._by_name: Final[dict[str, list[EntryRow]]] = {}
+        for row in rows.values():
+            self._by_name.setdefault(row.name, []).append(row)
+            if row.key in self._keys:
+                self._by_module.setdefault(_module(self._keys[row.key]), []).append(row)
+        self._cache: Final = cache
+        self._profiles: Final[dict[str, Profile]] = {}
+
+    def summary(self, digest: str) -> str:
+        """Return the text of an entry's summary; empty where it has none."""
+        header = self._cache.header(digest)
+        return summary_text(header.metadata.get("summary")) if header is not None else ""
+
+    def _profile(self, digest: str) -> Profile:
+        if digest not in self._profiles:
+            self._profiles[digest] = profile(self.summary(digest))
+        return self._profiles[digest]
+
+    def explain_miss(self, miss: Miss) -> Explained:
+        """Return why a miss missed."""
+        digest = miss.key.digest
+        if (digest, miss.process) in self._damaged:
+            return Explained(miss.key, miss.name, DAMAGED, None, ())
+        if miss.obstacle:
+            return Explained(miss.key, miss.name, miss.obstacle, None, ())
+        if miss.mode == modes.REFRESH.name:
+            return Explained(miss.key, miss.name, REFRESHED, None, ())
+        before = [
+            earlier.time
+            for earlier in self.misses
+            if earlier.key.digest == digest and earlier.time < miss.time
+        ]
+        if before:
+            row = self.rows.get(digest)
+            seconds = max(_LEAST_COMPILE_SECONDS, 2 * row.compile_seconds if row else 0.0)
+            words = AT_THE_SAME_TIME if miss.time - max(before) < seconds else REMOVED
+            return Explained(miss.key, miss.name, words, None, ())
+        return self.explain_key(miss.key, miss.name, miss.time)
+
+    def explain_key(self, key: Key, name: str, moment: float) -> Explained:
+        """Return how a key differs from that of the nearest entry made before ``moment``."""
+        likely = {
+            row.key: row
+            for place in (self._by_module.get(_module(key), []), self._by_name.get(name, []))
+            for row in place
+        }
+        before = (
+            row
+            for row in likely.values() or self.rows.values()
+            if row.key in self._keys and row.created < moment and row.key != key.digest
+        )
+        newest = itertools.islice(before, _CANDIDATES)
+        best = nearest(key, name, [(row, self._keys[row.key], row.name) for row in newest])
+        if not best:
+            return Explained(key, name, NEW_PROGRAM, None, ())
+        mine = self._profile(key.digest)
+        alike = functools.partial(self._likeness, mine)
+        neighbor = max(best[:_COMPARED], key=alike) if len(best) > 1 else best[0]
+        differences = tuple(explain(self._keys[neighbor.key], key))
+        words = reason(differences)
+        if any(difference.part == MODULE for difference in differences):
+            words = self._about_modules(words, mine, neighbor, same_name=neighbor.name == name)
+        return Explained(key, name, words, neighbor, differences)
+
+    def _likeness(self, mine: Profile, row: EntryRow) -> tuple[float, float]:
+        return likeness(self._profile(row.key), mine)
+
+    def _about_modules(
+        self, words: str, mine: Profile, neighbor: EntryRow, *, same_name: bool
+    ) -> str:
+        """Return the reason where the modules differ, whatever else does."""
+        other = self._profile(neighbor.key)
+        if not (mine.kinds and other.kinds):
+            return words if same_name else NEW_PROGRAM
+        if likeness(other, mine)[0] < _LEAST_LIKENESS:
+            return NEW_PROGRAM
+        if words != OTHER_MODULE:
+            return words
+        return CHANGED_SHAPE if other.kinds == mine.kinds else CHANGED_CODE
+
+
+def _module(key: Key) -> str:
+    return next((part.value for part in key.parts if part.name == MODULE), "")
+
+
+def _set_aside(cache: Cache) -> set[tuple[str, int]]:
+    """Return the key and the process of each damaged blob in the quarantine, from its name."""
+    damaged = set()
+    try:
+        names = [path.stem for path in (cache.folder / "quarantine").glob("*.bad")]
+    except OSError:
+        return set()
+    for name in names:
+        digest, _, rest = name.partition("-")
+        process = rest.rpartition("-")[2]
+        if process.isdecimal():
+            damaged.add((digest, int(process)))
+    return damaged
+
+
+# The command.
 
 _KINDS: Final = {
     "shapes": "The same operations, with other shapes",
@@ -40,8 +198,6 @@ _KINDS: Final = {
     "code": "Other operations",
     "nothing": "Every operation is the same",
 }
-
-
 #: Parts of a key that say which JAX wrote a module.
 _JAX: Final = ("jax", "jaxlib")
 #: Attributes of an argument that gives its memory away.
@@ -49,7 +205,7 @@ _DONATION: Final = ("tf.aliasing_output", "jax.buffer_donor")
 _MOST_ATTRIBUTES: Final = 8
 
 
-@click.command("why")
+@cache_command("why")
 @click.argument("keys", nargs=-1, metavar="[A] [B]")
 @click.option("--last", is_flag=True, help="Explain the last miss.")
 @click.option(
@@ -59,15 +215,13 @@ _MOST_ATTRIBUTES: Final = 8
     show_default=True,
     help="So many differing operations.",
 )
-@dir_option
-@output.json_option
 @click.pass_context
 def why(
     context: click.Context,
     keys: tuple[str, ...],
     last: bool,
     most: int,
-    folder: Path | None,
+    cache: Cache,
     as_json: bool,
 ) -> None:
     """Say in which part the keys of A and B differ, or why the last miss missed.
@@ -85,80 +239,62 @@ def why(
     """
     if last == bool(keys) or len(keys) > 2:
         raise click.UsageError("give one or two keys, or --last", context)
-    cache = open_cache(folder)
-    if len(keys) == 2:
-        _explain_two(cache, keys, most, as_json)
-    elif keys:
-        row = one_entry(cache, keys[0])
-        _explain_one(cache, _key_of(cache, row.key), row.name, row.created, None, most, as_json)
-    else:
-        _explain_last(cache, most, as_json)
-
-
-def _explain_last(cache: Cache, most: int, as_json: bool) -> None:
-    recorded = Neighbors(cache).misses
-    if recorded:
-        miss = recorded[-1]
-        _explain_one(cache, miss.key, miss.name, miss.time, miss, most, as_json)
-    elif as_json:
-        output.emit_json("snaprt.cache.why", SCHEMA_VERSION, {"miss": None})
-    else:
-        output.log.print(f"No miss is recorded in {cache.path}.")
-
-
-def _explain_two(cache: Cache, prefixes: Sequence[str], most: int, as_json: bool) -> None:
-    before, after = (one_entry(cache, prefix) for prefix in prefixes)
-    old, new = _key_of(cache, before.key), _key_of(cache, after.key)
-    differences = explain(old, new)
-    program = _compare_programs(Neighbors(cache), before.key, after.key, differences, most)
-    if as_json:
-        content = {"before": before, "after": after, **_as_data(differences, program)}
-        output.emit_json("snaprt.cache.why", SCHEMA_VERSION, content)
-        return
-    print_pairs(
-        [
-            (letter, f"{row.key[:SHORT_KEY]}, {row.name}, {_ago(row.created)}")
-            for letter, row in (("A", before), ("B", after))
-        ]
-    )
-    _print_differences(differences, program, len(new.parts))
-
-
-def _explain_one(
-    cache: Cache, key: Key, name: str, moment: float, miss: Miss | None, most: int, as_json: bool
-) -> None:
+    rows = [one_entry(cache, key) for key in keys]
+    listed = [_key_of(cache, row.key) for row in rows]
     neighbors = Neighbors(cache)
-    if miss is not None:
-        found = neighbors.explain_miss(miss)
+    miss = neighbors.misses[-1] if last and neighbors.misses else None
+    if last and miss is None:
+        if as_json:
+            output.emit_json("snaprt.cache.why", SCHEMA_VERSION, {"miss": None})
+        else:
+            output.log.print(f"No miss is recorded in {cache.path}.")
+        return
+    if len(rows) == 2:
+        before, after = rows
+        key = listed[1]
+        differences: Sequence[PartDifference] = explain(*listed)
+        nearby: EntryRow | None = before
+        content: dict[str, Any] = {"before": before, "after": after}
+        pairs = [
+            (letter, f"{row.key[:SHORT_KEY]}, {row.name}, {_ago(row.created)}")
+            for letter, row in zip("AB", rows, strict=True)
+        ]
     else:
-        found = neighbors.explain_key(key, name, moment)
-    nearby = found.neighbor
-    program = None
-    if nearby is not None:
-        program = _compare_programs(neighbors, nearby.key, key.digest, found.differences, most)
-    if as_json:
+        if miss is not None:
+            explained = neighbors.explain_miss(miss)
+            moment = miss.time
+        else:
+            moment = rows[0].created
+            explained = neighbors.explain_key(listed[0], rows[0].name, moment)
+        key, differences, nearby = explained.key, explained.differences, explained.neighbor
         content = {
             "key": key.digest,
-            "name": name,
+            "name": explained.name,
             "miss": None if miss is None else _miss_as_data(miss),
-            "reason": found.reason,
+            "reason": explained.reason,
             "nearest": nearby,
-            **_as_data(found.differences, program),
         }
+        asked = f", asked for by {miss.script}, process {miss.process}" if miss is not None else ""
+        pairs = [
+            ("miss" if miss else "entry", f"{key.digest[:SHORT_KEY]}, {_ago(moment)}"),
+            ("program", f"{explained.name}{asked}"),
+            ("reason", explained.reason),
+        ]
+        if nearby is not None:
+            pairs.append(("nearest", f"{nearby.key[:SHORT_KEY]}, {_ago(nearby.created)}"))
+            pairs.append(("", nearby.name))
+    program = None
+    if nearby is not None and any(difference.part == MODULE for difference in differences):
+        old, new = neighbors.summary(nearby.key), neighbors.summary(key.digest)
+        if old and new:
+            program = compare(read_summary(old), read_summary(new), most=most)
+    if as_json:
+        content |= {"differences": differences, "program": program}
         output.emit_json("snaprt.cache.why", SCHEMA_VERSION, content)
         return
-    asked = f", asked for by {miss.script}, process {miss.process}" if miss is not None else ""
-    pairs = [
-        ("miss" if miss else "entry", f"{key.digest[:SHORT_KEY]}, {_ago(moment)}"),
-        ("program", f"{name}{asked}"),
-        ("reason", found.reason),
-    ]
-    if nearby is not None:
-        pairs.append(("nearest", f"{nearby.key[:SHORT_KEY]}, {_ago(nearby.created)}"))
-        pairs.append(("", nearby.name))
     print_pairs(pairs)
     if nearby is not None:
-        _print_differences(found.differences, program, len(key.parts))
+        _print_differences(differences, program, len(key.parts))
 
 
 def _key_of(cache: Cache, digest: str) -> Key:
@@ -169,27 +305,6 @@ def _key_of(cache: Cache, digest: str) -> Key:
             hint="It is compiled and stored again when a program next needs it.",
         )
     return header.key
-
-
-def _compare_programs(
-    neighbors: Neighbors,
-    before: str,
-    after: str,
-    differences: Sequence[PartDifference],
-    most: int,
-) -> ProgramDifference | None:
-    if not any(difference.part == MODULE for difference in differences):
-        return None
-    old, new = neighbors.summary(before), neighbors.summary(after)
-    if not (old and new):
-        return None
-    return compare(read_program(old), read_program(new), most=most)
-
-
-def _as_data(
-    differences: Sequence[PartDifference], program: ProgramDifference | None
-) -> dict[str, Any]:
-    return {"differences": differences, "program": program}
 
 
 def _miss_as_data(miss: Miss) -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""What the commands of ``snaprt cache`` share: --dir, an entry by its key, words, bars."""
+"""What the commands of ``snaprt cache`` share: --dir, --json, an entry by its key, words, bars."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.table import Table
@@ -14,6 +15,7 @@ from snaprt_cache import Cache, CacheError, EntryRow
 
 from snaprt import units
 from snaprt.cli import output
+from snaprt.compile.cached.store import open_cache
 
 SCHEMA_VERSION: Final = 1
 #: So many digits of a key are unique in any cache that fits a disk, and fit a terminal.
@@ -29,6 +31,20 @@ dir_option = click.option(
     metavar="DIR",
     help="The cache directory; by default SNAPRT_CACHE_DIR, else the user's.",
 )
+
+
+def cache_command(name: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command with --dir and --json of a function, which gets the cache and ``as_json``."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @functools.wraps(function)
+        def run(folder: Path | None, **options: Any) -> None:
+            function(cache=open_cache(folder), **options)
+
+        return click.command(name)(dir_option(output.json_option(run)))
+
+    return decorate
+
 
 _LONGEST_NAME: Final = 29
 _DATES: Final = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S")
@@ -80,20 +96,20 @@ def one_entry(cache: Cache, prefix: str) -> EntryRow:
     Raises:
         CacheError: There is none, or there are several.
     """
-    found = cache.find(prefix)
-    if not found:
+    rows = cache.find(prefix)
+    if not rows:
         raise CacheError(
             f"no entry in {cache.path} has a key that starts with {prefix!r}",
             hint="`snaprt cache ls` lists the entries.",
         )
-    if len(found) > 1:
-        listed = ", ".join(row.key[:SHORT_KEY] for row in found[:4])
+    if len(rows) > 1:
+        listed = ", ".join(row.key[:SHORT_KEY] for row in rows[:4])
         raise CacheError(
-            f"{len(found)} entries have a key that starts with {prefix!r}: {listed}"
-            f"{', ...' if len(found) > 4 else ''}",
+            f"{len(rows)} entries have a key that starts with {prefix!r}: {listed}"
+            f"{', ...' if len(rows) > 4 else ''}",
             hint="Give more digits of the key.",
         )
-    return found[0]
+    return rows[0]
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:

@@ -1,7 +1,4 @@
-"""``snaprt demo``: the main job on a real example, from a cold start to a replay.
-
-It knows what to start and how to show it; training is `demo_training`'s, replay is replay's.
-"""
+"""``snaprt demo``: the main job on a real example, from a cold start to a replay."""
 
 from __future__ import annotations
 

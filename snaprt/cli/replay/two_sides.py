@@ -1,4 +1,4 @@
-"""Options of the commands that look at two sides of a program; knows no command."""
+"""Options of the commands that look at two sides of a program."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """``snaprt run``: runs an unmodified program in this process, as ``python`` would run it.
 
-Knows nothing of graphs: laziness, cache and recorder are switched on from outside, through
-``snaprt.enable()`` and the environment variables that the program could have set itself. Does not
-import JAX: the program does, when it has set what JAX is to find.
+Laziness, cache and recorder are switched on from outside, through ``snaprt.enable()`` and the
+environment variables that the program could have set itself. JAX is the program's to import, when
+it has set what JAX is to find.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ import click
 import snaprt
 from snaprt import after_import, autoload, settings
 from snaprt.cli import output
-from snaprt.cli.run import own_frames
-from snaprt.cli.run.environment import check_environment
 from snaprt.cli.run.explained import RunExplained
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.launch import tell_status
@@ -223,8 +221,8 @@ def run(
         UsageError: There is no such program, or nothing can run so under the environment.
         SnaprtError: It had ended, and what it had recorded and not yet run failed.
     """
-    check_environment()
-    after_import.call_after_import("snaprt.jaxapi", own_frames.hider())
+    _check_environment()
+    after_import.call_after_import("snaprt.jaxapi", _hider_of_own_frames())
     if words[0] == "-m":
         if len(words) == 1:
             raise UsageError("-m needs the name of a module", hint="snaprt run -m my_package.train")
@@ -245,6 +243,52 @@ def run(
             return _leave_with(error)
     _enter(program.argument_zero, program.search_path, arguments)
     return _execute(program, lazy=lazy, recording=recording, at_end=at_end)
+
+
+# How variables that name files are named on the command line, too.
+_OPTIONS: Final = {"SNAPRT_METRICS_FILE": "--metrics", "SNAPRT_DUMP_DIR": "--dump"}
+
+
+def _check_environment() -> None:
+    """Look at every setting before a program runs: files are written when a long run is over.
+
+    Raises:
+        UsageError: One has a value that is not allowed, or names what cannot be written.
+    """
+    for name, (path, kind) in settings.places_written().items():
+        named_by = f"{_OPTIONS[name]} or {name}" if name in _OPTIONS else name
+        if kind == "file" and not path.absolute().parent.is_dir():
+            raise UsageError(
+                f"cannot write {path}: there is no directory {path.absolute().parent}",
+                hint=f"Name a file in a directory that exists with {named_by}.",
+            )
+        # A cache that cannot be used costs a warning, not the run.
+        if kind == "folder" and path.exists() and not path.is_dir() and name != "SNAPRT_CACHE_DIR":
+            raise UsageError(
+                f"cannot write into {path}: it is no directory",
+                hint=f"Name a directory, or one that can be made, with {named_by}.",
+            )
+
+
+def _hider_of_own_frames() -> Callable[[], None]:
+    """Return what keeps our frames out of the program's stacks, to be called when JAX is there.
+
+    A snapshot says which lines made a module. Of the frames below the program's first one, the user
+    wrote none: the script ``snaprt`` (or runpy), click, and this package. To be called itself while
+    ``__main__`` is still the command line's.
+    """
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    hidden = [Path(__file__).parents[1], Path(after_import.__file__), Path(click.__file__).parent]
+    hidden += [Path("<frozen runpy>")]
+    hidden += [Path(script)] if script else []
+
+    def hide() -> None:
+        from snaprt import jaxapi
+
+        for path in hidden:
+            jaxapi.hide_frames_below(path)
+
+    return hide
 
 
 def _enter(argument_zero: str, search_path: str, arguments: Sequence[str]) -> None:
@@ -355,7 +399,7 @@ class _Recording:
 
     def begin(self) -> None:
         """Record from here on, in every thread; to be called when JAX is there."""
-        from snaprt.runtime.record_scope import record_process
+        from snaprt.runtime.jit import record_process
 
         try:
             record_process()

@@ -47,11 +47,11 @@ class RunExplained:
 
     def _begin(self) -> None:
         from snaprt.explain.cuts import Collector, Rows
-        from snaprt.runtime.events import attach
+        from snaprt.runtime.events import subscribe
 
         self._rows = Rows()
         self._collector = Collector(self._rows.add)
-        attach(self._collector)
+        subscribe(self._collector)
 
     def program_ended(self) -> None:
         """Call what still runs by its name: the end, and not a step that the program marked."""

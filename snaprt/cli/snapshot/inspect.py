@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 import numpy as np
@@ -58,17 +58,16 @@ def command(
     if save is not None and array_name is None:
         raise UsageError("--save saves one array", hint="name it: --array NAME --save FILE.npy")
     found = contents.read(file)
-    if hlo:
-        _print_text(found, "hlo", found.hlo_text(), as_json)
-    elif stablehlo:
-        _print_text(found, "stablehlo", found.stablehlo_text(), as_json)
+    if hlo or stablehlo:
+        _print_text(found, "hlo" if hlo else "stablehlo", as_json)
     elif array_name is not None:
         _print_array(found, found.array(array_name), save, as_json)
     else:
         _print_summary(found, as_json)
 
 
-def _print_text(found: Contents, form: str, text: str, as_json: bool) -> None:
+def _print_text(found: Contents, form: Literal["hlo", "stablehlo"], as_json: bool) -> None:
+    text = found.module_text(form)
     if as_json:
         output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": found.path, form: text})
     else:
@@ -103,7 +102,7 @@ def _print_summary(found: Contents, as_json: bool) -> None:
             "facts": found.facts,
             "parameters": [str(parameter) for parameter in found.parameters],
             "notes": found.notes,
-            "arrays": [{"role": role, **_fields(one)} for role, one in statistics],
+            "arrays": [{"role": role, **vars(one)} for role, one in statistics],
         }
         output.emit_json(SCHEMA, SCHEMA_VERSION, data)
         return
@@ -122,7 +121,3 @@ def _print_summary(found: Contents, as_json: bool) -> None:
     if not statistics:
         taken = ", ".join(map(str, found.parameters)) or "none"
         output.console.print(f"\nno arrays; the module takes: {taken}")
-
-
-def _fields(statistics: Any) -> dict[str, Any]:
-    return dict(vars(statistics))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -69,10 +70,12 @@ class _Listed(NamedTuple):
         return {array.member: array.stored_bytes for array in arrays if array.in_store}
 
 
-def _range(text: str) -> tuple[int, int]:
+def _range(text: str | None) -> tuple[float, float]:
+    if text is None:
+        return -math.inf, math.inf
     first, colon, last = text.partition(":")
     try:
-        return int(first or 0), int(last) if last else (2**63 if colon else int(first))
+        return int(first or 0), int(last) if last else (math.inf if colon else int(first))
     except ValueError:
         raise UsageError(f"{text!r} is no number or range", hint="write 7, 7:12 or 7:") from None
 
@@ -111,20 +114,21 @@ def command(
       snaprt ls dump
       snaprt ls dump --graph train --step 100:200 --json
     """
-    tests: list[Callable[[Row], bool]] = []
-    if graph is not None:
-        pattern = _compiled(graph)
-        tests.append(lambda row: pattern.search(row.graph) is not None)
-    for text, name in ((step, "step"), (execution, "execution")):
-        if text is not None:
-            tests.append(_within(name, *_range(text)))
-    if device is not None:
-        tests.append(lambda row: row.device_index == device)
-    if failed:
-        tests.append(lambda row: bool(row.error))
+    pattern = None if graph is None else _compiled(graph)
+    steps, executions = _range(step), _range(execution)
+
+    def is_wanted(row: Row) -> bool:
+        return (
+            (pattern is None or pattern.search(row.graph) is not None)
+            and steps[0] <= row.step <= steps[1]
+            and executions[0] <= row.execution <= executions[1]
+            and device in (None, row.device_index)
+            and (bool(row.error) or not failed)
+        )
+
     files, damaged = _read_all(place)
     damaged += _damaged_arrays(place, files, check)
-    rows = [row for row in _rows(files) if all(test(row) for test in tests)]
+    rows = list(filter(is_wanted, _rows(files)))
     store = prune.stored_arrays(place) if place.is_dir() else []
     store_bytes = sum(path.stat().st_size for path in store)
     if as_json:
@@ -142,10 +146,6 @@ def _compiled(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise UsageError(f"--graph {text!r} is no regular expression: {error}") from error
-
-
-def _within(name: str, first: int, last: int) -> Callable[[Row], bool]:
-    return lambda row: first <= getattr(row, name) <= last
 
 
 def _read_all(place: Path) -> tuple[list[_Listed], list[str]]:

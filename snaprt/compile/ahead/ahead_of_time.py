@@ -1,29 +1,23 @@
-"""Compiles ahead of time: what was collected becomes the entry that its run will look up.
-
-It knows programs in files, and the cache; not in which process, or how many at a time.
-"""
+"""Compiles ahead of time: what was collected becomes the entry that its run will look up."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+from snaprt_cache.errors import CacheError
+from snaprt_cache.key import Key
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi
-from snaprt.compile.ahead.collect import GRAPH_NAME
-from snaprt.compile.ahead.collected import CollectedProgram, restored
-from snaprt.compile.cached.fast_key import Note, devices_of_placement, read_note, write_note
-from snaprt.compile.cached.once import compile_once
-from snaprt.compile.key import module_digest, module_key, program_key, topology_key
+from snaprt.compile.ahead.collect import GRAPH_NAME, CollectedProgram, restored
+from snaprt.compile.cached.fast_key import Note, key_of_program, read_note, write_note
+from snaprt.compile.key import MODULE, TOPOLOGY, Subject, module_digest
 from snaprt.compile.lower import placed
-from snaprt.compile.native_calls import obstacle, refuse_objects_of_another_process
-from snaprt.compile.obtain import entry_metadata
-from snaprt.compile.summary import summarize
+from snaprt.compile.obtain import Request, obtain, refuse_objects_of_another_process
 from snaprt.errors import CompileError, UsageError
 
 #: What libtpu wants to hear on a machine without a TPU, where nobody tells it.
@@ -38,13 +32,7 @@ TOPOLOGY_VARIABLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Warmed:
-    """What became of a program.
-
-    Attributes:
-        key: The digest of the key of its entry.
-        was_there: Whether the cache had the entry before.
-        seconds: Seconds that the compiler took.
-    """
+    """What became of a program."""
 
     key: str
     was_there: bool
@@ -83,53 +71,55 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
             )
         lowered = jaxapi.with_module(stand_in, _checked_module(program, module))
         stablehlo = jaxapi.stablehlo_without_locations(lowered)
-        calls = jaxapi.custom_calls(lowered.compiler_ir("stablehlo"), stablehlo)
+        written = lowered.compiler_ir("stablehlo")
+        calls = jaxapi.custom_calls(written, stablehlo)
         refuse_objects_of_another_process(calls)
         used = jaxapi.devices_of_lowered(lowered)
-        key = module_key(
-            stablehlo, used, kind="compiled", signature=program.signature, folder=cache.folder
+        key, warmed = _warm(
+            Request(
+                name=program.name,
+                kind="compiled",
+                module=written,
+                calls=calls,
+                devices=used,
+                subject=lambda folder: Subject(
+                    MODULE,
+                    module_digest(stablehlo),
+                    folder,
+                    used,
+                    kind="compiled",
+                    signature=program.signature,
+                ),
+                compile=lambda: jaxapi.serialize_compiled(lowered.compile()),
+                serialize=bytes,
+                load=None,
+            ),
+            cache,
+            "the program cannot be compiled",
         )
-
-        def compile_and_put() -> tuple[float, bool]:
-            started = time.perf_counter()
-            try:
-                with jaxapi.without_compilation_cache():
-                    compiled = lowered.compile()
-                payload = jaxapi.serialize_compiled(compiled)
-            except Exception as error:
-                raise CompileError(f"the program cannot be compiled: {error}") from error
-            seconds = time.perf_counter() - started
-            told = entry_metadata(program.name, "compiled", seconds, used[0], calls)
-            told["summary"] = summarize(lowered.compiler_ir("stablehlo"))
-            return seconds, cache.put(key, payload, told)
-
-        seconds, was_there, is_there = _once(cache, key, compile_and_put)
-    if program.program_digest and is_there:
-        key_of_note = program_key(
-            program.program_digest, devices_of_placement(placement), cache.folder
-        )
+    if program.program_digest:
+        key_of_note = key_of_program(program.program_digest, placement, cache)
         ids = tuple(device.id for device in used)
         note = Note(key, program.graph_id, len(arguments), len(results), ids)
         if read_note(cache, key_of_note) != note:
             write_note(cache, key_of_note, note, GRAPH_NAME)
-    return Warmed(key.digest, was_there, seconds)
+    return warmed
 
 
-def _once(cache: Cache, key: Any, compile_and_put: Any) -> tuple[float, bool, bool]:
+def _warm(request: Request[bytes], cache: Cache, what: str) -> tuple[Key, Warmed]:
     """Compile unless the cache has a sound entry, or another process is about to store one."""
-
-    def sound() -> float | None:
-        return None if cache.get(key, counted=False, obstacle=obstacle) is None else 0.0
-
-    if sound() is not None:
-        return 0.0, True, True
-    seconds, was_there, is_there = compile_once(cache, key, sound, compile_and_put)
-    if not is_there:
+    try:
+        obtained = obtain(request, cache)
+    except (CacheError, CompileError):
+        raise
+    except Exception as error:
+        raise CompileError(f"{what}: {error}") from error
+    if obtained.key is None:
         raise CompileError(
             f"the executable could not be stored in {cache.path}",
             hint="the warning above says why",
         )
-    return seconds, was_there, is_there
+    return obtained.key, Warmed(obtained.key.digest, obtained.from_cache, obtained.seconds)
 
 
 def check_versions(program: CollectedProgram) -> None:
@@ -162,12 +152,6 @@ def _checked_module(program: CollectedProgram, module: bytes) -> Any:
 def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> Warmed:
     """Compile a module for a TPU topology, on a machine without one.
 
-    Args:
-        module: StableHLO in any form.
-        topology: As libtpu calls it, such as ``v5e:2x2``.
-        name: What the cache's index calls it.
-        cache: Where the serialized executable goes.
-
     Raises:
         UsageError: libtpu is not installed, or knows no such topology.
         CompileError: The module cannot be read, or the compiler refuses it.
@@ -181,21 +165,20 @@ def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> 
     refuse_objects_of_another_process(calls)
     used = devices[: jaxapi.partitions_of(parsed)]
     stablehlo = jaxapi.bytecode_without_locations(parsed)
-    key = topology_key(stablehlo, used, topology=topology, folder=cache.folder)
-
-    def compile_and_put() -> tuple[float, bool]:
-        started = time.perf_counter()
-        try:
-            payload = jaxapi.compile_for_topology(parsed, used)
-        except Exception as error:
-            raise CompileError(f"the module cannot be compiled for {topology}: {error}") from error
-        seconds = time.perf_counter() - started
-        told = entry_metadata(name, "topology", seconds, used[0], calls)
-        told["summary"] = summarize(parsed)
-        return seconds, cache.put(key, payload, told)
-
-    seconds, was_there, _ = _once(cache, key, compile_and_put)
-    return Warmed(key.digest, was_there, seconds)
+    request = Request(
+        name=name,
+        kind="topology",
+        module=parsed,
+        calls=calls,
+        devices=used,
+        subject=lambda folder: Subject(
+            TOPOLOGY, module_digest(stablehlo), folder, used, kind="topology", topology=topology
+        ),
+        compile=lambda: jaxapi.compile_for_topology(parsed, used),
+        serialize=bytes,
+        load=None,
+    )
+    return _warm(request, cache, f"the module cannot be compiled for {topology}")[1]
 
 
 def topology_devices(topology: str) -> tuple[Any, ...]:

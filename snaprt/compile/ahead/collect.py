@@ -1,34 +1,217 @@
 """Writes down the programs that a run wants, instead of compiling and running them.
 
 Every program gets zeros for its results, so that the run goes on to want its next programs. So a
-run whose values decide which operations come next may collect others than it will want.
+run whose values decide which operations come next may collect others than it will want. Beside the
+module stands a small JSON file. It holds no code, and what it says of the module is checked when
+the program is compiled.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
-from collections.abc import Callable, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import jax
+import numpy as np
+from blake3 import blake3
 from snaprt_cache.key import relevant_xla_flags
-from snaprt_cache.miss.journal import script_name
+from snaprt_cache.misses import script_name
 
 from snaprt import jaxapi, metrics
-from snaprt.compile.ahead.collected import (
-    MODULE_SUFFIX,
-    CollectedProgram,
-    NotWritable,
-    described,
-    write_program,
-)
 from snaprt.compile.ahead.collection import collection
 from snaprt.compile.key import compiler_settings, environment_flags, module_digest
 from snaprt.compile.lower import digest_of_lowering
-from snaprt.compile.native_calls import bound_to_process
+from snaprt.compile.obtain import bound_to_process
+from snaprt.errors import UsageError
 from snaprt.graph.digest import Unstable
-from snaprt.graph.program import Program
+from snaprt.graph.program import Placement, Program
+
+SCHEMA: Final = "snaprt.collected"
+VERSION: Final = 1
+#: How the name of the JSON file ends; the module's ends with `MODULE_SUFFIX`.
+SUFFIX: Final = ".program.json"
+MODULE_SUFFIX: Final = ".mlirbc"
+
+
+class NotWritable(Exception):  # noqa: N818 - a finding, counted by who collects
+    """A program needs something that has no form in a file; the message names it."""
+
+
+@dataclass(frozen=True)
+class CollectedProgram:
+    """What the JSON file says."""
+
+    name: str  # what the cache's index calls it
+    module: str  # the file of the module, in the same directory: MLIR bytecode of this jaxlib
+    module_digest: str  # of the module without source locations, as in the executable's key
+    graph_id: str  # see `snaprt.compile.executable.Executable`
+    # By which the program finds its executable without being lowered; empty where it has none.
+    program_digest: str
+    jax: str
+    jaxlib: str
+    platform: str
+    device_count: int
+    xla_flags: tuple[str, ...]  # the flags that may change its executable
+    settings: Mapping[str, Any]  # JAX's settings that may change its executable
+    arguments: tuple[Mapping[str, Any], ...]  # the abstract value of each argument, see `described`
+    results: tuple[Mapping[str, Any], ...]  # the abstract value of each result
+    signature: str  # see `snaprt.jaxapi.signature_of_lowered`
+    committed: bool
+    devices: tuple[int, ...]
+    default_device: int | str | None
+    x64: bool
+
+    def placement(self, devices: Mapping[int, Any]) -> Placement:
+        """Return where it runs, with the devices of this process by their ids.
+
+        Raises:
+            KeyError: There is no such device here.
+        """
+        default = self.default_device
+        return Placement(
+            committed=self.committed,
+            devices=tuple(devices[number] for number in self.devices),
+            default_device=devices[default] if isinstance(default, int) else default,
+            x64=self.x64,
+        )
+
+
+def write_program(folder: Path, program: CollectedProgram, module: bytes) -> bool:
+    """Write both files, the JSON file last; return whether the program is new in ``folder``.
+
+    Raises:
+        OSError: The folder cannot be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"schema": SCHEMA, "version": VERSION, **dataclasses.asdict(program)}
+    text = json.dumps(content, indent=1, sort_keys=True).encode()
+    path = folder / f"{program.graph_id}-{blake3(text).hexdigest()[:8]}{SUFFIX}"
+    if path.exists():
+        return False
+    _write(folder / program.module, module)
+    _write(path, text)
+    return True
+
+
+def _write(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_program(path: Path) -> CollectedProgram:
+    """Read the JSON file of a collected program.
+
+    Raises:
+        UsageError: It is none, or of a newer version.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        if content.pop("schema") != SCHEMA:
+            raise ValueError("it has another schema")
+        version = content.pop("version")
+        if version != VERSION:
+            raise ValueError(f"it has version {version}, and this snaprt reads {VERSION}")
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in content.items()
+        }
+        program = CollectedProgram(**fields)
+        if Path(program.module).name != program.module:
+            raise ValueError("its module is not in the same directory")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is no collected program that can be read: {error}",
+            hint="`snaprt cache collect` writes such files.",
+        ) from error
+    return program
+
+
+def described(value: Any) -> Mapping[str, Any]:
+    """Return an abstract value, or what has its attributes, in a form for JSON.
+
+    Raises:
+        NotWritable: Its sharding has no such form.
+    """
+    return {
+        "shape": list(value.shape),
+        "dtype": str(value.dtype),
+        "weak_type": bool(getattr(value, "weak_type", False)),
+        "sharding": _described_sharding(value.sharding)
+        if isinstance(value, jax.ShapeDtypeStruct)
+        else None,
+    }
+
+
+def _described_sharding(sharding: Any) -> Mapping[str, Any] | None:
+    if sharding is None:
+        return None
+    kind = type(sharding)
+    if kind is jax.sharding.SingleDeviceSharding:
+        (device,) = sharding.device_set
+        return {"device": device.id, "memory": sharding.memory_kind}
+    if kind is jax.sharding.NamedSharding:
+        mesh = sharding.mesh
+        return {
+            "axes": [[name, mesh.shape[name], axis.name] for name, axis in _axes(mesh)],
+            "devices": [device.id for device in mesh.devices.flat],
+            "spec": [list(entry) if isinstance(entry, tuple) else entry for entry in sharding.spec],
+            "memory": sharding.memory_kind,
+        }
+    raise NotWritable(f"sharding {kind.__name__}")
+
+
+def _axes(mesh: jax.sharding.Mesh) -> list[tuple[str, Any]]:
+    return list(zip(map(str, mesh.axis_names), mesh.axis_types, strict=True))
+
+
+def restored(value: Mapping[str, Any], devices: Mapping[int, Any]) -> jax.ShapeDtypeStruct:
+    """Return what `described` was given, with the devices of this process by their ids.
+
+    Raises:
+        KeyError: There is no such device here.
+        ValueError: There is no such dtype here.
+    """
+    return jax.ShapeDtypeStruct(
+        tuple(value["shape"]),
+        jaxapi.dtype_of_name(value["dtype"]),
+        sharding=_restored_sharding(value["sharding"], devices),
+        weak_type=value["weak_type"],
+    )
+
+
+def _restored_sharding(
+    value: Mapping[str, Any] | None, devices: Mapping[int, Any]
+) -> jax.sharding.Sharding | None:
+    if value is None:
+        return None
+    if "device" in value:
+        device = devices[value["device"]]
+        return jax.sharding.SingleDeviceSharding(device, memory_kind=value["memory"])
+    names, sizes, kinds = zip(*value["axes"], strict=True)
+    array = np.array([devices[number] for number in value["devices"]], dtype=object)
+    mesh = jax.sharding.Mesh(
+        array.reshape(sizes),
+        names,
+        axis_types=tuple(getattr(jax.sharding.AxisType, kind) for kind in kinds),
+    )
+    spec = [tuple(entry) if isinstance(entry, list) else entry for entry in value["spec"]]
+    return jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec(*spec), memory_kind=value["memory"]
+    )
+
 
 _log = logging.getLogger("snaprt.cache")
 

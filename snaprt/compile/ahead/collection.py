@@ -1,4 +1,4 @@
-"""What a process has collected so far, and how far it is to go; knows nothing of JAX.
+"""What a process has collected so far, and how far it is to go.
 
 The command line sets the bound before the program has imported JAX.
 """
@@ -17,24 +17,17 @@ class EnoughSteps(SystemExit):
 
 @dataclass
 class Collection:
-    """What this process has collected; guarded by ``lock``.
+    """What this process has collected; guarded by ``lock``."""
 
-    Attributes:
-        programs: How many programs the run has wanted.
-        written: How many of them were not in the directory.
-        without_digest: How many must be lowered before their executable is found.
-        over_devices: How many run over several devices, so that the layout of their results, and
-            with it the programs that use them, is not known for certain.
-        left_out: How many could not be written, by reason.
-        most_steps: After how many steps the run ends.
-    """
-
-    programs: int = 0
-    written: int = 0
-    without_digest: int = 0
+    programs: int = 0  # how many programs the run has wanted
+    written: int = 0  # how many of them were not in the directory
+    without_digest: int = 0  # how many must be lowered before their executable is found
+    # How many run over several devices, so that the layout of their results, and with it the
+    # programs that use them, is not known for certain.
     over_devices: int = 0
+    # How many could not be written, by reason.
     left_out: Counter[str] = field(default_factory=Counter)
-    most_steps: int | None = None
+    most_steps: int | None = None  # after how many steps the run ends
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 

@@ -1,7 +1,7 @@
 """Notes in the cache: which module, and so which executable, a recorded program becomes.
 
 With a note, a program whose digest is known is loaded without being lowered. A note is an entry of
-the cache like any other, and as well verified; it knows keys, not how programs are compiled.
+the cache like any other, and as well verified.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from snaprt_cache.key import Key, KeyPart
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, metrics
-from snaprt.compile.key import program_key
+from snaprt.compile.key import PROGRAM, Subject, key_of
 from snaprt.compile.lower import digest_of_lowering
 from snaprt.graph.digest import Unstable
 from snaprt.graph.program import Placement, Program
@@ -30,15 +30,7 @@ KIND: Final = "note"
 
 @dataclass(frozen=True)
 class Note:
-    """What is known of a program before it is lowered.
-
-    Attributes:
-        executable: The key of its executable.
-        graph_id: See `snaprt.compile.obtain.Executable`.
-        arguments: How many arguments it takes.
-        results: How many results it has.
-        device_ids: The devices it runs on, in the order of its partitions.
-    """
+    """What is known of a program before it is lowered."""
 
     executable: Key
     graph_id: str
@@ -60,7 +52,13 @@ def note_key(
         _log.info("a program has no digest: %r", error)
         metrics.counter_add(f"UnstableProgram::{type(error).__name__}")
         return None
-    return program_key(digest, devices_of_placement(program.placement), cache.folder)
+    return key_of_program(digest, program.placement, cache)
+
+
+def key_of_program(digest: str, placement: Placement, cache: Cache) -> Key:
+    """Return the key of the note of the program with that digest."""
+    devices = devices_of_placement(placement)
+    return key_of(Subject(PROGRAM, digest, cache.folder, devices, kind=KIND))
 
 
 def devices_of_placement(placement: Placement) -> tuple[jaxapi.Device, ...]:
@@ -93,14 +91,7 @@ def read_note(cache: Cache, key: Key) -> Note | None:
 
 
 def write_note(cache: Cache, key: Key, note: Note, name: str) -> bool:
-    """Store ``note`` under ``key``, and say whether it is there now.
-
-    Args:
-        cache: Where to store it.
-        key: From `note_key`.
-        note: What to store.
-        name: What the cache's index calls it.
-    """
+    """Store ``note`` under ``key``, and say whether it is there now."""
     content = {
         "executable": [[part.name, part.value] for part in note.executable.parts],
         "graph_id": note.graph_id,

@@ -1,30 +1,31 @@
 """Put the persistent cache under plain ``jax.jit``, in this process.
 
-It joins the cache's form for JAX to JAX, to the settings and to the metrics; it knows no programs.
+JAX compiles between two questions, so `snaprt.compile.obtain` serves it in halves: a `Turn` begins
+when it asks in vain, and ends when it has stored what it compiled.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import jax
 from snaprt_cache import modes
-from snaprt_cache.jax_plugin import KIND, READ_BYTES, JaxCache
 from snaprt_cache.key import Key
-from snaprt_cache.store import Cache
+from snaprt_cache.store import Cache, Entry
 
 from snaprt import jaxapi, settings
 from snaprt.compile import times
 from snaprt.compile.cached import prefetch
-from snaprt.compile.cached.once import flight
 from snaprt.compile.cached.store import count_event, is_bypassed
-from snaprt.compile.key import jit_key
-from snaprt.compile.native_calls import obstacle, told_of_calls
-from snaprt.compile.summary import summarize
+from snaprt.compile.key import JIT, Subject, key_of, module_digest
+from snaprt.compile.obtain import Turn, metadata, obstacle
+from snaprt.compile.summaries import summarize
 
 # JAX asks for a program and then puts it: the keys of a few programs on their way are enough.
 _KEPT_KEYS: Final = 256
@@ -32,13 +33,10 @@ _KEPT_KEYS: Final = 256
 _MIN_COMPILE_SECONDS: Final = "jax_persistent_cache_min_compile_time_secs"
 _JAX_DEFAULT_MIN_COMPILE_SECONDS: Final = 1.0
 
-# The parts of a key that the index tells of an entry, and what it calls them.
-_TOLD: Final = {
-    "platform": "platform",
-    "device_kind": "device_kind",
-    "jax": "jax_version",
-    "jaxlib": "jaxlib_version",
-}
+#: What the index calls the kind of an entry that JAX made.
+KIND: Final = prefetch.JIT_KIND
+READ_BYTES: Final = "PersistentCacheReadBytes"
+WRITTEN_BYTES: Final = "PersistentCacheWrittenBytes"
 
 _lock = threading.Lock()
 _installed: list[_UnderJax] = []
@@ -54,7 +52,7 @@ def install(cache: Cache) -> None:
     with _lock:
         if _installed:
             if _installed[0].cache is not cache:
-                _installed[0].use(cache)
+                _installed[0].cache = cache
             return
         under_jax = _UnderJax(cache)
         _installed.append(under_jax)
@@ -73,41 +71,69 @@ def install(cache: Cache) -> None:
 
 
 class _UnderJax:
-    """What JAX is given once: the cache in its form, and the keys that its strings stand for."""
+    """What JAX takes for its compilation cache: ``get`` and ``put`` by a string of our making.
+
+    A ``get`` that finds nothing makes its thread the one that compiles this program: other threads
+    and processes wait for its ``put``, or for JAX to end in another way.
+    """
 
     def __init__(self, cache: Cache) -> None:
         self._lock = threading.Lock()
         self._keys: OrderedDict[str, Key] = OrderedDict()
         # What a thread last asked for is what it then compiles and puts.
         self._asked = _Asked()
-        self.use(cache)
-
-    def use(self, cache: Cache) -> None:
-        """Use another cache from now on."""
         self.cache = cache
-        self._path = cache.path
-        self._form = JaxCache(
-            cache,
-            key_of=self._key_of,
-            flight_of=lambda: flight(cache),
-            metadata_of=self._metadata,
-            on_event=count_event,
-            obstacle=obstacle,
-        )
 
-    def get(self, key: str) -> bytes | None:
-        """Return what JAX put under a string."""
-        stopwatch = self._asked.stopwatch
-        with stopwatch.stage(times.CACHE):
-            found = self._form.get(key)
+    @property
+    def _path(self) -> Path:
+        """Where the cache is; JAX shows it in its log."""
+        return self.cache.path
+
+    def get(self, name: str) -> bytes | None:
+        """Return what JAX put under a string, verified; None where there is none."""
+        asked = self._asked
+        with asked.stopwatch.stage(times.CACHE):
+            entry = self._get(asked, self._key_of(name), _program(name))
         # JAX does that next, until `compiled`.
-        stopwatch.begin(times.COMPILE if found is None else times.LOAD)
-        return found
+        asked.stopwatch.begin(times.COMPILE if entry is None else times.LOAD)
+        if entry is None:
+            return None
+        count_event(READ_BYTES, len(entry.payload))
+        return entry.payload
 
-    def put(self, key: str, value: bytes) -> None:
-        """Store what JAX compiled."""
-        with self._asked.stopwatch.stage(times.CACHE):
-            self._form.put(key, value)
+    def _get(self, asked: _Asked, key: Key, program: str) -> Entry | None:
+        if asked.turn is not None and asked.turn.key != key:
+            asked.end_turn(in_vain=True)
+
+        def ask() -> Entry | None:
+            return self.cache.get(key, name=program, obstacle=obstacle)
+
+        if asked.turn is not None:
+            return ask()
+        turn = Turn(self.cache, key)
+        entry = turn.take(ask)
+        if entry is None:
+            self.cache.record_miss(key, program)
+            asked.turn, asked.since = turn, time.perf_counter()
+        return entry
+
+    def put(self, name: str, value: bytes) -> None:
+        """Store what JAX compiled, as JAX packed it: compressed, behind its compile time."""
+        asked, key, compilation = self._asked, self._key_of(name), self._asked.compilation
+        if compilation is None or asked.key != key:
+            return  # of another program, which this one was compiled in the midst of
+        with asked.stopwatch.stage(times.CACHE):
+            is_ours = asked.turn is not None and asked.turn.key == key
+            # JAX packs whole seconds only, and few programs take one.
+            seconds = time.perf_counter() - asked.since if is_ours else 0.0
+            told = metadata(_program(name), KIND, seconds, compilation.devices, asked.calls)
+            told["summary"] = summarize(compilation.written)
+            told["device_ids"] = ",".join(str(device.id) for device in compilation.devices)
+            is_stored = self.cache.put(key, value, told)
+            if is_stored:
+                count_event(WRITTEN_BYTES, len(value))
+            if is_ours:
+                asked.end_turn(in_vain=not is_stored)
 
     def prefetched(
         self, name: str, devices: Sequence[jaxapi.Device]
@@ -122,7 +148,11 @@ class _UnderJax:
         return found
 
     def compiled(self, error: BaseException | None) -> None:
-        """Hear that JAX has compiled, or loaded, or failed to."""
+        """Take note that JAX has compiled, or loaded, or failed to.
+
+        Args:
+            error: What it ended with. After Ctrl-C or an exit another may try.
+        """
         asked = self._asked
         asked.stopwatch.end()
         if error is None and asked.compilation is not None and asked.key is not None:
@@ -136,7 +166,7 @@ class _UnderJax:
                 loaded=not is_compiled,
             )
         asked.compilation = None
-        self._form.compiled(error)
+        asked.end_turn(in_vain=error is None or isinstance(error, Exception))
 
     def name_of(self, compilation: jaxapi.Compilation) -> str | None:
         """Return the string for a compilation, and remember the key it stands for.
@@ -144,16 +174,25 @@ class _UnderJax:
         What names objects of this process, such as callbacks, has none, nor has anything while
         passes of the program's own are in the compiler.
         """
-        self._asked.stopwatch = times.Stopwatch()
+        asked = self._asked
+        asked.stopwatch = times.Stopwatch()
         calls = jaxapi.custom_calls(compilation.written, compilation.module)
         if calls.bound_to or is_bypassed():
             count_event("PersistentCacheUncacheable", 1)
             return None
-        with self._asked.stopwatch.stage(times.KEY):
-            key = jit_key(compilation, kind=KIND, folder=self.cache.folder)
+        with asked.stopwatch.stage(times.KEY):
+            key = key_of(
+                Subject(
+                    JIT,
+                    module_digest(compilation.module),
+                    self.cache.folder,
+                    compilation.devices,
+                    kind=KIND,
+                    jit=compilation,
+                )
+            )
         name = f"{compilation.name}-{key.digest}"
-        self._asked.key, self._asked.compilation = key, compilation
-        self._asked.calls = calls
+        asked.key, asked.compilation, asked.calls = key, compilation, calls
         with self._lock:
             self._keys[name] = key
             self._keys.move_to_end(name)
@@ -165,23 +204,24 @@ class _UnderJax:
         with self._lock:
             return self._keys[name]
 
-    def _metadata(self, key: Key) -> dict[str, str | int | float]:
-        told: dict[str, str | int | float] = {
-            _TOLD[part.name]: part.value for part in key.parts if part.name in _TOLD
-        }
-        compilation = self._asked.compilation
-        if compilation is None or self._asked.key != key:
-            return told
-        ids = ",".join(str(device.id) for device in compilation.devices)
-        calls = told_of_calls(self._asked.calls, compilation.devices[0].platform)
-        summary = summarize(compilation.written)
-        return {**told, **calls, "summary": summary, "device_ids": ids}
+
+def _program(name: str) -> str:
+    """Return the name of the program from one of the strings."""
+    return name.rpartition("-")[0] or name
 
 
 class _Asked(threading.local):
     key: Key | None = None
     compilation: jaxapi.Compilation | None = None
     calls = jaxapi.CustomCalls()
+    turn: Turn | None = None
+    since = 0.0
 
     def __init__(self) -> None:
         self.stopwatch = times.Stopwatch()
+
+    def end_turn(self, *, in_vain: bool) -> None:
+        """Let those go on who wait for this thread, if there are any."""
+        if self.turn is not None:
+            self.turn.end(in_vain=in_vain)
+            self.turn = None

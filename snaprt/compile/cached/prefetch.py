@@ -2,7 +2,7 @@
 
 The thread works while Python still imports and traces, and the runtime finds the executable ready,
 or waits for the rest of its loading. What was used is remembered in the cache, by the program's
-path. It knows what kinds of entries can be loaded beforehand, nothing of who asks for them when.
+path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import jax
 from snaprt_cache.frame import BlobHeader
-from snaprt_cache.jax_plugin import KIND as JIT_KIND
 from snaprt_cache.key import Key
 from snaprt_cache.store import Cache, Entry
 
@@ -29,10 +28,13 @@ from snaprt import jaxapi, metrics, settings
 from snaprt.compile.cached.fast_key import KIND as NOTE_KIND
 from snaprt.compile.cached.fast_key import Note, devices_by_id, read_note
 from snaprt.compile.cached.store import persistent_cache
-from snaprt.compile.key import start_key
-from snaprt.compile.native_calls import can_be_made_available_in_background, obstacle
+from snaprt.compile.key import START, Subject, key_of
+from snaprt.compile.obtain import can_be_made_available_in_background, obstacle
 
 _log = logging.getLogger("snaprt.cache")
+
+#: What the cache calls the entries that JAX made.
+JIT_KIND: Final = "jit"
 
 #: Loading stops after this many seconds: the program has long overtaken it.
 MAX_SECONDS: Final = 60.0
@@ -46,18 +48,11 @@ _PAUSE_SECONDS: Final = 0.002
 
 @dataclass(frozen=True)
 class Prefetched:
-    """What was loaded before it was asked for.
-
-    Attributes:
-        loaded: What the loader of the entry's kind returned.
-        devices: Where it runs, in the order of its partitions.
-        note: Of a program that was recorded lazily, else ``None``.
-        entry: The entry of the cache that holds it.
-    """
+    """What was loaded before it was asked for."""
 
     loaded: Any
-    devices: tuple[jaxapi.Device, ...]
-    note: Note | None
+    devices: tuple[jaxapi.Device, ...]  # where it runs, in the order of its partitions
+    note: Note | None  # of a program that was recorded lazily, else ``None``
     entry: Entry
 
 
@@ -118,13 +113,13 @@ def take(key: Key, devices: Sequence[jaxapi.Device] | None = None) -> Prefetched
     if future is None:
         return None
     with metrics.timed("PrefetchWait"):
-        found = future.result()
-    if found is None or (devices is not None and found.devices != tuple(devices)):
+        ready = future.result()
+    if ready is None or (devices is not None and ready.devices != tuple(devices)):
         return None
     if _state.cache is not None:
         metrics.counter_add("PrefetchUsed")
-        _state.cache.count_hit(found.entry)
-    return found
+        _state.cache.count_hit(ready.entry)
+    return ready
 
 
 def _load_all(cache: Cache) -> None:
@@ -139,15 +134,15 @@ def _load_all(cache: Cache) -> None:
             if digest not in _state.waiting:  # the program was faster
                 continue
             _state.under_way[digest] = future
-        found = None
+        ready = None
         try:
-            found = _load(cache, digest, deadline)
+            ready = _load(cache, digest, deadline)
         except Exception as error:  # whoever wants it will meet the error, and compile
             _log.info("a program could not be prefetched: %s", error)
         finally:
-            future.set_result(found)
-        if found is not None:
-            room -= len(found.entry.payload)
+            future.set_result(ready)
+        if ready is not None:
+            room -= len(ready.entry.payload)
             metrics.counter_add("Prefetched")
 
 
@@ -188,7 +183,7 @@ def _may_be_loaded(entry: Entry) -> bool:
 #: An entry's kind, to what loads it before it is asked for.
 _LOADERS: Final[Mapping[str, Callable[[Cache, BlobHeader, float], Prefetched | None]]] = {
     NOTE_KIND: _load_noted,
-    JIT_KIND: _load_jit,
+    "jit": _load_jit,
 }
 
 
@@ -206,7 +201,7 @@ def _list_key(cache: Cache) -> Key:
     """Return the key of the list of a program: its path, or the module's that runs as it."""
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None) or sys.argv[0]
-    return start_key(os.path.abspath(path), cache.folder)
+    return key_of(Subject(START, os.path.abspath(path), cache.folder))
 
 
 def _read_list(cache: Cache) -> list[str]:

@@ -1,7 +1,4 @@
-"""The process's persistent compile cache: opened at first use, and its events counted.
-
-It knows the settings and the metrics; what is stored, and under which key, is not its business.
-"""
+"""The process's persistent compile cache: opened at first use, and its events counted."""
 
 from __future__ import annotations
 
@@ -9,29 +6,22 @@ import logging
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from snaprt_cache import modes
 from snaprt_cache.errors import CacheError
-from snaprt_cache.remote.tier import Tier
-from snaprt_cache.signing import read_key_file
+from snaprt_cache.frame import read_key_file
 from snaprt_cache.store import Cache
 
 from snaprt import metrics, settings
+
+if TYPE_CHECKING:
+    from snaprt_cache.remote import Tier
 
 _log = logging.getLogger("snaprt.cache")
 _lock = threading.Lock()
 _open: dict[_Settings, Cache | None] = {}
 _told_of: set[tuple[str, ...]] = set()
-
-#: Events of the cache that carry an amount rather than a count.
-_AMOUNTS = frozenset(
-    {
-        "PersistentCacheReadBytes",
-        "PersistentCacheSavedSeconds",
-        "PersistentCacheWaitSeconds",
-        "PersistentCacheWrittenBytes",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -135,7 +125,7 @@ def _tier(wanted: _Settings) -> Tier | None:
     """Open the team's cache behind the directory; one that cannot be is reported, and left out."""
     if wanted.remote is None:
         return None
-    from snaprt_cache.remote.object_store import open_tier  # here alone: few have a remote
+    from snaprt_cache.remote import open_tier  # here alone: few have a remote
 
     try:
         return open_tier(wanted.remote, wanted.remote_timeout, count_event)
@@ -148,7 +138,7 @@ def _tier(wanted: _Settings) -> Tier | None:
 
 def count_event(event: str, value: float) -> None:
     """Count an event of the cache in the metrics."""
-    if event in _AMOUNTS:
+    if event in metrics.KINDS:  # an amount rather than a count
         metrics.metric_add(event, value)
     else:
         metrics.counter_add(event, int(value))

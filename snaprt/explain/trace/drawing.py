@@ -1,4 +1,4 @@
-"""Draws a graph as SVG, row by row; it must not know files or how the nodes were found.
+"""Draws a graph as SVG, row by row, and fills the templates of the trace.
 
 Inputs stand right above what first reads them. An arrow that would pass many rows is left out, and
 the reader of it says what it reads instead: a long graph stays as readable as a short one.
@@ -6,13 +6,49 @@ the reader of it says what it reads instead: a long graph stays as readable as a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from importlib import resources
+from typing import Any, Final
 
+import jinja2
+from markupsafe import Markup
+
+from snaprt import pages
 from snaprt.explain.nodes import CONSTANT_NAME, INPUT_NAME, ShownNode, node_text, operand_text
-from snaprt.explain.trace.templates import render
 from snaprt.layers import Layout, Sizes, lay_out
+
+_PACKAGE: Final = "snaprt.explain.trace"
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a template filled with values."""
+    return _environment().get_template(template).render(**values)
+
+
+@functools.cache
+def style(name: str) -> Markup:
+    """Return one of our style sheets, in which there is no markup."""
+    return Markup(resources.files(_PACKAGE).joinpath(name).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = pages.environment(_PACKAGE, _visible)
+    environment.globals.update(style=style, digest=pages.style_digest)
+    return environment
+
+
+def _visible(text: str) -> str:
+    """Spell out what a browser would obey, or XML does not allow."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
+        for one in text
+    )
+
 
 #: More nodes than this are not drawn: a browser would not show them in useful time.
 MOST_NODES: Final = 1000

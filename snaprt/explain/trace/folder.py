@@ -1,4 +1,7 @@
-"""Writes what SNAPRT_TRACE asks for, graph by graph as the program runs; must not know how."""
+"""Writes what SNAPRT_TRACE asks for: a folder for each graph in several forms, and a page.
+
+The page loads nothing and runs nothing: its content policy allows its own style sheet alone.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,230 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from snaprt import settings
+import jax
+from markupsafe import Markup
+
+from snaprt import jaxapi, settings
+from snaprt.compile.executable import Executable
+from snaprt.compile.lower import placed
+from snaprt.compile.times import STAGES, ProgramTimes
 from snaprt.errors import UsageError
-from snaprt.explain.nodes import ShownNode, is_wanted, shown_nodes
-from snaprt.explain.trace.drawing import draw
-from snaprt.explain.trace.forms import FORMS
-from snaprt.explain.trace.page import page
-from snaprt.explain.trace.told import TracedGraph, traced_graph
-from snaprt.runtime.events import Run, Watcher
+from snaprt.explain.nodes import ShownNode, as_dot, as_text, is_wanted, shown_nodes, type_text
+from snaprt.explain.trace.drawing import draw, render, style
+from snaprt.runtime.events import Cut, Execution, Subscriber
+from snaprt.units import format_duration, format_size
 from snaprt.whole_files import write_whole
+
+SCHEMA: Final = "snaprt.trace.graph"
+VERSION: Final = 1
+
+
+@dataclass
+class TracedGraph:
+    """A graph that ran."""
+
+    folder: str
+    graph_id: str
+    operations: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    cut: Cut  # the cut that ran it first
+    from_cache: bool
+    memory: Mapping[str, int]  # bytes by use
+    # What XLA estimates of an execution: floating-point operations, bytes accessed, ...
+    cost: Mapping[str, float]
+    times: ProgramTimes  # where its time has gone until now
+    # The forms that could not be made, and why.
+    missing: dict[str, str] = field(default_factory=dict)
+    drawing: str = ""
+    executions: int = 0
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by stage, of all that was done for the graph in this process."""
+        stages = {name: spent / 1e9 for name, spent in self.times.nanoseconds.items()}
+        return {**stages, "execute": self.times.execute / 1e9}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``analysis.json`` has of it."""
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "graph_id": self.graph_id,
+            "operations": self.operations,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "cut": {
+                "cause": self.cut.cause,
+                "step": self.cut.step,
+                "thread": self.cut.thread,
+                "stack": [frame._asdict() for frame in self.cut.stack],
+            },
+            "from_cache": self.from_cache,
+            "memory_bytes": self.memory,
+            "cost": self.cost,
+            "seconds": self.seconds,
+            "executions": self.executions,
+            "missing": self.missing,
+        }
+
+
+def loaded_executable(executable: Executable) -> Any:
+    """Return what XLA made of a graph; ``None`` where it was not compiled but collected."""
+    return None if executable.is_collected else jaxapi.loaded_executable(executable.call)
+
+
+def _memory_and_cost(executable: Executable) -> tuple[dict[str, int], dict[str, float]]:
+    loaded = loaded_executable(executable)
+    try:
+        return ({}, {}) if loaded is None else jaxapi.executable_report(loaded)[:2]
+    except Exception:  # of a plugin that does not know, in its own words
+        return {}, {}
+
+
+def traced_graph(folder: str, run: Execution, nodes: Sequence[ShownNode]) -> TracedGraph:
+    """Return what is told of the graph of ``run``, which is about to run."""
+    program, executable = run.program, run.executable
+    memory, cost = _memory_and_cost(executable)
+    results = [program.nodes[position].results[index] for position, index in program.outputs]
+    return TracedGraph(
+        folder=folder,
+        graph_id=executable.graph_id,
+        operations=len(program.nodes),
+        inputs=tuple(map(type_text, program.inputs)),
+        outputs=tuple(type_text(result.aval) for result in results),
+        cut=run.cut,
+        from_cache=executable.from_cache,
+        memory=memory,
+        cost=cost,
+        times=executable.times,
+    )
+
+
+#: Constants of more elements are left out of the StableHLO.
+_LARGEST_CONSTANT: Final = 16
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of a graph."""
+
+    file: str  # the name of its file
+    title: str
+    make: Callable[[Execution, Sequence[ShownNode]], str]
+
+
+def _drawing(run: Execution, nodes: Sequence[ShownNode]) -> str:
+    return draw(nodes, f"Graph {run.executable.graph_id}")
+
+
+def _jaxpr(run: Execution, nodes: Sequence[ShownNode]) -> str:
+    program = run.program
+    with placed(program.placement):
+        function, shapes = program.as_function(frozenset()), jaxapi.shapes_of(program.inputs)
+        return jax.make_jaxpr(function)(*shapes).pretty_print(source_info=True)
+
+
+def _stablehlo(run: Execution, nodes: Sequence[ShownNode]) -> str:
+    module = run.executable.lowered().compiler_ir("stablehlo")
+    return jaxapi.stablehlo_with_locations(module, _LARGEST_CONSTANT)
+
+
+def _optimised_hlo(run: Execution, nodes: Sequence[ShownNode]) -> str:
+    loaded = loaded_executable(run.executable)
+    if loaded is None:
+        raise ValueError("the graph was not compiled")
+    return jaxapi.executable_report(loaded)[2]
+
+
+FORMS: Final = (
+    Form("graph.svg", "Drawing", _drawing),
+    Form("graph.txt", "Nodes", lambda run, nodes: as_text(nodes)),
+    Form("graph.dot", "Graphviz", lambda run, nodes: as_dot(nodes)),
+    Form("jaxpr.txt", "Jaxpr", _jaxpr),
+    Form("module.stablehlo.mlir", "StableHLO", _stablehlo),
+    Form("optimised.hlo", "Optimized HLO", _optimised_hlo),
+)
+
+
+#: What of XLA's memory and cost analysis the page shows; ``analysis.json`` has all of it.
+_MEMORY: Final = (
+    ("argument_size", "arguments"),
+    ("output_size", "outputs"),
+    ("alias_size", "outputs that take the memory of arguments"),
+    ("temp_size", "intermediate values"),
+    ("generated_code_size", "generated code"),
+    ("peak_memory", "peak"),
+)
+_COST: Final = (
+    ("flops", "floating-point operations"),
+    ("transcendentals", "transcendental functions"),
+    ("bytes accessed", "bytes read and written"),
+)
+_TYPES_SHOWN: Final = 12
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A graph as the template shows it."""
+
+    number: int
+    graph: TracedGraph
+    place: str
+    inputs: str
+    outputs: str
+    facts: tuple[tuple[str, str], ...]
+    spent: tuple[tuple[str, str], ...]
+    links: tuple[tuple[str, str, str], ...]
+    drawing: Markup
+
+
+def page(graphs: Sequence[TracedGraph], turns: Sequence[tuple[TracedGraph, int]]) -> str:
+    """Return the page as HTML."""
+    numbers = {id(graph): number for number, graph in enumerate(graphs, 1)}
+    return render(
+        "index.html.j2",
+        sheet=Markup(style("page.css") + style("graph.css")),
+        graphs=[_shown(number, graph) for number, graph in enumerate(graphs, 1)],
+        turns=[(numbers[id(graph)], count) for graph, count in turns],
+        executions=sum(graph.executions for graph in graphs),
+    )
+
+
+def _shown(number: int, graph: TracedGraph) -> _Shown:
+    stack = graph.cut.stack
+    facts = [
+        *((words, format_size(graph.memory[key])) for key, words in _MEMORY if key in graph.memory),
+        *((words, f"{graph.cost[key]:,.0f}") for key, words in _COST if key in graph.cost),
+    ]
+    seconds = graph.seconds
+    return _Shown(
+        number=number,
+        graph=graph,
+        place=f"{stack[-1].file}:{stack[-1].line}" if stack else "",
+        inputs=_types(graph.inputs),
+        outputs=_types(graph.outputs),
+        facts=tuple(facts),
+        spent=tuple(
+            (stage, format_duration(seconds[stage])) for stage in STAGES if stage in seconds
+        ),
+        links=tuple(
+            (form.title, f"{graph.folder}/{form.file}", graph.missing.get(form.file, ""))
+            for form in FORMS
+        ),
+        drawing=Markup(graph.drawing),
+    )
+
+
+def _types(types: Sequence[str]) -> str:
+    more = f" and {len(types) - _TYPES_SHOWN} more" if len(types) > _TYPES_SHOWN else ""
+    return ", ".join(types[:_TYPES_SHOWN]) + more
+
 
 INDEX: Final = "index.html"
 ORDER: Final = "executions.jsonl"
@@ -40,7 +254,7 @@ _MOST_TURNS: Final = 1000
 _log = logging.getLogger("snaprt.explain")
 
 
-class TraceFolder(Watcher):
+class TraceFolder(Subscriber):
     """Writes a folder for each graph before it first runs, and a page that links them.
 
     Raises:
@@ -61,7 +275,7 @@ class TraceFolder(Watcher):
         self._written = 0.0
         self.folder = _claim(self._path, page((), ()))
 
-    def ready(self, run: Run) -> None:
+    def ready(self, run: Execution) -> None:
         """Write the folder of a graph that runs for the first time."""
         if not is_wanted(run.program):
             return
@@ -76,7 +290,7 @@ class TraceFolder(Watcher):
             except OSError as error:
                 self._complain(error)
 
-    def ran(self, run: Run, results: Sequence[object]) -> None:
+    def ran(self, run: Execution, results: Sequence[object]) -> None:
         """Count the execution, and append it to the list of all."""
         graph = self._graphs.get(run.executable.number)
         if graph is None:
@@ -101,7 +315,7 @@ class TraceFolder(Watcher):
         elif len(self._turns) < _MOST_TURNS:
             self._turns.append((graph, 1))
 
-    def _write_graph(self, run: Run) -> None:
+    def _write_graph(self, run: Execution) -> None:
         nodes = shown_nodes(run.program)
         name = f"{len(self._graphs) + 1:04d}-{run.executable.graph_id}"
         folder = self.folder / name
@@ -158,12 +372,7 @@ def trace_folder() -> TraceFolder | None:
 
 
 def _claim(path: Path, index: str) -> Path:
-    """Return the folder for this process: ``path``, or one in it where another has been before.
-
-    Args:
-        path: The folder that is asked for.
-        index: The page to begin with; where there is one, another process has been.
-    """
+    """Return the folder for this process: ``path``, or one in it where another has been before."""
     folders = itertools.chain([path], (path / f"run-{number}" for number in itertools.count(2)))
     try:
         return next(folder for folder in folders if _is_first_in(folder, index))

@@ -1,4 +1,4 @@
-"""Puts a cache in the place of JAX's own; must not know how it makes keys or stores."""
+"""Puts a cache in the place of JAX's own."""
 
 from __future__ import annotations
 
@@ -20,33 +20,23 @@ from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jaxlib.mlir import ir
 
-from snaprt.jaxapi.compiler.modules import bytecode_without_locations
-from snaprt.jaxapi.compiler.options import compile_options
-from snaprt.jaxapi.devices import Device, device_list
+from snaprt.jaxapi.compiler.executables import compile_options
+from snaprt.jaxapi.installation import Device, device_list
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """What JAX is about to compile, in the parts that make an executable.
+    """What JAX is about to compile, in the parts that make an executable."""
 
-    Attributes:
-        name: The module's name, such as ``jit_train_step``.
-        module: The module as bytecode: without source locations, and with functions named by
-            their order, for their names come from Python and change nothing.
-        options: Serialized compile options, without where to dump or to cache.
-        topology: What identifies the topology of the devices, in all processes alike.
-        extra: What JAX's hook for additions to the key returns.
-        devices: Where it will run.
-        written: The module as JAX has it, with source locations.
-    """
-
-    name: str
+    name: str  # the module's name, such as ``jit_train_step``
+    # The module as bytecode: without source locations, and with functions named by their order, for
+    # their names come from Python and change nothing.
     module: bytes
-    options: bytes
-    topology: bytes
-    extra: str
+    options: bytes  # serialized compile options, without where to dump or to cache
+    topology: bytes  # what identifies the topology of the devices, in all processes alike
+    extra: str  # what JAX's hook for additions to the key returns
     devices: tuple[Device, ...]
-    written: Any
+    written: Any  # the module as JAX has it, with source locations
 
 
 JitExecutable = tuple[Any, int]
@@ -196,11 +186,6 @@ def _module_of_compilation(module: Any, *ignored: Any) -> bytes:
     if _config.compilation_cache_include_metadata_in_key.value:
         return _hashed(_cache_key._hash_computation, module, *ignored)
     return _hashed(_cache_key._hash_computation, _without_names(module), *ignored)
-
-
-def module_without_names(module: Any) -> bytes:
-    """Return a module as bytecode, with its functions named by their order, without locations."""
-    return bytecode_without_locations(_without_names(module))
 
 
 def _without_names(module: Any) -> Any:

@@ -1,7 +1,4 @@
-"""The custom calls of modules: which functions they need, and whose objects they name.
-
-It must not know who compiles a module or where executables are stored.
-"""
+"""The custom calls of modules: which functions they need, and whose objects they name."""
 
 from __future__ import annotations
 
@@ -23,15 +20,11 @@ from jaxlib.mlir import ir
 
 @dataclass(frozen=True)
 class CustomCalls:
-    """What the custom calls of a module need.
+    """What the custom calls of a module need."""
 
-    Attributes:
-        targets: The names of the functions that they call, sorted.
-        bound_to: What of the process that lowered the module they name, such as a Python
-            function; empty where the module means the same in every process.
-    """
-
-    targets: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()  # the names of the functions that they call, sorted
+    # What of the process that lowered the module they name, such as a Python function; empty where
+    # the module means the same in every process.
     bound_to: str = ""
 
 
@@ -50,12 +43,7 @@ _CONFIGURATION: Final = ("backend_config", "mhlo.backend_config")
 
 
 def custom_calls(module: Any, bytecode: bytes | None = None) -> CustomCalls:
-    """Return what the custom calls of an MLIR module need.
-
-    Args:
-        module: The module.
-        bytecode: The module as bytecode, where there is one: it tells at once if there are none.
-    """
+    """Return what the custom calls of an MLIR module need."""
     if bytecode is not None and not _CALLS.search(bytecode):
         return CustomCalls()
     targets: set[str] = set()

@@ -1,17 +1,69 @@
-"""Compiles modules; loads, stores and runs executables; must not know jitted functions."""
+"""Compiles modules under XLA's options; loads, stores, runs and describes executables."""
 
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Sequence
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax._src import compiler as _compiler
 from jax._src import layout as _layout
+from jax._src.lax import lax as _lax
+from jax._src.random import prng as _prng
 from jax.experimental import serialize_executable
+from jaxlib import _hlo  # type: ignore[attr-defined]
+from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 
 from snaprt.jaxapi.compiler.custom_calls import custom_calls, make_available
-from snaprt.jaxapi.devices import Device, device_list
+from snaprt.jaxapi.installation import Device, device_list
+
+
+def compile_options(devices: Sequence[Device], overrides: Mapping[str, Any] | None = None) -> Any:
+    """Return XLA's compile options for one program over ``devices``.
+
+    Args:
+        devices: Where the program runs, in the order of its partitions.
+        overrides: Values of ``xla_*`` options by name, without dashes.
+    """
+    return _compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=len(devices),
+        device_assignment=np.array([[device.id for device in devices]]),
+        env_options_overrides=dict(overrides) if overrides else None,
+        backend=devices[0].client,
+    )
+
+
+def compile_options_without_paths(serialized: bytes) -> bytes:
+    """Return serialized compile options without the options that hold a path."""
+    options = _jaxlib.CompileOptions.ParseFromString(serialized)
+    build_options = options.executable_build_options  # each is a view into the one before it
+    flags = build_options.debug_options
+    for name in dir(flags):
+        value = getattr(flags, name)
+        if name.startswith("xla_") and isinstance(value, str) and ("/" in value or "\\" in value):
+            setattr(flags, name, "")
+    return options.SerializeAsString()
+
+
+def dump_options_of_xla() -> dict[str, bool | str]:
+    """Return the values of XLA's ``xla_dump_`` flags; makes XLA parse XLA_FLAGS if it has not.
+
+    XLA ends the process if the variable has a flag that it does not know.
+    """
+    options = _jaxlib.CompileOptions()
+    build_options = options.executable_build_options  # each is a view into the one before it
+    flags = build_options.debug_options
+    return {
+        name: getattr(flags, name)
+        for name in dir(flags)
+        if name.startswith("xla_dump_") and isinstance(getattr(flags, name), (bool, str))
+    }
+
 
 # JAX 0.12 pickles the sentinel `AutoLayout` as a new object, which equals nothing: the abstract
 # values of a loaded executable's outputs then equal no others, and what uses them is traced anew.
@@ -63,3 +115,124 @@ def loaded_executable(compiled: Any) -> Any:
     """Return XLA's executable below a `jax.stages.Compiled`, None where there is none."""
     runtime = getattr(compiled, "runtime_executable", None)
     return None if runtime is None else runtime()
+
+
+def executable_memory(executable: Any) -> dict[str, int]:
+    """Return an executable's memory in bytes by use: ``argument_size``, ``temp_size``, ..."""
+    statistics = executable.get_compiled_memory_stats()
+    return {
+        name.removesuffix("_in_bytes"): int(getattr(statistics, name))
+        for name in dir(statistics)
+        if name.endswith("_in_bytes")
+    }
+
+
+def executable_report(executable: Any) -> tuple[dict[str, int], dict[str, float], str]:
+    """Return an executable's memory in bytes by use, its cost analysis, and its optimized HLO."""
+    memory = executable_memory(executable)
+    try:
+        cost = dict(executable.cost_analysis())
+    except Exception:  # not every plugin has one
+        cost = {}
+    return memory, cost, "\n".join(one.to_string() for one in executable.hlo_modules())
+
+
+def optimised_hlo(executable: Any, *, constants: bool) -> str:
+    """Return what XLA made of a loaded executable's module, as HLO text, "" where it keeps none.
+
+    Names and source locations are left out: equal programs have equal texts. No other thread runs
+    Python meanwhile (jaxlib 0.10.2 and 0.12.0.1 print while they hold its lock).
+    """
+    options = _hlo.HloPrintOptions.canonical()
+    options.print_metadata = False
+    options.print_large_constants = constants
+    try:
+        modules = executable.hlo_modules()
+    except Exception:  # a plugin that does not hand them out, in its own words
+        return ""
+    return "\n".join(module.to_string(options) for module in modules)
+
+
+def executable_fingerprint(executable: Any) -> str:
+    """Return the fingerprint that XLA gives a loaded executable, "" where it gives none."""
+    found = getattr(executable, "fingerprint", None) or b""
+    return found.decode() if found.isalnum() else found.hex()
+
+
+def zeros_function(shapes: Sequence[Any]) -> Callable[..., Any]:
+    """Return a function of any arguments whose results have these shapes, dtypes and weak types.
+
+    It carries the name of the function that a recorded program becomes, which its executable keeps.
+    """
+
+    def lazy_graph(*_: Any) -> list[Any]:
+        return [_zeros(shape) for shape in shapes]
+
+    return lazy_graph
+
+
+def _zeros(of: Any) -> Any:
+    if isinstance(of.dtype, _prng.KeyTy):
+        implementation = of.dtype._impl
+        data = jax.numpy.zeros((*of.shape, *implementation.key_shape), np.uint32)
+        return jax.random.wrap_key_data(data, impl=implementation.name)
+    full = jax.lax.full(of.shape, 0, of.dtype)
+    weak = bool(getattr(of, "weak_type", False))
+    return _lax._convert_element_type(full, of.dtype, weak_type=weak)
+
+
+def compile_for_topology(module: Any, devices: Sequence[Any]) -> bytes:
+    """Compile an MLIR module for devices that are not there; return the serialized executable."""
+    client = devices[0].client
+    return client.compile(module, device_list(devices), compile_options(devices)).serialize()
+
+
+def compile_unloaded(
+    module: Any, devices: Sequence[Any], overrides: Mapping[str, Any] | None = None
+) -> Any:
+    """Compile an MLIR module for devices that are not there; return what XLA knows of it."""
+    options = compile_options(devices, overrides)
+    return devices[0].client.compile(module, device_list(devices), options)
+
+
+_registered: set[tuple[str, ...]] = set()
+
+
+def registered_passes() -> tuple[str, ...]:
+    """Return the names of the passes that were registered with XLA since this module is imported.
+
+    What is compiled with them is another program, whatever its module says. XLA does not tell which
+    there are. Source: jax/_src/xla_transform.py of JAX 0.12; earlier ones have no such passes.
+    """
+    return tuple(sorted({key[-2] for key in _registered}))
+
+
+def _watch() -> None:
+    try:
+        library: Any = importlib.import_module("jaxlib._xla")
+    except ImportError:
+        return
+    for suffix, arguments in (("", 2), ("_c_api", 3)):
+        register = getattr(library, f"register_xla_transform{suffix}", None)
+        clear = getattr(library, f"clear_xla_transform{suffix}", None)
+        if register is not None and clear is not None:
+            added, gone = _registered.add, _registered.discard
+            setattr(library, f"register_xla_transform{suffix}", _noting(register, added, arguments))
+            setattr(library, f"clear_xla_transform{suffix}", _noting(clear, gone, arguments))
+
+
+def _noting(
+    function: Callable[..., Any], note: Callable[[tuple[str, ...]], None], arguments: int
+) -> Callable[..., Any]:
+    """Return ``function``, which notes its first arguments: the last are a name and a stage."""
+
+    @functools.wraps(function)
+    def noting(*args: Any) -> Any:
+        result = function(*args)
+        note(tuple(map(str, args[:arguments])))
+        return result
+
+    return noting
+
+
+_watch()

@@ -1,4 +1,4 @@
-"""Programs that JAX has lowered: modules, devices, options; must not compile them."""
+"""Programs that JAX has lowered: modules, devices, options."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import jax
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 
+from snaprt.jaxapi.compiler.executables import compile_options
 from snaprt.jaxapi.compiler.modules import bytecode_without_locations, portable_artifact
-from snaprt.jaxapi.compiler.options import compile_options
-from snaprt.jaxapi.devices import Device
-from snaprt.jaxapi.tracing.abstract_values import is_extended_dtype, key_type_text
+from snaprt.jaxapi.installation import Device
+from snaprt.jaxapi.tracing.arrays import is_extended_dtype, key_type_text
 
 
 def lower(
@@ -106,7 +106,7 @@ def results_of_lowered(lowered: jax.stages.Lowered) -> list[Any]:
 def compile_options_of_lowered(lowered: jax.stages.Lowered) -> Any:
     """Return the options that JAX compiles a lowered program with.
 
-    Checked with jax 0.10.2 and 0.12.0. Source: ``from_hlo`` of jax/_src/interpreters/pxla.py.
+    Source: ``from_hlo`` of jax/_src/interpreters/pxla.py.
     """
     lowering: Any = lowered._lowering
     arguments = lowering.compile_args
@@ -168,7 +168,7 @@ def call_of_lowered(lowered: jax.stages.Lowered) -> str:
 
 
 def is_compiled(lowered: jax.stages.Lowered) -> bool:
-    """Return whether XLA has compiled a lowered program (JAX 0.10.2 and 0.12.0)."""
+    """Return whether XLA has compiled a lowered program."""
     lowering: Any = lowered._lowering
     return lowering._executable is not None
 

@@ -1,16 +1,17 @@
-"""Parses, prints and describes MLIR modules; must not know what made them or runs them."""
+"""Parses, prints, describes, converts and interprets MLIR modules."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jax._src.interpreters import mlir as _mlir
+from jaxlib import _hlo  # type: ignore[attr-defined]
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
@@ -137,3 +138,94 @@ def _digest_of_constant(value: Any) -> str:
     except BufferError:  # an element type that Python's buffers do not have, such as bf16
         content = str(value).encode()
     return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def module_to_hlo_proto(module: Any) -> bytes:
+    """Convert a StableHLO module to a serialized, unoptimized ``xla.HloModuleProto``.
+
+    Raises:
+        ValueError: XLA has no HLO for something in it.
+    """
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(file=buffer)
+    try:
+        computation = _jaxlib.mlir.mlir_module_to_xla_computation(buffer.getvalue())
+    except Exception as error:  # of several types, by version and cause
+        raise ValueError(str(error)) from None
+    return computation.as_serialized_hlo_module_proto()
+
+
+def hlo_to_stablehlo(proto: bytes) -> bytes:
+    """Convert a serialized ``xla.HloModuleProto`` to StableHLO, as MLIR bytecode.
+
+    Raises:
+        ValueError: It is none, or something in it has no StableHLO.
+    """
+    try:
+        return _jaxlib.mlir.hlo_to_stablehlo(proto)
+    except Exception as error:  # of several types, by version and cause
+        raise ValueError(str(error)) from None
+
+
+def hlo_text(proto: bytes) -> str:
+    """Return a serialized ``xla.HloModuleProto`` as HLO text.
+
+    Raises:
+        ValueError: It is none, or XLA does not accept it.
+    """
+    try:
+        return _hlo.HloModule.from_serialized_hlo_module_proto(proto).to_string()
+    except Exception as error:
+        raise ValueError(str(error)) from None
+
+
+def parse_hlo_text(text: str) -> bytes:
+    """Parse HLO text into a serialized ``xla.HloModuleProto``.
+
+    Raises:
+        ValueError: XLA's parser refuses it; the message names line and column.
+    """
+    try:
+        return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+    except Exception as error:
+        raise ValueError(str(error)) from None
+
+
+def interpret(module: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Evaluate an MLIR module with StableHLO's reference interpreter.
+
+    Args:
+        module: Its results are real numbers of types that Python's buffers have.
+        inputs: One array for each parameter of ``main``, of any dtype that XLA has.
+
+    Raises:
+        ValueError: The interpreter does not know an operation of it.
+    """
+    (main,) = [
+        o for o in module.body.operations if o.operation.attributes["sym_name"].value == "main"
+    ]
+    with module.context, ir.Location.unknown():
+        _generalize_dots(module)
+        arguments = [
+            ir.DenseElementsAttr.get(np.ascontiguousarray(array).tobytes(), type=kind)
+            for array, kind in zip(inputs, main.function_type.value.inputs, strict=True)
+        ]
+        try:
+            results = stablehlo.eval_module(module, arguments)
+        except Exception as error:  # of several types, by version and cause
+            raise ValueError(str(error)) from None
+        return [np.asarray(result) for result in results]
+
+
+def _generalize_dots(module: Any) -> None:
+    """Replace ``stablehlo.dot``, which `hlo_to_stablehlo` makes and the interpreter refuses."""
+    for dot in list(operations_within(module.operation)):
+        if dot.name != "stablehlo.dot":
+            continue
+        left, right = dot.operands
+        contracted = ir.RankedTensorType(left.type).rank - 1
+        numbers = stablehlo.DotDimensionNumbers.get([], [], [contracted], [0])
+        with ir.InsertionPoint(dot):
+            general = stablehlo.dot_general(dot.results[0].type, left, right, numbers)
+        dot.results[0].replace_all_uses_with(general)
+        dot.erase()

@@ -1,4 +1,4 @@
-"""Describes and makes calls of jitted functions, as JAX lowers them; must not know who watches."""
+"""Describes, makes and tells apart calls of jitted functions, as JAX lowers them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import array as _array
 from jax._src import core as _core
 from jax._src import pjit as _pjit
@@ -16,26 +17,20 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 
 from snaprt.jaxapi.jit.entry import infer_jit, parse_jit_call, run_jit, run_jit_primitive
+from snaprt.jaxapi.settings import trace_context
 
 
 @dataclass(frozen=True)
 class FlatCall:
-    """A call of a jitted function as JAX lowers it.
+    """A call of a jitted function as JAX lowers it."""
 
-    Attributes:
-        args: The leaves of its arguments, static ones left out.
-        names: Of each argument, such as ``params['w']``.
-        results: The name of each result, such as ``result['loss']``.
-        params: The parameters of the primitive ``jit``.
-        unflatten: Makes of the results what the function returns.
-        captured: How many of the arguments are no leaves of the user's, and come before those.
-    """
-
-    args: tuple[Any, ...]
-    names: tuple[str, ...]
-    results: tuple[str, ...]
+    args: tuple[Any, ...]  # the leaves of its arguments, static ones left out
+    names: tuple[str, ...]  # of each argument, such as ``params['w']``
+    results: tuple[str, ...]  # the name of each result, such as ``result['loss']``
     params: dict[str, Any]
+    # Makes of the results what the function returns.
     unflatten: Callable[[Sequence[Any]], Any] = list
+    # How many of the arguments are no leaves of the user's, and come before those.
     captured: int = 0
 
 
@@ -207,3 +202,40 @@ def lower_jit_call(call: FlatCall) -> Any:
         pgle_profiler=None,
     )
     return jax.stages.Lowered(computation, {}, None)
+
+
+def kind_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return what tells calls of a jitted function that run different programs.
+
+    Returns:
+        A key, equal for calls of one kind as long as what stands beside it is alive; the same
+        call may have more than one.
+    """
+    signature, leaves = parse_jit_call(info, args, kwargs)
+    parts, alive = _kinds_of(leaves)
+    return (signature, parts, trace_context()), alive
+
+
+def kind_of_flat_call(call: FlatCall) -> tuple[Any, Any]:
+    """Return what tells calls of one traced function that run different programs.
+
+    Returns:
+        As `kind_of_jit_call`.
+    """
+    params = call.params
+    chosen = (params["in_shardings"], params["out_shardings"], params["donated_invars"])
+    parts, alive = _kinds_of(call.args)
+    return (parts, chosen, trace_context()), alive
+
+
+def _kinds_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    parts: list[Any] = []
+    alive: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, _array.ArrayImpl):
+            aval, sharding = leaf.aval, leaf.sharding
+            parts += (id(aval), id(sharding), leaf._committed)
+            alive += (aval, sharding)
+        else:
+            parts += (type(leaf), getattr(leaf, "dtype", None), np.shape(leaf))
+    return tuple(parts), alive

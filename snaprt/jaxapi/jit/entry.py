@@ -1,11 +1,12 @@
-"""Asks others before JAX makes a call of a jitted function; must not know who they are."""
+"""Asks others before JAX makes a call of a jitted function, or indexes an array."""
 
 from __future__ import annotations
 
 import functools
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,16 @@ from jax._src import api_util as _api_util
 from jax._src import pjit as _pjit
 from jax._src import tree_util as _tree_util
 from jax._src.lib import jax_jit as _jax_jit
+from jax._src.numpy import indexing as _indexing
 
 from snaprt.jaxapi.installation import is_file_of_jax, is_source_of_jax
-from snaprt.jaxapi.tracing.traces import read_as_constants, staging_for_constants
+from snaprt.jaxapi.tracing.arrays import ArrayImpl
+from snaprt.jaxapi.tracing.traces import (
+    current_trace_setting,
+    once,
+    read_as_constants,
+    staging_for_constants,
+)
 
 #: Infers the types of a call of a jitted function: JAX's own, before anybody asks.
 infer_jit: Any = _pjit._infer_params
@@ -154,3 +162,80 @@ def jit_again(fun: Any, info: Any) -> Any:
 def jit_entries(function: Any) -> int:
     """Return for how many kinds of calls JAX has looked for a compiled program of a function."""
     return function._cache_size()
+
+
+NOT_KNOWN = object()
+
+_FollowJit = Callable[
+    [Any, Callable[..., Any], Any, Any, Any],
+    tuple[Any, Callable[[Any], None] | None, tuple[Any, Any]],
+]
+
+
+def intercept_jit(kind: type, follow: _FollowJit) -> None:
+    """Ask ``follow`` first whenever a jitted function is called under a trace of type ``kind``.
+
+    Args:
+        kind: The type of the trace.
+        follow: Takes the trace, the function, what JAX knows of the jit, and the arguments. Returns
+            what the call returns, or ``NOT_KNOWN`` and what to tell what JAX then returned, with
+            the arguments to call it with.
+    """
+
+    def ask(fun: Any, info: Any, args: Any, kwargs: Any) -> MakeCall | None:
+        trace = current_trace_setting.value
+        if type(trace) is not kind:
+            return None
+        returned, learn, sent = follow(trace, fun, info, args, kwargs)
+        if returned is not NOT_KNOWN:
+            return lambda: (returned, *NO_FAST_PATH)
+        if learn is None:
+            return None
+
+        def make() -> tuple[Any, ...]:
+            inferred, flat = infer_jit(fun, info, *sent)
+            done = run_jit(inferred, flat, fun, *sent)
+            learn(done[0])
+            return done
+
+        return make
+
+    ask_before_jit(kind, ask)
+
+
+@once
+def intercept_indexing(
+    kind: Any, follow: Callable[[Any, Any, Any, Callable[[], Any]], Any]
+) -> None:
+    """Ask ``follow`` whenever an ordinary array is indexed under a trace of type ``kind``.
+
+    Checked with jax 0.10.2 and 0.12.0: ``__getitem__`` of an array calls this function by its name.
+    """
+    module: Any = _indexing
+    take = module.rewriting_take
+
+    @functools.wraps(take)
+    def rewriting_take(arr: Any, idx: Any, **options: Any) -> Any:
+        trace = current_trace_setting.value
+        if type(trace) is kind and type(arr) is ArrayImpl and not options:
+            return follow(trace, arr, idx, lambda: take(arr, idx))
+        return take(arr, idx, **options)
+
+    module.rewriting_take = rewriting_take
+
+
+def parse_call(
+    function: Callable[..., Any], info: Any, args: Any, kwargs: Any
+) -> tuple[Any, Sequence[Any]] | None:
+    """Return what identifies a call of a jitted function, and its flat arguments that are traced.
+
+    The first can be hashed and compared; it does not hold the function. ``None`` where arguments
+    cannot be hashed.
+    """
+    try:
+        signature, operands = parse_jit_call(info, args, kwargs)
+        key = (weakref.ref(function), info, signature)
+        hash(key)
+    except (TypeError, ValueError):
+        return None
+    return key, operands

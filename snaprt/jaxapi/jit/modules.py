@@ -1,4 +1,4 @@
-"""What goes into the module of a jitted function, and out; must not know who records it."""
+"""What goes into the module of a jitted function, and out."""
 
 from __future__ import annotations
 
@@ -12,36 +12,25 @@ from jax._src import array as _array
 from jax._src import core as _core
 
 from snaprt.jaxapi.compiler.lowered import devices_of_lowered
-from snaprt.jaxapi.devices import Device
+from snaprt.jaxapi.installation import Device
 from snaprt.jaxapi.jit.calls import FlatCall
 
 
 @dataclass(frozen=True)
 class JitModule:
-    """What a lowered jitted function is called with, and what it returns.
+    """What a lowered jitted function is called with, and what it returns."""
 
-    Attributes:
-        name: Of the function.
-        devices: Where it runs, in the order of its partitions.
-        input_names: Of each parameter of the module; arguments that it does not use are gone.
-        output_names: Of each result.
-        input_shapes: Of each parameter.
-        donated: The parameters whose memory an execution may take.
-        is_recordable: Whether arrays alone go in and out.
-        is_pure: Whether it neither writes to references nor has effects.
-        has_all_results: Whether each result that the user gets comes out of the module as it is.
-        kept: Which arguments go in, where those alone do, on one device; else None.
-    """
-
-    name: str
-    devices: tuple[Device, ...]
+    name: str  # of the function
+    devices: tuple[Device, ...]  # where it runs, in the order of its partitions
+    # Of each parameter of the module; arguments that it does not use are gone.
     input_names: tuple[str, ...]
     input_shapes: list[tuple[int, ...]]
     output_names: tuple[str, ...]
-    donated: tuple[int, ...]
-    is_recordable: bool
-    is_pure: bool
-    has_all_results: bool
+    donated: tuple[int, ...]  # the parameters whose memory an execution may take
+    is_recordable: bool  # whether arrays alone go in and out
+    is_pure: bool  # whether it neither writes to references nor has effects
+    has_all_results: bool  # whether each result that the user gets comes out of the module as it is
+    # Which arguments go in, where those alone do, on one device; else None.
     kept: tuple[int, ...] | None
 
 

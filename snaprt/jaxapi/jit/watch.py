@@ -1,25 +1,30 @@
-"""Hands the calls of jitted functions to a watcher; must not know what that does with them.
+"""Hands the calls of jitted functions, and of what was compiled ahead of them, to a watcher.
 
 A jitted function is called in C++, which finds the executable by the arguments and by what of JAX's
 configuration counts. A setting of our own counts here: while a thread has it, C++ finds nothing and
-asks JAX's Python, which asks us. Nothing else of JAX looks at it. Checked with jax 0.10.2 and
-0.12.0.
+asks JAX's Python, which asks us. Nothing else of JAX looks at it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
+import jax
 from jax._src import callback as _callback
 from jax._src import core as _core
 from jax._src import pjit as _pjit
+from jax._src import tree_util as _tree_util
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 
-from snaprt.jaxapi.jit.ahead import CompiledAhead, watch_compiled
+from snaprt.jaxapi.jit.calls import FlatCall, named_call
 from snaprt.jaxapi.jit.entry import (
     NO_FAST_PATH,
     MakeCall,
@@ -27,6 +32,79 @@ from snaprt.jaxapi.jit.entry import (
     ask_before_jit,
     run_jit_primitive,
 )
+
+
+@dataclass(eq=False)
+class CompiledAhead:
+    """What was compiled before it is called."""
+
+    lowered: jax.stages.Lowered  # the program, which holds the executable
+    like: FlatCall  # a call of it, without the arguments
+    known: Any = None  # what whoever looks at its calls wants to keep
+
+
+CompiledWatcher = Callable[[str, CompiledAhead | None, Any, Callable[[], Any]], Any]
+"""Makes a call of a compiled program: takes its name, as far as it is known; what it is, None where
+it was compiled before anybody looked; the leaves of its arguments; and what makes the call."""
+
+
+def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> None:
+    """Let ``watcher`` make the calls of compiled programs where ``is_watched``; once a process."""
+    compile_lowered, call_compiled = jax.stages.Lowered.compile, jax.stages.Compiled.__call__
+
+    @functools.wraps(compile_lowered)
+    def compile_and_keep(lowered: Any, *args: Any, **kwargs: Any) -> Any:
+        compiled: Any = compile_lowered(lowered, *args, **kwargs)
+        options = args[0] if args else kwargs.get("compiler_options")
+        # Made at the first call: few are called while somebody looks.
+        compiled.snaprt_ahead = functools.cache(lambda: _ahead(lowered, compiled, options))
+        return compiled
+
+    @functools.wraps(call_compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Our own calls of our own programs are looked at elsewhere.
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if caller.startswith(("snaprt.", "snaprt_")) or not (
+            is_watched() and _core.trace_state_clean()
+        ):
+            return call_compiled(*args, **kwargs)
+        compiled: Any = args[0]
+        leaves = _tree_util.tracing_registry.flatten((args[1:], kwargs))[0]
+        make = getattr(compiled, "snaprt_ahead", None)
+        ahead = None if make is None else make()
+        name = "a compiled program" if ahead is None else ahead.like.params["name"]
+        return watcher(name, ahead, leaves, lambda: call_compiled(*args, **kwargs))
+
+    stages: Any = jax.stages
+    stages.Lowered.compile = compile_and_keep
+    stages.Compiled.__call__ = call
+
+
+def _ahead(lowered: Any, compiled: Any, options: Any) -> CompiledAhead | None:
+    lowering = copy.copy(lowered._lowering)
+    arguments: dict[str, Any] = getattr(lowering, "compile_args", {})
+    described = arguments.get("all_args_info")
+    if described is None:
+        return None
+    lowering._executable = compiled._executable
+    lowering._compiler_options_kvs += tuple((options or {}).items())
+    effects = (*arguments["ordered_effects"], *arguments["unordered_effects"])
+    debug_info = described.debug_info
+    params = {
+        "name": debug_info.func_src_info.partition(" at ")[0],
+        "jaxpr": SimpleNamespace(effects=effects),
+    }
+    like = named_call(
+        (), debug_info.arg_names, len(described.in_avals), debug_info.result_paths,
+        len(arguments["global_out_avals"]), params,
+    )  # fmt: skip
+    return CompiledAhead(jax.stages.Lowered(lowering, lowered.args_info, lowered.out_tree), like)
+
+
+def called_with(ahead: CompiledAhead, args: Any) -> FlatCall:
+    """Return a call with the leaves of its arguments."""
+    return replace(ahead.like, args=tuple(map(_core.full_lower, args)))
+
 
 #: Operations that JAX jits when they are called eagerly, and that run functions of the user's.
 _RUN_FUNCTIONS: Final = frozenset({"call_exported", "cond", "scan", "while"})
@@ -53,7 +131,7 @@ class JitWatcher(Protocol):
     def call_compiled(
         self, name: str, ahead: CompiledAhead | None, args: Any, run: Callable[[], Any]
     ) -> Any:
-        """Call what was compiled ahead of time; see `snaprt.jaxapi.jit.ahead`."""
+        """Call what was compiled ahead of time; see `snaprt.jaxapi.jit.watch`."""
 
 
 def use_jit_watcher(watcher: JitWatcher) -> None:

@@ -1,23 +1,104 @@
-"""Tells arrays and host scalars apart, describes and copies them; must not know programs."""
+"""Arrays and their abstract values, and an array that is a tracer to JAX alone."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from operator import attrgetter
+from types import FrameType, FunctionType
 from typing import Any
 
 import jax
+import jax.numpy  # gives tracers their operators
 import numpy as np
+from jax._src import core as _core
+from jax._src import dtypes as _dtypes
 from jax._src import layout as _layout
 from jax._src.interpreters import pxla as _pxla
 from jax._src.lib import xla_client as _xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.random import prng as _prng
+from jax._src.random.prng import PRNGKeyArray
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 
-from snaprt.jaxapi.devices import Device
-from snaprt.jaxapi.meshes import under_mesh
-from snaprt.jaxapi.settings import x64
-from snaprt.jaxapi.tracing.abstract_values import ShapedArray
+from snaprt.jaxapi.installation import Device
+from snaprt.jaxapi.settings import under_mesh, x64
 from snaprt.jaxapi.tracing.traces import evaluating
+
+ShapedArray = _core.ShapedArray
+
+
+def is_array_aval(aval: Any) -> bool:
+    """Return whether ``aval`` describes an ordinary array (no reference, no token)."""
+    return isinstance(aval, ShapedArray)
+
+
+def has_no_values(aval: Any) -> bool:
+    """Return whether ``aval`` is of the derivatives of integers, kept by JAX as numpy arrays."""
+    return bool(aval.dtype == jax.dtypes.float0)
+
+
+def is_placed_aval(aval: Any) -> bool:
+    """Return whether the type of an array names the axes of a mesh."""
+    mesh = getattr(aval.sharding, "mesh", None)
+    kind = getattr(aval, "manual_axis_type", None)
+    varies = getattr(aval, "vma", None) or getattr(kind, "varying", None)
+    return bool(varies) or (mesh is not None and not mesh.empty)
+
+
+def is_in_default_memory(aval: Any) -> bool:
+    """Return whether an array is not in the memory of the host, beside its device's."""
+    return bool(aval.memory_space == jax.memory.Space.Device)
+
+
+def is_extended_dtype(value: Any) -> bool:
+    """Return whether ``value`` is a dtype of JAX's own, as that of PRNG keys."""
+    return isinstance(value, _prng.KeyTy)
+
+
+def key_type_text(dtype: Any) -> str:
+    """Return what tells a type of PRNG keys from others, those of the user's own included.
+
+    Two implementations may have one tag, which is all that JAX prints.
+    """
+    return str([(name, _part_text(part)) for name, part in dtype._impl._asdict().items()])
+
+
+def _part_text(part: Any) -> str:
+    return f"{part.__module__}.{part.__qualname__}" if callable(part) else repr(part)
+
+
+def own_key_type(value: Any) -> str | None:
+    """Return the name of a type of PRNG keys, or of what implements one, of JAX's; else None.
+
+    It stands for the functions that the implementation is a tuple of; a user's might stand for
+    others.
+    """
+    implementation = getattr(value, "_impl", value)
+    functions = [part for part in implementation if callable(part)]
+    is_own = all(function.__module__.partition(".")[0] == "jax" for function in functions)
+    return implementation.name if is_own else None
+
+
+def is_scalar_type(value: Any) -> bool:
+    """Return whether ``value`` is one of JAX's own scalar types, such as ``jax.numpy.float32``."""
+    return isinstance(value, type(jax.numpy.float32))
+
+
+def dtype_of_name(name: str) -> Any:
+    """Return the dtype, of JAX's own too, that ``str`` calls ``name``.
+
+    Raises:
+        ValueError: There is none.
+    """
+    for implementation in _prng.prngs.values():
+        kind = _prng.KeyTy(implementation)
+        if str(kind) == name:
+            return kind
+    try:
+        return jax.numpy.dtype(name)
+    except TypeError as error:
+        raise ValueError(f"no dtype is called {name}") from error
+
 
 ArrayImpl: Any = _jaxlib.ArrayImpl
 
@@ -70,7 +151,7 @@ def to_device(value: Any) -> jax.Array:
 
 
 def before_deleted(ask: Callable[[Any], None]) -> None:
-    """Call ``ask`` with each array that is deleted, before that (JAX 0.10.2 and 0.12.0)."""
+    """Call ``ask`` with each array that is deleted, before that."""
     if ask in _asked_before_deleted:
         return
     _asked_before_deleted.append(ask)
@@ -96,7 +177,7 @@ _asked_before_deleted: list[Callable[[Any], None]] = []
 
 
 def refuse_deleted(array: Any) -> None:
-    """Raise the `RuntimeError` of eager JAX if ``array`` was deleted (JAX 0.10.2 and 0.12.0)."""
+    """Raise the `RuntimeError` of eager JAX if ``array`` was deleted."""
     getattr(array, "_base_array", array)._check_if_deleted()
 
 
@@ -137,10 +218,7 @@ def _default_format(array: Any) -> Any:
 
 
 def put_on(device: Device, value: np.ndarray) -> jax.Array:
-    """Return an array on a device of any client; it may share the memory of ``value``.
-
-    Checked with JAX 0.10.2 and 0.12.0.
-    """
+    """Return an array on a device of any client; it may share the memory of ``value``."""
     with x64(True):  # or 64-bit values would be narrowed
         array: jax.Array = _xla_client.batched_device_put(
             ShapedArray(value.shape, value.dtype),
@@ -149,3 +227,68 @@ def put_on(device: Device, value: np.ndarray) -> jax.Array:
             [device],
         )
     return array
+
+
+_Tracer: Any = _core.Tracer
+_frame = sys._getframe
+
+
+class _TracerToJax(_Tracer):
+    __slots__ = ()
+
+
+def _is_of_jax(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "")[:4] == "jax."
+
+
+def _shard(arrays: Any, shardings: Any, layouts: Any, semantics: Any) -> Any:
+    """Put arrays onto devices, as `jax.device_put` does where no function is being traced."""
+    return _pxla.shard_args(shardings, layouts, semantics, [a.full_lower() for a in arrays])
+
+
+class _ArrayOfTrace(jax.Array):
+    """A `jax.Array` that JAX takes for a tracer; it does all that tracers do."""
+
+    __slots__ = ("__weakref__", "_line_info", "_trace", "aval")
+
+    aval: Any  # the abstract value
+    _trace: Any
+
+    def __init_subclass__(cls) -> None:
+        _pxla.shard_arg_handlers[cls] = _shard
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What `isinstance` goes by where the type itself does not answer."""
+        if _frame(1).f_globals.get("__name__", "")[:4] == "jax.":  # `_is_of_jax`, written out
+            return _TracerToJax
+        return self._kind_of_value()
+
+    def __getattr__(self, name: str) -> Any:
+        """Find for JAX what its tracers have, and for everybody what the value has."""
+        if _is_of_jax(_frame(1)) and hasattr(self.aval, name):
+            return _Tracer.__getattr__(self, name)
+        kind = self._kind_of_value()
+        if name == "__cuda_array_interface__" and self.platform() == "cpu":
+            raise AttributeError(f"{name} is only defined for NVidia GPU buffers.")
+        if hasattr(kind, name) or name in kind.__annotations__:
+            return getattr(self.full_lower(), name)
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+
+    def _kind_of_value(self) -> Any:
+        """Return the type of the array that the value is."""
+        is_key = _dtypes.issubdtype(self.aval.dtype, jax.dtypes.prng_key)
+        return PRNGKeyArray if is_key else ArrayImpl
+
+
+# Any: a subclass answers where the base class is typed to raise.
+ArrayOfTrace: Any = _ArrayOfTrace
+
+_NOT_OF_TRACERS = {"__class__", "__getattr__", "__init__", "__jax_array__"}
+for _name, _attribute in vars(_Tracer).items():
+    if isinstance(_attribute, FunctionType | property) and _name not in _NOT_OF_TRACERS:
+        setattr(ArrayOfTrace, _name, _attribute)
+ArrayOfTrace.__array_priority__ = ArrayImpl.__array_priority__
+ArrayOfTrace.dimension_as_value = None  # JAX looks for it at every operation
+_core.pytype_aval_mappings[ArrayOfTrace] = attrgetter("aval")
+_dtypes.register_canonicalize_value_handler(ArrayOfTrace, None)

@@ -1,4 +1,4 @@
-"""What operations do beside computing results, and who waits for it; must not know graphs."""
+"""What operations do beside computing results, and who waits for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax._src import dispatch as _dispatch
 from jax._src import effects as _effects
 from jax._src import error_check as _error_check
 
-from snaprt.jaxapi.tracing.traces import current_trace_setting, evaluating
+from snaprt.jaxapi.tracing.traces import current_trace_setting, evaluating, once
 
 
 def can_wait(effects: Iterable[Any]) -> bool:
@@ -44,10 +44,7 @@ def can_be_ordered(primitive: Any, params: Mapping[str, Any]) -> bool:
 
 
 def ordered(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a callback that `can_be_ordered`, so that it is.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return the parameters of a callback that `can_be_ordered`, so that it is."""
     if "ordered" in params:
         return {**params, "ordered": True}
     return {**params, "effect": _debugging.ordered_debug_effect}
@@ -86,16 +83,14 @@ def before_waiting_for_effects(start: Callable[[], None]) -> None:
     tokens.block_until_ready = block_until_ready
 
 
-def teach_error_check(kind: type) -> None:
+@once
+def teach_error_check(kind: Any) -> None:
     """Let `raise_if_error` of JAX's error checks look at values under a trace of type ``kind``.
 
-    It takes the trace for one of a function that is compiled, and refuses. Checked with jax 0.10.2
-    and 0.12.0.
+    It takes the trace for one of a function that is compiled, and refuses.
     """
     module: Any = _error_check
     original = module.raise_if_error
-    if getattr(original, "taught", False):
-        return
 
     @functools.wraps(original)
     def raise_if_error() -> None:
@@ -104,5 +99,4 @@ def teach_error_check(kind: type) -> None:
                 return original()
         return original()
 
-    raise_if_error.taught = True  # type: ignore[attr-defined]
     module.raise_if_error = raise_if_error

@@ -1,4 +1,4 @@
-"""JAX's own functions, and calls of them that failed; must not know what records those."""
+"""JAX's own functions, and calls of them that failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax._src import random as _random
 from jax._src import source_info_util as _source_info
 
 from snaprt.jaxapi.frames import frames_to
-from snaprt.jaxapi.tracing.abstract_values import is_array_aval
+from snaprt.jaxapi.tracing.arrays import is_array_aval
 
 _NOT_CALLED_AGAIN = frozenset({"load", "save", "savez", "fromfile"})  # they open files
 
@@ -73,12 +73,7 @@ def failed_calls(error: BaseException) -> list[FailedCall]:
 
 
 def call_abstractly(name: str, arguments: Mapping[str, Any]) -> None:
-    """Call a public function of JAX's with abstract values in place of arrays.
-
-    Args:
-        name: One of `public_functions`.
-        arguments: By parameter; abstract values anywhere inside of them.
-    """
+    """Call a public function of JAX's with abstract values in place of arrays."""
     function = public_functions()[name]
     leaves, tree = jax.tree.flatten(dict(arguments), is_leaf=is_array_aval)
     shapes = [
@@ -116,7 +111,7 @@ def random_function_names() -> frozenset[str]:
     """Return the names of the jitted functions that `jax.random` consists of.
 
     A module has a function of that name, or of that name, an underscore and a number, where a
-    program calls one. Checked with jax 0.10.2 and 0.12.0.
+    program calls one.
     """
     names = {f"jax._src.random.{found.name}" for found in pkgutil.iter_modules(_random.__path__)}
     modules = [_random, *(sys.modules[name] for name in names & sys.modules.keys())]

@@ -1,4 +1,4 @@
-"""Primitives and jaxprs: binds, evaluates, looks into them; must not know recorded graphs."""
+"""Primitives and jaxprs: binds, evaluates, looks into them."""
 
 from __future__ import annotations
 
@@ -69,10 +69,7 @@ def evaluate_call(name: str, *args: Any, **params: Any) -> Any:
 
 
 def names_within(primitive: Any, params: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the name of a primitive and, each once, those in the jaxprs among its parameters.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Yield the name of a primitive and, each once, those in the jaxprs among its parameters."""
     yield primitive.name
     for jaxpr in _core.jaxprs_in_params(params):
         for equation in jaxpr.eqns:
@@ -80,10 +77,7 @@ def names_within(primitive: Any, params: Mapping[str, Any]) -> Iterator[str]:
 
 
 def is_call_of_users_jit(primitive: Any, params: Mapping[str, Any]) -> bool:
-    """Return whether an operation is a call of a jitted function that is not one of JAX's own.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return whether an operation is a call of a jitted function that is not one of JAX's own."""
     if primitive is not _pjit.jit_p:
         return False
     file = params["jaxpr"].jaxpr.debug_info.func_filename
@@ -103,12 +97,6 @@ def extent(
     primitive: Any, params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]
 ) -> tuple[int, float]:
     """Return how large an operation is: to the compiler, and to the device.
-
-    Args:
-        primitive: The operation.
-        params: Its parameters.
-        operands: The abstract values of its operands.
-        results: Those of its results.
 
     Returns:
         The number of equations as `equations_within`, and an estimate of the floating point
@@ -201,7 +189,7 @@ def _lowering_tables() -> tuple[Mapping[Any, Any], ...]:
 
 
 def has_own_implementation(primitive: Any) -> bool:
-    """Return whether JAX runs an operation without compiling it (JAX 0.10.2 and 0.12.0)."""
+    """Return whether JAX runs an operation without compiling it."""
     implementation = vars(primitive).get("impl")
     if implementation is None:  # JAX refuses to run it
         return False

@@ -1,4 +1,4 @@
-"""How arrays and programs are spread over devices; must not know what they compute."""
+"""How arrays and programs are spread over devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax._src.interpreters import pxla as _pxla
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib.mlir import ir
 
-from snaprt.jaxapi.devices import Device, device_list
+from snaprt.jaxapi.installation import Device, device_list
 from snaprt.jaxapi.tracing.traces import evaluating
 
 
@@ -35,31 +35,24 @@ def devices_of_sharding(sharding: Any) -> tuple[Device, ...]:
 
 @dataclass(frozen=True)
 class NamedShardings:
-    """What the parameters of an operation, and the jaxprs among them, say of where it runs.
+    """What the parameters of an operation, and the jaxprs among them, say of where it runs."""
 
-    Attributes:
-        devices: The devices in the order of each sharding; two entries contradict each other.
-        mesh: The mesh that it computes under, whatever `jax.set_mesh` says.
-        commits: Whether its results are committed though it names no devices.
-        operands: The sharding that each operand must have, ``None`` for any; or nothing.
-        results: The sharding that each result will have, ``None`` for any; or nothing.
-        ends_program: Whether what uses the results must be another program, for inside of one they
-            would be of another type.
-    """
-
+    # The devices in the order of each sharding; two entries contradict each other.
     devices: frozenset[tuple[Device, ...]] = frozenset()
+    # The mesh that it computes under, whatever `jax.set_mesh` says.
     mesh: jax.sharding.Mesh | None = None
-    commits: bool = False
+    commits: bool = False  # whether its results are committed though it names no devices
+    # The sharding that each operand must have, ``None`` for any; or nothing.
     operands: tuple[jax.sharding.Sharding | None, ...] = ()
+    # The sharding that each result will have, ``None`` for any; or nothing.
     results: tuple[jax.sharding.Sharding | None, ...] = ()
+    # Whether what uses the results must be another program, for inside of one they would be of
+    # another type.
     ends_program: bool = False
 
 
 def named_shardings(params: Mapping[str, Any]) -> NamedShardings:
-    """Return what the parameters of an operation say of where it runs.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return what the parameters of an operation say of where it runs."""
     operands = tuple(map(_named, params.get("in_shardings", ())))
     results = tuple(map(_named, params.get("out_shardings", ())))
     if "unconstrained_dims" in params and not _mlir.contains_unconstrained(params["sharding"]):
@@ -185,19 +178,13 @@ def partitions_of(module: Any) -> int:
 
 @dataclass(frozen=True)
 class Partitioning:
-    """How XLA was told to spread a program over devices.
+    """How XLA was told to spread a program over devices."""
 
-    Attributes:
-        replicas: How many copies of the whole program run.
-        parameters: For each parameter, whether XLA may choose its sharding; or nothing.
-        results: The same of each result.
-        shardy: Whether the module's shardings are Shardy's rather than GSPMD's.
-    """
-
-    replicas: int = 1
+    replicas: int = 1  # how many copies of the whole program run
+    # For each parameter, whether XLA may choose its sharding; or nothing.
     parameters: tuple[bool, ...] = ()
-    results: tuple[bool, ...] = ()
-    shardy: bool = False
+    results: tuple[bool, ...] = ()  # the same of each result
+    shardy: bool = False  # whether the module's shardings are Shardy's rather than GSPMD's
 
 
 def partitioning_of_options(serialized: bytes) -> Partitioning:

@@ -1,4 +1,4 @@
-"""Teaches JAX's functions arrays and traces of other kinds; must not know what those are."""
+"""Teaches JAX's functions arrays and traces of other kinds, and finds out who demands values."""
 
 from __future__ import annotations
 
@@ -6,27 +6,39 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
 from typing import Any
 
 import jax
 from jax._src import api as _api
+from jax._src import array as _array
+from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import pjit as _pjit
 from jax._src import pmap as _pmap
+from jax._src import shard_map as _shard_map
 from jax._src import sharding_impls as _shardings
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 
-from snaprt.jaxapi.meshes import under_mesh
-from snaprt.jaxapi.tracing.traces import current_trace_setting, evaluating
+from snaprt.jaxapi.settings import under_mesh
+from snaprt.jaxapi.tracing.traces import (
+    current_trace,
+    current_trace_setting,
+    evaluating,
+    is_staging,
+    once,
+    read_as_constants,
+    set_current_trace,
+    staging_for_constants,
+)
+from snaprt.jaxapi.tracing.traces import staging as _staging
 
-_device_get_patched = False
 
-
-def teach_device_get(kind: type, read: Callable[[Any], Any]) -> None:
+@once
+def teach_device_get(kind: Any, read: Callable[[Any], Any]) -> None:
     """Make `jax.device_get` read instances of ``kind``, which it would hand back as tracers."""
-    global _device_get_patched
-    if _device_get_patched:
-        return
     original = _api._device_get
 
     @functools.wraps(original)
@@ -34,18 +46,16 @@ def teach_device_get(kind: type, read: Callable[[Any], Any]) -> None:
         return read(x) if isinstance(x, kind) else original(x)
 
     _api._device_get = device_get_leaf
-    _device_get_patched = True
 
 
-def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
+@once
+def teach_compiled(kind: Any, read: Callable[[Any], jax.Array]) -> None:
     """Let what `jax.stages.Lowered.compile` returns take the values of instances of ``kind``.
 
     JAX takes them for tracers, to which it refuses to apply a compiled function. Checked with jax
     0.10.2 and 0.12.0: whatever is no plain array comes by this method.
     """
     original: Any = jax.stages.Compiled.call
-    if getattr(original, "intercepted", False):
-        return
 
     def value(leaf: Any) -> Any:
         return read(leaf) if isinstance(leaf, kind) else leaf
@@ -55,23 +65,17 @@ def teach_compiled(kind: type, read: Callable[[Any], jax.Array]) -> None:
         args, kwargs = jax.tree.map(value, (args, kwargs))
         return original(params, *args, **kwargs)
 
-    call.intercepted = True  # type: ignore[attr-defined]
     jax.stages.Compiled.call = staticmethod(call)  # type: ignore[method-assign]
 
 
-_trace_state_patched = False
-
-
-def teach_trace_state(kind: type) -> None:
+@once
+def teach_trace_state(kind: Any) -> None:
     """Let those of JAX's functions work as ever that do otherwise where JAX traces.
 
     They ask `trace_state_clean`, and recording lazily under a trace of type ``kind`` is not tracing
     to them. `jax.set_mesh`, `jax.sharding.get_mesh` and compiled functions refuse to work there,
     and `jax.pmap` leaves its operands where they lie. Whoever else asks gets the old answer.
     """
-    global _trace_state_patched
-    if _trace_state_patched:
-        return
     original = _core.trace_state_clean
     compiled: Any = inspect.unwrap(jax.stages.Compiled.call)
     pmap: Any = inspect.unwrap(_pmap.pmap)
@@ -89,21 +93,15 @@ def teach_trace_state(kind: type) -> None:
         )
 
     _core.trace_state_clean = trace_state_clean
-    _trace_state_patched = True
 
 
-_full_patched = False
-
-
+@once
 def teach_full(kind: Any) -> None:
     """Let what fills arrays (`jnp.zeros`, `jnp.ones_like`, ...) follow shardings lazily too.
 
     JAX 0.10.2 and 0.12.0 heed a sharding only where the value to fill with is an array of their
     own, and take an instance of ``kind`` that is to be resembled for a tracer, which has none.
     """
-    global _full_patched
-    if _full_patched:
-        return
     original = _lax.full
 
     @functools.wraps(original)
@@ -123,7 +121,6 @@ def teach_full(kind: Any) -> None:
     for name in ("full_like", "empty_like"):  # the second in JAX 0.12 alone
         if hasattr(_lax, name):
             _replace_in_lax(name, _of_described(getattr(_lax, name), kind))
-    _full_patched = True
 
 
 class _Description(jax.ShapeDtypeStruct):
@@ -155,3 +152,152 @@ def _replace_in_lax(name: str, function: Callable[..., Any]) -> None:
     for module in (_lax, jax.lax):
         if hasattr(module, name):
             setattr(module, name, function)
+
+
+#: Functions whose arguments are arrays that exist, and modules that have them under that name.
+_OF_VALUES: Any = (
+    ("make_array_from_single_device_arrays", (_array, jax)),
+    ("convert_to_metaty", (_pjit,)),  # describes the arguments of `jit(f).lower`
+)
+
+#: Functions that trace others, whose closures may hold no tracers, and the modules that have them.
+_OF_CONSTANTS: Any = (
+    ("_trace_composite_to_jaxpr", _lax),
+    ("_reduction_jaxpr", _lax),
+    ("_variadic_reduction_jaxpr", _lax),
+    ("lower_jaxpr", _partial_eval),  # where a value that consists of arrays was closed over
+    ("lower_jaxpr2", _partial_eval),
+)
+
+Read = Callable[[Any, str], Any]
+
+
+@once
+def teach_values(kind: Any, read: Read) -> None:
+    """Let functions that need values find those of instances of ``kind``."""
+
+    def value(leaf: Any, cause: str) -> Any:
+        return read(leaf, cause) if type(leaf) is kind else leaf
+
+    for name, modules in _OF_VALUES:
+        _replace(name, modules, _of_values(getattr(modules[0], name), name, value))
+    callback = "make_array_from_callback"
+    _replace(callback, (_array, jax), _of_callback(_array.make_array_from_callback, value))
+    for name, module in _OF_CONSTANTS:
+        _replace(name, (module,), staging_for_constants(name.strip("_"))(getattr(module, name)))
+    _teach_traces(value)
+    read_as_constants.add(kind)
+
+
+def _replace(name: str, modules: Any, function: Callable[..., Any]) -> None:
+    for module in modules:
+        setattr(module, name, function)
+
+
+def _of_values(function: Callable[..., Any], name: str, value: Read) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def with_values(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = jax.tree.map(lambda leaf: value(leaf, name), (args, kwargs))
+        with _evaluating_values():
+            return function(*args, **kwargs)
+
+    return with_values
+
+
+def _of_callback(function: Callable[..., Any], value: Read) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def with_values(shape: Any, sharding: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
+        outer = current_trace()
+
+        def data(index: Any) -> Any:
+            with set_current_trace(outer):
+                return value(callback(index), "make_array_from_callback")
+
+        with _evaluating_values():
+            return function(shape, sharding, data, *args, **kwargs)
+
+    return with_values
+
+
+def _evaluating_values() -> AbstractContextManager[Any]:
+    """Return a context in which what is computed of values, as the words of keys, is one too."""
+    return nullcontext() if is_staging() else evaluating()
+
+
+def _teach_traces(value: Read) -> None:
+    """Let eager `shard_map`, and what is traced for constants or folds them, take the arrays."""
+    staging: Any = _partial_eval.DynamicJaxprTrace
+    mapping: Any = _shard_map.ShardMapTrace
+    new_const, to_pair = staging.new_const, mapping.to_val_mat_pair
+    process_primitive = staging.process_primitive
+
+    def new_constant(trace: Any, constant: Any, *args: Any, **kwargs: Any) -> Any:
+        if _staging.for_constants:
+            constant = value(constant, _staging.for_constants)
+        return new_const(trace, constant, *args, **kwargs)
+
+    def process(trace: Any, primitive: Any, operands: Any, params: Any, /) -> Any:
+        if _config.eager_constant_folding.value:  # inside of `jax.ensure_compile_time_eval`
+            operands = [value(operand, "ensure_compile_time_eval") for operand in operands]
+        return process_primitive(trace, primitive, operands, params)
+
+    def to_val_mat_pair(trace: Any, operand: Any) -> Any:
+        return to_pair(trace, value(operand, "shard_map"))
+
+    staging.new_const = staging.pure = staging.lift = new_constant
+    staging.process_primitive = process
+    mapping.to_val_mat_pair = to_val_mat_pair
+
+
+def asked_as_opaque_state() -> bool:
+    """Return whether the caller's caller is the comparison of two opaque trace states.
+
+    Libraries (flax) compare `get_opaque_trace_state()` to find out whether an object was made at
+    another trace level. Recording lazily is no other level, so there the lazy trace answers that
+    it equals the eager one. Everywhere else, above all in the key of jit's fast path, it must not.
+    """
+    return sys._getframe(2).f_code is _core.OpaqueTraceState.__eq__.__code__
+
+
+# Functions that only pass the question "is this concrete?" on.
+_ASKS_ON = frozenset({"is_concrete", "to_concrete_value"})
+
+# Functions of JAX that demand a value on behalf of their caller, which gives the cause its name.
+_DEMANDS_FOR = frozenset({"concrete_dim_or_error", "_ensure_index_tuple", "<genexpr>"})
+
+# Functions that fail, or behave differently from eager JAX, without the value: what they stand for.
+_DEMANDS = {
+    "__bool__": "bool",
+    "__hex__": "hex",
+    "__index__": "index",
+    "__int__": "int",
+    "__oct__": "oct",
+    "_is_slice_element_none_or_constant_or_symbolic": "slice",
+    "concrete_or_error": "",  # named after its caller: `nonzero`, `arange`, ...
+    "expand_bool_indices": "bool_mask",
+    "is_constant_dim": "shape",
+}
+
+# Under `jax.disable_jit` they take a branch in Python, where the value is there to choose it.
+_BRANCHES = frozenset({"_cond", "_switch_internal", "cond", "switch"})
+
+
+def demanded_by() -> str | None:
+    """Return what needs the value that the caller was asked for, or ``None`` for a mere probe.
+
+    `Tracer.to_concrete_value` serves code that needs a value (`concrete_or_error`, a boolean
+    mask) and mere probes (in `asarray`, `ad`, `power`); only the first may cut a graph. The
+    question may come through the tracers of `grad` and `vmap`, hence the walk up the stack.
+    """
+    frame = sys._getframe(2)
+    while frame.f_code.co_name in _ASKS_ON and frame.f_back is not None:
+        frame = frame.f_back
+    if frame.f_code.co_name in _BRANCHES and _config.disable_jit.value:
+        return "bool"
+    cause = _DEMANDS.get(frame.f_code.co_name)
+    if cause == "" and frame.f_back is not None:
+        frame = frame.f_back
+        while frame.f_code.co_name in _DEMANDS_FOR and frame.f_back is not None:
+            frame = frame.f_back
+        return frame.f_code.co_name.strip("_<>")
+    return cause

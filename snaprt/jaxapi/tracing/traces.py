@@ -1,11 +1,12 @@
-"""Under which trace a thread runs its operations; must not know any trace but JAX's own."""
+"""Under which trace a thread runs its operations."""
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ParamSpec
 
 from jax._src import config as _config
 from jax._src import core as _core
@@ -37,11 +38,27 @@ def _with_jit() -> Iterator[None]:
         yield
 
 
+_P = ParamSpec("_P")
+
+
+def once(teach: Callable[_P, None]) -> Callable[_P, None]:
+    """Return a function that changes JAX: only its first call does something."""
+    called: list[None] = []
+
+    @functools.wraps(teach)
+    def teach_once(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        if not called:
+            called.append(None)
+            teach(*args, **kwargs)
+
+    return teach_once
+
+
 class _Staging(threading.local):
     for_constants = ""  # what traces
 
 
-#: What this thread traces whose closures may hold no tracers: see `snaprt.jaxapi.tracing.values`.
+#: What this thread traces whose closures may hold no tracers: see `snaprt.jaxapi.tracing.teaching`.
 staging = _Staging()
 
 
@@ -79,10 +96,7 @@ def is_eager(trace: Any) -> bool:
 
 
 def is_staging() -> bool:
-    """Return whether a function is being traced here whose operations run later, more than once.
-
-    Checked with jax 0.10.2 and 0.12.0.
-    """
+    """Return whether a function is being traced here whose operations run later, more than once."""
     trace = current_trace()
     while trace is not None:
         if isinstance(trace, _partial_eval.DynamicJaxprTrace):

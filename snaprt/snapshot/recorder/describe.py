@@ -138,13 +138,23 @@ def error_text(error: BaseException) -> str:
     return variables.without_credentials(f"{words}\n\n{frames}"[:_LONGEST_ERROR])
 
 
+_run_marks: dict[int, str] = {}  # process id to mark: a forked child has one of its own
+
+
+def run_mark() -> str:
+    """Return 8 hex digits that tell this process from all others that write into a folder."""
+    process = os.getpid()
+    if process not in _run_marks:
+        _run_marks[process] = os.urandom(4).hex()
+    return _run_marks[process]
+
+
 def describe(
     held: HeldExecution,
     role: schema.Role,
     index: int,
     device: jaxapi.Device,
     cause: Cause,
-    run: str,
 ) -> schema.Execution:
     """Return what the manifest says of an execution on one device."""
     executable = held.executable
@@ -171,7 +181,7 @@ def describe(
         source_locations=(),
         driver=driver(device.platform),
         processor=processor(device.platform),
-        run=run,
+        run=run_mark(),
         rank=held.moment.rank,
         reason=cause.reason,
         error=cause.error,

@@ -23,7 +23,7 @@ from snaprt import jaxapi, metrics, settings
 from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.leftovers import remove_leftovers, ring_name
 from snaprt.snapshot.recorder.conditions import Condition
-from snaprt.snapshot.recorder.describe import Cause, contents, describe
+from snaprt.snapshot.recorder.describe import Cause, contents, describe, run_mark
 from snaprt.snapshot.recorder.pending import HeldExecution
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
@@ -37,15 +37,6 @@ _PATIENCE_SECONDS: Final = 0.25
 """How long large arrays wait until the execution has ended: it needs the processor more."""
 
 _log = logging.getLogger("snaprt.snapshot")
-_run_marks: dict[int, str] = {}  # process id to mark: a forked child has one of its own
-
-
-def run_mark() -> str:
-    """Return 8 hex digits that tell this process from all others that write into a folder."""
-    process = os.getpid()
-    if process not in _run_marks:
-        _run_marks[process] = os.urandom(4).hex()
-    return _run_marks[process]
 
 
 class Budget:
@@ -64,13 +55,7 @@ class Budget:
         self._said: set[str] = set()
 
     def admits(self, files: int, nbytes: int, folder: Path) -> bool:
-        """Return whether an execution may be recorded; past a budget, say so once and count it.
-
-        Args:
-            files: How many files it makes.
-            nbytes: How many bytes of arrays they hold.
-            folder: Where they go.
-        """
+        """Return whether so many files and bytes may go there; past a budget, count and say it."""
         with self._lock:
             over = self._over(files, nbytes, folder)
             if over is None:
@@ -166,7 +151,7 @@ class Filing:
             if nbytes >= arrays.LARGE:
                 held.ends_within(_PATIENCE_SECONDS)
             # Here, in the writer's thread: the first one asks for the versions of all packages.
-            execution = describe(held, role, index, device, cause, run_mark())
+            execution = describe(held, role, index, device, cause)
             file = held.plan.folder / schema.file_name(execution)
             self.writer.write(file, functools.partial(contents, execution, held, device))
         finally:
@@ -175,10 +160,9 @@ class Filing:
     def write_now(
         self, held: HeldExecution, folder: Path, cause: Cause | None = None
     ) -> list[Path]:
-        """Write all of an execution into ``folder`` in this thread; no outputs without an end.
+        """Write all of an execution into ``folder`` in this thread; return the files.
 
-        Returns:
-            The files that are there then.
+        Of one that has not ended there are no outputs.
         """
         files = []
         for role in schema.ROLES:
@@ -214,7 +198,7 @@ def _files(
 ) -> Iterator[tuple[schema.Execution, jaxapi.Device]]:
     """Yield all that the callback allows to be recorded of each device."""
     for index, device in _devices(held, role, None):
-        yield describe(held, role, index, device, cause, run_mark()), device
+        yield describe(held, role, index, device, cause), device
 
 
 def _devices(

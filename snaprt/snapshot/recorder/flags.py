@@ -30,10 +30,11 @@ _SWITCH = {"": True, "true": True, "1": True, "false": False, "0": False}
 _NOT_FOLDERS = ("-", "sponge", "test_undeclared_outputs_dir")
 """Values of --xla_dump_to that XLA takes for something else than a directory."""
 
+_SWITCH_TEXT = re.compile("|true|false|0|1")
 _CERTAIN = {
     FOLDER_FLAG: re.compile(".*", re.DOTALL),
-    SNAPSHOTS_FLAG: re.compile("|true|false|0|1"),
-    "xla_dump_hlo_as_text": re.compile("|true|false|0|1"),
+    SNAPSHOTS_FLAG: _SWITCH_TEXT,
+    "xla_dump_hlo_as_text": _SWITCH_TEXT,
     "xla_force_host_platform_device_count": re.compile("[0-9]{1,6}"),
 }
 """Flags and values that every XLA takes, so that none has to be asked."""

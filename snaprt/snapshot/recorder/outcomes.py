@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +23,8 @@ from snaprt.snapshot.recorder.describe import Cause, error_text
 from snaprt.snapshot.recorder.failures import mark_recorded
 from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, Ring, names_of
 from snaprt.snapshot.recorder.pending import HeldExecution
-from snaprt.snapshot.recorder.triggers import TRIGGERS, Ending, Trigger
+from snaprt.snapshot.recorder.triggers import Trigger
+from snaprt.snapshot.recorder.writer import afresh_in_children
 
 MAX_WAITING: Final = 64
 """How many executions may be under way before the program waits for the oldest."""
@@ -37,6 +36,10 @@ SHORT_NANOSECONDS: Final = 10e6
 """What a thread cannot look in time for: another may keep Python to itself for 5 ms."""
 
 
+Ended = Callable[[HeldExecution, BaseException | None, int], None]
+"""``ended(execution, error, nanoseconds)`` is told how an execution ended, as `Strikes` is."""
+
+
 class OutcomeWatch:
     """Tells how each execution ended, once, in the order in which they began.
 
@@ -44,23 +47,17 @@ class OutcomeWatch:
         ended: Is told; in a thread of this class, or in one that calls it.
     """
 
-    def __init__(self, ended: Callable[[Ending], None]) -> None:
+    def __init__(self, ended: Ended) -> None:
         self._ended = ended
-        self._start_afresh()
-        this = weakref.ref(self)
+        self.start_afresh()
+        afresh_in_children(self)
 
-        def after_fork() -> None:
-            watch = this()
-            if watch is not None:
-                watch._start_afresh()
-
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=after_fork)
-
-    def _start_afresh(self) -> None:
+    def start_afresh(self) -> None:
+        """Watch nothing, with no thread."""
         self._watched: deque[HeldExecution] = deque()
         self._telling = threading.RLock()  # held by who tells of one of them
         self._fewer = threading.Condition()
+        self._waiters = 0  # for fewer
         self._thread: threading.Thread | None = None
         self._something_to_see = threading.Event()
         self._hurry = threading.Event()  # one is there whose limit is short
@@ -73,20 +70,23 @@ class OutcomeWatch:
         if self._is_closed:
             self._tell(held, is_timed=True)
             return
-        if _is_short(held):
+        is_short = held.limit < SHORT_NANOSECONDS
+        if is_short:
             if len(self._watched) >= MAX_WAITING:
                 with metrics.timed("SnapshotWatchWait"), self._fewer:
+                    self._waiters += 1
                     self._fewer.wait_for(lambda: len(self._watched) < MAX_WAITING)
+                    self._waiters -= 1
         elif held.limit < time.perf_counter_ns() - held.began and held.is_ready():
             self.look()
             with self._telling:  # it ended before the call of it returned
                 self._tell(held, is_timed=True)
             return
         self._watched.append(held)
-        if _is_short(held):
+        if is_short:
             self._hurry.set()
-        else:
-            self._shortest = min(self._shortest, held.limit)
+        elif held.limit < self._shortest:
+            self._shortest = held.limit
         if not self._something_to_see.is_set():
             self._something_to_see.set()
             if self._thread is None:
@@ -101,7 +101,7 @@ class OutcomeWatch:
         # Another thread that tells of one goes on with the others by itself.
         if watched and self._telling.acquire(False):
             try:
-                while watched and watched[0].is_ready() and not _is_short(watched[0]):
+                while watched and watched[0].is_ready() and watched[0].limit >= SHORT_NANOSECONDS:
                     self._tell(watched.popleft(), is_timed=False)
             finally:
                 self._telling.release()
@@ -171,9 +171,10 @@ class OutcomeWatch:
         # Where executions queue up, one begins when the one before it ends.
         took = now - max(held.began, self._last_end)
         self._last_end = now
-        self._ended(Ending(held, error, took if is_timed and held.limit < math.inf else 0))
-        with self._fewer:
-            self._fewer.notify_all()
+        self._ended(held, error, took if is_timed and held.limit < math.inf else 0)
+        if self._waiters:
+            with self._fewer:
+                self._fewer.notify_all()
 
 
 def _is_short(held: HeldExecution) -> bool:
@@ -196,24 +197,29 @@ class Outcomes:
         self._ring = ring
         self.stop_with: str | None = None
 
-    def ended(self, ending: Ending) -> None:
+    def ended(self, held: HeldExecution, error: BaseException | None, nanoseconds: int) -> None:
         """Judge the conditions that had to wait for the end of an execution."""
-        held, is_recorded = ending.held, False
         try:
-            for trigger in TRIGGERS:
-                struck = [
-                    condition
-                    for condition in held.watching
-                    if condition.trigger is trigger and trigger.strikes(condition.value, ending)
-                ]
-                if struck and trigger.confirms is None:
-                    is_recorded |= self._strike(trigger, struck, ending)
-                elif struck:
-                    confirm = functools.partial(self._confirm, trigger, struck, ending)
-                    self._filing.writer.call(confirm, sum(array.nbytes for array in held.inputs))
-            if ending.error is not None and held.plan.keep_last and not is_recorded:
-                mark_recorded(ending.error)
-                self._fail(held, Cause("error", error_text(ending.error)))
+            struck: dict[Trigger, list[Condition]] | None = None
+            for condition in held.watching:  # at each execution: no more than it takes
+                trigger = condition.trigger
+                if trigger is not None and trigger.strikes(
+                    condition.value, held, error, nanoseconds
+                ):
+                    struck = struck or {}
+                    struck.setdefault(trigger, []).append(condition)
+            is_recorded = False
+            for trigger, conditions in struck.items() if struck else ():
+                strike = functools.partial(
+                    self._strike, trigger, conditions, held, error, nanoseconds
+                )
+                if trigger.confirms is None:
+                    is_recorded |= strike()
+                else:
+                    self._filing.writer.call(strike, sum(array.nbytes for array in held.inputs))
+            if error is not None and held.plan.keep_last and not is_recorded:
+                mark_recorded(error)
+                self._fail(held, Cause("error", error_text(error)))
         except Exception as raised:
             self._filing.writer.complain(raised)
 
@@ -228,22 +234,25 @@ class Outcomes:
             self._filing.queue_all(held, files, cause)
         return expected
 
-    def _confirm(self, trigger: Trigger, struck: Sequence[Condition], ending: Ending) -> None:
-        assert trigger.confirms is not None
-        if trigger.confirms(ending):
-            self._strike(trigger, struck, ending)
-
-    def _strike(self, trigger: Trigger, struck: Sequence[Condition], ending: Ending) -> bool:
+    def _strike(
+        self,
+        trigger: Trigger,
+        struck: Sequence[Condition],
+        held: HeldExecution,
+        error: BaseException | None,
+        nanoseconds: int,
+    ) -> bool:
         """Record an execution; return whether a condition asks for it."""
+        if trigger.confirms is not None and not trigger.confirms(held):
+            return False
         if trigger.counter:
             metrics.counter_add(trigger.counter)
-        held, error = ending.held, ending.error
         conditions = [condition for condition in struck if condition.takes(held.moment.graph_id)]
         if not conditions:
             return False
         if error is not None:
             mark_recorded(error)
-        reason = trigger.reason(conditions[0].text, ending)
+        reason = trigger.reason(conditions[0].text, nanoseconds)
         cause = Cause(reason, "" if error is None else error_text(error))
         outputs = [] if held.outputs is None or error is not None else held.outputs
         if self._filing.admits(held, conditions, sum(array.nbytes for array in outputs)):

@@ -14,7 +14,7 @@ import logging
 import math
 import multiprocessing.util
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ from snaprt.snapshot.recorder.pending import (
     remember,
 )
 from snaprt.snapshot.recorder.plan import Plan, current_plan, decide, records_all, steps_ended
-from snaprt.snapshot.recorder.triggers import Ending
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
@@ -81,7 +80,7 @@ before, and when it began, as `HeldExecution` says it twice."""
 
 
 class Recorder:
-    """Records executions as the policy says; an observer of ``snaprt.compile.run``.
+    """Records executions as the plan says; an observer of ``snaprt.compile.executable``.
 
     Args:
         writer: Writes the files; by default one of its own.
@@ -89,7 +88,7 @@ class Recorder:
     """
 
     def __init__(
-        self, writer: SnapshotWriter | None = None, step: Callable[[], int] | None = None
+        self, writer: SnapshotWriter | None = None, step: Callable[[], int] = lambda: -1
     ) -> None:
         self.writer = SnapshotWriter() if writer is None else writer
         self._step = step
@@ -109,8 +108,10 @@ class Recorder:
         self._has_met = False  # a condition that does not wait for the end
         self._said: set[str] = set()
 
+    # What whoever compiles a program asks.
+
     def wants_flag(self) -> bool:
-        """Return whether programs are to be compiled with `snaprt.compile.nan_flag.watched`."""
+        """Return whether programs are to be compiled with `snaprt.compile.lower.watched`."""
         plan = current_plan()
         return plan is not None and plan.wants_flag
 
@@ -130,20 +131,14 @@ class Recorder:
         if plan is None or plan.keep_last:
             return plan is None
         try:
-            if plan is not self._plan:
-                self._act_on(plan)
+            self._act_on(plan)
             return not self._prospect(plan, executable).conditions
         except Exception as error:
             self.writer.complain(error)
             return True
 
     def missed(self, name: str, reason: str) -> None:
-        """Learn that an execution ran unseen; say so once a program if it was to be recorded.
-
-        Args:
-            name: Of what ran.
-            reason: Why it could not be looked at.
-        """
+        """Learn that an execution ran unseen, and why; say so once if it was to be recorded."""
         plan = current_plan()
         if plan is None:
             return
@@ -163,6 +158,8 @@ class Recorder:
         if text not in self._said and len(self._said) < _MOST_SAID:
             self._said.add(text)
             _log.warning("%s\nThis is said once.", text)
+
+    # What happens to executions, in order.
 
     def before(
         self, executable: Executable, inputs: Sequence[Any]
@@ -189,23 +186,22 @@ class Recorder:
         try:
             if plan is not self._plan:
                 self._act_on(plan)
-            judged, found = seen.prospect
+            judged, hopes = seen.prospect
             if judged is not plan:
-                found = self._prospect(plan, executable)
-            if found.is_left_to_the_end and records_all():
+                hopes = self._prospect(plan, executable)
+            if hopes.is_left_to_the_end and records_all():
                 self._last = None
                 self._watch.look()
                 began, now = time.perf_counter_ns(), time.time()
-                return executable, plan, found, seen, inputs, count, began, now
-            first, last = found.executions
+                return executable, plan, hopes, seen, inputs, count, began, now
+            first, last = hopes.executions
             if not first <= count <= last:
                 return None
-            step = -1 if self._step is None else self._step()
-            first, last = found.steps
+            step = self._step()
+            first, last = hopes.steps
             if not first <= step <= last:
                 return None
-            moment = self._moment(plan, executable, count, step)
-            return self._begin(plan, found.conditions, moment, executable, inputs, seen)
+            return self._begin(plan, hopes.conditions, count, step, executable, inputs, seen)
         except Exception as error:
             self.writer.complain(error)
             return None
@@ -258,20 +254,14 @@ class Recorder:
         """Learn that an execution failed: there are no outputs; its inputs stay queued."""
         metrics.counter_add("SnapshotFailedExecution")
         try:
-            self._outcomes.ended(Ending(self._held(token), error, 0))
+            self._outcomes.ended(self._held(token), error, 0)
         except Exception as raised:
             self.writer.complain(raised)
 
     def compile_failed(
         self, executable: Executable, inputs: Sequence[Any], error: BaseException
     ) -> None:
-        """Learn that a program could not be compiled; record it with what it would have run on.
-
-        Args:
-            executable: The program; ``artifacts`` lowers it.
-            inputs: What it would have been called with.
-            error: What was raised.
-        """
+        """Learn that a program could not be compiled; record it with what it would have run on."""
         held = self.before(executable, inputs)
         if held is not None:
             self.failed(held, error)
@@ -292,7 +282,7 @@ class Recorder:
             if metrics.counter_value("SnapshotFailures") != recorded:
                 mark_recorded(error)  # an execution had failed, and this came of it
             elif last is not None:
-                self._outcomes.ended(Ending(last, error, 0))
+                self._outcomes.ended(last, error, 0)
             elif plan.keep_last:
                 self._outcomes.dump_ring(Cause(KEEP_LAST, error_text(error)))
                 mark_recorded(error)
@@ -322,6 +312,8 @@ class Recorder:
 
     def _act_on(self, plan: Plan) -> None:
         """Get ready for what a plan that is new may ask for."""
+        if plan is self._plan:
+            return
         if self._plan is None:
             self._began = time.monotonic()
             self._process = jax.process_index()
@@ -347,35 +339,33 @@ class Recorder:
     def _prospect(self, plan: Plan, executable: Executable) -> Prospect:
         """Return which conditions of a plan may hold of an executable, and when; judge it once."""
         seen = self._seen.get(executable.number) or self._meet(executable)
-        judged, found = seen.prospect
+        judged, hopes = seen.prospect
         if judged is not plan:
-            found = prospect(plan.conditions, self._moment(plan, executable, 0, 0))
+            hopes = prospect(plan.conditions, self._moment(plan, executable, 0, 0))
             if plan.keep_last:  # the flight recorder holds all, and what hangs in its call too
-                found = found._replace(executions=EVER, steps=EVER, is_left_to_the_end=False)
+                hopes = hopes._replace(executions=EVER, steps=EVER, is_left_to_the_end=False)
             if executable.donated or plan.hold != "device":  # what is held is copied first
-                found = found._replace(is_left_to_the_end=False)
-            seen.prospect = plan, found
-        return found
+                hopes = hopes._replace(is_left_to_the_end=False)
+            seen.prospect = plan, hopes
+        return hopes
 
     def _moment(self, plan: Plan, executable: Executable, count: int, step: int) -> Moment:
-        return Moment(
-            executable.name,
-            executable.graph_id,
-            count,
-            step,
-            time.monotonic() - self._began,
-            plan.rank if plan.rank is not None else self._process,
-        )
+        seconds = time.monotonic() - self._began
+        rank = plan.rank if plan.rank is not None else self._process
+        return Moment(executable.name, executable.graph_id, count, step, seconds, rank)
 
     def _begin(
         self,
         plan: Plan,
         conditions: Sequence[Condition],
-        moment: Moment,
+        count: int,
+        step: int,
         executable: Executable,
         inputs: Sequence[Any],
         seen: _Seen,
     ) -> HeldExecution | None:
+        """Hold an execution of which something may be wanted, and queue what is already."""
+        moment = self._moment(plan, executable, count, step)
         at_once: list[Condition] = []
         watching: list[Condition] = []
         for condition in conditions:
@@ -389,7 +379,7 @@ class Recorder:
         if not at_once and not watching and not plan.keep_last:
             return None
         self._watch.look()
-        devices = self._devices(executable, moment.execution, seen)
+        devices = self._devices(executable, count, seen)
         if not devices:
             return None
         held = HeldExecution(
@@ -416,17 +406,15 @@ class Recorder:
         """
         if isinstance(token, HeldExecution):
             return token
-        executable, plan, found, seen, inputs, count, began, now = token
-        step = -1 if self._step is None else self._step()
-        moment = self._moment(plan, executable, count, step)
+        executable, plan, hopes, seen, inputs, count, began, now = token
         held = HeldExecution(
             executable,
             plan,
-            moment,
+            self._moment(plan, executable, count, self._step()),
             self._devices(executable, count, seen),
             hold_inputs(inputs, (), plan.hold),
-            found.conditions,
-            found.limit,
+            hopes.conditions,
+            hopes.limit,
             began,
             now,
         )
@@ -456,42 +444,39 @@ class Recorder:
             if (words := decide(executable.name, index, count))
         )
 
+    # The end.
+
     def _finish(self) -> None:
         """Record what the last executions turn out to be, before the process ends."""
         stop_listening()
         self._watch.close()
         self.writer.flush()
         self._ring.close()
-        self._tell_if_none_met()
-        self._tell_what_was_watched()
+        if self._plan is not None:
+            self._sum_up(self._plan)
 
-    def _tell_what_was_watched(self) -> None:
-        """Say what was watched for NaN, where none appeared."""
-        plan = self._plan
-        if plan is None or not plan.wants_flag or metrics.counter_value("SnapshotNaN"):
-            return
-        watched = [seen for seen in self._seen.values() if seen.watched]
-        missed = int(metrics.counter_value("SnapshotMissed") or 0)
-        _log.warning(
-            "no NaN and no infinity appeared; watched were %d executions, of programs: %s%s",
-            sum(seen.watched for seen in watched),
-            _few(sorted({seen.name for seen in watched})) or "none ran",
-            f"; {missed} could not be" if missed else "",
-        )
+    def _sum_up(self, plan: Plan) -> None:
+        """Say what was watched where no NaN appeared, and that no condition has ever held.
 
-    def _tell_if_none_met(self) -> None:
-        """Say that no condition has held in all this time, which a misspelt name would explain."""
-        plan = self._plan
-        if plan is None or self._has_met or not records_all():
-            return
+        A misspelt name would explain the latter. Of several processes, those of other ranks are to
+        record nothing.
+        """
         texts = [condition.text for condition in plan.conditions]
-        # Of several processes, those of other ranks are to record nothing.
-        if texts and not plan.triggers and not any("rank" in text for text in texts):
-            ran = sorted({seen.name for seen in self._seen.values()})
+        is_plain = texts and not plan.triggers and not any("rank" in text for text in texts)
+        if is_plain and not self._has_met and records_all():
             _log.warning(
                 "nothing was recorded: no execution met %s; what ran was %s",
                 "; ".join(texts),
-                _few(ran),
+                _few({seen.name for seen in self._seen.values()}),
+            )
+        if plan.wants_flag and not metrics.counter_value("SnapshotNaN"):
+            watched = [seen for seen in self._seen.values() if seen.watched]
+            missed = int(metrics.counter_value("SnapshotMissed") or 0)
+            _log.warning(
+                "no NaN and no infinity appeared; watched were %d executions, of programs: %s%s",
+                sum(seen.watched for seen in watched),
+                _few({seen.name for seen in watched}) or "none ran",
+                f"; {missed} could not be" if missed else "",
             )
 
     def _stop(self) -> None:
@@ -509,8 +494,8 @@ def _flush_as_worker_ends(recorder: Recorder) -> None:
     multiprocessing.util.Finalize(None, recorder.flush, exitpriority=0)
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+def _few(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from snaprt import units
 
@@ -17,30 +17,25 @@ if TYPE_CHECKING:
     from snaprt.snapshot.recorder.pending import HeldExecution
 
 
-class Ending(NamedTuple):
-    """How an execution ended."""
-
-    held: HeldExecution
-    error: BaseException | None
-    nanoseconds: int  # how long it took, where that is past its limit; else 0 may stand here
+Strikes = Callable[[Any, "HeldExecution", BaseException | None, int], bool]
+"""``strikes(value, execution, error, nanoseconds)`` is asked when an execution has ended: with the
+value of the word, what it failed with, and how long it took where that is past its limit (else 0
+may stand there)."""
 
 
-def _flag_is_up(value: Any, ending: Ending) -> bool:
-    return ending.error is None and ending.held.may_have_infinity_or_nan()
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trigger:
     """One word of ``--when`` that waits for the end of an execution."""
 
     name: str  # what the user writes before `=`, or alone
     help: str  # what it means, one sentence
-    strikes: Callable[[Any, Ending], bool]  # given the value and the ending
+    strikes: Strikes
     allowed: str = ""  # what may stand after `=`, for the user; empty for a word that stands alone
     parse: Callable[[str], Any] = bool  # turns that into a value; raises ValueError
     # Where `strikes` is not enough, reads all arrays in the writer's thread.
-    confirms: Callable[[Ending], bool] | None = None
-    reason: Callable[[str, Ending], str] = lambda text, ending: text  # for the manifest
+    confirms: Callable[[HeldExecution], bool] | None = None
+    # What the manifest says, given the condition's text and the nanoseconds.
+    reason: Callable[[str, int], str] = lambda text, nanoseconds: text
     limit: Callable[[Any], float] = lambda value: math.inf  # nanoseconds until it matters
     is_failure: bool = True  # which empties the flight recorder, and may stop the program
     wants_flag: bool = False  # programs should say of themselves that an output has a NaN
@@ -52,26 +47,26 @@ TRIGGERS: Final = (
     Trigger(
         "slower",
         "Executions that take longer than this; their inputs are held until that is known.",
-        lambda seconds, ending: ending.error is None and ending.nanoseconds > 1e9 * seconds,
+        lambda seconds, held, error, took: error is None and took > 1e9 * seconds,
         allowed="a time, such as 50ms or 2s; without a unit it is seconds",
         parse=units.parse_duration,
-        reason=lambda text, ending: f"{text} (it took {ending.nanoseconds / 1e6:.3f} ms)",
+        reason=lambda text, nanoseconds: f"{text} (it took {nanoseconds / 1e6:.3f} ms)",
         limit=lambda seconds: 1e9 * seconds,
         is_failure=False,
     ),
     Trigger(
         "nan",
         "A NaN or an infinity appears in an output and was in no input.",
-        _flag_is_up,
-        confirms=lambda ending: ending.held.has_new_infinity_or_nan(),
+        lambda value, held, error, took: error is None and held.may_have_infinity_or_nan(),
+        confirms=lambda held: held.has_new_infinity_or_nan(),
         wants_flag=True,
         counter="SnapshotNaN",
     ),
     Trigger(
         "error",
         "Compiling or executing fails, or an exception ends the program or leaves a lazy scope.",
-        lambda value, ending: ending.error is not None,
-        reason=lambda text, ending: "error",
+        lambda value, held, error, took: error is not None,
+        reason=lambda text, nanoseconds: "error",
         counts_programs=True,
     ),
 )

@@ -15,8 +15,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from snaprt import metrics
 from snaprt.snapshot.format.leftovers import remove_leftovers
@@ -34,53 +34,42 @@ SECONDS_TO_END = 5.0
 _log = logging.getLogger("snaprt.snapshot")
 
 
-@dataclass(frozen=True)
-class _Job:
-    run: Callable[[], object]
-    nbytes: int
+class _HasThread(Protocol):
+    def start_afresh(self) -> None: ...
+
+
+def afresh_in_children(part: _HasThread) -> None:
+    """Let a part start afresh in forked children, which have none of its threads."""
+    this = weakref.ref(part)
+
+    def after_fork() -> None:
+        alive = this()
+        if alive is not None:
+            alive.start_afresh()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=after_fork)
 
 
 class SnapshotWriter:
-    """Writes snapshots one after the other in a thread of its own.
-
-    Args:
-        queue_bytes: How many bytes may wait before ``submit`` does.
-        queue_files: How many files may.
-    """
+    """Writes snapshots one after the other in a thread of its own."""
 
     def __init__(self, queue_bytes: int = QUEUE_BYTES, queue_files: int = QUEUE_FILES) -> None:
         self._queue_bytes = queue_bytes
         self._queue_files = queue_files
         self._logged: set[object] = set()
         self._cleaned: set[Path] = set()
-        self._start_afresh()
-        this = weakref.ref(self)
+        self.start_afresh()
+        afresh_in_children(self)
 
-        def after_fork() -> None:
-            writer = this()
-            if writer is not None:
-                writer._start_afresh()
-
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=after_fork)
-
-    def _start_afresh(self) -> None:
+    def start_afresh(self) -> None:
+        """Queue nothing, with no thread."""
         self._changed = threading.Condition()
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[tuple[Callable[[], object], int]] = deque()  # with their bytes
         self._bytes = 0  # of what waits and what is being written
         self._unfinished = 0
         self._thread: threading.Thread | None = None
         self._is_closed = False
-
-    def submit(self, path: Path, contents: Callable[[], Contents], nbytes: int) -> None:
-        """Queue a snapshot to be written; wait only while the queue is full.
-
-        Args:
-            path: The file.
-            contents: Called in the writer's thread, once.
-            nbytes: About how many bytes of arrays it keeps alive.
-        """
-        self.call(lambda: self.write(path, contents), nbytes)
 
     def call(self, work: Callable[[], object], nbytes: int = 0) -> None:
         """Queue ``work`` for the writer's thread; wait only while the queue is full.
@@ -89,7 +78,6 @@ class SnapshotWriter:
             work: Called once, with no arguments.
             nbytes: About how many bytes of arrays it keeps alive.
         """
-        job = _Job(work, nbytes)
         with self._changed:
             # The writer's own thread must not wait for itself.
             may_wait = threading.current_thread() is not self._thread
@@ -99,22 +87,15 @@ class SnapshotWriter:
                     self._changed.wait()
                 metrics.metric_add("SnapshotQueueWait", time.perf_counter_ns() - started)
             if self._has_thread():
-                self._jobs.append(job)
+                self._jobs.append((work, nbytes))
                 self._bytes += nbytes
                 self._unfinished += 1
                 self._changed.notify_all()
                 return
-        job.run()
+        work()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything queued is written.
-
-        Args:
-            timeout: Seconds to wait at most.
-
-        Returns:
-            Whether it is.
-        """
+        """Wait until everything queued is written, at most ``timeout`` seconds; did it end?"""
         with self._changed:
             return self._changed.wait_for(lambda: not self._unfinished, timeout)
 
@@ -132,7 +113,7 @@ class SnapshotWriter:
         with self._changed:
             dropped = list(self._jobs)
             self._jobs.clear()
-            self._bytes -= sum(job.nbytes for job in dropped)
+            self._bytes -= sum(nbytes for _, nbytes in dropped)
             self._unfinished -= len(dropped)
             self._changed.notify_all()
         if dropped:
@@ -145,12 +126,7 @@ class SnapshotWriter:
             )
 
     def complain(self, error: Exception, what: str = "") -> None:
-        """Count a snapshot that could not be made; log it if it is the first for its cause.
-
-        Args:
-            error: What was raised.
-            what: Which snapshot it is, where that is known.
-        """
+        """Count a snapshot that could not be made; log it if it is the first for its cause."""
         metrics.counter_add("SnapshotWriteError")
         system_error = error if isinstance(error, OSError) else error.__cause__
         cause = (type(error), getattr(system_error, "errno", None))
@@ -194,13 +170,12 @@ class SnapshotWriter:
         while True:
             with changed:
                 changed.wait_for(lambda: bool(self._jobs))
-                job = self._jobs.popleft()
+                work, nbytes = self._jobs.popleft()
             try:
-                job.run()
+                work()
             except Exception as error:
                 self.complain(error)
-            nbytes = job.nbytes
-            del job  # and with it the arrays, before anybody is told that there is room
+            del work  # and with it the arrays, before anybody is told that there is room
             with changed:
                 self._bytes -= nbytes
                 self._unfinished -= 1

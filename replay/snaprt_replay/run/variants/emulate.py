@@ -4,8 +4,6 @@ A TPU multiplies bfloat16 numbers and adds up in float32. Of a float32 operand i
 8 bits of the mantissa, in one pass (precision *default*), or writes it as a sum of two or three
 bfloat16 numbers and adds the products that matter, in three (*high*) or six passes (*highest*).
 Source: PrecisionConfig in openxla's xla_data.proto, and XLA's DotDecomposer for bf16_3x and 6x.
-
-It must not know how a module is run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prepare a program for the StableHLO reference interpreter; it must not know how that is called.
+"""Prepare a program for the StableHLO reference interpreter.
 
 Python reads the interpreter's results only where they are real numbers of an ordinary type. So the
 program is made to return other types in parts of such a type, which are put together again here.

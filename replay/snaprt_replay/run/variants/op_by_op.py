@@ -1,4 +1,4 @@
-"""Run a program one operation at a time, each compiled alone; it must not know processes or files.
+"""Run a program one operation at a time, each compiled alone.
 
 No pass of the compiler then sees two operations together: what differs from running the program
 whole is what fusing, reordering and simplifying across operations did. Loops, conditionals and

@@ -1,7 +1,7 @@
 """Raise a program to float64: every float input, constant and operation, on its HloModuleProto.
 
-It must not know how a module is run. Complex numbers become complex128, integers stay. What has no
-float64 form stays as it is, between two conversions, and is named in the result's notes.
+Complex numbers become complex128, integers stay. What has no float64 form stays as it is, between
+two conversions, and is named in the result's notes.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ operation is computed in float64, and a result that the program's own type canno
 up to a few units in that type's last place. Where the results of several such runs differ from the
 float64 result, the program's own rounding may put a correct execution too. What the type can hold
 exactly stays exact, so masks, counts and whole numbers do.
-
-It must not know how a module is run, or what is made of the results.
 """
 
 from __future__ import annotations
@@ -178,9 +176,11 @@ class _Rounding:
             scale = math.sqrt(max(1.0, _addends(instruction, self._operands(instruction))))
             first, *others = self._operands(instruction)
             if first.shape.element_type != TUPLE and not _is_exact(first):
-                noisy = self._each_part(first, lambda part: self._moved(part, kind, scale))
+                noisy = self._each_part(lambda part: self._moved(part, kind, scale), first)
                 moved = self._under_another_id(instruction, [noisy, *others])
-        self._rounded(exact, moved, kind, scale)
+        self._each_part(
+            lambda exact, moved: self._rounded_part(exact, moved, kind, scale), exact, moved
+        )
         # The last one stands for the operation: what reads its result knows it by its id.
         self._made[-1].id, self._made[-1].name = instruction.id, instruction.name
 
@@ -199,34 +199,22 @@ class _Rounding:
         self._made.append(copy)
         return copy
 
-    def _rounded(
-        self, exact: XlaMessage, moved: XlaMessage, kind: np.dtype, scale: float
-    ) -> XlaMessage:
-        """Make ``exact`` where ``kind`` holds it, else ``moved`` moved once more and rounded."""
-        if ELEMENT_TYPES[exact.shape.element_type].dtype == _F64:
-            return self._rounded_part(exact, moved, kind, scale)
-        shape = array_shape(_F64, tuple(exact.shape.dimensions))
+    def _each_part(self, change: Callable[..., XlaMessage], *values: XlaMessage) -> XlaMessage:
+        """Make ``change`` of float64 values, or of the two parts of complex ones."""
+        kind = values[0].shape
+        if ELEMENT_TYPES[kind.element_type].dtype == _F64:
+            return change(*values)
+        shape = array_shape(_F64, tuple(kind.dimensions))
         parts = [
-            self._rounded_part(
-                self._new(part, shape, exact), self._new(part, shape, moved), kind, scale
-            )
+            change(*(self._new(part, shape, value) for value in values))
             for part in ("real", "imag")
         ]
-        return self._new("complex", exact.shape, *parts)
-
-    def _each_part(
-        self, value: XlaMessage, change: Callable[[XlaMessage], XlaMessage]
-    ) -> XlaMessage:
-        dtype = ELEMENT_TYPES[value.shape.element_type].dtype
-        if dtype == _F64:
-            return change(value)
-        shape = array_shape(_F64, tuple(value.shape.dimensions))
-        parts = [change(self._new(part, shape, value)) for part in ("real", "imag")]
-        return self._new("complex", value.shape, *parts)
+        return self._new("complex", kind, *parts)
 
     def _rounded_part(
         self, exact: XlaMessage, moved: XlaMessage, kind: np.dtype, scale: float
     ) -> XlaMessage:
+        """Make ``exact`` where ``kind`` holds it, else ``moved`` moved once more and rounded."""
         result = self._moved(moved, kind, scale)
         if kind != _F64:
             result = self._reduced(result, kind)

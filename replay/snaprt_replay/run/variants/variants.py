@@ -1,4 +1,4 @@
-"""What one side of a comparison is, and how a user writes it; it must not know how it is run.
+"""What one side of a comparison is, and how a user writes it.
 
 A variant is a kind, or a device, followed by additions: ``cpu,optimization=0,fast-math``.
 """

@@ -1,1 +1,0 @@
-"""The SQLite index of a cache: rebuilt from the blobs when it is bad."""

@@ -1,1 +1,0 @@
-"""Locks between processes, and what must hold around a fork."""

@@ -1,1 +1,0 @@
-"""Why something was a miss: what is remembered of misses, and how keys differ."""

@@ -1,1 +1,0 @@
-"""A second, slower place for blobs, such as a bucket."""

@@ -1,0 +1,279 @@
+"""Compile recorded programs: found in the cache by their digest, else lowered and obtained."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from snaprt_cache.errors import CacheError
+from snaprt_cache.key import Key
+from snaprt_cache.misses import script_name
+from snaprt_cache.store import Cache
+
+from snaprt import jaxapi, metrics, settings
+from snaprt.compile import times
+from snaprt.compile.ahead.collect import GRAPH_NAME, collect_program
+from snaprt.compile.cached import prefetch
+from snaprt.compile.cached.fast_key import (
+    Note,
+    devices_by_id,
+    devices_of_placement,
+    note_key,
+    read_note,
+    write_note,
+)
+from snaprt.compile.cached.store import persistent_cache
+from snaprt.compile.executable import Executable, new_number
+from snaprt.compile.key import MODULE, Subject, module_digest
+from snaprt.compile.lower import FLAG_NAME, lowering, placed
+from snaprt.compile.obtain import Request, bound_to_process, load_entry, obstacle, obtain, once
+from snaprt.errors import CompileError, UsageError
+from snaprt.graph.program import Program
+
+_log = logging.getLogger("snaprt.compile")
+
+
+def compile_program(
+    program: Program,
+    promoted: frozenset[int],
+    overrides: Mapping[str, Any],
+    *,
+    is_watched: bool = False,
+) -> Executable:
+    """Lower ``program``, and load its executable from the persistent cache or compile it.
+
+    Args:
+        program: What to compile, with the arrays it will first be called with.
+        promoted: Which of its literals become arguments, after the inputs.
+        overrides: Compiler options by name that do not change what the program computes.
+        is_watched: Whether it gets a flag, unless it is only collected; see
+            `snaprt.compile.lower`.
+
+    Raises:
+        CompileError: If JAX cannot lower it or XLA cannot compile it.
+        UsageError: If a setting is not one that is allowed.
+    """
+    folder = settings.get("SNAPRT_COLLECT")
+    size = len(program.nodes)
+    _log.info("a graph of %d operations and %d inputs: begin", size, len(program.inputs))
+    started = time.perf_counter()
+    try:
+        with times.measured() as stopwatch:
+            if folder is not None:
+                found, is_watched = _collect(program, promoted, folder), False
+            else:
+                found = _find(program, promoted, overrides, is_watched)
+    except (CacheError, UsageError):
+        raise
+    except Exception as error:
+        raise CompileError(
+            f"the graph of {size} operations that was cut here could not be compiled: {error}",
+            hint="the traceback above shows the error of JAX or XLA; arrays that do not depend on "
+            "what was refused stay pending",
+        ) from error
+    spent = times.prepared(
+        times.LAZY,
+        GRAPH_NAME,
+        found.graph_id,
+        stopwatch,
+        operations=size,
+        compiled=times.COMPILE in stopwatch.nanoseconds,
+        loaded=found.from_cache,
+    )
+    is_collected = folder is not None
+    how = "collected" if is_collected else "from the cache" if found.from_cache else "compiled"
+    seconds = time.perf_counter() - started
+    _log.info("graph %s of %d operations: %s in %.3f s", found.graph_id, size, how, seconds)
+    counts = len(program.inputs) + len(promoted), len(program.outputs)
+    return _executable(
+        found, spent, *counts, program.donated, is_collected=is_collected, flag=is_watched
+    )
+
+
+def uncompiled_program(
+    program: Program, promoted: frozenset[int], *, is_watched: bool = False
+) -> Executable:
+    """Lower a program that cannot be compiled, so that it can be recorded; it cannot be called.
+
+    Raises:
+        Exception: It cannot be lowered either.
+    """
+    with placed(program.placement):
+        found = _only_lowered(lowering(program, promoted, is_watched)())
+    counts = len(program.inputs) + len(promoted), len(program.outputs)
+    spent = times.ProgramTimes()
+    return _executable(found, spent, *counts, program.donated, flag=is_watched)
+
+
+def unfinished_program(program: Program | None, trace_error: Any) -> Executable:
+    """Lower what was recorded before an error ended the recording, to show its operations."""
+    if program is None:
+        with jaxapi.evaluating():
+            found = _only_lowered(jaxapi.lower(list, ()))
+        executable = _executable(found, times.ProgramTimes(), 0, 0)
+    else:
+        found = _only_lowered(lowering(program, frozenset())())
+        counts = len(program.inputs), len(program.outputs)
+        executable = _executable(found, times.ProgramTimes(), *counts)
+    return replace(executable, name=f"{GRAPH_NAME}.error", trace_error=trace_error)
+
+
+def _only_lowered(lowered: jax.stages.Lowered) -> _Found:
+    graph_id = module_digest(jaxapi.stablehlo_without_locations(lowered))[:16]
+
+    def call(*arguments: jax.Array) -> Sequence[jax.Array]:
+        raise CompileError(f"the graph {GRAPH_NAME}.{graph_id} could not be compiled")
+
+    return _Found(call, graph_id, jaxapi.devices_of_lowered(lowered), False, lambda: lowered)
+
+
+def _executable(
+    found: _Found,
+    spent: times.ProgramTimes,
+    arguments: int,
+    results: int,
+    donated: tuple[int, ...] = (),
+    *,
+    is_collected: bool = False,
+    flag: bool = False,
+) -> Executable:
+    names = [f"out{number}" for number in range(results)]
+    return Executable(
+        name=GRAPH_NAME,
+        graph_id=found.graph_id,
+        number=new_number(),
+        devices=found.devices,
+        input_names=tuple(f"arg{number}" for number in range(arguments)),
+        output_names=(*names, FLAG_NAME) if flag else tuple(names),
+        donated=donated,
+        from_cache=found.from_cache,
+        call=found.compiled,
+        lowered=found.lowered,
+        is_collected=is_collected,
+        is_watched=flag,
+        times=spent,
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An executable, with what is known of it."""
+
+    compiled: Callable[..., Sequence[jax.Array]]
+    graph_id: str
+    devices: tuple[jaxapi.Device, ...]
+    from_cache: bool
+    lowered: Callable[[], jax.stages.Lowered]
+
+
+def _collect(program: Program, promoted: frozenset[int], folder: Path) -> _Found:
+    """Write the program into ``folder`` instead of compiling it."""
+    lower = lowering(program, promoted)
+    with placed(program.placement):
+        lowered = lower()
+        zeros, graph_id = collect_program(program, promoted, lowered, folder)
+        devices = jaxapi.devices_of_lowered(lowered)
+    return _Found(zeros, graph_id, devices, False, lambda: lowered)
+
+
+def _find(
+    program: Program, promoted: frozenset[int], overrides: Mapping[str, Any], is_watched: bool
+) -> _Found:
+    """Find the executable by the program's digest, else by its module, else compile it.
+
+    Of the processes that want one program at the same time, one lowers and compiles it: the others
+    wait for its note.
+    """
+    arguments = len(program.inputs) + len(promoted)
+    results = len(program.outputs) + is_watched
+    lower = lowering(program, promoted, is_watched)
+    cache = persistent_cache()
+    with times.stage(times.KEY):
+        key_of_note = None if cache is None else note_key(program, promoted, is_watched, cache)
+
+    def by_module() -> tuple[_Found, bool]:
+        lowered = lower()
+        with times.stage(times.KEY):
+            stablehlo = jaxapi.stablehlo_without_locations(lowered)
+            graph_id = module_digest(stablehlo)[:16]
+        devices = jaxapi.devices_of_lowered(lowered)
+        _log.info("graph %s: lowered", graph_id)
+        request = _request(lowered, stablehlo, devices, arguments, results, overrides)
+        obtained = obtain(request, cache)
+        is_noted = False
+        if cache is not None and key_of_note is not None and obtained.key is not None:
+            ids = tuple(device.id for device in devices)
+            note = Note(obtained.key, graph_id, arguments, results, ids)
+            is_noted = write_note(cache, key_of_note, note, GRAPH_NAME)
+        found = _Found(obtained.loaded, graph_id, devices, obtained.from_cache, lambda: lowered)
+        return found, is_noted
+
+    with placed(program.placement):
+        if cache is None or key_of_note is None:
+            return by_module()[0]
+        by_note = functools.partial(_load_noted, cache, key_of_note, program, lower)
+        with times.stage(times.CACHE):
+            return once(cache, key_of_note, by_note, by_module)
+
+
+def _load_noted(
+    cache: Cache, key: Key, program: Program, lower: Callable[[], jax.stages.Lowered]
+) -> _Found | None:
+    ready = prefetch.take(key)
+    if ready is not None and ready.note is not None:
+        metrics.counter_add("LoweringSkipped")
+        return _Found(ready.loaded, ready.note.graph_id, ready.devices, True, lower)
+    note = read_note(cache, key)
+    entry = None
+    if note is not None:
+        entry = cache.get(note.executable, counted=False, obstacle=obstacle)
+    if note is None or entry is None:
+        return None
+
+    def load(payload: bytes) -> _Found:
+        devices = devices_by_id(note.device_ids, devices_of_placement(program.placement)[0])
+        compiled = jaxapi.load_compiled(payload, note.arguments, note.results, devices)
+        return _Found(compiled, note.graph_id, devices, True, lower)
+
+    found = load_entry(cache, note.executable, entry, load)
+    if found is not None:
+        cache.count_hit(entry)
+        metrics.counter_add("LoweringSkipped")
+    return found
+
+
+def _request(
+    lowered: jax.stages.Lowered,
+    stablehlo: bytes,
+    devices: tuple[jaxapi.Device, ...],
+    arguments: int,
+    results: int,
+    overrides: Mapping[str, Any],
+) -> Request[jax.stages.Compiled]:
+    module = lowered.compiler_ir("stablehlo")
+    calls = jaxapi.custom_calls(module, stablehlo)
+    return Request(
+        name=f"{script_name()}: {GRAPH_NAME}",
+        kind="compiled",
+        module=module,
+        calls=calls,
+        devices=devices,
+        subject=lambda folder: Subject(
+            MODULE,
+            module_digest(stablehlo),
+            folder,
+            devices,
+            kind="compiled",
+            signature=jaxapi.call_of_lowered(lowered),
+        ),
+        compile=lambda: lowered.compile(compiler_options=dict(overrides) or None),
+        serialize=jaxapi.serialize_compiled,
+        load=lambda payload: jaxapi.load_compiled(payload, arguments, results, devices),
+        bound_to=bound_to_process(lowered, calls),
+    )

@@ -1,0 +1,564 @@
+"""The pipeline on one page: each call of a jitted function, seen by the recorder, run by JAX.
+
+JAX runs every program here, by the way it would have taken: what it is called with, what it
+compiles and what it returns are its own. A call is looked at closely only when something of it is
+to be recorded, or when it is not clear which program it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ContextDecorator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, overload
+
+import jax
+
+from snaprt import jaxapi
+from snaprt.compile.executable import artifacts_of, new_number
+from snaprt.compile.key import module_digest
+from snaprt.compile.lower import FLAG_NAME, flag_of
+from snaprt.errors import SnapshotError
+from snaprt.graph.artifacts import ModuleArtifacts
+from snaprt.runtime import repro
+from snaprt.snapshot.recorder import flags
+from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
+from snaprt.snapshot.recorder.plan import Plan, check_plan, current_plan, plan_with, set_thread_plan
+from snaprt.snapshot.recorder.record import Recorder, process_recorder
+
+#: How many kinds of calls of a function are remembered.
+MAX_KINDS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class JitExecutable:
+    """A program that JAX has lowered for some arguments, and compiles once."""
+
+    number: int  # counts the executables of this process, lazy graphs included
+    graph_id: str  # the first 16 hexadecimal digits of the digest of its StableHLO
+    lowered: jax.stages.Lowered  # the program, which holds its executable when it is compiled
+    module: jaxapi.JitModule
+    name: str
+    devices: tuple[jaxapi.Device, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    donated: tuple[int, ...]
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its last result says that another one has a NaN or an infinity."""
+        return self.module.output_names[-1:] == (FLAG_NAME,)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether XLA has compiled it."""
+        return jaxapi.is_compiled(self.lowered)
+
+    def artifacts(self) -> ModuleArtifacts:
+        """Return the program in the forms in which it is recorded; the first call makes them."""
+        return _artifacts(self)
+
+
+@functools.lru_cache(maxsize=8)
+def _artifacts(executable: JitExecutable) -> ModuleArtifacts:
+    compiled = None
+    with contextlib.suppress(Exception):  # it cannot be compiled: nothing ran
+        compiled = executable.lowered.compile()  # else it is by now: this is what JAX runs
+    return artifacts_of(executable.lowered, compiled)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """What is known of a traced function."""
+
+    # Its executables, by the identity of what was lowered.
+    lowered: dict[int, JitExecutable] = field(default_factory=dict)
+    # Which of them each kind of call runs, and what must stay alive for that.
+    kinds: dict[Any, tuple[JitExecutable, Any]] = field(default_factory=dict)
+
+
+# JAX forgets a traced function when nobody holds it any more, and so do we.
+_traced: weakref.WeakKeyDictionary[Any, _Traced] = weakref.WeakKeyDictionary()
+
+
+def executable_ahead(ahead: jaxapi.CompiledAhead) -> JitExecutable:
+    """Return the executable of a program that was compiled ahead of time: always the same."""
+    if ahead.known is None:
+        ahead.known = _described(ahead.lowered, ahead.like)
+    return ahead.known
+
+
+def _described(lowered: jax.stages.Lowered, call: jaxapi.FlatCall) -> JitExecutable:
+    module = jaxapi.describe_jit_module(lowered, call)
+    digest = module_digest(jaxapi.stablehlo_without_locations(lowered))
+    return JitExecutable(
+        new_number(),
+        digest[:16],
+        lowered,
+        module,
+        module.name,
+        module.devices,
+        module.input_names,
+        module.output_names,
+        module.donated,
+    )
+
+
+def executable_of(call: jaxapi.FlatCall) -> JitExecutable:
+    """Return the executable that JAX runs for a call: the same object for the same program.
+
+    Raises:
+        Exception: Whatever JAX raises for a program that it cannot lower.
+    """
+    known = _traced.setdefault(call.params["jaxpr"], _Traced())
+    kind, alive = jaxapi.kind_of_flat_call(call)
+    if kind in known.kinds:
+        return known.kinds[kind][0]
+    lowered = jaxapi.lower_jit_call(call)
+    identity = jaxapi.identity_of_lowered(lowered)
+    found = known.lowered.get(identity)
+    if found is None:
+        found = known.lowered[identity] = _described(lowered, call)
+    if len(known.kinds) >= MAX_KINDS:
+        known.kinds.clear()
+    known.kinds[kind] = found, alive
+    return found
+
+
+jaxapi.know_users_jits()  # before the user jits what is to be recorded
+
+#: How many functions are remembered; a program with more pays for a closer look at each call.
+MAX_FUNCTIONS = 512
+
+_NOT_ARRAYS = "its inputs or results are not arrays alone"
+_log = logging.getLogger("snaprt.jit")
+
+
+class _Known(NamedTuple):
+    """What calls of one kind run, and one of them without its arguments, if it captured nothing."""
+
+    executable: JitExecutable
+    like: jaxapi.FlatCall | None
+
+
+class _Function:
+    """A jitted function that is called.
+
+    Attributes:
+        info: JAX's description of it; alive, or another's could take its id.
+        again: The function: it shares what JAX has compiled with the user's own.
+        first: The number of the executable that it first ran; None where this is the first time,
+            -1 where it has run several.
+        only: What each call runs, while there is no more than one executable.
+        entries: How many kinds of calls JAX knew of it when that was last clear.
+        kinds: What each kind of call runs, and what must stay alive for that.
+    """
+
+    __slots__ = ("again", "entries", "first", "fun", "info", "kinds", "only")
+
+    def __init__(self, fun: Any, info: Any, first: int | None) -> None:
+        self.fun = fun
+        self.info = info
+        self.again = jaxapi.jit_again(fun, info)
+        self.first = first
+        self.only: _Known | None = None
+        self.entries = -1
+        self.kinds: dict[Any, tuple[_Known, Any]] = {}
+
+    def known(self, args: Any, kwargs: Any) -> _Known | None:
+        """Return what a call runs, or None where that takes a closer look."""
+        # JAX makes an entry for a call that is unlike those before, and asks us afterwards.
+        if jaxapi.jit_entries(self.again) != self.entries:
+            return None
+        if self.only is not None:
+            return self.only
+        kind, _ = jaxapi.kind_of_jit_call(self.info, args, kwargs)
+        return self.kinds[kind][0] if kind in self.kinds else None
+
+    def ran(self, executable: JitExecutable, flat: jaxapi.FlatCall, args: Any, kwargs: Any) -> None:
+        """Learn what a call ran."""
+        known = _Known(executable, None if flat.captured else replace(flat, args=()))
+        if len(self.kinds) >= MAX_KINDS:
+            self.kinds.clear()
+        kind, alive = jaxapi.kind_of_jit_call(self.info, args, kwargs)
+        self.kinds[kind] = known, alive
+        if executable.number != self.first:
+            self.first = -1
+        self.only = known if self.first == executable.number else None
+        self.entries = jaxapi.jit_entries(self.again)
+
+
+class _Call(Sequence[Any]):
+    """A call: the inputs of an execution, which are found when they are first looked at."""
+
+    __slots__ = ("_flat", "_inputs", "_made", "executable")
+
+    def __init__(
+        self,
+        executable: JitExecutable,
+        flat: jaxapi.FlatCall | None = None,
+        made: tuple[_Function, Any, Any, jaxapi.FlatCall | None] | None = None,
+    ) -> None:
+        """Take the call as JAX lowers it, or what to make that of."""
+        self.executable = executable
+        self._flat = flat
+        self._made = made
+        self._inputs: Sequence[Any] | None = None
+
+    def flat(self) -> jaxapi.FlatCall:
+        """Return the call as JAX lowers it."""
+        if self._flat is None:
+            assert self._made is not None
+            function, args, kwargs, like = self._made
+            self._flat = (
+                jaxapi.flatten_jit_call(function.fun, function.info, args, kwargs)
+                if like is None
+                else replace(like, args=jaxapi.leaves_of_jit_call(function.info, args, kwargs))
+            )
+        return self._flat
+
+    def _arguments(self) -> Sequence[Any]:
+        if self._flat is None and self._made is not None:
+            function, args, kwargs, like = self._made
+            if like is not None:  # the arguments alone, which takes half the time
+                return jaxapi.leaves_of_jit_call(function.info, args, kwargs)
+        return self.flat().args
+
+    def inputs(self) -> Sequence[Any]:
+        """Return the arrays that go into the module."""
+        if self._inputs is None:
+            self._inputs = jaxapi.jit_module_inputs(
+                self.executable.lowered, self.executable.module, self._arguments()
+            )
+        return self._inputs
+
+    def outputs(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Return the arrays that came out of the module, of which these are the user's."""
+        if self.executable.module.has_all_results:
+            return results
+        return jaxapi.jit_module_outputs(self.executable.lowered, self._arguments, results)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Any]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        return self.inputs()[place]
+
+    def __len__(self) -> int:
+        return len(self.executable.input_names)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Threads that call a function for the first time at once may mix up its programs.
+        if [array.shape for array in self.inputs()] != self.executable.module.input_shapes:
+            raise SnapshotError(f"a call of {self.executable.name} may have run another program")
+        return iter(self.inputs())
+
+
+class _Watcher:
+    """Makes the calls of jitted functions in the threads that are watched."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._functions: dict[int, _Function] = {}
+        # What each first ran: one that is made, jitted and called once is not kept alive.
+        self._met: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def leaves_to_jax(self, source: str) -> bool:
+        """Return whether calls of a function are no executions."""
+        return leaves_to_jax(source)
+
+    def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a jitted function for the user."""
+        jaxapi.pause_watch()
+        try:
+            function = self._functions.get(id(info)) or self._meet(fun, info)
+            known = function.known(args, kwargs)
+            flat = None
+            if known is None:
+                flags.take_over()  # the script may have set XLA_FLAGS since
+                with jaxapi.watching_meanwhile():  # it is traced, and may call others for constants
+                    flat = jaxapi.flatten_jit_call(fun, info, args, kwargs)
+                    if not jaxapi.is_of_arrays_alone(flat):  # `bind` is asked to run it
+                        return jaxapi.run_jit_call(fun, info, args, kwargs)
+                try:
+                    executable = _recordable(flat)
+                except _NotRecordableError as error:
+                    results = function.again(*args, **kwargs)  # or what is wrong, in JAX's words
+                    self._recorder.missed(flat.params["name"], str(error))
+                    return results
+                call = _Call(executable, flat)
+            else:
+                executable, like = known
+                call = _Call(executable, None, (function, args, kwargs, like))
+            changed = self._changed(call)
+            if changed is not None:
+                results = call.flat().unflatten(self._run_changed(changed))
+            else:
+                results = self._run(call, function.again, args, kwargs)
+            if function.first is None:
+                self._met[fun] = executable.number
+            elif flat is not None:
+                function.ran(executable, flat, args, kwargs)
+            return results
+        finally:
+            jaxapi.resume_watch()
+
+    def bind(self, args: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:
+        """Run what a transformation outside of ``jit`` has made of a jitted function."""
+        jaxapi.pause_watch()
+        try:
+            with jaxapi.evaluating():
+                flat = jaxapi.flat_jit_call(args, params)
+                try:
+                    executable = _recordable(flat)
+                except _NotRecordableError as error:
+                    results = jaxapi.run_flat_jit_call(flat)
+                    self._recorder.missed(params["name"], str(error))
+                    return results
+                call = _Call(executable, flat)
+                changed = self._changed(call)
+                if changed is not None:
+                    return self._run_changed(changed)
+                return self._run(call, jaxapi.run_flat_jit_call, (flat,), {})
+        finally:
+            jaxapi.resume_watch()
+
+    def call_compiled(
+        self,
+        name: str,
+        ahead: jaxapi.CompiledAhead | None,
+        args: Any,
+        run: Callable[[], Any],
+    ) -> Any:
+        """Call for the user what was compiled ahead of time."""
+        jaxapi.pause_watch()
+        try:
+            if ahead is None:
+                results = run()
+                self._recorder.missed(
+                    name, "it was compiled before recording began, or loaded; jax.jit is seen"
+                )
+                return results
+            executable = executable_ahead(ahead)
+            if not executable.module.is_recordable:
+                results = run()
+                self._recorder.missed(name, _NOT_ARRAYS)
+                return results
+            return self._run(_Call(executable, jaxapi.called_with(ahead, args)), run, (), {})
+        finally:
+            jaxapi.resume_watch()
+
+    def _meet(self, fun: Any, info: Any) -> _Function:
+        with self._lock:
+            first = self._met.get(fun)
+            function = _Function(fun, info, first)
+            if first is not None:
+                if len(self._functions) >= MAX_FUNCTIONS:
+                    forgotten = self._functions.pop(next(iter(self._functions)))
+                    self._met[forgotten.fun] = -1
+                self._functions[id(info)] = function
+        return function
+
+    def _changed(self, call: _Call) -> _Call | None:
+        """Return the call of another program, where the recorder needs one to learn how it ends."""
+        plan, module = current_plan(), call.executable.module
+        is_watched, withholds = False, bool(module.donated) and repro.needs_inputs()
+        if plan is not None:
+            may_watch = plan.wants_flag and module.is_pure
+            may_withhold = bool(module.donated) and plan.withholds_donation
+            if (may_watch or may_withhold) and not self._recorder.ignores(call.executable):
+                is_watched, withholds = may_watch, may_withhold or withholds
+        for adds_flag in (True, False) if is_watched else (False,):
+            if not adds_flag and not withholds:
+                break
+            flat = call.flat()
+            try:
+                if adds_flag:
+                    flat = jaxapi.with_result(flat, flag_of, FLAG_NAME)
+                if withholds:
+                    flat = jaxapi.without_donation(flat)
+                executable = _recordable(flat)
+                if adds_flag and not executable.is_compiled:
+                    executable.lowered.compile()  # JAX finds it; the user is not to see it fail
+                return _Call(executable, flat)
+            except Exception as error:
+                if adds_flag:
+                    self._recorder.has_no_flag(call.executable, error)
+        return None
+
+    def _run_changed(self, call: _Call) -> list[Any]:
+        """Run a program in the place of the user's; return the results that are the user's."""
+        results = self._run(call, jaxapi.run_flat_jit_call, (call.flat(),), {})
+        return results[:-1] if call.executable.is_watched else results
+
+    def _run(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run an execution, and tell how it ends to whoever wants to know."""
+        token = self._recorder.before(call.executable, call)
+        is_repro_asked_for = repro.is_asked_for()
+        if token is None and not is_repro_asked_for:
+            return run(*args, **kwargs)
+        is_new = token is not None and not call.executable.is_compiled
+        try:
+            results = run(*args, **kwargs)
+            if is_repro_asked_for:
+                repro.wait_for_failure(results)
+        except Exception as error:
+            if token is not None:
+                self._recorder.failed(token, error)
+            stage: repro.Stage = "run" if call.executable.is_compiled else "compile"
+            repro.after_failure(stage, call.executable, call, error)
+            raise
+        if token is not None:
+            self._record_outputs(token, call, results, has_compiled=is_new)
+        if is_repro_asked_for:
+            repro.after_run(call.executable, call)
+        return results
+
+    def _record_outputs(self, token: Any, call: _Call, results: Any, *, has_compiled: bool) -> None:
+        outputs = call.outputs(jax.tree.leaves(results))
+        if len(outputs) == len(call.executable.output_names):
+            flag = outputs[-1] if call.executable.is_watched else None
+            self._recorder.after(token, outputs, flag, has_compiled=has_compiled)
+        else:
+            _log.error(
+                "the outputs of %s are not recorded: a class of its results holds other arrays "
+                "than it is made of",
+                call.executable.name,
+            )
+
+
+class _NotRecordableError(Exception):
+    """JAX is to run a call unseen."""
+
+
+def _recordable(call: jaxapi.FlatCall) -> JitExecutable:
+    """Return what a call runs.
+
+    Raises:
+        _NotRecordableError: It cannot be lowered, or not arrays alone go in and out.
+    """
+    try:
+        executable = executable_of(call)
+    except Exception as error:
+        raise _NotRecordableError(f"{type(error).__name__}: {error}") from error
+    if not executable.module.is_recordable:
+        raise _NotRecordableError(_NOT_ARRAYS)
+    return executable
+
+
+def leaves_to_jax(source: str) -> bool:
+    """Return whether calls of a function are no executions: those of JAX's own, unless named."""
+    return not isinstance(source, jaxapi.UsersSource) and _is_left_to_jax(source, jaxapi.watch())
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_left_to_jax(source: str, names: tuple[str, ...] | None) -> bool:
+    if not jaxapi.is_source_of_jax(source):
+        return False
+    name = source.partition(" at ")[0]
+    return not any(re.search(pattern, name) for pattern in names or ())
+
+
+@functools.cache
+def start_watching() -> None:
+    """Let JAX ask for each call in threads that are watched; once a process."""
+    jaxapi.use_jit_watcher(_Watcher(process_recorder()))
+
+
+class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a scope and a decorator
+    """Record calls of jitted functions inside: ``with snaprt.record(): ...``, ``@snaprt.record()``.
+
+    Each call from Python of what `jax.jit` returned is one execution; a function jitted inside it
+    is part of it. Results are those of plain JAX. Functions of JAX's own (`jax.numpy.where`) count
+    where a condition names them. Lazy graphs that run inside are recorded in the same way. Scopes
+    nest, and each thread has its own.
+
+    Args:
+        when: Which executions, in the words of SNAPRT_RECORD; several conditions are separated by
+            semicolons. By default what SNAPRT_RECORD and its like say, else all.
+        folder: Where their files go. By default SNAPRT_DUMP_DIR, else ``snaprt-dump``.
+
+    Raises:
+        UsageError: ``when`` cannot be understood.
+    """
+
+    def __init__(self, when: str | None = None, folder: str | Path | None = None) -> None:
+        self._conditions = None if when is None else parse_conditions(when)
+        self._folder = None if folder is None else Path(folder).expanduser().absolute()
+        # One for all calls of a decorated function: `first=2` is twice, not twice a call.
+        self._plans: list[Plan] = []
+        self._outer: list[Any] = []
+
+    def __enter__(self) -> None:
+        flags.take_over()
+        start_watching()
+        plan = self._plan()
+        outer = set_thread_plan(plan)
+        conditions = () if plan is None else plan.conditions
+        self._outer.append((outer, jaxapi.set_watch(names_in(conditions))))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            process_recorder().program_failed(error)
+        outer, watch = self._outer.pop()
+        jaxapi.restore_watch(watch)
+        set_thread_plan(outer)
+
+    def _plan(self) -> Plan | None:
+        """Return the plan of the scope, None for the environment's, which may change in it."""
+        if self._conditions is None and self._folder is None and current_plan() is not None:
+            return None
+        if not self._plans:
+            self._plans.append(plan_with(self._conditions, self._folder))
+        return self._plans[0]
+
+    def _recreate_cm(self) -> record:
+        again = record(folder=self._folder)
+        again._conditions, again._plans = self._conditions, self._plans
+        return again
+
+
+def watch_process() -> None:
+    """Look at calls of jitted functions in every thread from here on, for SNAPRT_REPRO_AFTER.
+
+    Unlike `record_process`, it records nothing that the environment does not ask for. JAX may be
+    about to look for its devices.
+    """
+    start_watching()
+    plan = current_plan()
+    jaxapi.set_process_watch(names_in(() if plan is None else plan.conditions))
+
+
+def record_process() -> None:
+    """Record calls of jitted functions in every thread from here on, as the environment says.
+
+    Where it says nothing of what to record, everything is.
+
+    Raises:
+        UsageError: A variable has a value that is not allowed.
+    """
+    flags.take_over()
+    check_plan()
+    if current_plan() is None and "NEURON_DUMP_HLO_SNAPSHOT" not in os.environ:
+        os.environ["SNAPRT_RECORD"] = "all"
+    is_watched_already = jaxapi.process_watch() is not None
+    watch_process()
+    for name, source in () if is_watched_already else jaxapi.jit_calls_under_way():
+        if not leaves_to_jax(source):
+            process_recorder().missed(name, "recording began while JAX was already calling it")
