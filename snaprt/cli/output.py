@@ -10,11 +10,12 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.text import Text
 
@@ -109,6 +110,24 @@ def _plain(value: Any) -> Any:
     if callable(item):
         return _plain(item())
     raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+def given_options(
+    context: click.Context, options: Iterable[click.Parameter]
+) -> Iterator[tuple[click.Parameter, tuple[str, ...]]]:
+    """Yield the options that the user gave, each with the words that give it again."""
+    for option in options:
+        name = option.name or ""
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params.get(name)
+        if isinstance(value, bool):
+            yield option, ((option.opts if value else option.secondary_opts)[0],)
+            continue
+        if isinstance(value, dict):
+            value = [f"{key}={setting}" for key, setting in value.items()]
+        values = value if isinstance(value, list | tuple) else [value]
+        yield option, tuple(word for each in values for word in (option.opts[0], str(each)))
 
 
 def json_option(function: _AnyFunction) -> _AnyFunction:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-from click.core import ParameterSource
 from rich.text import Text
 from snaprt_replay.batch import cluster, many
 from snaprt_replay.batch.many import ReplayRequest
@@ -295,19 +294,9 @@ _NOT_ABOUT_THE_REPLAY: Final = frozenset({"files", "processes", "address", "as_j
 
 def _words(context: click.Context) -> tuple[str, ...]:
     """Return the options of a replay as the user gave them, to be repeated in a report."""
-    words: list[str] = []
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        is_one = name in context.params and name not in _NOT_ABOUT_THE_REPLAY
-        if source != ParameterSource.COMMANDLINE or not is_one:
-            continue
-        value = context.params[name]
-        if isinstance(value, bool):
-            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
-            continue
-        if isinstance(value, dict):
-            value = [f"{key}={setting}" for key, setting in value.items()]
-        for word in value if isinstance(value, list | tuple) else [value]:
-            words += [parameter.opts[0], str(word)]
-    return tuple(words)
+    options = [
+        option
+        for option in context.command.params
+        if option.name in context.params and option.name not in _NOT_ABOUT_THE_REPLAY
+    ]
+    return tuple(word for _, words in output.given_options(context, options) for word in words)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
+from snaprt.cli import output
 from snaprt.cli.run.command import ProgramCommand
 from snaprt.cli.run.command import command as run_command
 from snaprt.errors import UsageError
@@ -53,6 +53,7 @@ def command(
     node_rank: int,
     master: str | None,
     program: tuple[str, ...],
+    when: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Run a Python program as the processes of one job.
@@ -81,7 +82,7 @@ def command(
             "several machines need the address of the first",
             hint="Give each the same --master HOST:PORT.",
         )
-    parse_conditions("; ".join(options["when"]))
+    parse_conditions("; ".join(when))
     job = Job(
         processes=processes,
         master=check_master(master) if master else free_address(),
@@ -89,11 +90,7 @@ def command(
         node_rank=node_rank,
         devices_per_process=devices,
     )
-    given = {
-        option: options[option.name]
-        for option in _OF_RUN
-        if option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-    }
+    given = list(output.given_options(context, _OF_RUN))
 
     def words(rank: int) -> list[str]:
         return [sys.executable, "-m", "snaprt", "run", *_words(given, rank), "--", *program]
@@ -104,12 +101,10 @@ def command(
 command.params[-1:-1] = _OF_RUN
 
 
-def _words(given: Mapping[click.Option, Any], rank: int) -> Iterator[str]:
-    """Return options of ``snaprt run`` as the words that mean them, for one rank."""
-    for option, value in given.items():
-        if option.is_flag:
-            yield (option.opts if value else option.secondary_opts)[0]
-            continue
-        for item in value if option.multiple else (value,):
-            yield option.opts[0]
-            yield f"{item}.{rank}" if option.name == "explain_json" else str(item)
+def _words(given: Sequence[tuple[click.Parameter, Sequence[str]]], rank: int) -> Iterator[str]:
+    """Yield the options of ``snaprt run`` for one rank."""
+    for option, words in given:
+        if option.name == "explain_json":
+            yield f"{'='.join(words)}.{rank}"
+        else:
+            yield from words
