@@ -184,7 +184,8 @@ def _measure_exact(
     least = int(np.abs(left).min())  # negative for the smallest number: then no bound is known
     if int(distance[where]) >= worst_relative * (1 - 1e-6) * least:
         # Only an element that beats the worst so far, by a bound in float32, is looked at exactly.
-        bound = np.abs(left.astype(np.float32)) * np.float32(worst_relative * (1 - 1e-6))
+        bound = np.abs(left.astype(np.float32))
+        bound *= np.float32(worst_relative * (1 - 1e-6))
         candidates = np.flatnonzero(distance.astype(np.float32) > bound)
         size = np.abs(left[candidates].astype(np.float64))
         quotients = distance[candidates].astype(np.float64)
