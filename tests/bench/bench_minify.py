@@ -51,10 +51,9 @@ def minify_all(
     workers, models: Sequence, count: int, reference: str, seed: int
 ) -> Iterator[Result]:
     """Plant, minify."""
-    from snaprt_replay.minify.checks import Mismatch
+    from snaprt_replay.minify.checks import MISMATCH, Patience
     from snaprt_replay.minify.cutting import Tap, normalized
-    from snaprt_replay.minify.judge import Patience
-    from snaprt_replay.minify.work import shrink
+    from snaprt_replay.minify.shrink import shrink
     from snaprt_replay.run.variants.variants import parse_variant
     from snaprt_replay.run.workers import Outcome
 
@@ -73,7 +72,7 @@ def minify_all(
             def run(tried, side):
                 return start(side, None, tried.content(side), tried.inputs, plant)
 
-            return Mismatch().see(candidate, run) is not None
+            return MISMATCH.see(candidate, run) is not None
 
         for plant in draw(model, share_of(count, models, index), seed, visible):
             began = time.perf_counter()
@@ -84,7 +83,7 @@ def minify_all(
             def taps(_) -> list[Tap]:
                 return [Tap(1, lambda hlo, inputs: workers.submit(right, hlo, inputs))]
 
-            shrunk = shrink(candidate, Mismatch(), broken_start, Patience(), taps)
+            shrunk = shrink(candidate, MISMATCH, broken_start, Patience(), taps)
             assert shrunk is not None, plant
             after = shrunk.candidate
             if after.instructions > SMALL:

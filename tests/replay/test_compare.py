@@ -231,6 +231,12 @@ def test_cosine_works_for_tiny_and_for_huge_numbers() -> None:
         assert compared(left, right).cosine == pytest.approx(wide_left @ wide_right / norms)
 
 
+def test_numbers_whose_squares_overflow_have_a_tolerance() -> None:
+    result = compared(normal(100, dtype=np.float64) * 1e200, np.ones(100) * 1e200)
+    assert result.rms == pytest.approx(1e200, rel=0.5)
+    assert result.verdict == MISMATCH
+
+
 @pytest.mark.parametrize("columns", [1_000_017, 3_000_017])  # without and with fused kernels
 def test_large_arrays_are_cut_for_threads_and_put_together_again(columns: int) -> None:
     expected = normal(3, columns)

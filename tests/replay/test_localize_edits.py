@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.localize.alignment import aligned
-from snaprt_replay.localize.edits import Edit, edits_between
+from snaprt_replay.localize.edits import Edit, edits_between, substituted
 from snaprt_replay.localize.findings import Localization, from_json, to_json
 from snaprt_replay.localize.matching import compare
 from snaprt_replay.localize.pipeline import search
-from snaprt_replay.localize.program import Program, flatten
+from snaprt_replay.localize.program import FlatModule, flatten
 from snaprt_replay.localize.session import Session, Side
-from snaprt_replay.localize.substitute import substituted
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers
 
@@ -43,7 +42,7 @@ def model(x: jax.Array) -> tuple[jax.Array, ...]:
     return ordered.sum(0), jnp.exp(-chosen) / 3.0, looped.max(-1)
 
 
-def program_of(text: str) -> Program:
+def program_of(text: str) -> FlatModule:
     proto = jaxapi.module_to_hlo_proto(jaxapi.parse_module(text.encode()))
     return flatten(parse(HloModuleProto, proto, "test"))
 
@@ -60,7 +59,7 @@ def workers() -> Iterator[Workers]:
         yield processes
 
 
-def edits_of(one: Program, other: Program) -> list[Edit]:
+def edits_of(one: FlatModule, other: FlatModule) -> list[Edit]:
     """Return the edits, and assert that they are all that lies between the programs."""
     compared = aligned(one, other)
     ours, theirs = compared.lines
@@ -81,7 +80,7 @@ NOT_IN_MODEL = (
 )
 
 
-def sizes_of_states(program: Program) -> list[int]:
+def sizes_of_states(program: FlatModule) -> list[int]:
     found = hlo_module.instructions(program.module)
     return [len(one.shape.tuple_shapes) for one in found if one.opcode == "while"]
 
@@ -123,7 +122,7 @@ def test_an_edit_of_any_kind_is_the_only_one_that_is_named(
     assert tried or kind in NOT_IN_MODEL
 
 
-def edited(text: text_plants.Text, old: str, new: str, count: int = 1) -> Program:
+def edited(text: text_plants.Text, old: str, new: str, count: int = 1) -> FlatModule:
     plain = "\n".join(text.lines)
     assert old in plain
     return program_of(plain.replace(old, new, count))
@@ -176,7 +175,7 @@ def localize(workers: Workers, text: text_plants.Text) -> Localize:
             assert old in plain
             plain = plain.replace(old, new, 1)
 
-        def side(name: str, program: Program, variant: str) -> Side:
+        def side(name: str, program: FlatModule, variant: str) -> Side:
             parsed = parse_variant(variant)
             return Side(name, program, lambda hlo, given: workers.submit(parsed, hlo, given))
 

@@ -15,7 +15,7 @@ from snaprt_replay.hlo.extract import Piece, extract
 from snaprt_replay.hlo.hlo_module import instructions
 from snaprt_replay.localize.findings import Localization, from_json, to_json
 from snaprt_replay.localize.pipeline import search
-from snaprt_replay.localize.program import Program, flatten
+from snaprt_replay.localize.program import FlatModule, flatten
 from snaprt_replay.localize.session import Session, Side
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers
@@ -41,7 +41,9 @@ def workers() -> Iterator[Workers]:
 def side(workers: Workers) -> Callable[..., Side]:
     """Return a function that makes a side whose compiler changes each module first."""
 
-    def make(name: str, program: Program, variant: str, change: Change = lambda hlo: hlo) -> Side:
+    def make(
+        name: str, program: FlatModule, variant: str, change: Change = lambda hlo: hlo
+    ) -> Side:
         parsed = parse_variant(variant)
         return Side(name, program, lambda hlo, inputs: workers.submit(parsed, change(hlo), inputs))
 
@@ -52,7 +54,7 @@ def side(workers: Workers) -> Callable[..., Side]:
 class Small:
     """A small program and its inputs."""
 
-    program: Program
+    program: FlatModule
     inputs: tuple[np.ndarray, ...]
 
 
@@ -74,7 +76,7 @@ def localize(side: Callable[..., Side]) -> Localize:
     """Return a function that searches a program compiled with a change against one without."""
 
     def run(
-        program: Program,
+        program: FlatModule,
         inputs: Sequence[np.ndarray],
         change: Change,
         session: Session | None = None,
@@ -87,13 +89,13 @@ def localize(side: Callable[..., Side]) -> Localize:
     return run
 
 
-def program_of(function: Callable, *arguments: object) -> Program:
+def program_of(function: Callable, *arguments: object) -> FlatModule:
     lowered = jax.jit(function).lower(*arguments)
     proto = jaxapi.module_to_hlo_proto(lowered.compiler_ir("stablehlo"))
     return flatten(parse(HloModuleProto, proto, "test"))
 
 
-def first_named(program: Program, opcode: str, place: int = 0) -> str:
+def first_named(program: FlatModule, opcode: str, place: int = 0) -> str:
     found = [
         one.name
         for line in planted_faults.lines(program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +16,9 @@ from click.testing import CliRunner
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.inline import inline_calls
 from snaprt_replay.minify.candidate import Candidate
-from snaprt_replay.minify.checks import Check, Crash, Mismatch, NonFinite, Run, Signature
+from snaprt_replay.minify.checks import CRASH, MISMATCH, NONFINITE, Check, Judge, Patience, Symptom
 from snaprt_replay.minify.cutting import Tap, normalized
-from snaprt_replay.minify.judge import Judge, Patience
-from snaprt_replay.minify.work import Shrunk, shrink
+from snaprt_replay.minify.shrink import Shrunk, shrink
 from snaprt_replay.run.variants.variants import Variant, parse_variant
 from snaprt_replay.run.workers import Workers
 
@@ -91,7 +91,7 @@ INPUTS = (normal(4, 6), normal(6, 8), normal(8, 3))
 def test_a_wrong_operation_is_left_alone_with_what_it_reads(workers: Workers) -> None:
     right = lowered(network, *INPUTS)
     pair = [edited(right, "cosine", "sine"), right]
-    found = shrunk(candidate_of(pair, INPUTS), Mismatch(), workers, 1, CPU)
+    found = shrunk(candidate_of(pair, INPUTS), MISMATCH, workers, 1, CPU)
     assert found is not None
     assert opcodes(found.candidate) == ["sine"]
     assert found.candidate.inputs[0].size == 1
@@ -104,7 +104,7 @@ def test_a_nan_is_followed_to_where_finite_values_make_it(workers: Workers) -> N
     def loss(x):
         return jnp.sum(jnp.sin(x) * jnp.log(jnp.abs(x) - 3) ** 2)
 
-    found = shrunk(candidate_of([lowered(loss, INPUTS[0])], INPUTS[:1]), NonFinite(), workers, 0)
+    found = shrunk(candidate_of([lowered(loss, INPUTS[0])], INPUTS[:1]), NONFINITE, workers, 0)
     assert found is not None
     assert opcodes(found.candidate) == ["log"]
     assert found.neighbor is not None
@@ -129,7 +129,7 @@ def test_a_crash_is_left_alone_though_no_value_inside_the_program_is_known(
 ) -> None:
     module = parse(HloModuleProto, jaxapi.parse_hlo_text(REFUSED), "test")
     candidate = candidate_of([module], (normal(16, 8), normal(8, 4)))
-    found = shrunk(candidate, Crash(), workers, 0)
+    found = shrunk(candidate, CRASH, workers, 0)
     assert found is not None
     assert found.first.what == "compile error"
     assert "no_such_function" in found.first.message
@@ -144,42 +144,26 @@ def test_another_failure_than_the_first_does_not_count(workers: Workers) -> None
     def run(one: Candidate, side: int):
         return workers.submit(CPU, one.content(side), one.inputs)
 
-    with Judge(Crash(), run, Patience()) as judge:
+    with Judge(CRASH, run, Patience()) as judge:
         first = judge.look_first(candidate)
         assert first is not None
-        judge.adopt(Signature(first.what, message="another function"))
+        judge.adopt(Symptom(first.what, message="another function"))
         assert judge.answer(candidate) == "fails otherwise"
 
 
 def test_a_small_error_does_not_stand_for_a_large_one() -> None:
-    first = Signature("wrong values", 1e4)
-    assert Mismatch().persists(first, Signature("wrong values", 1e3))
-    assert not Mismatch().persists(first, Signature("wrong values", 2.0))
-    assert not Mismatch().persists(first, Signature("a NaN", float("inf")))
+    first = Symptom("wrong values", 1e4)
+    assert MISMATCH.persists(first, Symptom("wrong values", 1e3))
+    assert not MISMATCH.persists(first, Symptom("wrong values", 2.0))
+    assert not MISMATCH.persists(first, Symptom("a NaN", float("inf")))
 
 
 def test_a_program_that_is_right_is_not_minified(workers: Workers) -> None:
     candidate = candidate_of([lowered(network, *INPUTS)], INPUTS)
-    assert shrunk(candidate, Mismatch(), workers, 1, CPU) is None
+    assert shrunk(candidate, MISMATCH, workers, 1, CPU) is None
 
 
 # --- failures that come and go ---
-
-
-class SometimesNonFinite:
-    """A check that sees its failure in every third look."""
-
-    name = "nan"
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
-        self.looks += 1
-        return Signature("NaN") if self.looks % 3 == 0 else None
-
-    def persists(self, first: Signature, seen: Signature) -> bool:
-        return first == seen
 
 
 @pytest.mark.parametrize(
@@ -194,8 +178,10 @@ def test_a_failure_counts_where_it_is_seen_often_enough(
     def run(one: Candidate, side: int):
         raise AssertionError("this check runs nothing")
 
-    with Judge(SometimesNonFinite(), run, Patience(repeat, needed, jobs=1)) as judge:
-        judge.adopt(Signature("NaN"))
+    looks = itertools.count(1)
+    sometimes = Check("nan", lambda *_: Symptom("NaN") if next(looks) % 3 == 0 else None)
+    with Judge(sometimes, run, Patience(repeat, needed, jobs=1)) as judge:
+        judge.adopt(Symptom("NaN"))
         assert judge.answer(candidate) == answer
 
 

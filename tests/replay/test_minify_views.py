@@ -13,17 +13,9 @@ from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.inline import inline_calls
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.cutting import Base, Tap, normalized
-from snaprt_replay.minify.views import (
-    dtypes,
-    flags,
-    instructions,
-    loops,
-    outputs,
-    prefix,
-    shapes,
-    suffix,
-    values,
-)
+from snaprt_replay.minify.views.cuts import instructions, loops, outputs, prefix, suffix
+from snaprt_replay.minify.views.shapes import shapes
+from snaprt_replay.minify.views.simpler import dtypes, flags, values
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers
 
@@ -74,7 +66,7 @@ def base(workers: Workers) -> Base:
 
 @pytest.mark.parametrize("view", [prefix, suffix, instructions])
 def test_a_cut_program_is_smaller_and_well_formed(view, base: Base) -> None:
-    found = list(view.candidates(base, 0))
+    found = list(view(base, 0))
     assert found
     for one in found:
         assert one.size < base.candidate.size
@@ -85,7 +77,7 @@ def test_a_program_started_later_gives_what_the_whole_one_gives(
     base: Base, workers: Workers
 ) -> None:
     whole = workers.run(CPU, base.candidate.content(0), base.candidate.inputs).outputs
-    one = next(suffix.candidates(base, 0))
+    one = next(suffix(base, 0))
     part = workers.run(CPU, one.content(0), one.inputs).outputs
     assert whole is not None
     assert part is not None
@@ -93,12 +85,12 @@ def test_a_program_started_later_gives_what_the_whole_one_gives(
 
 
 def test_a_program_stopped_earlier_returns_what_is_computed_by_then(base: Base) -> None:
-    assert opcodes(next(prefix.candidates(base, 0))) == ["dot", "tanh", "exponential"]
+    assert opcodes(next(prefix(base, 0))) == ["dot", "tanh", "exponential"]
 
 
 def test_each_output_is_tried_alone() -> None:
     base = Base(candidate_of(lambda x: (jnp.sin(x), jnp.cos(x), jnp.tan(x)), normal(3)), [])
-    alone = [opcodes(one) for one in outputs.candidates(base, 0)][:3]
+    alone = [opcodes(one) for one in outputs(base, 0)][:3]
     assert alone == [["sine"], ["cosine"], ["tan"]]
 
 
@@ -106,7 +98,7 @@ def test_an_output_that_is_left_keeps_its_expected_value() -> None:
     candidate = candidate_of(lambda x: (jnp.sin(x), jnp.cos(x)), normal(3))
     expected = (np.sin(normal(3)), np.cos(normal(3)))
     with_expected = Candidate(candidate.modules, candidate.inputs, expected=expected)
-    first, second, *_ = outputs.candidates(Base(with_expected, []), 0)
+    first, second, *_ = outputs(Base(with_expected, []), 0)
     assert first.expected is not None
     assert second.expected is not None
     np.testing.assert_array_equal(first.expected[0], expected[0])
@@ -115,7 +107,7 @@ def test_an_output_that_is_left_keeps_its_expected_value() -> None:
 
 def test_a_contracting_dimension_is_cut_on_both_sides_of_a_dot(workers: Workers) -> None:
     base = Base(candidate_of(lambda x, w: jnp.tanh(x @ w), normal(4, 6), normal(6, 8)), [])
-    cut = {tuple(array.shape for array in one.inputs): one for one in shapes.candidates(base, 0)}
+    cut = {tuple(array.shape for array in one.inputs): one for one in shapes(base, 0)}
     assert {((4, 1), (1, 8)), ((1, 6), (6, 8)), ((4, 6), (6, 1))} <= cut.keys()
     one = cut[(4, 1), (1, 8)]
     got = workers.run(CPU, one.content(0), one.inputs).outputs
@@ -132,7 +124,7 @@ def test_batch_and_features_of_a_convolution_are_cut(workers: Workers) -> None:
 
     x, kernel = normal(2, 5, 5, 3), normal(3, 3, 3, 4)
     base = Base(candidate_of(convolve, x, kernel), [])
-    cut = {tuple(array.shape for array in one.inputs): one for one in shapes.candidates(base, 0)}
+    cut = {tuple(array.shape for array in one.inputs): one for one in shapes(base, 0)}
     one = cut[(2, 5, 5, 1), (3, 3, 1, 4)]
     assert ((1, 5, 5, 3), (3, 3, 3, 4)) in cut
     assert ((2, 5, 5, 3), (3, 3, 3, 1)) in cut
@@ -147,7 +139,7 @@ def test_what_a_dynamic_slice_takes_whole_is_cut(workers: Workers) -> None:
         return jax.lax.dynamic_slice(x, (index, 0), (1, 6))
 
     base = Base(candidate_of(row, normal(4, 6), np.int32(2)), [])
-    found = list(shapes.candidates(base, 0))
+    found = list(shapes(base, 0))
     assert {one.inputs[0].shape for one in found} == {(4, 1), (4, 3), (4, 5)}
     got = workers.run(CPU, found[0].content(0), found[0].inputs).outputs
     assert got is not None
@@ -156,7 +148,7 @@ def test_what_a_dynamic_slice_takes_whole_is_cut(workers: Workers) -> None:
 
 def test_a_dimension_that_a_reshape_mixes_keeps_its_length() -> None:
     base = Base(candidate_of(lambda x: jnp.sin(x.reshape(2, 12)), normal(2, 3, 4)), [])
-    cut = {one.inputs[0].shape for one in shapes.candidates(base, 0)}
+    cut = {one.inputs[0].shape for one in shapes(base, 0)}
     assert cut == {(1, 3, 4)}
 
 
@@ -165,7 +157,7 @@ def test_a_loop_becomes_one_iteration() -> None:
         return jax.lax.fori_loop(0, 5, lambda _, y: jnp.sin(y), x)
 
     base = Base(candidate_of(loop, normal(3)), [])
-    (one,) = loops.candidates(base, 0)
+    (one,) = loops(base, 0)
     hlo_module.verify(one.modules[0])
     assert "while" not in opcodes(one)
     assert "sine" in opcodes(one)
@@ -175,9 +167,7 @@ def test_each_branch_of_a_conditional_is_tried_alone() -> None:
     def branches(x):
         return jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
 
-    found = [
-        opcodes(one) for one in loops.candidates(Base(candidate_of(branches, normal(3)), []), 0)
-    ]
+    found = [opcodes(one) for one in loops(Base(candidate_of(branches, normal(3)), []), 0)]
     assert ["cosine" in one for one in found] == [True, False]
     assert ["sine" in one for one in found] == [False, True]
 
@@ -185,7 +175,7 @@ def test_each_branch_of_a_conditional_is_tried_alone() -> None:
 def test_bfloat16_becomes_float32_everywhere(workers: Workers) -> None:
     x = normal(3).astype(ml_dtypes.bfloat16)
     base = Base(candidate_of(lambda x: jnp.sin(x) * 2, x), [])
-    (one,) = dtypes.candidates(base, 0)
+    (one,) = dtypes(base, 0)
     assert one.inputs[0].dtype == np.float32
     outcome = workers.run(CPU, one.content(0), one.inputs)
     assert outcome.outputs is not None
@@ -195,7 +185,7 @@ def test_bfloat16_becomes_float32_everywhere(workers: Workers) -> None:
 def test_values_become_simpler_until_nothing_is_left_to_simplify() -> None:
     candidate = candidate_of(jnp.sin, normal(8))
     for _ in range(50):
-        found = list(values.candidates(Base(candidate, []), 0))
+        found = list(values(Base(candidate, []), 0))
         if not found:
             break
         candidate = found[-1]  # the least that the view offers
@@ -206,7 +196,7 @@ def test_options_are_left_out_one_by_one_and_the_text_can_be_read_again() -> Non
     variant = parse_variant("cpu,optimization=0,fast-math,matmul-precision=highest")
     plain = candidate_of(jnp.sin, normal(3))
     base = Base(Candidate(plain.modules, plain.inputs, (variant,)), [])
-    found = [one.variants[0] for one in flags.candidates(base, 0)]
+    found = [one.variants[0] for one in flags(base, 0)]
     assert len(found) == 3
     for one in found:
         again = parse_variant(one.text)
@@ -215,6 +205,6 @@ def test_options_are_left_out_one_by_one_and_the_text_can_be_read_again() -> Non
 
 def test_a_long_dimension_is_not_shortened_element_by_element() -> None:
     base = Base(candidate_of(jnp.sin, normal(1 << 16)), [])
-    sizes = [one.inputs[0].size for one in shapes.candidates(base, 0)]
+    sizes = [one.inputs[0].size for one in shapes(base, 0)]
     assert sizes[:3] == [1, 1 << 15, 1 << 15]
     assert max(sizes) == (1 << 16) - (1 << 10)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from planted_faults import mlp
 from snaprt_replay.localize.findings import Localization, RegionError, ValueDifference
-from snaprt_replay.localize.program import Program, flatten
+from snaprt_replay.localize.program import FlatModule, flatten
 from snaprt_replay.report import model_explorer
 from snaprt_replay.report.charts import neighborhood
 from snaprt_replay.report.surroundings import surroundings
@@ -17,7 +17,7 @@ from snaprt.hlo.proto import HloModuleProto, parse
 
 
 @pytest.fixture(scope="module")
-def program() -> Program:
+def program() -> FlatModule:
     import jax
 
     function, arguments = mlp()
@@ -27,7 +27,7 @@ def program() -> Program:
 
 
 @pytest.fixture(scope="module")
-def found(program: Program) -> Localization:
+def found(program: FlatModule) -> Localization:
     line = program.entry
     work = line.work()
     first, bad, last = (line.place(one) for one in (work[3], work[5], work[8]))
@@ -42,7 +42,7 @@ def found(program: Program) -> Localization:
     )
 
 
-def test_the_graphs_are_whole(program: Program) -> None:
+def test_the_graphs_are_whole(program: FlatModule) -> None:
     collection = model_explorer.graph_collection(program)
     assert set(collection) == {"label", "graphs", "graphSorting"}
     ids = [graph["id"] for graph in collection["graphs"]]
@@ -60,7 +60,7 @@ def test_the_graphs_are_whole(program: Program) -> None:
 
 
 def test_the_errors_are_those_of_the_regions_and_of_what_was_found(
-    program: Program, found: Localization, tmp_path: Path
+    program: FlatModule, found: Localization, tmp_path: Path
 ) -> None:
     graphs, errors = model_explorer.write(program, found, tmp_path / "new" / "folder")
     data = json.loads(errors.read_text())
@@ -75,7 +75,7 @@ def test_the_errors_are_those_of_the_regions_and_of_what_was_found(
 
 
 def test_the_surroundings_have_what_is_read_above_what_reads_it(
-    program: Program, found: Localization
+    program: FlatModule, found: Localization
 ) -> None:
     around = surroundings(program, found.instructions)
     assert around is not None
@@ -88,5 +88,5 @@ def test_the_surroundings_have_what_is_read_above_what_reads_it(
     assert drawn.count('class="edge"') == len(around.edges)
 
 
-def test_an_instruction_that_is_not_there_has_no_surroundings(program: Program) -> None:
+def test_an_instruction_that_is_not_there_has_no_surroundings(program: FlatModule) -> None:
     assert surroundings(program, ()) is None

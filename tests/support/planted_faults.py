@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from snaprt_replay.hlo.hlo_module import Editor, root_instruction
-from snaprt_replay.localize.program import Line, Program, flatten
+from snaprt_replay.localize.program import FlatModule, Line, flatten
 
 from snaprt import jaxapi
 from snaprt.hlo.literals import array_to_literal
@@ -165,7 +165,7 @@ class Model:
     """
 
     name: str
-    program: Program
+    program: FlatModule
     inputs: tuple[np.ndarray, ...]
 
 
@@ -356,7 +356,7 @@ KINDS: Mapping[str, tuple[Callable[[XlaMessage], bool], _Break]] = {
 }
 
 
-def lines(program: Program) -> Iterator[Line]:
+def lines(program: FlatModule) -> Iterator[Line]:
     """Yield the program's entry and the bodies of its loops."""
     yield program.entry
     for computation in program.module.computations:
@@ -365,7 +365,7 @@ def lines(program: Program) -> Iterator[Line]:
                 yield program.line(one.called_computation_ids[0])
 
 
-def candidates(program: Program, kind: str) -> list[str]:
+def candidates(program: FlatModule, kind: str) -> list[str]:
     """Return the names of the instructions that a kind of fault can break."""
     breakable, _ = KINDS[kind]
     return [one.name for line in lines(program) for one in line.work() if breakable(one)]
@@ -395,7 +395,7 @@ def planted(hlo: bytes, plant: Plant) -> bytes:
     return serialize(module)
 
 
-def draw(program: Program, kind: str, seed: int) -> Iterator[Plant]:
+def draw(program: FlatModule, kind: str, seed: int) -> Iterator[Plant]:
     """Yield plants of one kind, no instruction twice, in random order."""
     names = candidates(program, kind)
     generator = random.Random(f"{kind} {seed}")

@@ -1,6 +1,6 @@
 """Edits of one operation in StableHLO text: a line to what may stand in its place.
 
-They must not know the program; what else of it an edit reads is in its `Scope`.
+What else of the program an edit reads is in its `Scope`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Say what is in one array, in a few numbers; it must not know where the array came from."""
+"""Say what is in one array, in a few numbers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from snaprt_replay import floatbits
 from snaprt_replay.compare.fused_kernels import BLOCK, ROW, ROWS, BlockErrors, Kernels, kernels_for
-from snaprt_replay.compare.results import SpecialCounts
+from snaprt_replay.compare.results import OutputComparison, Place, SpecialCounts
 from snaprt_replay.compare.tolerance import Tolerance
 
 # Importing JAX and compiling the kernels takes longer than comparing fewer with NumPy alone.
@@ -61,75 +61,32 @@ _RECORD = np.dtype(
 Result = TypeVar("Result")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class FloatErrors:
-    """How two arrays differ; indices are flat, and -1 where there is no such element.
-
-    Args:
-        differing: Elements whose bits differ.
-        first_difference: The first of them.
-        worst_abs: The largest absolute error among pairs of finite numbers, and its first index.
-        worst_rel: The same of the relative error, where the expected number is not 0.
-        worst_ulp: The same of the distance in ULP.
-        specials: NaN, Inf, and zeros of another sign.
-        cosine: Cosine similarity over pairs of finite numbers; None where a side is all zero.
-        rms: Root mean square of the expected side's finite elements.
-        tolerance: What was allowed.
-        beyond: Elements beyond it.
-        first_beyond: The first of them.
-        buckets: The histogram of ULP distances.
-    """
-
-    differing: int
-    first_difference: int
-    worst_abs: tuple[float, int]
-    worst_rel: tuple[float, int]
-    worst_ulp: tuple[float, int]
-    specials: SpecialCounts
-    cosine: float | None
-    rms: float
-    tolerance: Tolerance
-    beyond: int
-    first_beyond: int
-    buckets: np.ndarray
-
-    def percentile_ulp(self, share: float) -> int:
-        """Return the distance that ``share`` (0 to 1) of the finite pairs do not exceed."""
-        cumulated = np.cumsum(self.buckets)
-        if not cumulated[-1]:
-            return 0
-        bucket = int(np.searchsorted(cumulated, math.ceil(share * int(cumulated[-1]))))
-        bits = np.uint32((bucket + _BUCKET_OFFSET) << 16) if bucket else np.uint32(0)
-        return int(np.asarray(bits).view(np.float32))
-
-    def ulp_octaves(self) -> tuple[int, ...]:
-        """Return the number of finite pairs 0, 1, 2-3, 4-7, ... ULP apart."""
-        octaves = [int(self.buckets[0])]
-        octaves += [int(octave.sum()) for octave in self.buckets[128:-1].reshape(-1, 128)]
-        octaves[-1] += int(self.buckets[-1])
-        while octaves and not octaves[-1]:
-            octaves.pop()
-        return tuple(octaves)
-
-
 def measure(
-    expected: np.ndarray, actual: np.ndarray, tolerance_for: Callable[[float], Tolerance]
-) -> FloatErrors:
+    blank: OutputComparison,
+    expected: np.ndarray,
+    actual: np.ndarray,
+    place: Callable[[int], Place | None],
+    tolerance_for: Callable[[float], Tolerance],
+) -> tuple[OutputComparison, Place | None]:
     """Compare two arrays element by element.
 
     Counts, places and what is beyond tolerance are exact, but for the histogram of ULP distances,
     which counts a sample where more than half a million elements differ.
 
     Args:
+        blank: What is known of the output.
         expected: One dimension, C-contiguous, any real float dtype.
         actual: The same shape and dtype.
+        place: Gives an element by its flat index; None for -1.
         tolerance_for: Gives the tolerance for a root mean square of the expected side.
+
+    Returns:
+        ``blank`` with all that was measured, and the first element beyond tolerance.
     """
     table = _Table(expected, actual)
     in_threads(table.fill, len(table.blocks), expected.size)
     records = table.records
-    finite = int(records["finite"].sum())
-    rms = math.sqrt(float(records["all_squared"].sum()) / finite) if finite else 0.0
+    rms = _rms(expected, float(records["all_squared"].sum()), int(records["finite"].sum()))
     tolerance = tolerance_for(rms)
     beyond = np.zeros(len(records), np.int64)
 
@@ -139,20 +96,58 @@ def measure(
 
     in_threads(count_beyond, len(table.blocks), expected.size)
     specials = SpecialCounts(*(int(records[name].sum()) for name in _SPECIALS))
-    return FloatErrors(
+    max_abs, worst_abs = table.worst("absolute", lambda left, right: _errors(left, right)[0])
+    max_rel, worst_rel = table.worst("relative", lambda left, right: _errors(left, right)[1])
+    max_ulp, worst_ulp = table.worst("ulp", _finite_ulps)
+    buckets = table.histogram(expected.size - specials.not_finite)
+    measured = dataclasses.replace(
+        blank,
+        elements=expected.size,
         differing=int(records["differing"].sum()),
-        first_difference=table.first(records["differing"], _unequal),
-        worst_abs=table.worst("absolute", lambda left, right: _errors(left, right)[0]),
-        worst_rel=table.worst("relative", lambda left, right: _errors(left, right)[1]),
-        worst_ulp=table.worst("ulp", _finite_ulps),
-        specials=specials,
+        beyond=int(beyond.sum()),
+        tolerance=tolerance,
+        max_abs_error=max_abs,
+        max_rel_error=max_rel,
+        max_ulp=int(max_ulp),
+        p99_ulp=_percentile(buckets, 0.99),
+        ulp_octaves=_octaves(buckets),
         cosine=_cosine(*(float(records[name].sum()) for name in ("expected", "actual", "product"))),
         rms=rms,
-        tolerance=tolerance,
-        beyond=int(beyond.sum()),
-        first_beyond=table.first(beyond, lambda left, right: _beyond(left, right, tolerance)),
-        buckets=table.histogram(expected.size - specials.not_finite),
+        specials=specials,
+        first_difference=place(table.first(records["differing"], _unequal)),
+        worst_abs=place(worst_abs),
+        worst_rel=place(worst_rel),
+        worst_ulp=place(worst_ulp),
     )
+    return measured, place(table.first(beyond, lambda *sides: _beyond(sides, tolerance)))
+
+
+def _rms(expected: np.ndarray, squared: float, finite: int) -> float:
+    if math.isfinite(squared):
+        return math.sqrt(squared / finite) if finite else 0.0
+    wide = _as_float64(expected[np.isfinite(floatbits.widen(expected))])  # its squares overflow
+    size = float(np.abs(wide).max())
+    return size * math.sqrt(float(np.mean(np.square(wide / size))))
+
+
+def _percentile(buckets: np.ndarray, share: float) -> int:
+    """Return the distance in ULP that ``share`` (0 to 1) of the finite pairs do not exceed."""
+    cumulated = np.cumsum(buckets)
+    if not cumulated[-1]:
+        return 0
+    bucket = int(np.searchsorted(cumulated, math.ceil(share * int(cumulated[-1]))))
+    bits = np.uint32((bucket + _BUCKET_OFFSET) << 16) if bucket else np.uint32(0)
+    return int(np.asarray(bits).view(np.float32))
+
+
+def _octaves(buckets: np.ndarray) -> tuple[int, ...]:
+    """Return the number of finite pairs 0, 1, 2-3, 4-7, ... ULP apart."""
+    octaves = [int(buckets[0])]
+    octaves += [int(octave.sum()) for octave in buckets[128:-1].reshape(-1, 128)]
+    octaves[-1] += int(buckets[-1])
+    while octaves and not octaves[-1]:
+        octaves.pop()
+    return tuple(octaves)
 
 
 def _cosine(expected: float, actual: float, product: float) -> float | None:
@@ -320,8 +315,7 @@ class _Table:
             beyond[rows[settled]] = surely[rows[settled]]
             rows = rows[~settled]
         for row in rows:
-            left, right = self.row(block[row])
-            beyond[row] = np.count_nonzero(_beyond(left, right, tolerance))
+            beyond[row] = np.count_nonzero(_beyond(self.row(block[row]), tolerance))
         return beyond
 
 
@@ -519,8 +513,9 @@ def _finite_ulps(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return ulps if finite.all() else np.where(finite, ulps, 0)
 
 
-def _beyond(left: np.ndarray, right: np.ndarray, tolerance: Tolerance) -> np.ndarray:
+def _beyond(sides: tuple[np.ndarray, ...], tolerance: Tolerance) -> np.ndarray:
     """Return which elements are beyond tolerance, NaN and Inf on one side alone included."""
+    left, right = sides
     wide, other = _as_float64(left), _as_float64(right)
     distance = np.abs(other - wide)
     beyond = distance > tolerance.atol + tolerance.rtol * np.abs(wide)

@@ -1,4 +1,4 @@
-"""What a comparison found, as frozen data that can be saved; it must not know how it was found.
+"""What a comparison found, as frozen data that can be saved.
 
 The two sides are called *expected* (recorded, or a reference: errors are relative to it) and
 *actual* (replayed). ``to_json`` and ``comparison_from_json`` are inverse to each other.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from snaprt.errors import UsageError
 from snaprt_replay.compare.tolerance import Tolerance
@@ -21,6 +21,7 @@ Verdict = Literal["identical", "within tolerance", "mismatch"]
 IDENTICAL: Verdict = "identical"
 WITHIN_TOLERANCE: Verdict = "within tolerance"
 MISMATCH: Verdict = "mismatch"
+Saved = TypeVar("Saved")
 _SEVERITY: dict[Verdict, int] = {IDENTICAL: 0, WITHIN_TOLERANCE: 1, MISMATCH: 2}
 
 
@@ -233,6 +234,14 @@ def comparison_from_json(data: Mapping[str, Any]) -> Comparison:
             f"this snaprt reads version {SCHEMA_VERSION}",
             hint="update snaprt",
         )
-    import msgspec  # most comparisons are never read from JSON
+    return read_as(Comparison, data)
 
-    return msgspec.convert(data, Comparison, strict=False)
+
+def read_as(kind: type[Saved], data: Mapping[str, Any]) -> Saved:
+    """Return JSON data as a dataclass; raise UsageError where they do not fit."""
+    import msgspec  # most results are never read from JSON
+
+    try:
+        return msgspec.convert(data, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"this result is damaged: {error}") from error

@@ -1,4 +1,4 @@
-"""How far two results may lie apart before it is a mismatch; it must not know who compares.
+"""How far two results may lie apart before it is a mismatch.
 
 An element passes if ``|actual - expected| <= atol + rtol * |expected|``, or if the two are at most
 ``max_ulp`` representable numbers apart. The defaults serve two *correct* executions of one program

@@ -108,11 +108,25 @@ def called_computations(module: XlaMessage, first: Iterable[int]) -> list[XlaMes
     return [computation for computation in module.computations if computation.id in called]
 
 
+def drop_uncalled(module: XlaMessage) -> None:
+    """Remove the computations that the entry does not call, directly or not."""
+    kept = list(map(copy_of, called_computations(module, [module.entry_computation_id])))
+    module.ClearField("computations")
+    module.computations.extend(kept)
+
+
 def copy_of(message: XlaMessage) -> XlaMessage:
     """Return a copy of an instruction or computation: a list's own is freed with the list."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
+
+
+def set_instructions(computation: XlaMessage, made: Iterable[XlaMessage]) -> None:
+    """Replace a computation's instructions, some of which may be kept."""
+    copies = list(map(copy_of, made))
+    computation.ClearField("instructions")
+    computation.instructions.extend(copies)
 
 
 def take_name(name: str, taken: set[str], mark: str = ".") -> str:
@@ -189,9 +203,7 @@ class Editor:
         kept: list[XlaMessage] = []
         for instruction in computation.instructions:
             kept.extend(replace(instruction))
-        copies = list(map(copy_of, kept))
-        computation.ClearField("instructions")
-        computation.instructions.extend(copies)
+        set_instructions(computation, kept)
 
 
 def verify(module: XlaMessage) -> None:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.hlo_module import (
     Editor,
-    called_computations,
     copy_of,
+    drop_uncalled,
     instructions,
     root_instruction,
     take_name,
@@ -50,9 +50,7 @@ def inline_calls(module: XlaMessage) -> Inlined:
     """
     inlining = _Inlining(module)
     inlining.flatten(module.entry_computation_id)
-    kept = list(map(copy_of, called_computations(module, [module.entry_computation_id])))
-    module.ClearField("computations")
-    module.computations.extend(kept)
+    drop_uncalled(module)
     return Inlined(inlining.scopes, inlining.origins)
 
 

@@ -15,10 +15,18 @@ import numpy as np
 
 from snaprt.hlo.literals import TUPLE, array_shape, array_to_literal, dtype_of
 from snaprt.hlo.proto import HloInstructionProto, ShapeProto, XlaMessage
-from snaprt_replay.hlo.hlo_module import Editor, instructions, parameters, reached, root_instruction
+from snaprt_replay.hlo.hlo_module import (
+    Editor,
+    copy_of,
+    instructions,
+    parameters,
+    reached,
+    root_instruction,
+    set_instructions,
+)
 from snaprt_replay.localize.edits import edits_between
-from snaprt_replay.localize.matching import STEPPED, Comparison, Digests, compare
-from snaprt_replay.localize.program import Line, Program, shape_text
+from snaprt_replay.localize.matching import STEPPED, ComputationDiff, Digests, compare
+from snaprt_replay.localize.program import FlatModule, Line, shape_text
 
 _MOST_DEPTH = 8  # of loops and branches in each other
 _MOST_COPIED = 50  # instructions, so that a value that only one program has is in both
@@ -28,7 +36,7 @@ _Layout = Sequence[tuple[int | None, int | None]]
 """For each element of the state the number of the suspect's and of the reference's."""
 
 
-def aligned(suspect: Program, reference: Program) -> Comparison:
+def aligned(suspect: FlatModule, reference: FlatModule) -> ComputationDiff:
     """Compare two programs, with the state of their loops and branches laid out alike.
 
     Where a layout cannot be changed, or where fewer operations differ as the two are, as where two
@@ -45,7 +53,7 @@ def aligned(suspect: Program, reference: Program) -> Comparison:
     return compared
 
 
-def _is_compared_inside(compared: Comparison) -> bool:
+def _is_compared_inside(compared: ComputationDiff) -> bool:
     by_id = compared.lines[0].by_id
     return all(one in compared.inside for one in compared.partners if by_id[one].opcode in STEPPED)
 
@@ -114,7 +122,7 @@ class _Call:
         ) and all(read != computation.root_id for read, computation in readers)
 
 
-def _lay_out_alike(compared: Comparison) -> tuple[Program, Program] | None:
+def _lay_out_alike(compared: ComputationDiff) -> tuple[FlatModule, FlatModule] | None:
     """Return both programs, in which the outermost loops and branches have one layout."""
     pairs = [
         (each, calls, layout)
@@ -140,7 +148,7 @@ def _lay_out_alike(compared: Comparison) -> tuple[Program, Program] | None:
     return made[0], made[1]
 
 
-def _nested(compared: Comparison) -> Iterator[Comparison]:
+def _nested(compared: ComputationDiff) -> Iterator[ComputationDiff]:
     yield compared
     for inside in compared.inside.values():
         for each in inside:
@@ -148,7 +156,7 @@ def _nested(compared: Comparison) -> Iterator[Comparison]:
                 yield from _nested(each)
 
 
-def _changed_calls(compared: Comparison) -> Iterator[tuple[_Call, _Call]]:
+def _changed_calls(compared: ComputationDiff) -> Iterator[tuple[_Call, _Call]]:
     """Yield what loops and branches are given that stand for each other, if it can be laid out."""
     ours, theirs = compared.lines
     for one, other in compared.partners.items():
@@ -171,7 +179,7 @@ def _calls(line: Line, instruction: XlaMessage) -> list[_Call]:
 # --- which element is which ---
 
 
-def _layout(compared: Comparison, one: _Call, other: _Call) -> _Layout:
+def _layout(compared: ComputationDiff, one: _Call, other: _Call) -> _Layout:
     """Say which elements of two calls are the same: of the same value, or used alike."""
     calls = (one, other)
     keys = [
@@ -262,22 +270,20 @@ def _uses(call: _Call) -> list[Counter[bytes]]:
 class _Editing:
     """A copy of a program in which layouts change."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: FlatModule) -> None:
         self.source = program
-        self.module = type(program.module)()
-        self.module.CopyFrom(program.module)
+        self.module = copy_of(program.module)
         self.editor = Editor(self.module)
         self.computations = {one.id: one for one in self.module.computations}
         elements = (one for one in instructions(self.module) if one.opcode == _PASSED_ON)
-        self.element: XlaMessage = HloInstructionProto()
-        self.element.CopyFrom(next(elements, self.element))
+        self.element = copy_of(next(elements, HloInstructionProto()))
 
-    def program(self) -> Program:
-        return Program(self.module, self.source.scopes, self.source.origins)
+    def program(self) -> FlatModule:
+        return FlatModule(self.module, self.source.scopes, self.source.origins)
 
     def lay_out(
         self,
-        compared: Comparison,
+        compared: ComputationDiff,
         calls: tuple[_Call, _Call],
         side: int,
         layout: _Layout,
@@ -332,8 +338,7 @@ class _Editing:
     ) -> None:
         """Let a called computation read, and a loop's body give, the new layout."""
         parameter = next(one for one in computation.instructions if one.opcode == "parameter")
-        old_shape = ShapeProto()
-        old_shape.CopyFrom(parameter.shape)
+        old_shape = copy_of(parameter.shape)
         parameter.shape.CopyFrom(state)
         made: list[XlaMessage] = []
         if call.is_tuple:
@@ -363,7 +368,7 @@ class _Editing:
         self._insert(computation, made)
 
     def _like(
-        self, compared: Comparison, element: int, side: int, made: list[XlaMessage]
+        self, compared: ComputationDiff, element: int, side: int, made: list[XlaMessage]
     ) -> int | None:
         """Return the id of what has the value of an element of the other side.
 
@@ -376,8 +381,7 @@ class _Editing:
         if one.opcode == "parameter" or one.called_computation_ids or len(made) > _MOST_COPIED:
             return None
         operands = [self._like(compared, each, side, made) for each in one.operand_ids]
-        copy = HloInstructionProto()
-        copy.CopyFrom(one)
+        copy = copy_of(one)
         copy.id = self.editor.new_id(one)
         copy.name = f"{one.name}.copy.{copy.id}"
         copy.ClearField("metadata")  # its stack frame is another program's
@@ -390,8 +394,7 @@ class _Editing:
         return copy.id
 
     def _element(self, state: XlaMessage, shape: XlaMessage, position: int) -> XlaMessage:
-        made = HloInstructionProto()
-        made.CopyFrom(self.element)  # what XLA writes beside, however empty, is part of a digest
+        made = copy_of(self.element)  # what XLA writes beside, however empty, is part of a digest
         like = self.editor.new(_PASSED_ON, shape, [state], like=state)
         made.MergeFrom(like)
         made.shape.CopyFrom(shape)
@@ -407,10 +410,7 @@ class _Editing:
 
     def _insert(self, computation: XlaMessage, made: Sequence[XlaMessage]) -> None:
         """Add instructions, and bring all in an order in which operands come first."""
-        everything: dict[int, XlaMessage] = {}
-        for one in (*computation.instructions, *made):
-            everything[one.id] = HloInstructionProto()
-            everything[one.id].CopyFrom(one)
+        everything = _by_id([*computation.instructions, *made])
         ordered: dict[int, None] = {}
         for first in everything:
             waiting = [first]
@@ -420,8 +420,7 @@ class _Editing:
                     waiting += missing
                 else:
                     ordered[waiting.pop()] = None
-        computation.ClearField("instructions")
-        computation.instructions.extend(everything[one] for one in ordered)
+        set_instructions(computation, (everything[one] for one in ordered))
 
 
 def _renumber(computation: XlaMessage, state: int, numbers: Sequence[int | None]) -> None:
@@ -431,7 +430,7 @@ def _renumber(computation: XlaMessage, state: int, numbers: Sequence[int | None]
             one.tuple_index = now[one.tuple_index]
 
 
-def _of_value(compared: Comparison, element: int, side: int) -> int | None:
+def _of_value(compared: ComputationDiff, element: int, side: int) -> int | None:
     """Return what one side computes of the value that an element has on the other."""
     partners = compared.partners if side else compared.partners_back
     if compared.lines[not side].by_id[element].opcode == "parameter":
@@ -442,7 +441,7 @@ def _of_value(compared: Comparison, element: int, side: int) -> int | None:
     return next(found, None)
 
 
-def _is_known(compared: Comparison, element: int, side: int) -> bool:
+def _is_known(compared: ComputationDiff, element: int, side: int) -> bool:
     """Return whether the value of an element of the other side can be had on this one."""
     if _of_value(compared, element, side) is not None:
         return True

@@ -1,8 +1,9 @@
-"""List in which operations two programs differ, each edit by itself; it must not run any.
+"""The operations in which two programs differ: list them, exchange them, prove which matter.
 
 An edit is what has to be exchanged together: an instruction that another one stands for, or several
 where one of the two programs has more, or where shapes differ. A function that is called in several
-places is one operation each time.
+places is one operation each time. Edits are at fault if the difference of the results goes once
+they are in the suspect's program as the reference has them: of several, the fewest that it takes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,244 @@ from typing import NamedTuple
 
 import numpy as np
 
-from snaprt.errors import SnapshotError
+from snaprt.errors import ExecutionError, SnaprtError, SnapshotError
 from snaprt.hlo.literals import literal_to_array
 from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.extract import Piece, Value, attributes_of
+from snaprt_replay.hlo.hlo_module import copy_of, parameters, take_name
 from snaprt_replay.localize.findings import InstructionPlace
-from snaprt_replay.localize.matching import STEPPED, Comparison, compare, content_of
-from snaprt_replay.localize.program import NO_WORK, Line, shape_text
-from snaprt_replay.localize.substitute import RESULT, Pair, pair_of
+from snaprt_replay.localize.matching import STEPPED, ComputationDiff, compare, content_of
+from snaprt_replay.localize.measure import error_between
+from snaprt_replay.localize.program import NO_WORK, FlatModule, Line, shape_text
+from snaprt_replay.localize.session import Order, Session, Side, Values
+
+RESULT = -1
+"""In place of an instruction: what of a computation its result is."""
+
+
+class Exchange(NamedTuple):
+    """An instruction of the suspect to be taken as its partner in the reference is.
+
+    Args:
+        computations: The ids of the computations that they are in.
+        instruction: The suspect's id, or `RESULT`.
+    """
+
+    computations: tuple[int, int]
+    instruction: int
+
+
+class CannotCombineError(SnaprtError):
+    """The two programs cannot be mixed so: it would go round in a circle."""
+
+
+def exchange_of(compared: ComputationDiff, instruction: int) -> Exchange:
+    """Return the pair that an instruction of the suspect is one of."""
+    ours, theirs = compared.lines
+    return Exchange((ours.computation.id, theirs.computation.id), instruction)
+
+
+def substituted(compared: ComputationDiff, taken: frozenset[Exchange]) -> FlatModule:
+    """Return the suspect's program with the pairs of `taken` as the reference has them.
+
+    Args:
+        compared: The two programs' entry computations.
+        taken: Pairs of it, and of the computations in it.
+
+    Raises:
+        CannotCombineError: There is no such program.
+    """
+    return FlatModule(_Making(compared, taken).module, {})
+
+
+class _Key(NamedTuple):
+    """An instruction of the program that is made.
+
+    Args:
+        source: ``suspect``, ``reference``, or ``kept`` for one of the suspect's with all it reads.
+        instruction: Its id there.
+    """
+
+    source: str
+    instruction: int
+
+
+class _Making:
+    def __init__(self, compared: ComputationDiff, taken: frozenset[Exchange]) -> None:
+        self.taken = taken
+        self.computations: list[XlaMessage] = []
+        self.copied: dict[tuple[int, int], int] = {}
+        self.names: set[str] = set()
+        self.last_id = 0
+        entry = self._combine(compared)
+        source = compared.lines[0].program.module
+        module: XlaMessage = attributes_of(source)
+        module.computations.extend(self.computations)
+        module.host_program_shape.CopyFrom(source.host_program_shape)
+        module.entry_computation_id = entry
+        module.entry_computation_name = self.computations[-1].name
+        self.module = module
+
+    def _combine(self, compared: ComputationDiff) -> int:
+        """Add a computation made of two; return its id."""
+        ours, _ = compared.lines
+        made = _ordered(compared, self.taken)
+        called = {key: self._called(compared, key) for key in made if _calls(_found(compared, key))}
+        computation = self._started(ours.computation)
+        ids: dict[_Key, int] = {}
+        for key in made:
+            copy = self._copied(_found(compared, key), key.source == "reference")
+            operands = _operands(compared, self.taken, key)
+            copy.operand_ids[:] = [ids[each] for each in operands]
+            copy.called_computation_ids[:] = called.get(key, ())
+            computation.instructions.append(copy)
+            ids[key] = copy.id
+        computation.root_id = ids[_root(compared, self.taken)]
+        self.computations.append(computation)
+        return computation.id
+
+    def _called(self, compared: ComputationDiff, key: _Key) -> list[int]:
+        ours, theirs = compared.lines
+        one = key.instruction
+        if key.source == "reference":
+            one = compared.partners_back.get(one, -1)
+        if key.source != "kept" and one in compared.inside:
+            return [self._combine(each) for each in compared.inside[one]]
+        line = theirs if key.source == "reference" else ours
+        ids = line.by_id[key.instruction].called_computation_ids
+        return [self._copy(line.program, each) for each in ids]
+
+    def _copy(self, program: FlatModule, computation_id: int) -> int:
+        """Add a computation as it is; return its id."""
+        known = (id(program), computation_id)
+        if known not in self.copied:
+            source = program.computations[computation_id]
+            called = [
+                [self._copy(program, each) for each in one.called_computation_ids]
+                for one in source.instructions
+            ]
+            computation = self._started(source)
+            ids: dict[int, int] = {}
+            for one, inside in zip(source.instructions, called, strict=True):
+                copy = self._copied(one, True)
+                copy.operand_ids[:] = [ids[each] for each in one.operand_ids]
+                copy.called_computation_ids[:] = inside
+                computation.instructions.append(copy)
+                ids[one.id] = copy.id
+            computation.root_id = ids[source.root_id]
+            self.computations.append(computation)
+            self.copied[known] = computation.id
+        return self.copied[known]
+
+    def _started(self, like: XlaMessage) -> XlaMessage:
+        computation = copy_of(like)
+        computation.ClearField("instructions")
+        computation.name = take_name(like.name, self.names, ".s")
+        computation.id = self._new_id()
+        return computation
+
+    def _copied(self, one: XlaMessage, without_source: bool) -> XlaMessage:
+        copy = copy_of(one)
+        copy.name, copy.id = take_name(one.name, self.names, ".s"), self._new_id()
+        copy.ClearField("control_predecessor_ids")
+        if without_source:  # its stack frame is another program's
+            copy.ClearField("metadata")
+        return copy
+
+    def _new_id(self) -> int:
+        self.last_id += 1
+        return self.last_id
+
+
+def _calls(instruction: XlaMessage) -> bool:
+    return bool(instruction.called_computation_ids)
+
+
+def _found(compared: ComputationDiff, key: _Key) -> XlaMessage:
+    return compared.lines[key.source == "reference"].by_id[key.instruction]
+
+
+def _root(compared: ComputationDiff, taken: frozenset[Exchange]) -> _Key:
+    ours, theirs = compared.lines
+    if exchange_of(compared, RESULT) in taken:
+        return _theirs(compared, taken, theirs.root.id)
+    return _mixed(compared, taken, ours.root.id)
+
+
+def _theirs(compared: ComputationDiff, taken: frozenset[Exchange], other: int) -> _Key:
+    """Return what stands for an instruction of the reference."""
+    if other in compared.partners_back:
+        return _mixed(compared, taken, compared.partners_back[other])
+    like = compared.by_value.get(compared.digests[1].values[other])
+    return _Key("reference", other) if like is None else _Key("kept", like)
+
+
+def _mixed(compared: ComputationDiff, taken: frozenset[Exchange], one: int) -> _Key:
+    """Return what stands for an instruction of the suspect."""
+    if exchange_of(compared, one) in taken:
+        return _Key("reference", compared.partners[one])
+    if compared.lines[0].by_id[one].opcode == "parameter":
+        return _Key("kept", one)
+    if one not in compared.partners and compared.digests[0].values[one] in compared.values_there:
+        return _Key("kept", one)
+    return _Key("suspect", one)
+
+
+def _operands(compared: ComputationDiff, taken: frozenset[Exchange], key: _Key) -> list[_Key]:
+    ours, theirs = compared.lines
+    if key.source == "kept":
+        return [_Key("kept", each) for each in ours.by_id[key.instruction].operand_ids]
+    is_theirs = key.source == "reference"
+    partners = compared.partners_back if is_theirs else compared.partners
+    partner = partners.get(key.instruction)
+    read = (theirs if is_theirs else ours).by_id[key.instruction].operand_ids
+    beside: Sequence[int] = ()
+    if partner is not None:
+        beside = (ours if is_theirs else theirs).by_id[partner].operand_ids
+    found = []
+    for index, each in enumerate(read):
+        other = beside[index] if index < len(beside) else None
+        one, their = (other, each) if is_theirs else (each, other)
+        if one is not None and their is not None and compared.has_same_value(one, their):
+            found.append(_Key("kept", one))
+        elif not is_theirs:
+            found.append(_mixed(compared, taken, each))
+        else:
+            found.append(_theirs(compared, taken, each))
+    return found
+
+
+def _ordered(compared: ComputationDiff, taken: frozenset[Exchange]) -> list[_Key]:
+    """Return the parameters, and what the result depends on, operands first."""
+    first = [
+        _Key("kept", one.id)
+        for one in compared.lines[0].computation.instructions
+        if one.opcode == "parameter"
+    ]
+    made: dict[_Key, None] = dict.fromkeys(first)
+    open_: set[_Key] = set()
+
+    def operands(key: _Key) -> Iterator[_Key]:
+        return iter(_operands(compared, taken, key))
+
+    root = _root(compared, taken)
+    waiting = [] if root in made else [(root, operands(root))]
+    open_.add(root)
+    while waiting:
+        key, rest = waiting[-1]
+        for each in rest:
+            if each in open_:
+                raise CannotCombineError("the two programs order their operations otherwise")
+            if each not in made:
+                open_.add(each)
+                waiting.append((each, operands(each)))
+                break
+        else:
+            waiting.pop()
+            open_.discard(key)
+            made[key] = None
+    return list(made)
+
 
 _GROUPING = frozenset({"tuple", "get-tuple-element"})
 _LONGEST = 60  # characters of an attribute that is shown
@@ -36,7 +268,7 @@ class Edit:
         reasons: In which way, for each of them.
     """
 
-    pairs: frozenset[Pair]
+    pairs: frozenset[Exchange]
     places: tuple[InstructionPlace, ...]
     reasons: tuple[str, ...]
 
@@ -64,10 +296,10 @@ class _Joined:
         self._above[self.find(one)] = self.find(other)
 
 
-def edits_between(compared: Comparison) -> list[Edit]:
+def edits_between(compared: ComputationDiff) -> list[Edit]:
     """Return how two programs differ, in program order, given their entry computations."""
     joined = _Joined()
-    members: dict[_Node, tuple[Comparison, tuple[str, ...]]] = {}
+    members: dict[_Node, tuple[ComputationDiff, tuple[str, ...]]] = {}
     for each, frame in _nested(compared, ()):
         for node in _differing(each, joined):
             members.setdefault(node, (each, frame))
@@ -78,8 +310,8 @@ def edits_between(compared: Comparison) -> list[Edit]:
 
 
 def _nested(
-    compared: Comparison, frame: tuple[str, ...]
-) -> Iterator[tuple[Comparison, tuple[str, ...]]]:
+    compared: ComputationDiff, frame: tuple[str, ...]
+) -> Iterator[tuple[ComputationDiff, tuple[str, ...]]]:
     """Yield a comparison and those in it, with the loops and branches around."""
     yield compared, frame
     for one, inside in compared.inside.items():
@@ -95,7 +327,7 @@ def _name_inside(instruction: XlaMessage, number: int) -> str:
     return f"branch {number} of {instruction.name}"
 
 
-def _differing(compared: Comparison, joined: _Joined) -> Iterator[_Node]:
+def _differing(compared: ComputationDiff, joined: _Joined) -> Iterator[_Node]:
     """Yield the instructions that differ themselves, or read otherwise, joined into edits."""
     ours, theirs = compared.lines
     back, here = compared.partners_back, (ours.computation.id, theirs.computation.id)
@@ -140,11 +372,11 @@ def _differing(compared: Comparison, joined: _Joined) -> Iterator[_Node]:
                 joined.join(node(1, one.id), node(1, each))
 
 
-def _known_there(compared: Comparison, one: int) -> bool:
+def _known_there(compared: ComputationDiff, one: int) -> bool:
     return compared.digests[0].values[one] in compared.values_there
 
 
-def _known_here(compared: Comparison, other: int) -> bool:
+def _known_here(compared: ComputationDiff, other: int) -> bool:
     return compared.digests[1].values[other] in compared.by_value
 
 
@@ -152,12 +384,12 @@ def _reshaped(ours: Line, theirs: Line, one: int, other: int) -> bool:
     return shape_text(ours.by_id[one].shape) != shape_text(theirs.by_id[other].shape)
 
 
-_Member = tuple[_Node, Comparison, tuple[str, ...]]
+_Member = tuple[_Node, ComputationDiff, tuple[str, ...]]
 
 
 def _edit(members: Sequence[_Member]) -> Edit:
     pairs = frozenset(
-        pair_of(compared, node.instruction)
+        exchange_of(compared, node.instruction)
         for node, compared, _ in members
         if node.instruction == RESULT or node.instruction in compared.partners
     )
@@ -314,7 +546,7 @@ def _literals(one: XlaMessage, other: XlaMessage) -> str:
     return f"constant {mine[first]}{at}, {theirs[first]} in the reference"
 
 
-def _called(compared: Comparison, one: XlaMessage, other: XlaMessage) -> Iterator[str]:
+def _called(compared: ComputationDiff, one: XlaMessage, other: XlaMessage) -> Iterator[str]:
     """Tell how the computations that two instructions call differ."""
     if one.opcode in STEPPED:
         yield "what it calls takes or gives other shapes"
@@ -327,7 +559,7 @@ def _called(compared: Comparison, one: XlaMessage, other: XlaMessage) -> Iterato
                 yield f"{place.name} in {pair[0].computation.name}: {reason}"
 
 
-def _reads(compared: Comparison, one: XlaMessage, other: XlaMessage) -> Iterator[str]:
+def _reads(compared: ComputationDiff, one: XlaMessage, other: XlaMessage) -> Iterator[str]:
     ours, theirs = compared.lines
     if len(one.operand_ids) != len(other.operand_ids):
         yield f"reads {len(one.operand_ids)} values, {len(other.operand_ids)} in the reference"
@@ -343,3 +575,125 @@ def _reads(compared: Comparison, one: XlaMessage, other: XlaMessage) -> Iterator
             like = compared.by_value.get(compared.digests[1].values[their])
         there = theirs.by_id[their].name if like is None else ours.by_id[like].name
         yield f"reads {ours.by_id[mine].name}, {there} in the reference"
+
+
+MOST_NAMED = 16
+"""How many operations are named where none can be proven to be the one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What came of putting operations of the reference into the suspect's program.
+
+    Args:
+        edits: Those that the difference goes with; all candidates where it did not go.
+        is_proven: Whether it went.
+        before: The outputs' error as the programs are.
+        after: The outputs' error with these operations as the reference has them.
+        others: In how many more operations the programs differ.
+    """
+
+    edits: tuple[Edit, ...]
+    is_proven: bool
+    before: float
+    after: float
+    others: int
+
+
+def prove(
+    session: Session,
+    side: Side,
+    compared: ComputationDiff,
+    inputs: Sequence[np.ndarray],
+    outputs: Values,
+    reference: Values,
+) -> Proof:
+    """Find the fewest operations that the difference of two programs goes with.
+
+    Args:
+        session: Runs them.
+        side: The suspect, with its program.
+        compared: The suspect's program with the reference's.
+        inputs: The inputs of both.
+        outputs: What the suspect's program gives.
+        reference: What the reference's program gives, run in the same way.
+
+    Raises:
+        BudgetSpentError: There was no time.
+    """
+    edits = edits_between(compared)
+    trial = _Trial(session, side, compared, inputs, list(reference.values()))
+    before = trial.error_of(list(outputs.values()))
+    found = _fewest(edits, trial)
+    after = trial.error(found)
+    is_proven = bool(found) and after <= 1.0
+    named = found if is_proven else edits[:MOST_NAMED]
+    return Proof(tuple(named), is_proven, before, after, len(edits) - len(named))
+
+
+def whole(side: Side, inputs: Sequence[np.ndarray]) -> Order:
+    """Return a side's whole program, to be run on its inputs."""
+    line = side.program.entry
+    taken = {Value(one.id): inputs[one.parameter_number] for one in parameters(line.computation)}
+    return Order(side, line, [Piece((line.root.id,))], [taken])
+
+
+class _Trial:
+    def __init__(
+        self,
+        session: Session,
+        side: Side,
+        compared: ComputationDiff,
+        inputs: Sequence[np.ndarray],
+        expected: Sequence[np.ndarray],
+    ) -> None:
+        self.session = session
+        self.side = side
+        self.compared = compared
+        self.inputs = inputs
+        self.expected = expected
+        self.known: dict[frozenset[int], float] = {}
+
+    def error(self, edits: Sequence[Edit]) -> float:
+        """Return the outputs' error with some operations as the reference has them."""
+        key = frozenset(map(id, edits))
+        if key not in self.known:
+            self.session.tell(f"with {len(edits)} of the operations as the reference has them")
+            self.known[key] = self._run(edits)
+        return self.known[key]
+
+    def _run(self, edits: Sequence[Edit]) -> float:
+        taken = frozenset(pair for one in edits for pair in one.pairs)
+        try:
+            program = substituted(self.compared, taken)
+            side = dataclasses.replace(self.side, program=program)
+            ((values,),) = self.session.run(whole(side, self.inputs))
+        except (CannotCombineError, ExecutionError):
+            return float("inf")
+        return self.error_of(list(values.values()))
+
+    def error_of(self, outputs: Sequence[np.ndarray]) -> float:
+        pairs = zip(self.expected, outputs, strict=True)
+        return max((error_between(right, got) for right, got in pairs), default=0.0)
+
+
+def _fewest(edits: Sequence[Edit], trial: _Trial) -> Sequence[Edit]:
+    """Return edits of which none can be left out (delta debugging, Zeller and Hildebrandt 2002)."""
+    found = list(edits)
+    if len(found) > 1 and trial.error(found) > 1.0:
+        return found
+    parts = 2
+    while len(found) > 1:
+        size = -(-len(found) // parts)
+        chunks = [found[start : start + size] for start in range(0, len(found), size)]
+        rests = [[each for other in chunks if other is not one for each in other] for one in chunks]
+        tried = [*chunks, *(rests if len(chunks) > 2 else ())]
+        smaller = next((one for one in tried if trial.error(one) <= 1.0), None)
+        if smaller is not None:
+            parts = 2 if len(smaller) <= size else max(2, parts - 1)
+            found = smaller
+        elif size == 1:
+            break
+        else:
+            parts = min(len(found), parts * 2)
+    return found

@@ -14,9 +14,9 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from snaprt.hlo.proto import HloInstructionProto, XlaMessage
-from snaprt_replay.hlo.hlo_module import parameters
-from snaprt_replay.localize.program import Line, Program, shape_text
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.hlo_module import copy_of, parameters
+from snaprt_replay.localize.program import FlatModule, Line, shape_text
 
 Matching = Mapping[int, int]
 """The id in the reference of each instruction of the suspect that has its like there."""
@@ -35,8 +35,7 @@ _NOT_CONTENT = (
 
 def content_of(instruction: XlaMessage) -> XlaMessage:
     """Return a copy of an instruction with only what it does to its operands."""
-    copy = HloInstructionProto()
-    copy.CopyFrom(instruction)
+    copy = copy_of(instruction)
     for field in _NOT_CONTENT:
         copy.ClearField(field)
     _clear_layouts(copy.shape)
@@ -91,7 +90,7 @@ def _digest(*parts: bytes) -> bytes:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Comparison:
+class ComputationDiff:
     """Two computations, compared.
 
     Args:
@@ -104,7 +103,7 @@ class Comparison:
 
     digests: tuple[Digests, Digests]
     partners: Matching
-    inside: Mapping[int, tuple[Comparison, ...]]
+    inside: Mapping[int, tuple[ComputationDiff, ...]]
 
     @property
     def lines(self) -> tuple[Line, Line]:
@@ -167,7 +166,7 @@ class Comparison:
         )
 
 
-def compare(suspect: Line, reference: Line) -> Comparison:
+def compare(suspect: Line, reference: Line) -> ComputationDiff:
     """Compare two computations, and those that loops and branches in them call."""
     digests = (Digests(suspect), Digests(reference))
     partners = _Pairing(digests).partners
@@ -177,10 +176,10 @@ def compare(suspect: Line, reference: Line) -> Comparison:
         for compared in [_inside(suspect, reference, one, other)]
         if compared
     }
-    return Comparison(digests, partners, inside)
+    return ComputationDiff(digests, partners, inside)
 
 
-def _inside(suspect: Line, reference: Line, one: int, other: int) -> tuple[Comparison, ...]:
+def _inside(suspect: Line, reference: Line, one: int, other: int) -> tuple[ComputationDiff, ...]:
     pair = suspect.by_id[one], reference.by_id[other]
     if any(each.opcode not in STEPPED for each in pair) or pair[0].opcode != pair[1].opcode:
         return ()
@@ -314,7 +313,7 @@ class _Pairing:
 
 
 @functools.lru_cache(maxsize=4)
-def _free_values(program: Program) -> frozenset[bytes]:
+def _free_values(program: FlatModule) -> frozenset[bytes]:
     """Return the values that a program makes of constants alone, in any of its computations."""
     lines = map(program.line, program.computations)
     return frozenset(
@@ -340,13 +339,13 @@ def match(suspect: Line, reference: Line) -> Matching:
     return found
 
 
-def count_matched(compared: Comparison) -> tuple[int, int]:
+def count_matched(compared: ComputationDiff) -> tuple[int, int]:
     """Count the suspect's instructions that do something and are matched, and all of them.
 
     Those of loops and branches count too.
     """
 
-    def counted(compared: Comparison) -> Iterator[bool]:
+    def counted(compared: ComputationDiff) -> Iterator[bool]:
         for one in compared.lines[0].work():
             is_same = compared.digests[0].values[one.id] in compared.values_there
             is_matched = is_same or one.id in compared.partners

@@ -1,4 +1,4 @@
-"""One number for how far two arrays are apart; it must not know where they come from.
+"""One number for how far two arrays are apart.
 
 The unit is the default tolerance of the suspect's dtype: an element's error over what `tolerance`
 allows for it. 1 and below is what correct executions differ by, whatever the dtype, so that errors

@@ -15,8 +15,8 @@ import numpy as np
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay import floatbits
 from snaprt_replay.hlo.extract import Piece, Value
-from snaprt_replay.localize.findings import InstructionPlace
-from snaprt_replay.localize.regions import Region, between, choose_cuts
+from snaprt_replay.localize.findings import InstructionPlace, place_text
+from snaprt_replay.localize.program import Region, between, choose_cuts
 from snaprt_replay.localize.search import COARSE_REGIONS, REGIONS, known_at, piece_of
 from snaprt_replay.localize.session import Session, Values
 from snaprt_replay.localize.sides import (
@@ -87,6 +87,19 @@ def first_origin(session: Session, frame: Frame, outputs: Values) -> Origin | No
     # The NaN is made of an infinity: who made that?
     earlier = _Search(session, has_infinity, "an infinity")
     return earlier.inside(frame, _all(frame), frame.arguments, found.place.name) or found
+
+
+def origin_sentence(origin: Origin) -> str:
+    """Return the answer of a search for NaN and Inf in one sentence."""
+    inputs = "finite inputs" if origin.from_finite else f"inputs without {origin.made}"
+    return f"{place_text(origin.place)} makes {origin.made} of {inputs}"
+
+
+def no_origin_sentence(suspect: str, nonfinite: bool) -> str:
+    """Return the answer of such a search where no operation is the origin."""
+    if not nonfinite:
+        return f"the outputs of {suspect} are finite"
+    return f"what is not finite on {suspect} comes with the inputs, or is a constant of the program"
 
 
 def _all(frame: Frame) -> Region:

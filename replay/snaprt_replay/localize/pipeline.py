@@ -1,7 +1,7 @@
 """Find where two sides of one program start to differ, or where it first goes wrong by itself.
 
 The pipeline of `snaprt localize` on one page: load both programs, run them whole, choose the
-question, search, and say what was found. It must not know how the user asked.
+question, search, and say what was found.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from snaprt.hlo.proto import HloModuleProto, parse
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.extract import Value
 from snaprt_replay.load.case import Case, NamedArray
-from snaprt_replay.localize import nonfinite, wording
+from snaprt_replay.localize import nonfinite
 from snaprt_replay.localize.alignment import aligned
-from snaprt_replay.localize.edits import Edit, edits_between
+from snaprt_replay.localize.edits import MOST_NAMED, Edit, edits_between, prove, whole
 from snaprt_replay.localize.findings import (
     InstructionPlace,
     Kind,
@@ -30,17 +30,17 @@ from snaprt_replay.localize.findings import (
     PassEffect,
     RegionError,
     ValueDifference,
+    error_text,
+    sentence,
 )
-from snaprt_replay.localize.matching import Comparison, count_matched, signature
+from snaprt_replay.localize.matching import ComputationDiff, count_matched, signature
 from snaprt_replay.localize.measure import difference, error_between
-from snaprt_replay.localize.passes import try_passes
-from snaprt_replay.localize.program import Program, flatten
-from snaprt_replay.localize.proof import MOST_NAMED, prove, whole
-from snaprt_replay.localize.search import Found, Search
+from snaprt_replay.localize.program import FlatModule, flatten
+from snaprt_replay.localize.search import Found, Search, try_passes
 from snaprt_replay.localize.session import BudgetSpentError, Run, Session, Side, Values
 from snaprt_replay.localize.sides import Frame, Pair, frame_of
 from snaprt_replay.run.player import check_playable, check_runs_on_one_device
-from snaprt_replay.run.variants.variants import Variant, parse_variant
+from snaprt_replay.run.variants.variants import Variant, parse_variant, with_options
 from snaprt_replay.run.workers import Workers
 
 Find = Literal["auto", "difference", "nonfinite"]
@@ -94,7 +94,7 @@ def localize(
     request = request or Request()
     check_playable(case, 1)
     check_runs_on_one_device(case)
-    suspect = _runnable(request.suspect) or parse_variant(_platform(case))
+    suspect = suspect_of(case, request.suspect)
     reference = _runnable(request.reference) or (
         suspect if against is not None else parse_variant(_DEFAULT_REFERENCE)
     )
@@ -108,9 +108,9 @@ def localize(
 
         @functools.cache
         def run(variant: Variant) -> Run:
-            return _submitting(workers, with_options(variant, case))
+            return _submitting(workers, with_options(variant, case.compiler_options))
 
-        def side(variant: Variant, name: str, program: Program) -> Side:
+        def side(variant: Variant, name: str, program: FlatModule) -> Side:
             return Side(name, program, run(variant))
 
         sides = (
@@ -179,7 +179,7 @@ class _Task:
     session: Session
     sides: tuple[Side, Side]
     frame: Frame
-    compared: Comparison
+    compared: ComputationDiff
     inputs: Sequence[np.ndarray]
 
 
@@ -224,7 +224,7 @@ def _between_variants(
         passes=effects,
         notes=_notes_on_regions(state.path),
     )
-    return dataclasses.replace(result, sentence=wording.sentence(result))
+    return dataclasses.replace(result, sentence=sentence(result))
 
 
 def _notes_on_regions(path: Sequence[RegionError]) -> tuple[str, ...]:
@@ -246,7 +246,7 @@ def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localizati
         places = "1 more place" if proof.others == 1 else f"{proof.others} more places"
         note = f"the programs differ in {places}, without which the difference goes too"
         result = dataclasses.replace(result, notes=(*result.notes, note))
-    return dataclasses.replace(result, sentence=wording.sentence(result))
+    return dataclasses.replace(result, sentence=sentence(result))
 
 
 def _agreement(task: _Task, outputs: Pair) -> Localization:
@@ -268,7 +268,7 @@ def _edited(
     return places, tuple(differences)
 
 
-def read_program(case: Case) -> Program:
+def read_program(case: Case) -> FlatModule:
     """Return a case's module as a flat HLO program.
 
     Raises:
@@ -284,23 +284,19 @@ def read_program(case: Case) -> Program:
     return program
 
 
-def with_options(variant: Variant, case: Case) -> Variant:
-    """Return a variant with the options too that a case was compiled with."""
-    options = {**case.compiler_options, **dict(variant.options)}
-    return dataclasses.replace(variant, options=tuple(sorted(options.items())))
+def suspect_of(case: Case, asked: Variant | None) -> Variant:
+    """Return side A: what was asked for, or the platform that the case was recorded on."""
+    platform = str(case.environment.get("platform", "")).lower()
+    return _runnable(asked) or parse_variant(_PLATFORMS.get(platform, "cpu"))
 
 
 def _runnable(variant: Variant | None) -> Variant | None:
     if variant is not None and variant.kind == "recorded":
         raise UsageError(
-            "what was recorded has outputs only, there is nothing inside it to look at",
+            "what was recorded has outputs only, there is no program in it to look into",
             hint="name a side that runs the program, such as the device that it was recorded on",
         )
     return variant
-
-
-def _platform(case: Case) -> str:
-    return _PLATFORMS.get(str(case.environment.get("platform", "")).lower(), "cpu")
 
 
 def _submitting(workers: Workers, variant: Variant) -> Run:
@@ -344,11 +340,11 @@ def _localize_nonfinite(task: _Task, outputs: Pair) -> Localization:
     origin = nonfinite.first_origin(task.session, task.frame, outputs.suspect)
     if origin is None:
         result = _localization(task, outputs, Found("nothing", ()))
-        told = wording.no_origin_sentence(task.sides[0].name, _is_nonfinite(outputs))
+        told = nonfinite.no_origin_sentence(task.sides[0].name, _is_nonfinite(outputs))
         return dataclasses.replace(result, reference="", sentence=told)
     found = Found("instruction", (origin.place,), (), float("inf"))
     result = _localization(task, outputs, found)
-    return dataclasses.replace(result, reference="", sentence=wording.origin_sentence(origin))
+    return dataclasses.replace(result, reference="", sentence=nonfinite.origin_sentence(origin))
 
 
 def _localization(task: _Task, outputs: Pair | None, found: Found) -> Localization:
@@ -368,7 +364,7 @@ def _localization(task: _Task, outputs: Pair | None, found: Found) -> Localizati
         executions=session.executions,
         seconds=session.seconds,
     )
-    return dataclasses.replace(result, sentence=wording.sentence(result))
+    return dataclasses.replace(result, sentence=sentence(result))
 
 
 def _output_differences(outputs: Pair) -> tuple[ValueDifference, ...]:
@@ -391,7 +387,7 @@ def _notes_on_recorded(
             default=0.0,
         )
         gives = "gives" if error <= 1.0 else "does not give"
-        told.append(f"{side.name} {gives} what was recorded ({wording.error_text(error)})")
+        told.append(f"{side.name} {gives} what was recorded ({error_text(error)})")
     return tuple(told)
 
 

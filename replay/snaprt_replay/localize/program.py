@@ -1,4 +1,4 @@
-"""A computation as a line of instructions that can be cut; it must not know sides, runs or errors.
+"""A computation as a line of instructions that can be cut, and where to cut it.
 
 A *position* is a place between two instructions of the line. What is computed before it and used
 after it is *live* there: whoever knows the live values can go on from that position. Constants and
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from snaprt.hlo.literals import ELEMENT_TYPES, TOKEN, TUPLE, leaf_shapes
@@ -26,7 +26,7 @@ _INSTALLED = ("site-packages", "dist-packages", "/jax/_src/", "<frozen")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
+class FlatModule:
     """A flattened module.
 
     Args:
@@ -54,15 +54,15 @@ class Program:
         return Line(self, self.computations[computation_id])
 
 
-def flatten(module: XlaMessage) -> Program:
+def flatten(module: XlaMessage) -> FlatModule:
     """Return a module as a `Program`; the module is edited in place."""
-    return Program(module, *inline_calls(module))
+    return FlatModule(module, *inline_calls(module))
 
 
 class Line:
     """The instructions of one computation that its result depends on, in order."""
 
-    def __init__(self, program: Program, computation: XlaMessage) -> None:
+    def __init__(self, program: FlatModule, computation: XlaMessage) -> None:
         self.program = program
         self.computation = computation
         self.by_id: dict[int, XlaMessage] = {one.id: one for one in computation.instructions}
@@ -201,3 +201,56 @@ def source_of(module: XlaMessage, instruction: XlaMessage) -> str:
 
 def _numbered(names: Sequence[str], number: int) -> str:
     return names[number - 1] if 0 < number <= len(names) else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """The instructions of a line from position `start` to before `stop`."""
+
+    start: int
+    stop: int
+
+
+def choose_cuts(line: Line, matched: Container[int], region: Region, most: int) -> list[int]:
+    """Return the positions at which to cut a region into at most ``most`` regions.
+
+    The regions have about as many instructions that do something, at least one, and are cut where
+    few bytes are live, rather between two named scopes or calls than within one, and never where
+    a value is live that the other side has not.
+    """
+    work = {one.id for one in line.work(region.start, region.stop)}
+    unmatched = line.live_totals(lambda one: one.id not in matched)
+    # Right behind work only: what follows it without doing anything belongs to its users.
+    behind = [
+        position
+        for position in range(region.start + 1, region.stop)
+        if line.order[position - 1].id in work
+    ]
+    ranks = {position: rank for rank, position in enumerate(behind, 1) if not unmatched[position]}
+    ranks = {position: rank for position, rank in ranks.items() if rank < len(work)}
+    if len(ranks) < most:
+        return list(ranks)
+    live_bytes = line.live_totals(lambda one: bytes_of(one.shape))
+
+    def cost(position: int) -> float:
+        scopes = {_scope(line, line.order[one]) for one in (position - 1, position)}
+        return (live_bytes[position] + 1) / len(scopes)
+
+    chosen = []
+    step = len(work) / most
+    for number in range(1, most):
+        near = [one for one, rank in ranks.items() if -0.5 < rank / step - number <= 0.5]
+        if near:
+            chosen.append(min(near, key=cost))
+    return chosen
+
+
+def between(region: Region, cuts: Sequence[int]) -> list[Region]:
+    """Return the regions that cuts make of a region."""
+    bounds = [region.start, *cuts, region.stop]
+    return [Region(*pair) for pair in itertools.pairwise(bounds)]
+
+
+def _scope(line: Line, instruction: XlaMessage) -> tuple[str, ...]:
+    calls = line.program.scopes.get(instruction.id, ())
+    return (*calls, instruction.metadata.op_name.rpartition("/")[0])

@@ -1,24 +1,38 @@
-"""Narrow a difference down to an instruction; it must not know files, variants or processes.
+"""Narrow a difference down to an instruction.
 
 One round cuts a region into a few, runs it with taps at the cuts on both sides (carried inputs:
 what became of the error so far), then runs every piece from the reference's values (clean inputs:
 who makes an error), and goes on inside the first that makes one, provided that the suspect gives
 there what it gave before it was cut. Four modules a round, whatever the number of pieces, and a
 round divides the number of instructions by `REGIONS`.
+
+Where any cut makes the error vanish, no instruction is at fault, but what the compiler makes of
+several of them: XLA is asked which of its passes change the piece, and runs it without each.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
+from snaprt.errors import ExecutionError
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Piece
-from snaprt_replay.localize.findings import InstructionPlace, Kind, RegionError, ValueDifference
+from snaprt_replay.localize.findings import (
+    InstructionPlace,
+    Kind,
+    PassEffect,
+    RegionError,
+    ValueDifference,
+)
 from snaprt_replay.localize.measure import difference
-from snaprt_replay.localize.regions import Region, between, choose_cuts
-from snaprt_replay.localize.session import BudgetSpentError, Session, Values
+from snaprt_replay.localize.program import Region, between, choose_cuts
+from snaprt_replay.localize.session import BudgetSpentError, Order, Session, Side, Values
 from snaprt_replay.localize.sides import (
     ENTER,
     Enter,
@@ -388,3 +402,67 @@ def _differences(frame: Frame, pair: Pair, *instructions: int) -> tuple[ValueDif
         for value, array in pair.suspect.items()
         if not instructions or value.instruction in instructions
     )
+
+
+_WITHOUT_ANY: Final = "optimization=0"
+# Tried where a device's compiler does not say what its passes did.
+_USUAL: Final = ("algsimp", "fusion")
+# How XLA names what it dumps between passes: module_0001.NAME.0014.PIPELINE.after_X.before_Y.txt
+_AFTER: Final = re.compile(r"\.after_([^.]+)\.before_[^.]+\.txt$")
+_NO_PASS: Final = "pipeline-start"
+
+
+def try_passes(
+    session: Session,
+    frame: Frame,
+    piece: Piece,
+    known: Values,
+    whole: Pair,
+    vary: Callable[[str], Side],
+) -> tuple[PassEffect, ...]:
+    """Run a piece without one pass after the other.
+
+    Args:
+        session: Runs it.
+        frame: Where the piece is from.
+        piece: What goes wrong.
+        known: The values that it takes.
+        whole: What it gave on both sides.
+        vary: Gives the suspect side with an addition to its variant.
+
+    Returns:
+        What became of the error under each variant, smallest first.
+    """
+
+    def run(side: Side) -> Values:
+        ((values,),) = session.run(Order(side, frame.line, [piece], [known]))
+        return values
+
+    effects = []
+    try:
+        names = _passes_that_change(run, vary) or _USUAL
+        for addition in (_WITHOUT_ANY, *(f"disable-hlo-pass={name}" for name in names)):
+            session.tell(f"with {addition}")
+            side = vary(addition)
+            try:
+                error, failed = Pair(run(side), whole.reference, whole.moved).error(), ""
+            except ExecutionError as failure:
+                error, failed = math.inf, failure.message
+            effects.append(PassEffect(side.name, error, failed))
+    except BudgetSpentError:
+        pass  # what was tried until then is said
+    return tuple(sorted(effects, key=lambda one: one.error))
+
+
+def _passes_that_change(
+    run: Callable[[Side], Values], vary: Callable[[str], Side]
+) -> Sequence[str]:
+    """Return the names of the passes that change the piece, in order; none if XLA does not say."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run(vary(f"xla-flags=--xla_dump_to={folder} --xla_dump_hlo_pass_re=.*"))
+        except ExecutionError:
+            return ()
+        found = [_AFTER.search(path.name) for path in sorted(Path(folder).iterdir())]
+    names = dict.fromkeys(one[1] for one in found if one is not None)
+    return [name for name in names if name != _NO_PASS]

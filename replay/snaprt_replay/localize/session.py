@@ -1,4 +1,4 @@
-"""Run pieces of the two sides, and remember what came out; it must not know what is looked for.
+"""Run pieces of the two sides, and remember what came out.
 
 Every answer is kept in a folder under the hash of what was run on what, so that a search that was
 broken off takes the same way again without running anything.
@@ -23,7 +23,7 @@ from snaprt.hlo.proto import XlaMessage, serialize
 from snaprt_replay import floatbits
 from snaprt_replay.hlo.extract import Extract, Piece, Value, extract
 from snaprt_replay.hlo.hlo_module import entry_computation, parameters
-from snaprt_replay.localize.program import Line, Program
+from snaprt_replay.localize.program import FlatModule, Line
 from snaprt_replay.run.workers import Outcome
 
 Values = Mapping[Value, np.ndarray]
@@ -45,7 +45,7 @@ class Side:
     """
 
     name: str
-    program: Program
+    program: FlatModule
     run: Run
 
 

@@ -1,7 +1,4 @@
-"""The two sides at one place of the program, and how they are compared there.
-
-It must not know how the place was found, nor what is looked for.
-"""
+"""The two sides at one place of the program, and how they are compared there."""
 
 from __future__ import annotations
 

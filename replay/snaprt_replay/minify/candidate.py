@@ -1,4 +1,4 @@
-"""A program that may show the failure, with its inputs; it must not know checks or processes."""
+"""A program that may show the failure, with its inputs."""
 
 from __future__ import annotations
 
@@ -92,13 +92,6 @@ def count_instructions(module: XlaMessage) -> int:
         return total
 
     return count(entry_computation(module))
-
-
-def copy_module(module: XlaMessage) -> XlaMessage:
-    """Return a copy to edit."""
-    copy = type(module)()
-    copy.CopyFrom(module)
-    return copy
 
 
 def changed(

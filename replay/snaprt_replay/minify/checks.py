@@ -1,26 +1,31 @@
-"""What counts as the failure, and as still the same one; it must not know how programs shrink.
+"""What counts as the failure, and as still the same one; asked of several candidates at a time.
 
-A check looks at a candidate and says what it sees as a `Signature`: the class of the failure, its
+A check looks at a candidate and says what it sees as a `Symptom`: the class of the failure, its
 size, its message. What is seen in a smaller program must fit what was seen in the first one, or
-the search would slip from the bug that was asked for to another.
+the search would slip from the bug that was asked for to another. A failure that does not always
+show counts as shown where it is seen in so many of so many looks.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import itertools
 import math
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from types import TracebackType
 from typing import Final, Literal, Protocol
 
-import numpy as np
-
-from snaprt.errors import UsageError
-from snaprt_replay import floatbits
+from snaprt.errors import SnaprtError, UsageError
+from snaprt_replay.hlo import hlo_module
 from snaprt_replay.localize.measure import error_between
+from snaprt_replay.localize.nonfinite import has_infinity, has_nan
+from snaprt_replay.localize.session import BudgetSpentError
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.run.workers import Outcome
 
@@ -35,7 +40,7 @@ _MOST_STATUS: Final = 127
 
 
 @dataclasses.dataclass(frozen=True)
-class Signature:
+class Symptom:
     """What was seen of a failure.
 
     Args:
@@ -70,156 +75,105 @@ class Run(Protocol):
         ...
 
 
-class Check(Protocol):
-    """One kind of failure."""
-
-    @property
-    def name(self) -> CheckName:
-        """Return what the user calls it."""
-        ...
-
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
-        """Look once; return None if the candidate does not fail.
-
-        Raises:
-            UnjudgedError: It cannot be told.
-        """
-        ...
-
-    def persists(self, first: Signature, seen: Signature) -> bool:
-        """Return whether what is seen is still the first failure."""
-        ...
+def _is_same(first: Symptom, seen: Symptom) -> bool:
+    return (seen.what, seen.message) == (first.what, first.message)
 
 
 @dataclasses.dataclass(frozen=True)
-class Mismatch:
-    """The suspect's outputs are not those of the reference side, or not the expected ones."""
-
-    name: CheckName = "mismatch"
-
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
-        """See `Check`."""
-        running = [run(candidate, 0)]
-        if candidate.expected is None:
-            running.append(run(candidate, 1))
-        got, *rest = [one.result() for one in running]
-        right = rest[0].outputs if rest else candidate.expected
-        if right is None or got.outputs is None or len(right) != len(got.outputs):
-            raise UnjudgedError
-        pairs = zip(right, got.outputs, strict=True)
-        error = max((error_between(one, other) for one, other in pairs), default=0.0)
-        if error <= 1.0:
-            return None
-        misplaced = "a NaN or an infinity where none belongs, or none where one does"
-        return Signature(misplaced if math.isinf(error) else "wrong values", error)
-
-    def persists(self, first: Signature, seen: Signature) -> bool:
-        """See `Check`."""
-        least = min(first.error, _LARGE_ERROR) * _KEPT_SHARE
-        return seen.what == first.what and seen.error >= least
-
-
-@dataclasses.dataclass(frozen=True)
-class NonFinite:
-    """A NaN, or an infinity, comes out where none goes in."""
-
-    name: CheckName = "nan"
-
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
-        """See `Check`."""
-        outputs = run(candidate, 0).result().outputs
-        if outputs is None:
-            raise UnjudgedError
-        for what, has in _NON_FINITE.items():
-            if any(map(has, outputs)) and not any(map(has, candidate.inputs)):
-                return Signature(what)
-        return None
-
-    def persists(self, first: Signature, seen: Signature) -> bool:
-        """See `Check`."""
-        return seen.what == first.what
-
-
-def _has(test: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> bool:
-    floating = floatbits.is_float(array.dtype) or floatbits.is_complex(array.dtype)
-    return floating and bool(test(array).any())
-
-
-_NON_FINITE: Final[Mapping[str, Callable[[np.ndarray], bool]]] = {
-    "NaN": lambda array: _has(np.isnan, array),
-    "an infinity": lambda array: _has(np.isinf, array),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Crash:
-    """The suspect gives no outputs: it crashes, is refused, fails, hangs, or has no memory."""
-
-    name: CheckName = "crash"
-
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
-        """See `Check`."""
-        failure = run(candidate, 0).result().failure
-        return None if failure is None else Signature(failure.kind, message=failure.signature)
-
-    def persists(self, first: Signature, seen: Signature) -> bool:
-        """See `Check`."""
-        return (seen.what, seen.message) == (first.what, first.message)
-
-
-@dataclasses.dataclass(frozen=True)
-class SlowCompile:
-    """Compiling takes longer than it may.
+class Check:
+    """One kind of failure.
 
     Args:
-        seconds: How long it may take.
+        name: What the user calls it.
+        see: Looks at a candidate once; None if it does not fail. Raises UnjudgedError where that
+            cannot be told.
+        persists: Returns whether what is seen is still the first failure.
+        seconds: How long compiling may take, where that is the failure.
     """
 
-    seconds: float
-    name: CheckName = "slow-compile"
+    name: CheckName
+    see: Callable[[Candidate, Run], Symptom | None]
+    persists: Callable[[Symptom, Symptom], bool] = _is_same
+    seconds: float = 0.0
 
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
-        """See `Check`."""
+
+def _see_mismatch(candidate: Candidate, run: Run) -> Symptom | None:
+    running = [run(candidate, 0)]
+    if candidate.expected is None:
+        running.append(run(candidate, 1))
+    got, *rest = [one.result() for one in running]
+    right = rest[0].outputs if rest else candidate.expected
+    if right is None or got.outputs is None or len(right) != len(got.outputs):
+        raise UnjudgedError
+    pairs = zip(right, got.outputs, strict=True)
+    error = max((error_between(one, other) for one, other in pairs), default=0.0)
+    if error <= 1.0:
+        return None
+    misplaced = "a NaN or an infinity where none belongs, or none where one does"
+    return Symptom(misplaced if math.isinf(error) else "wrong values", error)
+
+
+def _is_as_wrong(first: Symptom, seen: Symptom) -> bool:
+    return seen.what == first.what and seen.error >= min(first.error, _LARGE_ERROR) * _KEPT_SHARE
+
+
+def _see_nonfinite(candidate: Candidate, run: Run) -> Symptom | None:
+    outputs = run(candidate, 0).result().outputs
+    if outputs is None:
+        raise UnjudgedError
+    for what, has in (("NaN", has_nan), ("an infinity", has_infinity)):
+        if any(map(has, outputs)) and not any(map(has, candidate.inputs)):
+            return Symptom(what)
+    return None
+
+
+def _see_crash(candidate: Candidate, run: Run) -> Symptom | None:
+    failure = run(candidate, 0).result().failure
+    return None if failure is None else Symptom(failure.kind, message=failure.signature)
+
+
+MISMATCH: Final = Check("mismatch", _see_mismatch, _is_as_wrong)
+"""The suspect's outputs are not those of the reference side, or not the expected ones."""
+NONFINITE: Final = Check("nan", _see_nonfinite)
+"""A NaN, or an infinity, comes out where none goes in."""
+CRASH: Final = Check("crash", _see_crash)
+"""The suspect gives no outputs: it crashes, is refused, fails, hangs, or has no memory."""
+
+
+def slow_compile(seconds: float) -> Check:
+    """Return the check that compiling takes longer than it may."""
+
+    def see(candidate: Candidate, run: Run) -> Symptom | None:
         outcome = run(candidate, 0).result()
         timed_out = outcome.failure is not None and outcome.failure.signature == "compile timeout"
         if outcome.failure is not None and not timed_out:
             raise UnjudgedError
-        slow = timed_out or outcome.compile_seconds > self.seconds
-        return Signature(f"compiling takes over {self.seconds:.3g} s") if slow else None
+        is_slow = timed_out or outcome.compile_seconds > seconds
+        return Symptom(f"compiling takes over {seconds:.3g} s") if is_slow else None
 
-    def persists(self, first: Signature, seen: Signature) -> bool:
-        """See `Check`."""
-        return seen.what == first.what
+    return Check("slow-compile", see, seconds=seconds)
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A command of the user's says so, with an exit status as in ``git bisect run``.
+def command(words: Sequence[str], write: Callable[[Candidate, Path], Path]) -> Check:
+    """Return the check that a command of the user's says so, by a status as in ``git bisect run``.
+
+    It raises UsageError where a status is over 127: git bisect gives up then too.
 
     Args:
         words: What to run; ``{}`` stands for the candidate's file, which else comes last.
         write: Writes a candidate into a folder, and returns the file that the command is given.
     """
 
-    words: Sequence[str]
-    write: Callable[[Candidate, Path], Path]
-    name: CheckName = "command"
-
-    def see(self, candidate: Candidate, run: Run) -> Signature | None:
-        """See `Check`.
-
-        Raises:
-            UsageError: The command ended with a status over 127: git bisect gives up then too.
-        """
+    def see(candidate: Candidate, run: Run) -> Symptom | None:
         with tempfile.TemporaryDirectory() as folder:
-            file = str(self.write(candidate, Path(folder)))
-            words = [word.replace("{}", file) for word in self.words]
-            if not any("{}" in word for word in self.words):
-                words.append(file)
+            file = str(write(candidate, Path(folder)))
+            named = [word.replace("{}", file) for word in words]
+            if not any("{}" in word for word in words):
+                named.append(file)
             try:
-                done = subprocess.run(words, capture_output=True, check=False)
+                done = subprocess.run(named, capture_output=True, check=False)
             except OSError as error:
-                raise UsageError(f"cannot run {words[0]}: {error.strerror}") from error
+                raise UsageError(f"cannot run {named[0]}: {error.strerror}") from error
         status = done.returncode
         if status == _SKIP:
             raise UnjudgedError
@@ -230,8 +184,147 @@ class Command:
                 hint="0 says that the failure does not show, 1 to 127 that it does, 125 that it "
                 "cannot be told; any other status ends the search, as in `git bisect run`",
             )
-        return Signature(f"{words[0]} says so") if status else None
+        return Symptom(f"{named[0]} says so") if status else None
 
-    def persists(self, first: Signature, seen: Signature) -> bool:
-        """See `Check`."""
-        return seen.what == first.what
+    return Check("command", see)
+
+
+Answer = Literal["fails", "passes", "fails otherwise", "cannot be told"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long to look.
+
+    Args:
+        repeat: How often to look at a candidate at most.
+        needed: In how many of the looks the failure must be seen.
+        budget: Seconds after which no further candidate is looked at; None for no limit.
+        jobs: How many candidates to look at at the same time.
+    """
+
+    repeat: int = 1
+    needed: int = 1
+    budget: float | None = None
+    jobs: int = 2
+
+
+class Judge:
+    """Answers about candidates.
+
+    Args:
+        check: What to look for.
+        run: How candidates are run.
+        patience: See there.
+
+    Attributes:
+        symptom: What the failure looks like; None until `look_first` has seen it.
+        asked: How many different candidates were looked at.
+        passing: Those that pass and were made of the last program that fails.
+    """
+
+    def __init__(self, check: Check, run: Run, patience: Patience) -> None:
+        self.check = check
+        self.run = run
+        self.patience = patience
+        self.symptom: Symptom | None = None
+        self.asked = 0
+        self.passing: list[Candidate] = []
+        self._answers: dict[str, Answer] = {}
+        self._started = time.perf_counter()
+        self._pool = concurrent.futures.ThreadPoolExecutor(patience.jobs)
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the judge began."""
+        return time.perf_counter() - self._started
+
+    def look_first(self, candidate: Candidate) -> Symptom | None:
+        """Look at a program without knowing what its failure looks like.
+
+        Returns:
+            What was seen most often; None if it was in fewer looks than are needed.
+        """
+        looks = [self._look(candidate) for _ in range(self.patience.repeat)]
+        seen = [one for one in looks if isinstance(one, Symptom)]
+        if len(seen) < self.patience.needed:
+            return None
+        return max(seen, key=seen.count)
+
+    def adopt(self, symptom: Symptom) -> None:
+        """Look for this failure from now on."""
+        self.symptom = symptom
+        self._answers.clear()
+
+    def first(self, candidates: Iterable[Candidate]) -> Candidate | None:
+        """Return the first of some candidates that still fails; several are looked at at a time.
+
+        Raises:
+            BudgetSpentError: Before it was found.
+        """
+        source = iter(candidates)
+        waiting = [(one, self._start(one)) for one in itertools.islice(source, self.patience.jobs)]
+        try:
+            while waiting:
+                candidate, future = waiting.pop(0)
+                answer = future.result()
+                if answer == "fails":
+                    self.passing.clear()
+                    return candidate
+                if answer == "passes":
+                    self.passing.append(candidate)
+                if self.patience.budget is not None and self.seconds > self.patience.budget:
+                    raise BudgetSpentError
+                waiting += [(one, self._start(one)) for one in itertools.islice(source, 1)]
+        finally:
+            for _, future in waiting:
+                future.cancel()
+        return None
+
+    def _start(self, candidate: Candidate) -> concurrent.futures.Future[Answer]:
+        return self._pool.submit(self.answer, candidate)
+
+    def answer(self, candidate: Candidate) -> Answer:
+        """Say what becomes of a candidate."""
+        known = self._answers.get(candidate.key)
+        if known is None:
+            self.asked += 1
+            known = self._answers[candidate.key] = self._judge(candidate)
+        return known
+
+    def _judge(self, candidate: Candidate) -> Answer:
+        assert self.symptom is not None
+        try:
+            for module in candidate.modules:
+                hlo_module.verify(module)
+        except SnaprtError:
+            return "cannot be told"
+        left, needed = self.patience.repeat, self.patience.needed
+        answer: Answer = "cannot be told"
+        while needed <= left:
+            left -= 1
+            seen = self._look(candidate)
+            if isinstance(seen, Symptom) and self.check.persists(self.symptom, seen):
+                needed -= 1
+                if not needed:
+                    return "fails"
+            else:
+                answer = "fails otherwise" if isinstance(seen, Symptom) else seen
+        return answer
+
+    def _look(self, candidate: Candidate) -> Symptom | Literal["passes", "cannot be told"]:
+        try:
+            return self.check.see(candidate, self.run) or "passes"
+        except UnjudgedError:
+            return "cannot be told"

@@ -1,7 +1,7 @@
 """Cut a smaller program out of one, with recorded values in place of what is cut off.
 
-It must not know which cuts are worth making. Where the two sides run different programs, both are
-cut in the same places, so that the pair stays one.
+Where the two sides run different programs, both are cut in the same places, so that the pair stays
+one. What does nothing any more goes too: tuples taken apart again, parameters never read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -17,15 +17,94 @@ import numpy as np
 from snaprt.hlo.literals import dtype_of
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Extract, Piece, Value, arrays_of, extract
-from snaprt_replay.hlo.hlo_module import entry_computation, parameters, reached
+from snaprt_replay.hlo.hlo_module import (
+    Editor,
+    drop_uncalled,
+    entry_computation,
+    instructions,
+    parameters,
+    reached,
+    root_instruction,
+)
 from snaprt_replay.load.case import Signature
 from snaprt_replay.load.modules import random_inputs
 from snaprt_replay.localize.matching import Matching, match
-from snaprt_replay.localize.program import Line, Program
+from snaprt_replay.localize.program import FlatModule, Line
 from snaprt_replay.localize.session import Values
 from snaprt_replay.minify.candidate import Candidate
-from snaprt_replay.minify.tidying import tidy
 from snaprt_replay.run.workers import Outcome
+
+
+def tidy(modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Tidy modules that take the same inputs, in place, and return the inputs still read."""
+    for module in modules:
+        _fold_tuples(module)
+    read = set().union(*(_read_parameters(module) for module in modules))
+    kept = [number for number in range(len(inputs)) if number in read]
+    numbers = {old: new for new, old in enumerate(kept)}
+    for module in modules:
+        _keep(module, numbers)
+        _name_parameters(module)
+    return tuple(inputs[number] for number in kept)
+
+
+def _fold_tuples(module: XlaMessage) -> None:
+    entry = entry_computation(module)
+    by_id = {one.id: one for one in entry.instructions}
+    folded: dict[int, int] = {}
+    for one in entry.instructions:
+        one.operand_ids[:] = [folded.get(operand, operand) for operand in one.operand_ids]
+        if one.opcode == "get-tuple-element":
+            source = by_id[one.operand_ids[0]]
+            if source.opcode == "tuple":
+                folded[one.id] = source.operand_ids[one.tuple_index]
+
+
+def _used(entry: XlaMessage) -> set[int]:
+    by_id = {one.id: one for one in entry.instructions}
+    return reached([entry.root_id], lambda one: by_id[one].operand_ids)
+
+
+def _read_parameters(module: XlaMessage) -> set[int]:
+    entry = entry_computation(module)
+    used = _used(entry)
+    return {one.parameter_number for one in parameters(entry) if one.id in used}
+
+
+def _keep(module: XlaMessage, numbers: Mapping[int, int]) -> None:
+    """Keep what the root depends on and the parameters of these numbers, numbered anew."""
+    entry = entry_computation(module)
+    used = _used(entry)
+
+    def replace(one: XlaMessage) -> list[XlaMessage]:
+        if one.opcode != "parameter":
+            return [one] if one.id in used else []
+        if one.parameter_number not in numbers:
+            return []
+        one.parameter_number = numbers[one.parameter_number]
+        return [one]
+
+    Editor(module).replace_each(entry, replace)
+    shapes = [one.shape for one in parameters(entry)]
+    for signature in (entry.program_shape, module.host_program_shape):
+        signature.ClearField("parameters")
+        signature.parameters.extend(shapes)
+        signature.ClearField("parameter_names")
+        signature.parameter_names.extend(f"p{number}" for number in range(len(shapes)))
+    drop_uncalled(module)
+
+
+def _name_parameters(module: XlaMessage) -> None:
+    """Give parameters short names: theirs grow with every cut."""
+    entry = entry_computation(module)
+    taken = {one.name for one in instructions(module)}
+    for one in (*parameters(entry), root_instruction(entry)):
+        name = f"arg{one.parameter_number}" if one.opcode == "parameter" else "outputs"
+        while name in taken and name != one.name:
+            name += "_"
+        taken.add(name)
+        one.name = name
+
 
 _TAPPED_AT_ONCE = 64
 """From so few instructions on all values are recorded in one run; more taps slow compiling down."""
@@ -127,7 +206,7 @@ class Base:
     @functools.cached_property
     def source(self) -> Source:
         """Return the entry computations."""
-        lines = tuple(Program(module, {}).entry for module in self.candidate.modules)
+        lines = tuple(FlatModule(module, {}).entry for module in self.candidate.modules)
         return Source(lines, matching_of(lines))
 
     @property
@@ -156,31 +235,28 @@ class Base:
         view: str,
         change: str,
         grain: int = 0,
-    ) -> Candidate | None:
-        """Return the program that computes ``results``, given the recorded values of ``given``.
+    ) -> Iterator[Candidate]:
+        """Yield the program that computes ``results``, given the recorded values of ``given``.
 
-        None if that cannot be made, such as where an output's expected value is not known, or
+        Nothing if that cannot be made, such as where an output's expected value is not known, or
         would not be smaller.
         """
         piece = Piece(tuple(results), frozenset(given))
+        if not piece.results:
+            return
         expected = None
         if self.candidate.expected is not None:
             expected = self._expected(piece.results)
             if expected is None:
-                return None
+                return
         values = self._values(piece)
         made = self.source.cut(piece, values) if values is not None else None
         # Every cut takes something away, so that cutting comes to an end.
-        if made is None or made.size >= self.candidate.size:
-            return None
-        return dataclasses.replace(
-            made,
-            variants=self.candidate.variants,
-            expected=expected,
-            view=view,
-            change=change,
-            grain=grain,
-        )
+        if made is not None and made.size < self.candidate.size:
+            variants = self.candidate.variants
+            yield dataclasses.replace(
+                made, variants=variants, expected=expected, view=view, change=change, grain=grain
+            )
 
     def _expected(self, results: Sequence[int]) -> tuple[np.ndarray, ...] | None:
         assert self.candidate.expected is not None
@@ -269,7 +345,7 @@ def normalized(
     Returns:
         None if two modules are not the same program.
     """
-    lines = tuple(Program(module, {}).entry for module in modules)
+    lines = tuple(FlatModule(module, {}).entry for module in modules)
     root = lines[0].root
     results = list(root.operand_ids) if root.opcode == "tuple" else [root.id]
     taken = parameters(lines[0].computation)

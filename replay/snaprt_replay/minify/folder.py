@@ -1,7 +1,7 @@
-"""Write the folder that a minified program is handed over in; it must not know how it was found.
+"""Write the folder that a minified program is handed over in.
 
 Every form of the program lies in it: snaprt's snapshot, which `snaprt replay` takes, XLA's own, the
-module as text in both languages, and a script that needs JAX alone.
+module as text in both languages, a bug report, and a script that needs JAX alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -26,10 +26,10 @@ from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder import describe
 from snaprt_replay.load.case import Case
-from snaprt_replay.minify import issue_text, script
+from snaprt_replay.minify import script
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.checks import Check
-from snaprt_replay.minify.work import Shrunk, Start
+from snaprt_replay.minify.shrink import Shrunk, Start
 from snaprt_replay.run.devices import find_device
 from snaprt_replay.run.workers import Outcome
 
@@ -77,7 +77,7 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
         }
         (folder / "versions.json").write_text(json.dumps(surrounding, indent=1) + "\n")
         fails = script.write_and_run(folder / SCRIPT, candidate, shrunk, check, right)
-        text = issue_text.issue(case, shrunk, check, surrounding, fails)
+        text = issue(case, shrunk, check, surrounding, fails)
         (folder / ISSUE).write_text(text)
     except OSError as error:
         raise SnapshotError(f"cannot write {folder}: {error.strerror or error}") from error
@@ -204,3 +204,99 @@ def _hlo_snapshot(candidate: Candidate, outputs: Sequence[np.ndarray]) -> bytes:
     snapshot.result.shape.tuple_shapes.extend(one.shape for one in literals)
     snapshot.result.tuple_literals.extend(literals)
     return serialize(snapshot)
+
+
+_LONGEST_MODULE: Final = 20_000  # characters: a reader of an issue looks at no more
+
+_TITLES: Final[Mapping[str, str]] = {
+    "mismatch": "XLA: wrong values from {opcodes}",
+    "nan": "XLA: {failure} from {opcodes} on inputs without one",
+    "crash": "XLA: {failure} on {opcodes}",
+    "slow-compile": "XLA: {failure} for {opcodes}",
+    "command": "XLA: {opcodes}: {failure}",
+}
+
+
+def issue(
+    case: Case, shrunk: Shrunk, check: Check, surrounding: Mapping[str, Any], fails: bool | None
+) -> str:
+    """Return the text of a bug report, in Markdown."""
+    candidate = shrunk.candidate
+    failure = str(shrunk.symptom)
+    opcodes = ", ".join(f"`{one}`" for one in opcodes_of(candidate)[:4])
+    title = _TITLES[check.name].format(opcodes=opcodes or "a program", failure=failure)
+    sides = [str(one) for one in surrounding["sides"]]
+    other = "the program below on " if len(candidate.modules) > 1 else ""
+    against = f", compared with {other}`{sides[1]}`" if len(sides) > 1 else ""
+    parts = [
+        f"# {title}",
+        f"A program of {_count(candidate.instructions)} fails on `{sides[0]}`{against}: {failure}.",
+        _how_to_see(fails),
+        "## The program",
+        _fenced(_text(candidate, 0)),
+        _against(candidate),
+        "## What it is like",
+        _neighbor(shrunk),
+        f"It was made smaller from `{Path(case.path).name}` with "
+        f"{_count(shrunk.original.instructions)}, where the failure was: {shrunk.first}.",
+        "## Versions and flags",
+        _fenced("\n".join(f"{name}: {value}" for name, value in _versions(surrounding))),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def opcodes_of(candidate: Candidate) -> list[str]:
+    """Return the operations of a program's entry, none twice."""
+    silent = ("parameter", "constant", "tuple", "get-tuple-element")
+    entry = candidate.modules[0].computations[-1]
+    return list(dict.fromkeys(one.opcode for one in entry.instructions if one.opcode not in silent))
+
+
+def _count(instructions: int) -> str:
+    return f"{instructions:,} instruction{'' if instructions == 1 else 's'}"
+
+
+def _how_to_see(fails: bool | None) -> str:
+    if fails:
+        return "`python repro.py`, attached, fails with an AssertionError; it needs jax and numpy."
+    if fails is None:
+        return "`python repro.py`, attached, runs it; it needs jax and numpy."
+    return (
+        "`python repro.py`, attached, runs it on jax and numpy alone. It did not fail where this "
+        "was written: the failure needs what the snapshot's variant sets up."
+    )
+
+
+def _against(candidate: Candidate) -> str:
+    if len(candidate.modules) < 2:
+        return ""
+    return "The program that it is compared with:\n\n" + _fenced(_text(candidate, 1))
+
+
+def _text(candidate: Candidate, side: int) -> str:
+    hlo = candidate.content(side)
+    return jaxapi.stablehlo_text(jaxapi.parse_module(jaxapi.hlo_to_stablehlo(hlo)))
+
+
+def _neighbor(shrunk: Shrunk) -> str:
+    if shrunk.neighbor is None:
+        return ""
+    return f"It passes with one thing changed: {shrunk.neighbor.change}."
+
+
+def _versions(surrounding: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    flags = [("XLA_FLAGS", surrounding["xla_flags"])] if surrounding["xla_flags"] else []
+    recorded = [
+        (f"recorded with {name}", value) for name, value in surrounding["recorded"].items() if value
+    ]
+    return [*surrounding["versions"].items(), *flags, *recorded]
+
+
+def _fenced(text: str) -> str:
+    text = text.strip()
+    if len(text) > _LONGEST_MODULE:
+        text = text[:_LONGEST_MODULE] + "\n... (the rest is in the attached file)"
+    fence = "```"
+    while fence in text:  # names inside a file are not to be trusted
+        fence += "`"
+    return f"{fence}\n{text}\n{fence}"

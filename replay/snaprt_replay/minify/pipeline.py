@@ -1,6 +1,6 @@
 """Minify a file: load its program, choose the sides, shrink, look again, write the folder.
 
-The pipeline of `snaprt minify` on one page. It must not know how the user asked.
+The pipeline of `snaprt minify` on one page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -21,26 +21,17 @@ from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.hlo_module import instructions
 from snaprt_replay.load.case import Case
 from snaprt_replay.localize.measure import error_between
-from snaprt_replay.localize.pipeline import read_program
+from snaprt_replay.localize.pipeline import read_program, suspect_of
+from snaprt_replay.minify import checks
 from snaprt_replay.minify import folder as folders
 from snaprt_replay.minify.candidate import Candidate
-from snaprt_replay.minify.checks import (
-    Check,
-    CheckName,
-    Command,
-    Crash,
-    Mismatch,
-    NonFinite,
-    SlowCompile,
-)
+from snaprt_replay.minify.checks import Check, CheckName, Patience
 from snaprt_replay.minify.cutting import Tap, normalized
-from snaprt_replay.minify.judge import Patience
-from snaprt_replay.minify.work import Shrunk, Start, Tell, shrink, still_fails
+from snaprt_replay.minify.shrink import Shrunk, Start, Tell, shrink, still_fails
 from snaprt_replay.run.player import check_playable, check_runs_on_one_device
 from snaprt_replay.run.variants.variants import RECORDED, Variant, parse_variant, with_options
 from snaprt_replay.run.workers import Outcome, Workers
 
-_PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
 _F64 = parse_variant("f64")
 # Where the suspect fails, these may still say what values there are inside the program.
 _CAREFUL = tuple(map(parse_variant, ("cpu,optimization=0", "interpreter")))
@@ -142,7 +133,7 @@ def _candidate(
     case: Case, request: Request, against: Case | None, start: Start
 ) -> tuple[Candidate, tuple[str, ...]]:
     """Return the program with its sides chosen, and notes on that."""
-    suspect = _suspect(case, request)
+    suspect = with_options(suspect_of(case, request.suspect), case.compiler_options)
     modules = [read_program(one).module for one in (case, *([against] if against else []))]
     _check_alone(case, modules[0])
     found = normalized(modules, [one.value for one in case.inputs or ()])
@@ -178,17 +169,6 @@ def _check_alone(case: Case, module: XlaMessage) -> None:
             )
 
 
-def _suspect(case: Case, request: Request) -> Variant:
-    platform = str(case.environment.get("platform", "")).lower()
-    suspect = request.suspect or parse_variant(_PLATFORMS.get(platform, "cpu"))
-    if suspect.kind == "recorded":
-        raise UsageError(
-            "what was recorded has outputs only, there is no program in it to make smaller",
-            hint="name it as side B, and as side A one that runs the program",
-        )
-    return with_options(suspect, case.compiler_options)
-
-
 def _compared_with_recorded(
     candidate: Candidate, suspect: Variant, expected: tuple[np.ndarray, ...], start: Start
 ) -> tuple[Candidate, tuple[str, ...]]:
@@ -205,16 +185,14 @@ def _compared_with_recorded(
 
 def _check(request: Request, candidate: Candidate, start: Start) -> Check:
     if request.check == "slow-compile":
-        return SlowCompile(request.slower_than or _half_of_compiling(candidate, start))
+        return checks.slow_compile(request.slower_than or _half_of_compiling(candidate, start))
     if request.check == "command":
-        return Command(tuple(request.command), folders.write_candidate)
-    return _CHECKS[request.check]()
+        return checks.command(tuple(request.command), folders.write_candidate)
+    return _CHECKS[request.check]
 
 
-_CHECKS: Mapping[CheckName, Callable[[], Check]] = {
-    "mismatch": Mismatch,
-    "nan": NonFinite,
-    "crash": Crash,
+_CHECKS: Mapping[CheckName, Check] = {
+    check.name: check for check in (checks.MISMATCH, checks.NONFINITE, checks.CRASH)
 }
 
 

@@ -1,4 +1,4 @@
-"""Write `repro.py`, which shows a failure with JAX and NumPy alone; it runs nothing in here.
+"""Write `repro.py`, which shows a failure with JAX and NumPy alone.
 
 The program is in the script as a portable StableHLO artifact, which XLA takes as it is: JAX code
 that says the same might be lowered to something else, and be right. It is run the way exported
@@ -22,8 +22,8 @@ from snaprt import jaxapi
 from snaprt_replay import floatbits
 from snaprt_replay.compare.tolerance import default_for
 from snaprt_replay.minify.candidate import Candidate
-from snaprt_replay.minify.checks import Check, SlowCompile
-from snaprt_replay.minify.work import Shrunk
+from snaprt_replay.minify.checks import Check
+from snaprt_replay.minify.shrink import Shrunk
 
 _MOST_IN_TEXT: Final = 64  # elements of an array: more of them are no help to a reader
 _TIMEOUT: Final = 300.0
@@ -92,14 +92,13 @@ def script(
     platform, _, number = (device or "").partition(":")
     wide = any(dtype.itemsize == 8 and dtype.kind in "fiu" for dtype in _dtypes(candidate, results))
     judge = _JUDGING[check.name]
-    limit = check.seconds if isinstance(check, SlowCompile) else 0.0
-    body = judge.format(failure=str(shrunk.signature), seconds=f"{limit:.3g}")
+    body = judge.format(failure=str(shrunk.symptom), seconds=f"{check.seconds:.3g}")
     if check.name == "mismatch":
         assert right is not None
         body = _tolerances(right) + body
     parts = [
         _HEAD.format(
-            failure=_one_line(str(shrunk.signature)),
+            failure=_one_line(str(shrunk.symptom)),
             wide='jax.config.update("jax_enable_x64", True)\n' if wide else "",
             artifact=_in_lines(artifact),
             text=_commented(jaxapi.stablehlo_text(stablehlo)),

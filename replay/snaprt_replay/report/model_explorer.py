@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.localize.findings import Localization
-from snaprt_replay.localize.program import Program, shape_text, source_of
+from snaprt_replay.localize.program import FlatModule, shape_text, source_of
 from snaprt_replay.report import shown
 
 GRAPHS, ERRORS = "graphs.json", "errors.json"
@@ -30,7 +30,7 @@ _THRESHOLDS: Final = (
 )
 
 
-def write(program: Program, found: Localization | None, folder: Path) -> tuple[Path, ...]:
+def write(program: FlatModule, found: Localization | None, folder: Path) -> tuple[Path, ...]:
     """Write the files and return their paths.
 
     Args:
@@ -51,7 +51,7 @@ def write(program: Program, found: Localization | None, folder: Path) -> tuple[P
     return tuple(written)
 
 
-def graph_collection(program: Program) -> dict[str, Any]:
+def graph_collection(program: FlatModule) -> dict[str, Any]:
     """Return a graph for each computation, the entry first."""
     module = program.module
     computations = sorted(
@@ -65,14 +65,16 @@ def graph_collection(program: Program) -> dict[str, Any]:
     }
 
 
-def _graph(program: Program, computation: XlaMessage, names: Mapping[int, str]) -> dict[str, Any]:
+def _graph(
+    program: FlatModule, computation: XlaMessage, names: Mapping[int, str]
+) -> dict[str, Any]:
     return {
         "id": names[computation.id],
         "nodes": [_node(program, one, names) for one in computation.instructions],
     }
 
 
-def _node(program: Program, one: XlaMessage, names: Mapping[int, str]) -> dict[str, Any]:
+def _node(program: FlatModule, one: XlaMessage, names: Mapping[int, str]) -> dict[str, Any]:
     facts = {
         "name": one.name,
         "shape": shape_text(one.shape),
@@ -111,7 +113,7 @@ def _graph_id(computation: XlaMessage) -> str:
     return f"{shown.name(computation.name)} ({computation.id})"
 
 
-def node_data(program: Program, found: Localization) -> dict[str, Any]:
+def node_data(program: FlatModule, found: Localization) -> dict[str, Any]:
     """Return the error made by the regions looked at, for the instructions in them, by graph."""
     values: dict[str, float] = {}
     for region in found.path:  # coarse ones first: what is known more closely comes later
@@ -139,7 +141,7 @@ def _number(error: float) -> float:
     return 0.0 if math.isnan(error) else min(error, LARGEST)
 
 
-def _between(program: Program, first: str, last: str) -> Sequence[str]:
+def _between(program: FlatModule, first: str, last: str) -> Sequence[str]:
     """Return the names of the instructions of a region that do something; they stand in a row."""
     for computation in program.module.computations:
         names = [one.name for one in computation.instructions]

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from snaprt import pages
 from snaprt_replay.compare.results import IDENTICAL, MISMATCH, OutputComparison, Place, Verdict
-from snaprt_replay.localize.wording import error_text, place_text
+from snaprt_replay.localize.findings import error_text, place_text
 from snaprt_replay.report import charts, shown, text
 from snaprt_replay.report.model import ErrorGrid, Report, Status, worst_first
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.localize.findings import InstructionPlace
-from snaprt_replay.localize.program import Program, shape_text, source_of
+from snaprt_replay.localize.program import FlatModule, shape_text, source_of
 from snaprt_replay.report.model import GraphNode, Neighborhood, SourceExcerpt
 
 _DISTANCE: Final = 2
@@ -20,7 +20,7 @@ _LINES_AROUND: Final = 3
 _MOST_SOURCE_BYTES: Final = 1 << 22
 
 
-def surroundings(program: Program, places: Sequence[InstructionPlace]) -> Neighborhood | None:
+def surroundings(program: FlatModule, places: Sequence[InstructionPlace]) -> Neighborhood | None:
     """Return what is at most two steps from the instructions found; None if they are not there.
 
     Args:
@@ -35,7 +35,7 @@ def surroundings(program: Program, places: Sequence[InstructionPlace]) -> Neighb
     return None
 
 
-def _around(program: Program, computation: XlaMessage, found: Sequence[int]) -> Neighborhood:
+def _around(program: FlatModule, computation: XlaMessage, found: Sequence[int]) -> Neighborhood:
     by_id = {one.id: one for one in computation.instructions}
     users: dict[int, list[int]] = {}
     for one in computation.instructions:

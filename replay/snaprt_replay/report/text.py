@@ -11,8 +11,7 @@ from typing import Final
 from snaprt.units import format_duration, format_size
 from snaprt_replay.compare.array_statistics import ArrayStatistics
 from snaprt_replay.compare.results import IDENTICAL, Comparison, OutputComparison
-from snaprt_replay.localize.findings import Localization, RegionError
-from snaprt_replay.localize.wording import error_text, place_text
+from snaprt_replay.localize.findings import Localization, RegionError, error_text, place_text
 from snaprt_replay.report import charts, shown
 from snaprt_replay.report.grid import error_cells
 from snaprt_replay.report.model import Compiled, ErrorGrid, Report, Run, Side, worst_first

@@ -9,8 +9,7 @@ from typing import Any, Final
 import click
 from rich.text import Text
 from snaprt_replay.load.load import load
-from snaprt_replay.minify.checks import CheckName
-from snaprt_replay.minify.judge import Patience
+from snaprt_replay.minify.checks import CheckName, Patience
 from snaprt_replay.minify.pipeline import Minified, Request, minify
 from snaprt_replay.run.variants.variants import Variant
 
@@ -169,7 +168,7 @@ def _to_json(file: Path, found: Minified | None) -> dict[str, Any]:
         "check": found.check,
         "folder": found.folder,
         "failure_before": shrunk.first,
-        "failure": shrunk.signature,
+        "failure": shrunk.symptom,
         "instructions_before": shrunk.original.instructions,
         "instructions": shrunk.candidate.instructions,
         "steps": shrunk.steps,
@@ -191,7 +190,7 @@ def _show(file: Path, check: CheckName, found: Minified | None) -> None:
     shrunk = found.shrunk
     for note in found.notes:
         console.print(f"note: {tables.printable(note)}")
-    if shrunk.first.what != shrunk.signature.what:
+    if shrunk.first.what != shrunk.symptom.what:
         console.print(f"the whole program: {tables.printable(str(shrunk.first))}")
     if shrunk.neighbor is not None:
         console.print(f"passes with: {tables.printable(shrunk.neighbor.change)}")
@@ -212,5 +211,5 @@ def _show(file: Path, check: CheckName, found: Minified | None) -> None:
     )
     console.print()
     before, now = shrunk.original.instructions, shrunk.candidate.instructions
-    told = f": {now} of {before} instructions fail: {tables.printable(str(shrunk.signature))}"
+    told = f": {now} of {before} instructions fail: {tables.printable(str(shrunk.symptom))}"
     console.print(Text.assemble(("MINIFIED", "bold red"), told))

@@ -14,18 +14,17 @@ import numpy as np
 
 from snaprt.hlo.literals import TUPLE, array_to_literal, literal_to_array
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.hlo_module import entry_computation, parameters, root_instruction
-from snaprt_replay.minify.candidate import Candidate, changed, copy_module
+from snaprt_replay.hlo.hlo_module import copy_of, entry_computation, parameters, root_instruction
+from snaprt_replay.minify.candidate import Candidate, changed
 from snaprt_replay.minify.cutting import Base
 
-_NAME = "shapes"
 _FINEST = 64  # of a tie, no smaller part than one in so many is taken away
 
 _Place = tuple[int, int]
 """An instruction's id and one of its dimensions."""
 
 
-def candidates(base: Base, grain: int) -> Iterator[Candidate]:
+def shapes(base: Base, grain: int) -> Iterator[Candidate]:
     """Yield the program with one tie cut to a single element, a half, three quarters, ..."""
     if base.candidate.expected is not None:
         return
@@ -330,7 +329,7 @@ def _cut(candidate: Candidate, names: _Names, start: int, stop: int) -> Candidat
     modules = []
     inputs = list(candidate.inputs)
     for index, (module, places) in enumerate(zip(candidate.modules, names, strict=True)):
-        copy = copy_module(module)
+        copy = copy_of(module)
         ties = _Ties(copy)
         by_name = {name: place for place, name in ties.names.items()}
         for name in places:
@@ -347,7 +346,7 @@ def _cut(candidate: Candidate, names: _Names, start: int, stop: int) -> Candidat
         modules.append(copy)
     told = ", ".join(sorted({name for name, _ in names[0] if not name.startswith("#")})[:3])
     what = f"elements {start} to {stop} of a dimension of {told or 'an input'} alone"
-    return changed(candidate, _NAME, what, modules=modules, inputs=inputs)
+    return changed(candidate, "shapes", what, modules=modules, inputs=inputs)
 
 
 def _shorten(one: XlaMessage, dimension: int, start: int, stop: int) -> None:
