@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snaprt.cli.replay import report_files
+from snaprt.cli.replay import formats
 from snaprt.whole_files import write_whole
 
 
@@ -32,7 +32,7 @@ def test_reports_are_saved_into_a_pipe_and_do_not_take_its_place(tmp_path: Path)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDWR)
-    report_files.save([], pipe)
+    formats.save([], pipe)
     assert b"snaprt.report" in os.read(reader, 1 << 16)
     os.close(reader)
     assert pipe.is_fifo()
