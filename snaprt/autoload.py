@@ -1,8 +1,8 @@
 """What JAX calls in every process where snaprt is installed: what goes under plain ``jax.jit``.
 
 JAX looks for its plugins when it first makes its devices. Unless ``SNAPRT_JAX_CACHE``,
-``SNAPRT_RECORD_JIT`` or ``SNAPRT_REPRO_AFTER`` is set, this does nothing, and imports nothing but
-the settings.
+``SNAPRT_RECORD_JIT``, ``SNAPRT_WATCHDOG`` or ``SNAPRT_REPRO_AFTER`` is set, this does nothing, and
+imports nothing but the settings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from snaprt.errors import UsageError
 
 
 def initialize() -> None:
-    """Put under ``jax.jit`` the compile cache, the recorder, and what saves failing programs.
+    """Put under ``jax.jit`` the compile cache, the recorder, the watchdog, and what saves failures.
 
     A setting that is not allowed is told here: JAX would show a traceback, and go on.
     """
@@ -33,6 +33,10 @@ def _initialize() -> None:
         from snaprt.runtime.jit import record_process
 
         record_process()
+    if settings.get("SNAPRT_WATCHDOG") is not None and not _is_snaprt_itself():
+        from snaprt.fleet import watchdog
+
+        watchdog.watch()
     if settings.get("SNAPRT_REPRO_AFTER") is not None:
         from snaprt.runtime.jit import watch_process
 

@@ -86,6 +86,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _duration(text: str) -> float:
+    seconds = units.parse_duration(text)
+    if not seconds:
+        raise ValueError(text)
+    return seconds
+
+
 def _limit(text: str) -> int | None:
     return units.parse_size(text) or None
 
@@ -394,6 +401,12 @@ SETTINGS: Final = (
         "Write a folder for each graph here, and a page that links them.",
         default_text="nothing is written",
     ),
+    Setting(
+        "SNAPRT_WATCHDOG",
+        Kind(_duration, "a duration of more than 0, such as 90s, 5m or 1h"),
+        "Write where each process is when no execution and no step has ended for so long.",
+        default_text="no watchdog",
+    ),
     _on_off("SYNC_TENSORS_OPBYOP", "At a step, compile and run each operation on its own."),
     _on_off("TF_CPP_LOG_THREAD_ID", "Whether a line of the log says which thread wrote it."),
     Setting(
@@ -408,6 +421,12 @@ SETTINGS: Final = (
         "How much each module logs: 1 the steps of a compilation, 2 each operation too.",
         default=(),
         default_text="no log of snaprt's, unless TF_CPP_MIN_LOG_LEVEL is 0",
+    ),
+    Setting(
+        "WORLD_SIZE",
+        NUMBER,
+        "How many processes the job has, as torchrun and others say it.",
+        default_text="as many as `jax.distributed` knows of",
     ),
     _on_off(
         "XLA_DOWNCAST_BF16",

@@ -25,7 +25,7 @@ from typing import Any, Final
 import click
 
 import snaprt
-from snaprt import after_import, autoload, settings
+from snaprt import after_import, autoload, settings, units
 from snaprt.cli import output
 from snaprt.cli.run.explained import RunExplained
 from snaprt.errors import SnaprtError, UsageError
@@ -75,6 +75,19 @@ class ProgramCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
+def _checked_duration(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> str | None:
+    """Return a duration as it is written, for it is passed on."""
+    try:
+        is_allowed = text is None or units.parse_duration(text) > 0
+    except ValueError:
+        is_allowed = False
+    if not is_allowed:
+        raise click.BadParameter(f"{text!r} is no duration, such as 90s, 5m or 1h", context, option)
+    return text
+
+
 @click.command(
     "run",
     cls=ProgramCommand,
@@ -111,6 +124,12 @@ class ProgramCommand(click.Command):
 )
 @click.option("--dedupe", is_flag=True, help="Store an array that several snapshots hold once.")
 @click.option(
+    "--watchdog",
+    metavar="TIME",
+    callback=_checked_duration,
+    help="Write where each process is when no execution and no step has ended for so long: 300s.",
+)
+@click.option(
     "--metrics", type=click.Path(path_type=Path), metavar="FILE", help="Save the metrics at exit."
 )
 @click.option(
@@ -133,6 +152,7 @@ def command(
     when: tuple[str, ...],
     keep_last: int | None,
     dedupe: bool,
+    watchdog: str | None,
     metrics: Path | None,
     explain: bool,
     explain_json: Path | None,
@@ -142,7 +162,7 @@ def command(
 
     The program keeps its arguments, its exit status and its tracebacks. The options set
     SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR, SNAPRT_RECORD, SNAPRT_RECORD_DEDUPE,
-    SNAPRT_RECORD_KEEP_LAST and SNAPRT_METRICS_FILE for it and its child processes.
+    SNAPRT_RECORD_KEEP_LAST, SNAPRT_WATCHDOG and SNAPRT_METRICS_FILE for it and its child processes.
     With SNAPRT_JAX_CACHE=1 its jax.jit compiles through the compile cache.
     With --lazy, its main thread runs lazily from its own `import jax` on; JAX_... variables and
     XLA_FLAGS that it sets count as under python.
@@ -178,6 +198,10 @@ def command(
         os.environ["SNAPRT_RECORD_KEEP_LAST"] = str(keep_last)
     if dedupe:
         os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
+    if watchdog is not None:
+        os.environ["SNAPRT_WATCHDOG"] = watchdog
+    if settings.get("SNAPRT_WATCHDOG") is not None:
+        after_import.call_after_import("jax", _watch)
     if settings.get("SNAPRT_JAX_CACHE") or settings.get("SNAPRT_REPRO_AFTER") is not None:
         after_import.call_after_import("jax", autoload.initialize)
     is_asked_for = record or settings.get("SNAPRT_RECORD_JIT")
@@ -193,6 +217,12 @@ def command(
         explained.end()
     tell_status(status)
     context.exit(status)
+
+
+def _watch() -> None:
+    from snaprt.fleet import watchdog
+
+    watchdog.watch()
 
 
 def _register_torchrun() -> None:
