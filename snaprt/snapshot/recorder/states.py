@@ -148,7 +148,8 @@ def place_text(frame: dict[str, Any] | None) -> str:
     return "" if frame is None else f"{frame['filename']}:{frame['line']} ({frame['name']})"
 
 
-_RANK_VARIABLE: Final = "SNAPRT_LAUNCH_PROCESS_OF_RANK"  # names a rank and its process to its children
+# Names a rank and its process to its children.
+_RANK_VARIABLE: Final = "SNAPRT_LAUNCH_PROCESS_OF_RANK"
 
 
 def claim_rank() -> bool:
