@@ -29,7 +29,7 @@ from snaprt import stacks
 from snaprt.errors import SnaprtError
 from snaprt.whole_files import write_whole
 
-_LOOK_SECONDS: Final = 0.5  # how often it looks whether the other is there
+_LOOK_SECONDS: Final = 1.0  # how often it looks whether the other is there
 _NUMBERED: Final = re.compile(r"hang-(\d+)")
 _THREAD: Final = re.compile(
     r"(?:Current thread|Thread) (0x[0-9a-f]+)(.*) \(most recent call first\)"

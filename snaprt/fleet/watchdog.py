@@ -30,7 +30,7 @@ from snaprt.fleet.bystander import claim_hang, dump_file, hang_folder, hang_numb
 from snaprt.fleet.hang_files import SCHEMA, VERSION
 from snaprt.graph.program import Program
 from snaprt.runtime.events import Compilation, Cut, Subscriber, subscribe
-from snaprt.runtime.jit import watch_process
+from snaprt.runtime.jit import follow_process
 from snaprt.snapshot.recorder.describe import run_mark
 from snaprt.snapshot.recorder.flags import dump_folder_of
 from snaprt.snapshot.recorder.plan import DEFAULT_FOLDER
@@ -61,7 +61,7 @@ def watch() -> None:
             return
         _watchdog = Watchdog(limit, folder, watch_progress())
         _watchdog.start()
-    watch_process()
+    follow_process()
 
 
 _watchdog: Watchdog | None = None
