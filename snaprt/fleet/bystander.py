@@ -149,7 +149,9 @@ class _Bystander:
         return {
             "threads": threads,
             "is_native": is_native,
-            "note": "" if is_native else "native frames cannot be read on this machine",
+            "note": ""
+            if is_native
+            else "py-spy cannot read native frames here: these are Python's",
             "where": stacks.user_frame(main) or self._status.get("where"),
         }
 

@@ -21,8 +21,6 @@ from typing import Any
 
 os.environ["SNAPRT_CACHE"] = "off"
 os.environ["SNAPRT_WATCHDOG"] = "300s"
-_FOLDER = tempfile.TemporaryDirectory()
-os.chdir(_FOLDER.name)
 
 import jax
 import jax.numpy as jnp
@@ -105,9 +103,7 @@ def idle_share(seconds: float) -> float:
     )
     began, of_helper = time.process_time(), _processor_seconds(helper)
     time.sleep(seconds)
-    return (
-        time.process_time() - began + _processor_seconds(helper) - of_helper
-    ) / seconds
+    return (time.process_time() - began + _processor_seconds(helper) - of_helper) / seconds
 
 
 def _is_bystander(pid: int, parent: int) -> bool:
@@ -129,6 +125,8 @@ def main() -> None:
     is_quick = parser.parse_args().quick
     rounds = 3 if is_quick else 21
     print(measuring.machine())
+    folder = tempfile.TemporaryDirectory()
+    os.chdir(folder.name)
     switch = Switch()
     jitted, jitted_long = jax.jit(update), jax.jit(long_update)
     rows = []
