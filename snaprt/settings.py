@@ -255,6 +255,16 @@ SETTINGS: Final = (
         "How long to wait at most while another process compiles the same program.",
         default=600.0,
     ),
+    _on_off(
+        "SNAPRT_CHECK_RANKS",
+        "Before a program of several processes first runs, compare what each is about to run.",
+    ),
+    Setting(
+        "SNAPRT_CHECK_RANKS_TIMEOUT",
+        SECONDS,
+        "How long SNAPRT_CHECK_RANKS waits for all ranks to reach a program.",
+        default=60.0,
+    ),
     Setting(
         "SNAPRT_COLLECT",
         FOLDER,

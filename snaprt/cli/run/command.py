@@ -111,6 +111,11 @@ class ProgramCommand(click.Command):
 )
 @click.option("--dedupe", is_flag=True, help="Store an array that several snapshots hold once.")
 @click.option(
+    "--check-ranks",
+    is_flag=True,
+    help="Compare what the processes of a job run, before each program first runs.",
+)
+@click.option(
     "--metrics", type=click.Path(path_type=Path), metavar="FILE", help="Save the metrics at exit."
 )
 @click.option(
@@ -133,6 +138,7 @@ def command(
     when: tuple[str, ...],
     keep_last: int | None,
     dedupe: bool,
+    check_ranks: bool,
     metrics: Path | None,
     explain: bool,
     explain_json: Path | None,
@@ -178,7 +184,13 @@ def command(
         os.environ["SNAPRT_RECORD_KEEP_LAST"] = str(keep_last)
     if dedupe:
         os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
-    if settings.get("SNAPRT_JAX_CACHE") or settings.get("SNAPRT_REPRO_AFTER") is not None:
+    if check_ranks:
+        os.environ["SNAPRT_CHECK_RANKS"] = "1"
+    if (
+        settings.get("SNAPRT_JAX_CACHE")
+        or settings.get("SNAPRT_CHECK_RANKS")
+        or settings.get("SNAPRT_REPRO_AFTER") is not None
+    ):
         after_import.call_after_import("jax", autoload.initialize)
     is_asked_for = record or settings.get("SNAPRT_RECORD_JIT")
     is_recording = is_asked_for or (not is_lazy and (bool(when) or keep_last is not None))
