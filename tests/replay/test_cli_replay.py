@@ -148,7 +148,7 @@ def test_xlas_own_snapshot_replays(snaprt: Run, xla_snapshot: Path) -> None:
         (["--xla-flag", "xla_no_such_option=1"], "xla_no_such_option"),
         (["--random", "1", "--inputs", "x.npz"], "not from both"),
         (["--inputs", "absent.npz"], "there is no file"),
-        (["--save", "out.txt"], "are saved as .npz"),
+        (["--save", "out.txt"], "only .npz is supported"),
     ],
 )
 def test_misuse_is_an_error_with_status_2_and_no_traceback(

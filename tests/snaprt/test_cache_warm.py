@@ -113,7 +113,7 @@ def test_a_run_that_wants_nothing_compiled_is_an_error(tmp_path):
     script.write_text("print('no jax')")
     done = snaprt("cache", "collect", "--out", tmp_path / "programs", "--", script)
     assert done.returncode == 2
-    assert "wanted nothing compiled" in done.stderr
+    assert "the program compiled nothing" in done.stderr
 
 
 def test_a_module_that_was_changed_is_refused(copied, tmp_path):

@@ -219,7 +219,7 @@ sys.exit(main(["bundle", "--outfile", "run.tar.gz", "--tidy", "--", {sys.executa
     assert "error: cannot write" in done.stderr
     assert "Traceback" not in done.stderr
     (left,) = tmp_path.iterdir()
-    assert f"what the program left is in {left}" in done.stderr
+    assert f"the program's files are in {left}" in done.stderr
     assert len(done.stdout) == 18001  # all of it, though the file of it is cut off
 
 
