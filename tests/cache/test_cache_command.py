@@ -221,7 +221,7 @@ def test_snaprt_cache_open_counts_in_the_metrics_and_is_then_used_by_the_process
 
 def test_what_is_no_directory_is_no_cache(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheError, match="no directory"):
+    with pytest.raises(CacheError, match="not a directory"):
         CliRunner().invoke(command, ["ls", "--dir", str(tmp_path / "file")], catch_exceptions=False)
 
 

@@ -79,7 +79,7 @@ def test_without_its_sibling_a_file_says_what_is_missing(recorded: Path, tmp_pat
     lonely.mkdir()
     case = load(shutil.copy(outputs, lonely))
     assert case.inputs is None
-    assert "no .inputs.snap beside it" in case.notes[0]
+    assert "no .inputs.snap next to it" in case.notes[0]
 
 
 def test_other_inputs_leave_nothing_to_compare_with(recorded: Path) -> None:
@@ -167,13 +167,13 @@ def zipped() -> bytes:
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"hello, world\n" * 20, "text, but no module"),
+        (b"hello, world\n" * 20, "text, but not a module"),
         (zipped(), "a zip archive or .npz"),
         (gzip.compress(b"x" * 100, mtime=0), "gzip"),
         (b"\x7fELF" + bytes(200), "a program or library"),
         (bytes(range(256)) * 20, "is not a file that snaprt can replay"),
-        (b"ML\xefR" + bytes(50), "cannot be read"),
-        (b"module { nonsense }", "cannot be read"),
+        (b"ML\xefR" + bytes(50), "cannot read the module"),
+        (b"module { nonsense }", "cannot read the module"),
         (b"HloModule nonsense", "HLO text"),
     ],
 )

@@ -125,7 +125,7 @@ def test_a_crash_of_xla_is_an_error_that_quotes_it(workers: Workers) -> None:
     with pytest.raises(CompileError, match="compile crash in") as caught:
         player.play_variant(case, Variant("", "device"), 1, workers)
     assert "Check failed: state Expected a tuple shape" in caught.value.message
-    assert "bug of XLA's" in caught.value.hint
+    assert "bug in XLA" in caught.value.hint
 
 
 def test_an_error_of_xla_names_the_file(play: Player) -> None:

@@ -109,7 +109,7 @@ def test_a_program_of_two_devices_is_refused(tmp_path: Path, module: bytes) -> N
 def test_hlo_text_with_its_constants_left_out_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "module.txt"
     path.write_text("HloModule m\n\nENTRY e {\n  ROOT c = f32[99]{0} constant({...})\n}\n")
-    with pytest.raises(SnapshotError, match="large constants were left out"):
+    with pytest.raises(SnapshotError, match="large constants are missing"):
         load_hlo_text(path)
 
 

@@ -122,7 +122,7 @@ def test_a_module_that_was_changed_is_refused(copied, tmp_path):
     module.write_bytes(jaxapi.bytecode(lowered))
     done = snaprt("cache", "warm", copied, "--target", "cpu", "--dir", tmp_path / "cache")
     assert done.returncode == 2
-    assert "is not the one that was collected" in done.stderr
+    assert "differs from the collected one" in done.stderr
     assert not list(Cache.open(tmp_path / "cache").entries())
 
 
@@ -141,9 +141,9 @@ def test_one_program_that_cannot_be_warmed_costs_the_others_nothing(collected, c
     [
         ({"jax": "0.1.2"}, "collected with jax 0.1.2"),
         ({"platform": "gpu"}, "collected for gpu"),
-        ({"devices": [77], "committed": True}, "which are not here"),
-        ({"signature": "other"}, "cannot be made again"),
-        ({"schema": "other"}, "no collected program"),
+        ({"devices": [77], "committed": True}, "does not have them"),
+        ({"signature": "other"}, "cannot rebuild the program"),
+        ({"schema": "other"}, "is not a readable collected program"),
         ({"version": 99}, "version 99"),
     ],
 )

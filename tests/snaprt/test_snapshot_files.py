@@ -265,7 +265,7 @@ def test_every_truncation_is_an_error_that_names_the_file(whole: Path) -> None:
 def test_a_file_cut_in_the_middle_is_called_cut_short(whole: Path) -> None:
     content = whole.read_bytes()
     whole.write_bytes(content[: len(content) // 2])
-    with pytest.raises(SnapshotError, match="was cut short: it ends after"):
+    with pytest.raises(SnapshotError, match="is truncated: it ends after"):
         open_snapshot(whole)
 
 

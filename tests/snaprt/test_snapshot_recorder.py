@@ -468,7 +468,7 @@ def test_a_full_disk_is_an_error_with_file_and_bytes_and_the_program_goes_on(
     assert errors.count("cannot write") == 1
     assert str(tmp_path / "step.0000") in errors
     assert "it needs up to 2,00" in errors
-    assert "make room" in errors
+    assert "free some space" in errors
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".snap", ".snap"]
 
 

@@ -148,7 +148,7 @@ def test_a_missing_stored_array_is_an_error_that_names_it(
     path = record(tmp_path, model, arguments(), store=store)
     (array,) = stored(tmp_path)
     array.unlink()
-    with pytest.raises(SnapshotError, match="which is not there") as raised:
+    with pytest.raises(SnapshotError, match="which does not exist") as raised:
         open_snapshot(path).array("weights")
     assert str(array) in raised.value.message
     assert "snaprt pack" in raised.value.hint
