@@ -38,8 +38,7 @@ _NOTES = {
     "layout": "layouts were dropped",
     "schedule": "the schedule was dropped",
     "donation": "the donation of inputs was dropped",
-    "generator": "warning: it uses the device's own random number generator, so the numbers differ in "
-    "each run",
+    "generator": "warning: it uses the device's own random numbers, which differ in each run",
 }
 
 
