@@ -46,7 +46,7 @@ def test_the_precision_of_a_dot_is_found_to_explain_a_tpu(
 def test_sides_that_agree_leave_with_status_0(snaprt: Run, recorded: Path) -> None:
     status, out, _ = snaprt("localise", recorded)  # the command's other name
     assert status == 0
-    assert "note: f64 gives what was recorded" in out
+    assert "note: f64 reproduces the recorded outputs" in out
     assert "NOTHING FOUND: cpu and f64 agree within tolerance" in out
 
 

@@ -386,8 +386,8 @@ def _notes_on_recorded(
             (error_between(got, one) for got, one in zip(values.values(), recorded, strict=True)),
             default=0.0,
         )
-        gives = "gives" if error <= 1.0 else "does not give"
-        told.append(f"{side.name} {gives} what was recorded ({error_text(error)})")
+        gives = "reproduces" if error <= 1.0 else "does not reproduce"
+        told.append(f"{side.name} {gives} the recorded outputs ({error_text(error)})")
     return tuple(told)
 
 
