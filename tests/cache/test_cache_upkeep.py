@@ -48,7 +48,7 @@ def _damage(cache: Cache, name: str) -> Path:
 def test_verify_of_a_sound_cache_finds_nothing_and_leaves_with_0(cache: Cache) -> None:
     result = _invoke(cache, "verify")
     assert result.exit_code == 0
-    assert "3 entries checked, nothing wrong" in result.output
+    assert "3 entries checked, no problems" in result.output
 
 
 def test_verify_finds_damage_leaves_with_1_and_changes_nothing(cache: Cache) -> None:

@@ -118,7 +118,7 @@ def test_off_neither_reads_nor_writes_nor_counts(filled: Path) -> None:
 
 
 def test_a_mode_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match="no mode 'readonly'") as caught:
+    with pytest.raises(CacheError, match="unknown compile cache mode 'readonly'") as caught:
         Cache.open(tmp_path, mode="readonly")
     assert all(name in caught.value.hint for name in MODES)
 

@@ -96,7 +96,7 @@ def test_a_redacted_file_is_replayed_on_seeded_values_and_says_so(
     assert snaprt("pack", inputs(dump)[2], "-o", pack, *words)[0] == 0
     status, out, _ = snaprt("replay", pack)
     assert status == 0
-    assert "redacted before it was shared: values, names, paths" in out
+    assert "redacted before sharing: values, names, paths" in out
     assert "drawn from a seed" in out
     assert "NOTHING TO COMPARE WITH" in out
     again = snaprt("replay", pack, "--json", "--repeat", "2")[1]

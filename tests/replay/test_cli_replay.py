@@ -95,7 +95,7 @@ def test_a_bare_module_runs_on_random_inputs_and_shows_statistics(
 ) -> None:
     status, out, _ = snaprt("replay", modules[sniff.MLIR_TEXT], "--random", "3", isolated)
     assert status == 0
-    assert "the inputs are random, from seed 3" in out
+    assert "the inputs are random, with seed 3" in out
     assert "NOTHING TO COMPARE WITH" in out
     assert "float32[4,2]" in out
     assert ("in a separate process" in out) == (isolated == "--isolate")

@@ -127,14 +127,14 @@ def test_bfloat16_inputs_come_back_from_npz(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"arg0": np.ones((4, 3), np.float32)}, "holds 1 arrays, the module takes 2"),
+        ({"arg0": np.ones((4, 3), np.float32)}, "holds 1 arrays, but the module takes 2"),
         (
             {"arg0": np.ones((4, 3)), "arg1": np.ones((3, 2), np.float32)},
-            "is float64[4,3], the module takes float32[4,3]",
+            "is float64[4,3], but the module takes float32[4,3]",
         ),
         (
             {"arg0": np.ones((3, 4), np.float32), "arg1": np.ones((3, 2), np.float32)},
-            "is float32[3,4], the module takes float32[4,3]",
+            "is float32[3,4], but the module takes float32[4,3]",
         ),
     ],
 )
@@ -224,7 +224,7 @@ def test_a_bytecode_that_hangs_its_reader_is_an_error(
     monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Path]
 ) -> None:
     monkeypatch.setattr(parsing, "_PARSE_SECONDS", 0.01)
-    with pytest.raises(SnapshotError, match=r"could not be read in 0\.01 seconds"):
+    with pytest.raises(SnapshotError, match=r"reading it took longer than 0\.01 seconds"):
         load(modules[sniff.MLIR_BYTECODE])
 
 

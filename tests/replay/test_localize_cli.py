@@ -67,7 +67,7 @@ def test_an_edited_module_is_compared_with_the_original(
 def test_a_spent_budget_is_no_agreement(snaprt: Run, recorded: Path) -> None:
     status, out, _ = snaprt("localize", recorded, "--budget", "0")
     assert status == 1
-    assert "UNFINISHED: the budget is spent" in out
+    assert "UNFINISHED: the budget ran out" in out
 
 
 @pytest.mark.parametrize(

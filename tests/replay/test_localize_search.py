@@ -280,7 +280,7 @@ def test_the_first_operation_that_makes_a_nan_of_finite_values_is_found(
     found = localize(program_of(function, x), [x], lambda hlo: hlo, find="nonfinite")
     assert found.kind == "instruction"
     assert found.instructions[0].opcode == "sqrt"
-    assert "makes NaN of finite inputs" in found.sentence
+    assert "produces NaN from finite inputs" in found.sentence
 
 
 def test_a_nan_that_comes_with_the_inputs_is_no_operation_s_fault(localize: Localize) -> None:

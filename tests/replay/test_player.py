@@ -150,7 +150,7 @@ def test_an_absent_device_is_an_error_that_lists_those_present(
 
 
 def test_a_device_name_must_be_one() -> None:
-    with pytest.raises(UsageError, match="names no device"):
+    with pytest.raises(UsageError, match="unknown device"):
         devices.find_device("my gpu")
     assert devices.find_device("cpu") == jax.local_devices(backend="cpu")[0]
 

@@ -178,7 +178,7 @@ def test_options_that_do_not_go_together_are_misuse(
 ) -> None:
     status, _, err = snaprt("replay", recorded, *words)
     assert status == 2
-    assert "does not go with" in err
+    assert "cannot be combined with" in err
 
 
 # --- JUnit ---

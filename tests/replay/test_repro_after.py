@@ -39,7 +39,7 @@ def test_a_program_that_cannot_be_compiled_is_saved_and_minified_by_itself(
     (folder,) = (tmp_path / "repro").iterdir()
     told = capfd.readouterr().err
     assert f"saved the failing program in {folder}" in told
-    assert "it is minified before the program goes on, for 300 s at most" in told
+    assert "minifying it before the program continues, for at most 300 s" in told
     assert f"the smallest program with this failure is in {folder / 'minified'}" in told
     text = (folder / "minified" / "minified.hlo.txt").read_text()
     assert "no_such_function" in text

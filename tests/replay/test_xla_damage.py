@@ -93,7 +93,9 @@ def test_arguments_that_do_not_fit_the_module_are_named(
     tmp_path: Path, snapshot: proto.XlaMessage
 ) -> None:
     snapshot.arguments.append(array_to_literal(X))
-    with pytest.raises(SnapshotError, match=r"float32\[2,3\], float32\[2,3\].*takes"):
+    with pytest.raises(
+        SnapshotError, match=r"float32\[2,3\], float32\[2,3\].*parameters of the module"
+    ):
         load_hlo_snapshot(written(tmp_path, proto.serialize(snapshot)))
 
 

@@ -133,7 +133,7 @@ def test_one_program_that_cannot_be_warmed_costs_the_others_nothing(collected, c
     assert done.returncode == 2
     assert "the process that compiled it ended with status" in done.stderr
     assert "xla_no_such_flag" in done.stderr
-    assert "2 programs compiled for cpu, 0 there before, 1 failed." in done.stderr
+    assert "2 programs compiled for cpu, 0 already in the cache, 1 failed." in done.stderr
 
 
 @pytest.mark.parametrize(

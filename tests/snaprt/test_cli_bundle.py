@@ -235,7 +235,7 @@ def test_a_bundle_that_cannot_be_written_is_said_before_anything_runs(tmp_path: 
     done = make_bundle(tmp_path, "--outfile", "nowhere/run.tar.gz", sys.executable, "-c", touch)
     assert done.returncode == 2
     assert "cannot write" in done.stderr
-    assert "hint: name a file in a directory that exists" in done.stderr
+    assert "hint: name a file in an existing, writable directory" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

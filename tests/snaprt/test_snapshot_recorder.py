@@ -350,7 +350,7 @@ def test_what_there_is_no_time_for_when_the_process_is_told_to_end_is_counted_an
         time.sleep(0.01)
     writer.end(0.1)
     assert metrics.counter_value("SnapshotDropped") == 3
-    assert "3 snapshots that waited to be written are dropped" in caplog.text
+    assert "dropping 3 snapshots that were waiting to be written" in caplog.text
     release.set()
     assert writer.flush(30)
 

@@ -204,7 +204,7 @@ def test_a_program_on_neutral_names_computes_the_same(tmp_path: Path) -> None:
     result = replay(packed)
     assert result.comparison is not None
     assert result.comparison.verdict == "identical"
-    assert "redacted before it was shared: names, paths" in result.case.notes
+    assert "redacted before sharing: names, paths" in result.case.notes
 
 
 def test_large_constants_stay_and_are_said_to(tmp_path: Path) -> None:
