@@ -178,7 +178,7 @@ def test_a_directory_that_others_may_write_to_is_an_error_with_a_hint(tmp_path: 
     (tmp_path / "cache").chmod(0o777)
     done = run_program((*SNAPRT, "cache", "ls", "--dir", str(tmp_path / "cache")), status=2)
     assert done.stdout == ""
-    assert "error: others may write" in done.stderr
+    assert "error: other users can write" in done.stderr
     assert "hint: Run: chmod -R go-w" in done.stderr
 
 

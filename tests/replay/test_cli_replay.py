@@ -24,7 +24,7 @@ def test_a_match_leaves_with_status_0_and_says_so(snaprt: Run, recorded: Path) -
     status, out, err = snaprt("replay", recorded, "--repeat", "2")
     assert status == 0
     assert "MATCH: all 3 outputs are identical, bit for bit" in out
-    assert "2 runs gave the same bits" in out
+    assert "2 runs gave identical bits" in out
     assert "default for float32" in out
     assert "error" not in err
     assert "\x1b" not in out

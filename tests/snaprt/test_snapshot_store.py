@@ -175,7 +175,7 @@ def test_a_record_that_leads_out_of_the_store_is_refused(
     path = record(tmp_path, model, arguments(), store=store)
     file = open_snapshot(path)
     object.__setattr__(file.record("weights"), "member", "arrays/../../etc/passwd")
-    with pytest.raises(SnapshotError, match="is damaged: it looks for an array in"):
+    with pytest.raises(SnapshotError, match="is damaged: it refers to an array in"):
         file.array("weights")
 
 

@@ -15,7 +15,7 @@ from snaprt.snapshot.format.trace_errors import operation_text, raise_again
 from snaprt.snapshot.share.executions import only_execution
 from snaprt_replay.compare.array_statistics import describe
 from snaprt_replay.compare.results import Comparison
-from snaprt_replay.compare.verdict import SideJudgement, headline_word
+from snaprt_replay.compare.verdict import SideJudgement
 from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Case
 from snaprt_replay.load.snapshots import recorded_environment
@@ -34,6 +34,7 @@ from snaprt_replay.report.model import (
     Side,
     Status,
     facts,
+    verdict_word,
 )
 from snaprt_replay.report.saved import headline_of
 from snaprt_replay.report.shown import shell_word
@@ -92,7 +93,7 @@ def of_trial(trial: Trial, words: Sequence[str] = ()) -> Report:
         path=str(case.path),
         headline=Headline(
             _JUDGED.get(judgement.kind, "bad"),
-            headline_word(judgement.kind),
+            verdict_word(judgement.kind),
             judgement.sentence.removeprefix(f"{judgement.kind}: "),
         ),
         format=case.format,

@@ -30,11 +30,6 @@ VerdictKind = Literal[
 ]
 
 
-def headline_word(kind: str) -> str:
-    """Return the word of a verdict at the head of a report."""
-    return "NON-DETERMINISTIC" if kind == "does not agree with itself" else kind.upper()
-
-
 @dataclasses.dataclass(frozen=True)
 class OutputDistance:
     """How far one output of a side lies from the reference.

@@ -45,6 +45,11 @@ class Headline:
     sentence: str
 
 
+def verdict_word(kind: str) -> str:
+    """Return the headline's word for a kind of verdict."""
+    return "NON-DETERMINISTIC" if kind == "does not agree with itself" else kind.upper()
+
+
 @dataclasses.dataclass(frozen=True)
 class Fact:
     """One thing about where the file was recorded and where it was replayed.

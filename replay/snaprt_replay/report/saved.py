@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from snaprt.errors import UsageError
 from snaprt_replay.compare.results import MISMATCH, comparison_from_json
-from snaprt_replay.compare.verdict import headline_word
 from snaprt_replay.localize import findings
 from snaprt_replay.localize.findings import Kind
 from snaprt_replay.report import model
@@ -144,7 +143,7 @@ def _of_verdict(file: Mapping[str, Any]) -> Mapping[str, Any]:
     status = "caution" if kind == "ill-conditioned" else _STATUSES[file["status"]]
     sentence = judged["sentence"].removeprefix(f"{kind}: ")
     return {
-        "headline": {"status": status, "word": headline_word(kind), "sentence": sentence},
+        "headline": {"status": status, "word": model.verdict_word(kind), "sentence": sentence},
         "environment": _facts({}, file["runs"]["b"]["environment"]),
         "notes": judged["notes"],
         "sides": [
