@@ -319,7 +319,7 @@ def _operations(before: Outline, now: Outline) -> Iterator[Reason]:
         yield _at(f"{_operations_text(gone)} fewer than last time", gone[0], "shorter")
     else:
         was = _at(f"{gone[0].name}", gone[0], "branch").text
-        yield _at(f"another branch: {come[0].name} instead of {was},", come[0], "branch")
+        yield _at(f"another branch: {was} became {come[0].name}", come[0], "branch")
 
 
 def _operations_text(operations: tuple[OutlinedOperation, ...]) -> str:

@@ -74,7 +74,7 @@ CASES = [
         lambda: branch(True),
         lambda: branch(False),
         "branch",
-        r"instead of jit\(sinh\) at .* in branch came jit\(cosh\) at .* in branch",
+        r"jit\(sinh\) at .* in branch became jit\(cosh\) at .* in branch",
     ),
     (lambda: X - 0.125, lambda: X - 0.25, "constant", r"changed: 0.125, then 0.25, at .*:\d+ in"),
     (lambda: closure(1.5), lambda: closure(2.5), "parameter", r"changed: 1.5, then 2.5, of sub"),
@@ -190,7 +190,7 @@ def test_a_place_that_goes_on_compiling_is_warned_of_once(monkeypatch, caplog):
             compile_some(3, start)
     (record,) = caplog.records
     text = record.getMessage()
-    assert "compile_some (mark_step) has led to 4 programs" in text
+    assert "compile_some (mark_step) has caused 4 programs" in text
     assert "1 operation (jit(arctan)) more than last time at " in text
     assert f"instead: {ADVICE['longer']}" in text
 
