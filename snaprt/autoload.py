@@ -20,7 +20,7 @@ def initialize() -> None:
     try:
         _initialize()
     except UsageError as error:
-        print(f"snaprt does nothing under jax.jit: {error}", file=sys.stderr)
+        print(f"snaprt is inactive for jax.jit: {error}", file=sys.stderr)
 
 
 def _initialize() -> None:

@@ -292,7 +292,7 @@ def _summary(rows: Iterable[Row]) -> str:
     if total.loaded:
         parts.append(f"{count_text(total.loaded, 'graph')} loaded from the compile cache")
     if alone:
-        parts.append(f"{count_text(alone, 'operation')} run at once")
+        parts.append(f"{count_text(alone, 'operation')} run immediately")
     return ", ".join(parts)
 
 

@@ -60,8 +60,8 @@ class AppendedFile:
             os.close(self._open())
         except OSError as error:
             raise UsageError(
-                f"cannot write to {self.path}, which {variable} names: {error.strerror or error}",
-                hint="Name a file in a directory that exists and is writable.",
+                f"cannot write to {self.path} ({variable}): {error.strerror or error}",
+                hint="Name a file in an existing, writable directory.",
             ) from error
 
     def append(self, text: str) -> None:

@@ -94,7 +94,7 @@ class _History(Subscriber):
         try:
             self._remember(compilation, limit)
         except Exception as error:  # no program may fail because it could not be explained
-            _log.info("a compilation could not be explained: %r", error)
+            _log.info("cannot explain a compilation: %r", error)
 
     def listen(self, events: list[CompilationEvent]) -> None:
         """Append what happens to ``events`` from here on."""
@@ -163,8 +163,9 @@ def _event(
 
 def _warn(event: CompilationEvent) -> None:
     _log.warning(
-        "%s (%s) has led to %d programs; the last differs from the nearest before it:%s\n"
-        "  snaprt.CompilationProfiler() tells of each, SNAPRT_RECOMPILE_LIMIT=0 of none",
+        "%s (%s) has caused %d programs; the last differs from the nearest earlier one:%s\n  "
+        "snaprt.CompilationProfiler() reports each one; SNAPRT_RECOMPILE_LIMIT=0 disables this "
+        "warning",
         jaxapi.place_text(event.place),
         event.cause,
         event.number,

@@ -167,7 +167,7 @@ def _items(kind: str, items: Iterable[Any], out: bytearray) -> None:
 def _encode_key_type(value: Any, out: bytearray) -> None:
     name = jaxapi.own_key_type(value)
     if name is None:
-        raise Unstable("PRNG keys of the user's own")
+        raise Unstable("PRNG keys of a user-defined implementation")
     _text(type(value).__name__, name, out)
 
 

@@ -139,7 +139,7 @@ jaxapi.know_users_jits()  # before the user jits what is to be recorded
 #: How many functions are remembered; a program with more pays for a closer look at each call.
 MAX_FUNCTIONS = 512
 
-_NOT_ARRAYS = "its inputs or results are not arrays alone"
+_NOT_ARRAYS = "its inputs or results include values that are not arrays"
 _log = logging.getLogger("snaprt.jit")
 
 
@@ -260,7 +260,9 @@ class _Call(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         # Threads that call a function for the first time at once may mix up its programs.
         if [array.shape for array in self.inputs()] != self.executable.module.input_shapes:
-            raise SnapshotError(f"a call of {self.executable.name} may have run another program")
+            raise SnapshotError(
+                f"a call of {self.executable.name} may have run a different program"
+            )
         return iter(self.inputs())
 
 
@@ -347,7 +349,9 @@ class _Watcher:
             if ahead is None:
                 results = run()
                 self._recorder.missed(
-                    name, "it was compiled before recording began, or loaded; jax.jit is seen"
+                    name,
+                    "it was compiled before recording started, or loaded; only calls "
+                    "through jax.jit are seen",
                 )
                 return results
             executable = executable_ahead(ahead)
@@ -432,8 +436,8 @@ class _Watcher:
             self._recorder.after(token, outputs, flag, has_compiled=has_compiled)
         else:
             _log.error(
-                "the outputs of %s are not recorded: a class of its results holds other arrays "
-                "than it is made of",
+                "the outputs of %s are not recorded: the arrays of one of its result classes "
+                "differ from its constructor's",
                 call.executable.name,
             )
 
@@ -561,4 +565,4 @@ def record_process() -> None:
     watch_process()
     for name, source in () if is_watched_already else jaxapi.jit_calls_under_way():
         if not leaves_to_jax(source):
-            process_recorder().missed(name, "recording began while JAX was already calling it")
+            process_recorder().missed(name, "recording started while JAX was already calling it")
