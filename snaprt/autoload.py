@@ -36,6 +36,10 @@ def _initialize() -> None:
         from snaprt.runtime.jit import record_process
 
         record_process()
+    if settings.get("SNAPRT_WATCHDOG") is not None and not _is_snaprt_itself():
+        from snaprt.fleet import watchdog
+
+        watchdog.watch()
     if settings.get("SNAPRT_REPRO_AFTER") is not None:
         from snaprt.runtime.jit import watch_process
 

@@ -32,7 +32,15 @@ from snaprt.graph.artifacts import ModuleArtifacts
 from snaprt.runtime import repro
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
-from snaprt.snapshot.recorder.plan import Plan, check_plan, current_plan, plan_with, set_thread_plan
+from snaprt.snapshot.recorder.plan import (
+    Plan,
+    check_plan,
+    current_plan,
+    plan_with,
+    set_thread_plan,
+    steps_ended,
+)
+from snaprt.snapshot.recorder.progress import watched
 from snaprt.snapshot.recorder.record import Recorder, process_recorder
 
 #: How many kinds of calls of a function are remembered.
@@ -408,6 +416,19 @@ class _Watcher:
 
     def _run(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an execution, and tell how it ends to whoever wants to know."""
+        progress = watched()
+        if progress is None:
+            return self._run_recorded(call, run, args, kwargs)
+        running = progress.begin(call.executable, steps_ended())
+        try:
+            results = self._run_recorded(call, run, args, kwargs)
+        except BaseException:
+            progress.failed(running)
+            raise
+        progress.dispatched(running, results)
+        return results
+
+    def _run_recorded(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         token = self._recorder.before(call.executable, call)
         is_repro_asked_for = repro.is_asked_for()
         if token is None and not is_repro_asked_for:
@@ -539,7 +560,7 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
 
 
 def watch_process() -> None:
-    """Look at calls of jitted functions in every thread from here on, for SNAPRT_REPRO_AFTER.
+    """Look at calls of jitted functions in every thread from here on, whatever is recorded.
 
     Unlike `record_process`, it records nothing that the environment does not ask for. JAX may be
     about to look for its devices.
