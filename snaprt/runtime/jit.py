@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, overload
 import jax
 
 from snaprt import jaxapi
+from snaprt.compile.elsewhere import run_elsewhere
 from snaprt.compile.executable import artifacts_of, new_number
 from snaprt.compile.key import module_digest
 from snaprt.compile.lower import FLAG_NAME, flag_of
@@ -71,9 +72,20 @@ class JitExecutable:
         """Whether XLA has compiled it."""
         return jaxapi.is_compiled(self.lowered)
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether an execution does nothing but compute its results."""
+        return self.module.is_pure
+
     def artifacts(self) -> ModuleArtifacts:
         """Return the program in the forms in which it is recorded; the first call makes them."""
         return _artifacts(self)
+
+    def run_again(self, inputs: Sequence[Any], device: jaxapi.Device | None) -> Sequence[Any]:
+        """Run it once more, as whoever observes it may ask; see the recorder's `Executable`."""
+        if device is None:
+            return jaxapi.run_jit_module(self.lowered, inputs)
+        return run_elsewhere(self, inputs, device)
 
 
 @functools.lru_cache(maxsize=8)
