@@ -73,9 +73,9 @@ def compile_program(
         raise
     except Exception as error:
         raise CompileError(
-            f"the graph of {size} operations that was cut here could not be compiled: {error}",
-            hint="the traceback above shows the error of JAX or XLA; arrays that do not depend on "
-            "what was refused stay pending",
+            f"the graph of {size} operations that ends here could not be compiled: {error}",
+            hint="the traceback above shows the error of JAX or XLA; arrays that do not depend "
+            "on the failed graph stay pending",
         ) from error
     spent = times.prepared(
         times.LAZY,
@@ -91,9 +91,10 @@ def compile_program(
     seconds = time.perf_counter() - started
     _log.info("graph %s of %d operations: %s in %.3f s", found.graph_id, size, how, seconds)
     counts = len(program.inputs) + len(promoted), len(program.outputs)
-    return _executable(
+    executable = _executable(
         found, spent, *counts, program.donated, is_collected=is_collected, flag=is_watched
     )
+    return replace(executable, is_pure=not any(node.effects for node in program.nodes))
 
 
 def uncompiled_program(

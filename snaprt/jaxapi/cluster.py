@@ -7,9 +7,34 @@ JAX takes the first subclass, in the order of their definitions, whose variables
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Final
 
+import jax
+
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def all_arrive(name: str, processes: Sequence[int], seconds: float) -> bool:
+    """Wait until these processes of a job have all come here; return whether they have.
+
+    All of them get the same answer: who comes too late is told so, and so are those that waited.
+
+    Args:
+        name: Of this place and time: it can be used once.
+        processes: Of JAX's, this one among them.
+        seconds: How long to wait.
+    """
+    from jax._src.distributed import global_state
+
+    client = global_state.client
+    if client is None:
+        return False
+    try:
+        client.wait_at_barrier(name, int(1000 * seconds), process_ids=list(processes))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def register_torchrun() -> None:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, overload
 import jax
 
 from snaprt import jaxapi
+from snaprt.compile.elsewhere import run_elsewhere
 from snaprt.compile.executable import artifacts_of, new_number
 from snaprt.compile.key import module_digest
 from snaprt.compile.lower import FLAG_NAME, flag_of
@@ -71,9 +72,20 @@ class JitExecutable:
         """Whether XLA has compiled it."""
         return jaxapi.is_compiled(self.lowered)
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether an execution does nothing but compute its results."""
+        return self.module.is_pure
+
     def artifacts(self) -> ModuleArtifacts:
         """Return the program in the forms in which it is recorded; the first call makes them."""
         return _artifacts(self)
+
+    def run_again(self, inputs: Sequence[Any], device: jaxapi.Device | None) -> Sequence[Any]:
+        """Run it once more, as whoever observes it may ask; see the recorder's `Executable`."""
+        if device is None:
+            return jaxapi.run_jit_module(self.lowered, inputs)
+        return run_elsewhere(self, inputs, device)
 
 
 @functools.lru_cache(maxsize=8)
@@ -147,7 +159,7 @@ jaxapi.know_users_jits()  # before the user jits what is to be recorded
 #: How many functions are remembered; a program with more pays for a closer look at each call.
 MAX_FUNCTIONS = 512
 
-_NOT_ARRAYS = "its inputs or results are not arrays alone"
+_NOT_ARRAYS = "its inputs or results include values that are not arrays"
 _log = logging.getLogger("snaprt.jit")
 
 
@@ -268,7 +280,9 @@ class _Call(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         # Threads that call a function for the first time at once may mix up its programs.
         if [array.shape for array in self.inputs()] != self.executable.module.input_shapes:
-            raise SnapshotError(f"a call of {self.executable.name} may have run another program")
+            raise SnapshotError(
+                f"a call of {self.executable.name} may have run a different program"
+            )
         return iter(self.inputs())
 
 
@@ -357,7 +371,9 @@ class _Watcher:
             if ahead is None:
                 results = run()
                 self._missed(
-                    name, "it was compiled before recording began, or loaded; jax.jit is seen"
+                    name,
+                    "it was compiled before recording started, or loaded; only calls "
+                    "through jax.jit are seen",
                 )
                 return results
             executable = executable_ahead(ahead)
@@ -450,8 +466,8 @@ class _Watcher:
             self._recorder.after(token, outputs, flag, has_compiled=has_compiled)
         else:
             _log.error(
-                "the outputs of %s are not recorded: a class of its results holds other arrays "
-                "than it is made of",
+                "the outputs of %s are not recorded: the arrays of one of its result classes "
+                "differ from its constructor's",
                 call.executable.name,
             )
 
@@ -622,4 +638,4 @@ def record_process() -> None:
     watch_process()
     for name, source in () if is_watched_already else jaxapi.jit_calls_under_way():
         if not leaves_to_jax(source):
-            process_recorder().missed(name, "recording began while JAX was already calling it")
+            process_recorder().missed(name, "recording started while JAX was already calling it")

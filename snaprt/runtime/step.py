@@ -435,7 +435,7 @@ def _executable_for(
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
         at = cut or cut_here(cause, steps_ended(), len(program.nodes))
         for tell in told.compiling:
-            tell(at, program)
+            tell(at, program, promoted)
         flags.take_over()  # the script may have set XLA_FLAGS since
         overrides = flags.compiler_overrides()
         started = time.perf_counter()

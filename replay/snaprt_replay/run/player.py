@@ -9,7 +9,7 @@ from snaprt import jaxapi
 from snaprt.errors import CompileError, ExecutionError, SnapshotError, UsageError
 from snaprt_replay.compare.compare import compare
 from snaprt_replay.compare.results import IDENTICAL, Comparison
-from snaprt_replay.compare.tolerance import ToleranceRequest
+from snaprt_replay.compare.tolerance import EXACTLY
 from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.shards import ShardedArray, all_parts, sharded
 from snaprt_replay.run.devices import needs_host_devices
@@ -18,7 +18,6 @@ from snaprt_replay.run.variants.variants import Variant, with_options
 from snaprt_replay.run.work import Outputs
 from snaprt_replay.run.workers import Outcome, Workers, run_here
 
-_EXACTLY = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
 # What Shardy and GSPMD call the parts of a module that say what each device does.
 _SPREAD_BY_HAND = (b"manual_computation", b"GlobalToLocalShape", b"SPMDFullToShardShape")
 
@@ -100,7 +99,7 @@ def play_variant(case: Case, variant: Variant, repeat: int, workers: Workers | N
         repeats = compare(
             _compared(outputs),
             _compared(_named(case, outcome, again)),
-            _EXACTLY,
+            EXACTLY,
             expected_name="run 1",
             actual_name="another run",
         )
@@ -158,21 +157,21 @@ def _hlo(case: Case) -> bytes:
 def check_playable(case: Case, repeat: int) -> None:
     """Raise UsageError or ExecutionError if it is clear beforehand that a case cannot be run."""
     if repeat < 1:
-        raise UsageError(f"it cannot be run {repeat} times", hint="--repeat takes 1 or more")
+        raise UsageError(f"cannot run it {repeat} times", hint="--repeat needs 1 or more")
     if case.unfinished:
         raise UsageError(
             f"{case.path} holds no execution: an error ended the recording of its graph",
-            hint=f"`snaprt replay {case.path}` evaluates the operation that failed again",
+            hint=f"`snaprt replay {case.path}` evaluates the failed operation again",
         )
     if case.inputs is None:
         raise UsageError(
             f"{case.path} holds no inputs",
-            hint="give them with --inputs FILE.npz, or draw them with --random SEED",
+            hint="pass them with --inputs FILE.npz, or use random ones with --random SEED",
         )
     if case.partitioning is not None and case.partitioning.replicas != 1:
         raise ExecutionError(
-            f"{case.path} ran as {case.partitioning.replicas} replicas, which cannot be replayed",
-            hint=f"`snaprt inspect {case.path}` shows what it holds",
+            f"{case.path} ran as {case.partitioning.replicas} replicas; replicas are not supported",
+            hint=f"`snaprt inspect {case.path}` shows its contents",
         )
 
 
@@ -183,9 +182,9 @@ def check_runs_on_one_device(case: Case) -> None:
     """
     if case.devices > 1 and any(mark in case.stablehlo for mark in _SPREAD_BY_HAND):
         raise UsageError(
-            f"{case.path} says what each of its {case.devices} devices does (jax.shard_map), and "
-            "this runs programs on one device",
-            hint=f"`snaprt replay {case.path}`, without variants, runs it on as many devices",
+            f"{case.path} is written per device for {case.devices} devices (jax.shard_map), but "
+            "variants run on one device",
+            hint=f"`snaprt replay {case.path}`, without variants, runs it on all devices",
         )
 
 

@@ -97,7 +97,7 @@ def dtype_of_name(name: str) -> Any:
     try:
         return jax.numpy.dtype(name)
     except TypeError as error:
-        raise ValueError(f"no dtype is called {name}") from error
+        raise ValueError(f"unknown dtype {name}") from error
 
 
 ArrayImpl: Any = _jaxlib.ArrayImpl
@@ -186,6 +186,18 @@ def copy_array(array: jax.Array) -> jax.Array:
     with evaluating():
         where = array.sharding if array.committed else None
         return jax.device_put(array, where, may_alias=False)
+
+
+def data_of_keys(array: Any) -> Any:
+    """Return the integers of an array of PRNG keys, and any other array as it is."""
+    return array._base_array if type(array) is _prng.PRNGKeyArray else array
+
+
+def keys_of_data(data: jax.Array, like: Any) -> jax.Array:
+    """Return what `data_of_keys` took apart, whose array was of the type of ``like``."""
+    if type(like) is not _prng.PRNGKeyArray:
+        return data
+    return jax.random.wrap_key_data(data, impl=like._impl.name)
 
 
 def with_default_layouts(arrays: Sequence[jax.Array]) -> list[jax.Array] | None:

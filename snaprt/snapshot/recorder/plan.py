@@ -62,7 +62,8 @@ class Plan:
     @functools.cached_property
     def withholds_donation(self) -> bool:
         """Whether programs should be compiled without donation, so that inputs outlive them."""
-        return self.hold == "device" and (bool(self.triggers) or self.keep_last > 0)
+        waits = any(not trigger.runs_again for trigger in self.triggers)
+        return self.hold == "device" and (waits or self.keep_last > 0)
 
 
 _NEURON_HOLDS: Final[dict[str, Hold]] = {
@@ -279,7 +280,7 @@ def _complain(callback: Callback, what: str, error: Exception | None) -> None:
         _complained = True
     _log.error(
         "the snapshot callback %r %s; this execution is not recorded. It should return '', "
-        "'inputs', 'outputs' or 'inputs outputs'. This is said once.",
+        "'inputs', 'outputs' or 'inputs outputs'. Shown once.",
         callback,
         what,
         exc_info=error,
