@@ -61,6 +61,7 @@ def watch() -> None:
             return
         _watchdog = Watchdog(limit, folder, watch_progress())
         _watchdog.start()
+    keep_state(folder)
     follow_process()
 
 
@@ -160,7 +161,7 @@ class Watchdog:
         progress = self._progress
         progress.look()
         place = place_in_job()
-        keep_state(self._folder)
+        keep_state(self._folder)  # `jax.distributed` may have told meanwhile that there are others
         self._tell_status(place)
         is_written = self._written_at == progress.progressed
         quiet = time.monotonic() - progress.progressed
