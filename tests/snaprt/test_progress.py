@@ -101,6 +101,25 @@ def test_an_output_that_is_donated_or_deleted_ends_the_execution():
     assert progress.oldest() is None
 
 
+def test_an_array_may_be_deleted_while_another_thread_asks_whether_it_is_there():
+    progress = Progress()
+    arrays = [jnp.ones(2) + number for number in range(2000)]
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            progress.oldest()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for array in arrays:
+        ran(progress, array)
+        array.delete()
+    stop.set()
+    thread.join()
+    assert progress.oldest() is None
+
+
 def test_the_smallest_output_is_asked_whatever_holds_it():
     @jax.tree_util.register_pytree_node_class
     class Box:  # its parts have numbers for names

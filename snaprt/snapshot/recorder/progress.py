@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import jax
 
-from snaprt.snapshot.recorder.pending import Executable
+from snaprt.snapshot.recorder.pending import Executable, is_there_or_gone
 from snaprt.snapshot.recorder.writer import afresh_in_children
 
 LAST: Final = 16
@@ -169,7 +169,7 @@ class Progress:
             if output is None:
                 return True  # nobody waits for it: a later one tells
         try:
-            return bool(output.is_ready())
+            return is_there_or_gone(output)
         except RuntimeError:  # a later execution took its memory, and tells
             return True
 
