@@ -128,7 +128,9 @@ class Watchdog:
             )
         except OSError as error:
             _log.warning(
-                "the watchdog cannot see native code: its helper cannot be started: %s", error
+                "the watchdog's helper process cannot start, so nothing is written of a process "
+                "that is stuck or dies: %s",
+                error,
             )
             return
         pipe = self._helper.stdin
@@ -172,7 +174,7 @@ class Watchdog:
             frames = stacks.main_thread_frames()
             if not progress.is_busy() and stacks.waits_for_input(frames):
                 return
-            self._dump(place, f"nothing has ended for {format_duration(self._limit)}")
+            self._dump(place, f"no execution or step has ended for {format_duration(self._limit)}")
 
     def _tell_status(self, place: Place) -> None:
         where = stacks.user_frame(stacks.main_thread_frames())
@@ -247,7 +249,7 @@ class Watchdog:
         self._known, self._written_at = number, at
         write_json(path, dump)
         _log.warning(
-            "%s: %s; the stacks are in %s. `snaprt report %s` says who waits for whom.",
+            "%s: %s; stacks are in %s. `snaprt report %s` shows which ranks wait for which.",
             cause,
             sentence(dump),
             path,
