@@ -5,6 +5,7 @@ py-spy reads the other process's memory; the process needs nothing for it and go
 
 from __future__ import annotations
 
+import functools
 import json
 import linecache
 import os
@@ -155,9 +156,9 @@ def user_frame(frames: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
             break  # what lies below is the command line
         of_program.append(frame)
     python = [frame for frame in of_program if _is_python(frame)]
-    for is_wanted in (_is_of_user, _is_of_installed_program, lambda _: True):
+    for wanted in (_OF_USER, _OF_LIBRARY, _OF_FRAMEWORK):
         for frame in python:
-            if is_wanted(frame):
+            if _kind_of_file(str(frame["filename"])) <= wanted:
                 return {name: frame[name] for name in ("name", "filename", "line")}
     return None
 
@@ -167,21 +168,18 @@ def _is_python(frame: Mapping[str, Any]) -> bool:
     return not is_native and not str(frame["filename"]).startswith("<")
 
 
-def _is_of_user(frame: Mapping[str, Any]) -> bool:
-    return _is_of_installed_program(frame) and not _is_installed(str(frame["filename"]))
+_OF_USER, _OF_LIBRARY, _OF_FRAMEWORK = range(3)
 
 
-def _is_of_installed_program(frame: Mapping[str, Any]) -> bool:
-    path = str(frame["filename"])
+@functools.lru_cache(maxsize=1024)
+def _kind_of_file(path: str) -> int:
     if path.startswith(_OUR_FOLDER + os.sep):
-        return False
-    if _is_installed(path):
-        return not _FRAMEWORKS & set(Path(path).parts)
-    return not path.startswith(tuple(folder + os.sep for folder in _PYTHON))
-
-
-def _is_installed(path: str) -> bool:
-    return any(part in ("site-packages", "dist-packages") for part in Path(path).parts)
+        return _OF_FRAMEWORK
+    parts = Path(path).parts
+    if "site-packages" in parts or "dist-packages" in parts:
+        return _OF_FRAMEWORK if _FRAMEWORKS & set(parts) else _OF_LIBRARY
+    is_python = path.startswith(tuple(folder + os.sep for folder in _PYTHON))
+    return _OF_FRAMEWORK if is_python else _OF_USER
 
 
 _WAITING_FOR_INPUT: Final = frozenset(

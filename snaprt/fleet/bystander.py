@@ -29,7 +29,7 @@ from snaprt import stacks
 from snaprt.errors import SnaprtError
 from snaprt.whole_files import write_whole
 
-_LOOK_SECONDS: Final = 0.5  # how often it looks whether the other is there
+_LOOK_SECONDS: Final = 1.0  # how often it looks whether the other is there
 _NUMBERED: Final = re.compile(r"hang-(\d+)")
 _THREAD: Final = re.compile(
     r"(?:Current thread|Thread) (0x[0-9a-f]+)(.*) \(most recent call first\)"
@@ -149,7 +149,9 @@ class _Bystander:
         return {
             "threads": threads,
             "is_native": is_native,
-            "note": "" if is_native else "native frames cannot be read on this machine",
+            "note": ""
+            if is_native
+            else "py-spy cannot read native frames here: these are Python's",
             "where": stacks.user_frame(main) or self._status.get("where"),
         }
 

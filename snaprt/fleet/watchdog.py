@@ -30,7 +30,7 @@ from snaprt.fleet.bystander import claim_hang, dump_file, hang_folder, hang_numb
 from snaprt.fleet.hang_files import SCHEMA, VERSION
 from snaprt.graph.program import Program
 from snaprt.runtime.events import Compilation, Cut, Subscriber, subscribe
-from snaprt.runtime.jit import watch_process
+from snaprt.runtime.jit import follow_process
 from snaprt.snapshot.recorder.describe import run_mark
 from snaprt.snapshot.recorder.flags import dump_folder_of
 from snaprt.snapshot.recorder.plan import DEFAULT_FOLDER
@@ -61,7 +61,8 @@ def watch() -> None:
             return
         _watchdog = Watchdog(limit, folder, watch_progress())
         _watchdog.start()
-    watch_process()
+    keep_state(folder)
+    follow_process()
 
 
 _watchdog: Watchdog | None = None
@@ -127,7 +128,9 @@ class Watchdog:
             )
         except OSError as error:
             _log.warning(
-                "the watchdog cannot see native code: its helper cannot be started: %s", error
+                "the watchdog's helper process cannot start, so nothing is written of a process "
+                "that is stuck or dies: %s",
+                error,
             )
             return
         pipe = self._helper.stdin
@@ -160,7 +163,7 @@ class Watchdog:
         progress = self._progress
         progress.look()
         place = place_in_job()
-        keep_state(self._folder)
+        keep_state(self._folder)  # `jax.distributed` may have told meanwhile that there are others
         self._tell_status(place)
         is_written = self._written_at == progress.progressed
         quiet = time.monotonic() - progress.progressed
@@ -171,7 +174,7 @@ class Watchdog:
             frames = stacks.main_thread_frames()
             if not progress.is_busy() and stacks.waits_for_input(frames):
                 return
-            self._dump(place, f"nothing has ended for {format_duration(self._limit)}")
+            self._dump(place, f"no execution or step has ended for {format_duration(self._limit)}")
 
     def _tell_status(self, place: Place) -> None:
         where = stacks.user_frame(stacks.main_thread_frames())
@@ -246,7 +249,7 @@ class Watchdog:
         self._known, self._written_at = number, at
         write_json(path, dump)
         _log.warning(
-            "%s: %s; the stacks are in %s. `snaprt report %s` says who waits for whom.",
+            "%s: %s; stacks are in %s. `snaprt report %s` shows which ranks wait for which.",
             cause,
             sentence(dump),
             path,

@@ -306,6 +306,8 @@ class _Watcher:
         try:
             function = self._functions.get(id(info)) or self._meet(fun, info)
             known = function.known(args, kwargs)
+            if known is not None and not _is_recorded() and not repro.is_asked_for():
+                return _run_followed(known.executable, function.again, args, kwargs)
             flat = None
             if known is None:
                 flags.take_over()  # the script may have set XLA_FLAGS since
@@ -317,7 +319,7 @@ class _Watcher:
                     executable = _recordable(flat)
                 except _NotRecordableError as error:
                     results = function.again(*args, **kwargs)  # or what is wrong, in JAX's words
-                    self._recorder.missed(flat.params["name"], str(error))
+                    self._missed(flat.params["name"], str(error))
                     return results
                 call = _Call(executable, flat)
             else:
@@ -346,7 +348,7 @@ class _Watcher:
                     executable = _recordable(flat)
                 except _NotRecordableError as error:
                     results = jaxapi.run_flat_jit_call(flat)
-                    self._recorder.missed(params["name"], str(error))
+                    self._missed(params["name"], str(error))
                     return results
                 call = _Call(executable, flat)
                 changed = self._changed(call)
@@ -368,7 +370,7 @@ class _Watcher:
         try:
             if ahead is None:
                 results = run()
-                self._recorder.missed(
+                self._missed(
                     name,
                     "it was compiled before recording started, or loaded; only calls "
                     "through jax.jit are seen",
@@ -377,11 +379,15 @@ class _Watcher:
             executable = executable_ahead(ahead)
             if not executable.module.is_recordable:
                 results = run()
-                self._recorder.missed(name, _NOT_ARRAYS)
+                self._missed(name, _NOT_ARRAYS)
                 return results
             return self._run(_Call(executable, jaxapi.called_with(ahead, args)), run, (), {})
         finally:
             jaxapi.resume_watch()
+
+    def _missed(self, name: str, reason: str) -> None:
+        if _is_recorded():
+            self._recorder.missed(name, reason)
 
     def _meet(self, fun: Any, info: Any) -> _Function:
         with self._lock:
@@ -396,7 +402,8 @@ class _Watcher:
 
     def _changed(self, call: _Call) -> _Call | None:
         """Return the call of another program, where the recorder needs one to learn how it ends."""
-        plan, module = current_plan(), call.executable.module
+        plan = current_plan() if _is_recorded() else None
+        module = call.executable.module
         is_watched, withholds = False, bool(module.donated) and repro.needs_inputs()
         if plan is not None:
             may_watch = plan.wants_flag and module.is_pure
@@ -428,20 +435,10 @@ class _Watcher:
 
     def _run(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an execution, and tell how it ends to whoever wants to know."""
-        progress = watched()
-        if progress is None:
-            return self._run_recorded(call, run, args, kwargs)
-        running = progress.begin(call.executable, steps_ended())
-        try:
-            results = self._run_recorded(call, run, args, kwargs)
-        except BaseException:
-            progress.failed(running)
-            raise
-        progress.dispatched(running, results)
-        return results
+        return _run_followed(call.executable, self._run_recorded, (call, run, args, kwargs), {})
 
     def _run_recorded(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        token = self._recorder.before(call.executable, call)
+        token = self._recorder.before(call.executable, call) if _is_recorded() else None
         is_repro_asked_for = repro.is_asked_for()
         if token is None and not is_repro_asked_for:
             return run(*args, **kwargs)
@@ -473,6 +470,23 @@ class _Watcher:
                 "differ from its constructor's",
                 call.executable.name,
             )
+
+
+def _run_followed(
+    executable: JitExecutable, run: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """Run an execution; tell whoever follows which of them end."""
+    progress = watched()
+    if progress is None:
+        return run(*args, **kwargs)
+    running = progress.begin(executable, steps_ended())
+    try:
+        results = run(*args, **kwargs)
+    except BaseException:
+        progress.failed(running)
+        raise
+    progress.dispatched(running, results)
+    return results
 
 
 class _NotRecordableError(Exception):
@@ -513,6 +527,21 @@ def start_watching() -> None:
     jaxapi.use_jit_watcher(_Watcher(process_recorder()))
 
 
+class _Scopes(threading.local):
+    """How many scopes of `record` this thread is in."""
+
+    depth = 0
+
+
+_scopes = _Scopes()
+_is_process_recorded = False
+
+
+def _is_recorded() -> bool:
+    """Return whether calls in this thread are recorded, and not only followed by the watchdog."""
+    return _is_process_recorded or _scopes.depth > 0
+
+
 class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a scope and a decorator
     """Record calls of jitted functions inside: ``with snaprt.record(): ...``, ``@snaprt.record()``.
 
@@ -544,6 +573,7 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
         outer = set_thread_plan(plan)
         conditions = () if plan is None else plan.conditions
         self._outer.append((outer, jaxapi.set_watch(names_in(conditions))))
+        _scopes.depth += 1
 
     def __exit__(
         self,
@@ -553,6 +583,7 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
     ) -> None:
         if error is not None:
             process_recorder().program_failed(error)
+        _scopes.depth -= 1
         outer, watch = self._outer.pop()
         jaxapi.restore_watch(watch)
         set_thread_plan(outer)
@@ -572,14 +603,23 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
 
 
 def watch_process() -> None:
-    """Look at calls of jitted functions in every thread from here on, whatever is recorded.
+    """Look at calls of jitted functions in every thread from here on, for SNAPRT_REPRO_AFTER.
 
     Unlike `record_process`, it records nothing that the environment does not ask for. JAX may be
     about to look for its devices.
     """
+    global _is_process_recorded
+    _is_process_recorded = True
     start_watching()
     plan = current_plan()
     jaxapi.set_process_watch(names_in(() if plan is None else plan.conditions))
+
+
+def follow_process() -> None:
+    """Follow which calls of jitted functions end, in every thread from here on; record nothing."""
+    start_watching()
+    if jaxapi.process_watch() is None:
+        jaxapi.set_process_watch(())
 
 
 def record_process() -> None:
@@ -594,7 +634,7 @@ def record_process() -> None:
     check_plan()
     if current_plan() is None and "NEURON_DUMP_HLO_SNAPSHOT" not in os.environ:
         os.environ["SNAPRT_RECORD"] = "all"
-    is_watched_already = jaxapi.process_watch() is not None
+    is_watched_already = _is_process_recorded
     watch_process()
     for name, source in () if is_watched_already else jaxapi.jit_calls_under_way():
         if not leaves_to_jax(source):

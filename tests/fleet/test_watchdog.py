@@ -84,7 +84,7 @@ def launched(tmp_path: Path) -> Iterator[Launched]:
         script.write_text(BEGIN + code)
         process = start_program(
             (*SNAPRT, "launch", "-n", str(ranks), "--watchdog", limit),
-            *("--dump", tmp_path / "dump", "--when", "name=^nothing$", *options, "--", script),
+            *("--dump", tmp_path / "dump", *options, "--", script),
             folder=tmp_path,
             errors=subprocess.STDOUT,
         )
@@ -214,7 +214,7 @@ def test_ranks_whose_coordinator_is_killed_are_written_as_xla_ends_them(tmp_path
     ranks = [
         start_program(
             (*SNAPRT, "run", "--watchdog", "600s", "--dump", str(tmp_path / "dump")),
-            *("--when", "name=^nothing$", "--", script),
+            *("--", script),
             folder=tmp_path,
             errors=subprocess.STDOUT,
             **job.environment(rank, {}),
@@ -295,7 +295,9 @@ if rank == 1:
     sys.exit(0)
 """
     started = time.monotonic()
-    process, folder = launched(code, *(["--lazy"] if mode == "lazy" else []), limit="600s")
+    # Lazily, a folder without a condition is a recording.
+    options = ["--lazy", "--when", "name=^nothing$"] if mode == "lazy" else []
+    process, folder = launched(code, *options, limit="600s")
     finish(process)
     assert time.monotonic() - started < 120
     assert [path.name for path in folder.iterdir()] == ["ranks"]

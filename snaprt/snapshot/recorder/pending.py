@@ -7,6 +7,7 @@ that does says so first (`about_to_donate`), and what is held elsewhere is copie
 from __future__ import annotations
 
 import functools
+import operator
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -84,6 +85,18 @@ class Executable(Protocol):
         ...
 
 
+def is_there_or_gone(array: Any) -> bool:
+    """Return whether an array is computed or deleted, without waiting.
+
+    jax 0.10.2 crashes where `is_ready` is called on a deleted array. Another thread may delete it,
+    so C code alone asks both questions, and no other thread runs Python in between.
+
+    Raises:
+        RuntimeError: It was deleted, as some versions of JAX say it.
+    """
+    return next(filter(None, map(operator.call, (array.is_deleted, array.is_ready))), False)
+
+
 @dataclass(eq=False)
 class HeldExecution:
     """One execution, with its arrays."""
@@ -130,7 +143,7 @@ class HeldExecution:
         """Return whether it has ended, without waiting."""
         last = self._last_to_come
         try:
-            return last is None or bool(last.is_ready())
+            return last is None or is_there_or_gone(last)
         except RuntimeError:  # it was donated, so it was there
             return True
 

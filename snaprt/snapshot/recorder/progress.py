@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import jax
 
-from snaprt.snapshot.recorder.pending import Executable
+from snaprt.snapshot.recorder.pending import Executable, is_there_or_gone
 from snaprt.snapshot.recorder.writer import afresh_in_children
 
 LAST: Final = 16
@@ -26,6 +26,7 @@ LAST: Final = 16
 
 _HELD_BYTES: Final = 1 << 16  # an output of so many bytes is held until it is there
 _MANY: Final = 64  # executions under way: the program itself asks which have ended
+_EVERY: Final = 16  # executions of a program, between two times that it asks
 _MOST: Final = 1024  # executions under way that are remembered
 
 Find = Callable[[Any], Any]
@@ -41,10 +42,9 @@ class Running:
         step: How many steps its thread had marked before.
         began: `time.time()` when it began.
         phase: ``called`` until its call returns, then ``dispatched``, ``ended`` or ``failed``.
-        ended: `time.time()` when it was seen to have ended, else 0.
     """
 
-    __slots__ = ("began", "ended", "executable", "execution", "output", "phase", "step")
+    __slots__ = ("began", "executable", "execution", "output", "phase", "step")
 
     def __init__(self, executable: Executable, execution: int, step: int) -> None:
         self.executable = executable
@@ -52,7 +52,6 @@ class Running:
         self.step = step
         self.began = time.time()
         self.phase = "called"
-        self.ended = 0.0
         self.output: Any = None  # what finds it: the array, or a weak reference to it
 
     @property
@@ -99,7 +98,7 @@ class Progress:
         running = Running(executable, count, step)
         self.last.append(running)
         under_way = self._under_way
-        if len(under_way) >= _MANY:
+        if len(under_way) >= _MANY and not count % _EVERY:
             self.look()
         if len(under_way) < _MOST:
             under_way.append(running)
@@ -142,10 +141,13 @@ class Progress:
             return
         try:
             under_way = self._under_way
+            has_ended = False
             while under_way and (under_way[0].is_over or self._has_ended(under_way[0])):
                 running = under_way.popleft()
                 if not running.is_over:
-                    self._end(running, "ended")
+                    running.phase, running.output, has_ended = "ended", None, True
+            if has_ended:
+                self._note()
         finally:
             self._looking.release()
 
@@ -167,12 +169,12 @@ class Progress:
             if output is None:
                 return True  # nobody waits for it: a later one tells
         try:
-            return bool(output.is_ready())
+            return is_there_or_gone(output)
         except RuntimeError:  # a later execution took its memory, and tells
             return True
 
     def _end(self, running: Running, phase: str) -> None:
-        running.phase, running.output, running.ended = phase, None, time.time()
+        running.phase, running.output = phase, None
         self._note()
 
     def _note(self) -> None:
