@@ -29,8 +29,8 @@ def xla_device(n: int | None = None) -> Any:
     number = n or 0
     if number not in range(len(devices)):
         raise DeviceError(
-            f"there is no device {n!r}: this process has {len(devices)}",
-            hint="snaprt.get_xla_supported_devices() returns them, counted from 0",
+            f"no device {n!r}: this process has {len(devices)}",
+            hint="snaprt.get_xla_supported_devices() lists them, starting at 0",
         )
     return devices[number]
 
@@ -77,8 +77,8 @@ def wait_device_ops(devices: Iterable[Any] | Any | None = None) -> None:
         for device in chosen:
             if not isinstance(device, jax.Device):
                 raise DeviceError(
-                    f"{device!r} is no jax.Device",
-                    hint="pass what snaprt.xla_device(n) returns, or nothing for all devices",
+                    f"{device!r} is not a jax.Device",
+                    hint="pass a result of snaprt.xla_device(n), or nothing for all devices",
                 )
     try:
         with jaxapi.evaluating():
@@ -87,7 +87,7 @@ def wait_device_ops(devices: Iterable[Any] | Any | None = None) -> None:
                     _wait_for(array)
             jax.effects_barrier()
     except jax.errors.JaxRuntimeError as error:
-        raise ExecutionError(f"work on a device has failed: {error}") from error
+        raise ExecutionError(f"work on a device failed: {error}") from error
 
 
 def _wait_for(array: jax.Array) -> None:

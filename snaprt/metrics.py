@@ -338,7 +338,7 @@ def _save(target: Path, *, as_text: bool) -> None:
     except OSError as error:
         raise SnaprtError(
             f"cannot write the metrics to {target}: {error.strerror or error}",
-            hint="Point SNAPRT_METRICS_FILE at a file in a directory that exists and is writable.",
+            hint="Set SNAPRT_METRICS_FILE to a file in an existing, writable directory.",
         ) from error
 
 
@@ -359,7 +359,7 @@ def load(path: str | Path) -> Metrics:
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror or error}",
-            hint="Name the file that SNAPRT_METRICS_FILE or `snaprt run --metrics` named.",
+            hint="Name the file that was given to SNAPRT_METRICS_FILE or `snaprt run --metrics`.",
         ) from error
     except (ValueError, RecursionError):
         # Neither JSON nor, perhaps, text: from_json says what it should have been.

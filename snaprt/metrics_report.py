@@ -185,9 +185,9 @@ def from_json(content: object) -> Metrics:
     """
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise UsageError(
-            "this is not a file of snaprt's metrics",
-            hint="SNAPRT_METRICS_FILE=FILE makes a program write one when it ends; if FILE ends in "
-            ".txt, it is the report itself.",
+            "not a snaprt metrics file",
+            hint="With SNAPRT_METRICS_FILE=FILE, a program writes one at exit. If FILE ends in "
+            ".txt, it is already a report.",
         )
     if content.get("version") != VERSION:
         raise UsageError(

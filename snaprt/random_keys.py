@@ -82,8 +82,9 @@ def next_key(device: Any = None) -> jax.Array:
     """
     if jaxapi.is_staging():
         raise UsageError(
-            "next_key() was called while JAX traces a function: it would be the same key each time",
-            hint="call it outside of the function and pass the key as an argument",
+            "next_key() was called while JAX traces a function, so it would return the same key "
+            "each time",
+            hint="call it outside the function and pass the key as an argument",
         )
     with _lock:
         root, number = _stream(device).draw()
@@ -117,8 +118,8 @@ def set_rng_state(state: Sequence[int] | int, device: Any = None) -> None:
             raise ValueError(drawn)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"keys cannot go on from {state!r}",
-            hint="pass a seed, which is an integer, or what snaprt.get_rng_state() returned",
+            f"cannot set the state of random keys to {state!r}",
+            hint="pass an integer seed, or a result of snaprt.get_rng_state()",
         ) from error
     stream = _Stream(RngState(seed, drawn), device)
     with _lock:

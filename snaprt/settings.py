@@ -86,6 +86,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _duration(text: str) -> float:
+    seconds = units.parse_duration(text)
+    if not seconds:
+        raise ValueError(text)
+    return seconds
+
+
 def _limit(text: str) -> int | None:
     return units.parse_size(text) or None
 
@@ -119,12 +126,12 @@ def _verbosities(text: str) -> tuple[tuple[str, int], ...]:
     return tuple((name.strip(), _count(level)) for name, _, level in entries)
 
 
-FOLDER: Final = Kind(_path, "a directory; it is made where it does not exist", "folder")
-FILE: Final = Kind(_path, "a file in a directory that exists", "file")
+FOLDER: Final = Kind(_path, "a directory; created if it does not exist", "folder")
+FILE: Final = Kind(_path, "a file in an existing directory", "file")
 SIZE: Final = Kind(units.parse_size, "bytes, such as 500M or 10G")
 LIMIT: Final = Kind(_limit, "bytes, such as 500M or 10G; 0 for no limit")
 SECONDS: Final = Kind(_seconds, "seconds, 0 or more")
-NUMBER: Final = Kind(_number, "a number, 0 or more; any other text counts as not set")
+NUMBER: Final = Kind(_number, "a number, 0 or more; any other text counts as unset")
 
 
 def _one_of(*words: str) -> Kind:
@@ -145,179 +152,186 @@ def _on_off(name: str, meaning: str, *, default: bool = False) -> Setting:
 SETTINGS: Final = (
     _on_off(
         "GET_TENSORS_OPBYOP",
-        "Where a value is read, compile and run each operation it needs on its own.",
+        "When a value is read, compile and run each operation that it depends on separately.",
     ),
     Setting(
         "LOCAL_RANK",
         NUMBER,
-        "Which of the processes of its machine this is, as torchrun and others say it.",
-        default_text="the first of its machine",
+        "Rank of this process on its machine, as set by torchrun and other launchers.",
+        default_text="the first on its machine",
     ),
     Setting(
         "NEURON_DUMP_HLO_SNAPSHOT",
         _one_of("1", "0", "ON_NRT_ERROR", "ON_NRT_ERROR_HYBRID", "ON_NRT_ERROR_CPU"),
-        "Record every execution (1), or those that fail, as PyTorch NeuronX does.",
+        "Record every execution (1), or only those that fail, as PyTorch NeuronX does.",
         default="0",
     ),
     _on_off(
-        "NEURON_FRAMEWORK_DEBUG", "Off: NEURON_DUMP_HLO_SNAPSHOT counts as not set.", default=True
+        "NEURON_FRAMEWORK_DEBUG", "Set to off to ignore NEURON_DUMP_HLO_SNAPSHOT.", default=True
     ),
     _on_off(
         "NEURON_NC0_ONLY_SNAPSHOT",
-        "With NEURON_DUMP_HLO_SNAPSHOT, record the first device of rank 0 alone.",
+        "With NEURON_DUMP_HLO_SNAPSHOT, record only the first device of rank 0.",
     ),
-    _on_off("NEURON_USE_EAGER_DEBUG_MODE", "The same as XLA_USE_EAGER_DEBUG_MODE."),
+    _on_off("NEURON_USE_EAGER_DEBUG_MODE", "Same as XLA_USE_EAGER_DEBUG_MODE."),
     _on_off("PT_XLA_DEBUG", "Log each compilation and execution, as PyTorch/XLA does."),
     Setting(
         "PT_XLA_DEBUG_FILE",
         FILE,
-        "Append what PT_XLA_DEBUG tells to this file instead.",
-        default_text="the standard error stream",
+        "Append the output of PT_XLA_DEBUG to this file.",
+        default_text="standard error",
     ),
     Setting(
         "PT_XLA_DEBUG_LEVEL",
         Kind(_count, "0, 1, 2 or more"),
-        "1 tells of compilations, 2 of executions as well.",
-        default_text="2 where PT_XLA_DEBUG is on, else 0",
+        "Level of PT_XLA_DEBUG: 1 logs compilations, 2 also logs executions.",
+        default_text="2 if PT_XLA_DEBUG is on, else 0",
     ),
     Setting(
         "PT_XLA_DEBUG_MAX_FRAME",
         Kind(_count, "a number of frames"),
-        "How many frames of the stack PT_XLA_DEBUG shows at most.",
+        "Maximum number of stack frames that PT_XLA_DEBUG shows.",
         default=8,
     ),
     Setting(
         "RANK",
         NUMBER,
-        "Which of the processes of a job this is, as torchrun and others say it.",
+        "Rank of this process in the job, as set by torchrun and other launchers.",
         default_text="`jax.process_index()`",
     ),
-    _on_off(
-        "SNAPRT_CACHE", "Keep compiled programs on disk and use those that are there.", default=True
-    ),
+    _on_off("SNAPRT_CACHE", "Store compiled programs on disk and reuse them.", default=True),
     Setting(
         "SNAPRT_AUTO_STEP_BYTES",
         SIZE,
-        "How many bytes pending operations hold or compute before an automatic step.",
+        "Start an automatic step when pending operations hold or compute this many bytes.",
         default=1 << 30,
         default_text="1G",
     ),
     Setting(
         "SNAPRT_AUTO_STEP_SIZE",
         Kind(_count, "a number of operations; 0 for no automatic steps"),
-        "How many operations are pending at most where a program marks no steps.",
+        "Start an automatic step after this many pending operations if the program marks no steps.",
         default=1000,
     ),
     Setting(
         "SNAPRT_CACHE_DIR",
         FOLDER,
-        "The directory of the compile cache.",
-        default_text="snaprt's folder in the user's cache directory",
+        "Directory of the compile cache.",
+        default_text="snaprt's directory in the user's cache directory",
     ),
     Setting(
         "SNAPRT_CACHE_KEY_FILE",
-        Kind(_path, "a file of 16 bytes or more that others may not read"),
-        "The key with which entries of the compile cache are signed.",
+        Kind(_path, "a file of at least 16 bytes that other users cannot read"),
+        "Key that signs the entries of the compile cache.",
         default_text="entries are not signed",
     ),
     Setting(
         "SNAPRT_CACHE_MAX_SIZE",
         LIMIT,
-        "Maximum total size of the compile cache; what is worth least is evicted.",
+        "Maximum total size of the compile cache; the least valuable entries are evicted.",
         default=10 << 30,
         default_text="10G",
     ),
     Setting(
         "SNAPRT_CACHE_MODE",
         _one_of("read-write", "read-only", "fail-on-miss", "refresh", "off"),
-        "Whether programs read the compile cache, write to it, and may compile at all.",
+        "Whether programs read the compile cache, write to it, and are allowed to compile.",
         default="read-write",
     ),
     Setting(
         "SNAPRT_CACHE_REMOTE",
         Kind(_url, "s3://bucket/prefix, gs://..., az://..., https://host/path or file:///folder"),
-        "A cache that a team shares, asked for what is not in the directory.",
+        "Remote cache to query for entries that are not in the cache directory.",
         default_text="no remote",
     ),
     Setting(
         "SNAPRT_CACHE_REMOTE_TIMEOUT",
         SECONDS,
-        "How long a program waits at most for an entry of the remote cache.",
+        "Maximum wait for an entry from the remote cache.",
         default=2.0,
     ),
     _on_off(
         "SNAPRT_CACHE_SHARED",
-        "Use a directory that others write to, and of it only what is signed with the key.",
+        "Share the cache directory with other users; use only entries signed with the key.",
     ),
     Setting(
         "SNAPRT_CACHE_WAIT",
         SECONDS,
-        "How long to wait at most while another process compiles the same program.",
+        "Maximum wait while another process compiles the same program.",
         default=600.0,
+    ),
+    _on_off(
+        "SNAPRT_CHECK_RANKS",
+        "Before a program of several processes first runs, compare what each is about to run.",
+    ),
+    Setting(
+        "SNAPRT_CHECK_RANKS_TIMEOUT",
+        SECONDS,
+        "How long SNAPRT_CHECK_RANKS waits for all ranks to reach a program.",
+        default=60.0,
     ),
     Setting(
         "SNAPRT_COLLECT",
         FOLDER,
-        "Write the programs that a lazy run wants here instead of running them.",
+        "Write the programs of a lazy run to this directory instead of running them.",
         default_text="programs are compiled and run",
     ),
     Setting(
         "SNAPRT_DEBUG_FUNCTION",
-        Kind(_text, "the name of a function or of a method, such as train_step or Model.loss"),
-        "Limit files of graphs and PT_XLA_DEBUG to graphs with operations of this function.",
+        Kind(_text, "the name of a function or method, such as train_step or Model.loss"),
+        "Limit graph files and PT_XLA_DEBUG to graphs with operations of this function.",
         default_text="every graph",
     ),
     Setting(
         "SNAPRT_DUMP_DIR",
         FOLDER,
-        "Record snapshots into this directory, as if XLA_FLAGS asked for it.",
+        "Record snapshots into this directory, as if XLA_FLAGS requested it.",
         default_text="no recording",
     ),
     _on_off(
-        "SNAPRT_JAX_CACHE", "Put the compile cache under jax.jit, in every process that uses JAX."
+        "SNAPRT_JAX_CACHE", "Use the compile cache for jax.jit in every process that uses JAX."
     ),
     _on_off(
-        "SNAPRT_LAZY", "Whether `snaprt run` runs the program lazily when it is not told by --lazy."
+        "SNAPRT_LAZY",
+        "Whether `snaprt run` runs programs lazily when --lazy and --no-lazy are not given.",
     ),
     Setting(
         "SNAPRT_MAX_GRAPH_SIZE",
         Kind(_count, "a number of operations; 0 for no limit"),
-        "Run what is pending once so many operations are, those in jitted functions counted.",
+        "Run pending operations once there are this many, including those in jitted functions.",
         default=100_000,
     ),
     Setting(
         "SNAPRT_METRICS_FILE",
-        Kind(_path, "a file in a directory that exists; .txt for the report, else JSON", "file"),
-        "Write the metrics to this file when the process ends.",
+        Kind(_path, "a file in an existing directory; .txt for the report, else JSON", "file"),
+        "Write the metrics to this file at exit.",
         default_text="nothing is written",
     ),
     _on_off(
         "SNAPRT_PREFETCH",
-        "Load what the program used last time while Python still imports and traces.",
+        "Preload the programs of the last run while Python imports and traces.",
         default=True,
     ),
     Setting(
         "SNAPRT_RECOMPILE_LIMIT",
         Kind(_count, "a number; 0 for no warning"),
-        "Warn when a place of the program had programs compiled again in this many steps.",
+        "Warn when one place in the program causes recompilation in this many steps.",
         default=8,
     ),
     _on_off(
         "SNAPRT_RECORD_DEDUPE",
-        "Store an array that several snapshots hold once, in a folder beside them.",
+        "Store arrays that several snapshots share once, in a folder next to them.",
     ),
     Setting(
         "SNAPRT_RECORD",
-        Kind(
-            _text, "conditions, such as name=train, every=10; nan (docs/recording.md has the words)"
-        ),
-        "Record the executions for which one of these conditions holds.",
-        default_text="every execution, where there is a directory to record into",
+        Kind(_text, "conditions, such as name=train, every=10; nan (see docs/recording.md)"),
+        "Record only executions that meet at least one of these conditions.",
+        default_text="every execution, if a directory to record into is set",
     ),
     Setting(
         "SNAPRT_RECORD_HOLD",
         _one_of("device", "hybrid", "host"),
-        "Where inputs are held until it is known how their execution ended.",
+        "Where to hold inputs until their execution ends.",
         default="device",
     ),
     _on_off(
@@ -326,114 +340,124 @@ SETTINGS: Final = (
     Setting(
         "SNAPRT_RECORD_KEEP_BYTES",
         SIZE,
-        "Past this, the executions that SNAPRT_RECORD_KEEP_LAST holds go to disk.",
+        "Write the executions held by SNAPRT_RECORD_KEEP_LAST to disk beyond this size.",
         default=1 << 30,
         default_text="1G",
     ),
     Setting(
         "SNAPRT_RECORD_KEEP_LAST",
-        Kind(_count, "a number of executions, 0 for none"),
-        "Hold the last executions, and write them when something fails or on SIGUSR1.",
+        Kind(_count, "a number of executions; 0 for none"),
+        "Hold the last N executions and write them on a failure or SIGUSR1.",
         default=0,
     ),
     Setting(
         "SNAPRT_RECORD_MAX_BYTES",
         LIMIT,
-        "How many bytes of snapshots a process writes at most.",
+        "Maximum size of the snapshots that a process writes.",
         default_text="no limit",
     ),
     Setting(
         "SNAPRT_RECORD_MAX_FILES",
-        Kind(_count, "a number of files, 0 for no limit"),
-        "How many snapshots a process writes at most.",
+        Kind(_count, "a number of files; 0 for no limit"),
+        "Maximum number of snapshots that a process writes.",
         default=0,
         default_text="no limit",
     ),
     Setting(
         "SNAPRT_RECORD_MAX_RATE",
-        Kind(_limit, "bytes a second, such as 100M; 0 for no limit"),
-        "How many bytes a second are recorded at most, over ten seconds.",
+        Kind(_limit, "bytes per second, such as 100M; 0 for no limit"),
+        "Maximum rate of recording in bytes per second, averaged over ten seconds.",
         default_text="no limit",
     ),
     Setting(
         "SNAPRT_RECORD_MIN_FREE",
         SIZE,
-        "Bytes to leave free on the disk that snapshots are written to.",
+        "Bytes to leave free on the disk that holds the snapshots.",
         default=0,
     ),
-    _on_off("SNAPRT_RECORD_STOP", "Stop the program when a NaN or an error was recorded."),
+    _on_off("SNAPRT_RECORD_STOP", "Stop the program once a NaN or an error is recorded."),
     Setting(
         "SNAPRT_REPRO_AFTER",
         _one_of("compile", "run"),
-        "Save programs that cannot be compiled, or also those that fail while they run.",
-        default_text="nothing is done",
+        "Save programs that fail to compile (compile), or also those that fail to run (run).",
+        default_text="nothing is saved",
     ),
     Setting(
         "SNAPRT_REPRO_DIR",
         FOLDER,
-        "Where SNAPRT_REPRO_AFTER has programs saved.",
+        "Directory for the programs that SNAPRT_REPRO_AFTER saves.",
         default=Path("snaprt-repro"),
         default_text="snaprt-repro, in the current directory",
     ),
     Setting(
         "SNAPRT_REPRO_LEVEL",
         _one_of("1", "2", "3", "4"),
-        "1 saves them, 2 minifies them, 3 minifies in the background, 4 also compares each "
+        "1 saves programs, 2 minifies them, 3 minifies in the background, 4 also compares each "
         "new program.",
         default="2",
     ),
     Setting(
         "SNAPRT_SLOW_COMPILE",
         Kind(_seconds, "seconds; 0 for no warning"),
-        "Warn when a lazy program has been compiling for so long.",
+        "Warn when compiling a lazy program takes longer than this.",
         default=10.0,
     ),
     Setting(
         "SNAPRT_TRACE",
         FOLDER,
-        "Write a folder for each graph here, and a page that links them.",
+        "Write a folder for each graph to this directory, and a page that links them.",
         default_text="nothing is written",
     ),
-    _on_off("SYNC_TENSORS_OPBYOP", "At a step, compile and run each operation on its own."),
-    _on_off("TF_CPP_LOG_THREAD_ID", "Whether a line of the log says which thread wrote it."),
+    Setting(
+        "SNAPRT_WATCHDOG",
+        Kind(_duration, "a duration of more than 0, such as 90s, 5m or 1h"),
+        "Write the stacks of each process when no execution or step ends for this long.",
+        default_text="no watchdog",
+    ),
+    _on_off("SYNC_TENSORS_OPBYOP", "At a step, compile and run each operation separately."),
+    _on_off("TF_CPP_LOG_THREAD_ID", "Include the thread ID in log lines."),
     Setting(
         "TF_CPP_MIN_LOG_LEVEL",
-        Kind(_number, "a number, 0 to 3; any other text counts as not set"),
-        "0 logs when each compilation begins and ends; 1 to 3 leave it to Python's logging.",
-        default_text="no log of snaprt's, unless TF_CPP_VMODULE asks",
+        Kind(_number, "a number, 0 to 3; any other text counts as unset"),
+        "0 logs the start and end of each compilation; 1 to 3 leave it to Python's logging.",
+        default_text="no log from snaprt, unless TF_CPP_VMODULE is set",
     ),
     Setting(
         "TF_CPP_VMODULE",
         Kind(_verbosities, "name=level,... such as compile=1,operations=2"),
-        "How much each module logs: 1 the steps of a compilation, 2 each operation too.",
+        "Log level by module: 1 logs the steps of a compilation, 2 also logs each operation.",
         default=(),
-        default_text="no log of snaprt's, unless TF_CPP_MIN_LOG_LEVEL is 0",
+        default_text="no log from snaprt, unless TF_CPP_MIN_LOG_LEVEL is 0",
+    ),
+    Setting(
+        "WORLD_SIZE",
+        NUMBER,
+        "Number of processes in the job, as set by torchrun and other launchers.",
+        default_text="the number that `jax.distributed` reports",
     ),
     _on_off(
         "XLA_DOWNCAST_BF16",
-        "Lazy programs compute float32 arrays as bfloat16, and float64 ones as float32.",
+        "Lazy programs compute float32 arrays as bfloat16 and float64 arrays as float32.",
     ),
     Setting(
         "XLA_FLAGS",
-        Kind(_text, "flags of XLA, separated by spaces"),
-        "XLA's own flags; snaprt acts on --xla_dump_hlo_snapshots with --xla_dump_to.",
+        Kind(_text, "XLA flags, separated by spaces"),
+        "XLA's own flags; snaprt uses --xla_dump_hlo_snapshots together with --xla_dump_to.",
         default="",
         default_text="empty",
     ),
-    _on_off("XLA_HLO_DEBUG", "Put the Python stack of each operation, as of now, into the module."),
-    _on_off(
-        "XLA_IR_DEBUG", "Note the Python stack of each operation each time that it is recorded."
-    ),
+    _on_off("XLA_HLO_DEBUG", "Put the current Python stack of each operation into the module."),
+    _on_off("XLA_IR_DEBUG", "Save the Python stack of each operation every time it is recorded."),
     Setting(
         "XLA_MAX_ASYNC_QUEUE",
-        Kind(_count, "a number of closures, 0 for no limit"),
-        "A step that adds more closures than this in the background waits for earlier ones.",
+        Kind(_count, "a number of closures; 0 for no limit"),
+        "Maximum number of pending closures; a step that adds more waits for earlier ones.",
         default=100,
     ),
     Setting(
         "XLA_METRICS_FILE",
-        Kind(_path, "a file in a directory that exists, STDERR or STDOUT", "file"),
-        "Append the report of the metrics to this file after every step.",
+        Kind(_path, "a file in an existing directory, STDERR or STDOUT", "file"),
+        "Append the metrics report to this file after every step.",
         default_text="nothing is written",
     ),
     Setting(
@@ -445,11 +469,11 @@ SETTINGS: Final = (
     Setting(
         "XLA_SAVE_TENSORS_FMT",
         _one_of("text", "dot", "hlo"),
-        "How XLA_SAVE_TENSORS_FILE has the graphs: text, Graphviz, or HLO.",
+        "Format of the graphs in XLA_SAVE_TENSORS_FILE: text, Graphviz or HLO.",
         default="text",
     ),
-    _on_off("XLA_SYNC_WAIT", "Every mark_step waits until the devices have finished."),
-    _on_off("XLA_USE_32BIT_LONG", "Lazy programs compute 64-bit integers with 32 bits."),
+    _on_off("XLA_SYNC_WAIT", "Make every mark_step wait until the devices have finished."),
+    _on_off("XLA_USE_32BIT_LONG", "Lazy programs compute 64-bit integers as 32-bit integers."),
     _on_off("XLA_USE_BF16", "Lazy programs compute float32 and float64 arrays as bfloat16."),
     _on_off(
         "XLA_USE_EAGER_DEBUG_MODE", "Compile and run each operation as soon as it is recorded."

@@ -101,8 +101,8 @@ def write_bundle(
     """
     if path.exists() and not path.is_file():  # what takes the place of a device takes it for all
         raise CacheError(
-            f"the bundle {path} cannot be written: that is no regular file",
-            hint="Name a new file, or one to replace.",
+            f"cannot write the bundle {path}: not a regular file",
+            hint="Name a new file, or an existing one to replace.",
         )
     _remove_stale(path)
     blobs = tuple(_described(key, open_blob) for key in sorted(set(keys)))
@@ -130,8 +130,8 @@ def write_bundle(
         os.replace(temporary, path)
     except OSError as error:
         raise CacheError(
-            f"the bundle {path} cannot be written: {error.strerror or error}",
-            hint="Name a file in a directory that you can write to and that has room.",
+            f"cannot write the bundle {path}: {error.strerror or error}",
+            hint="Name a file in a writable directory with free space.",
         ) from error
     finally:
         with contextlib.suppress(OSError):
@@ -226,7 +226,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise CacheError(
-            f"the bundle {path} cannot be read: {error.strerror or error}",
+            f"cannot read the bundle {path}: {error.strerror or error}",
             hint="Name a file that `snaprt cache export` wrote.",
         ) from error
 
@@ -237,9 +237,9 @@ def _read_front(path: Path, file: BinaryIO) -> _Front:
     try:
         size = tarfile.TarInfo.frombuf(first, "ascii", "strict").size
     except (tarfile.TarError, ValueError) as error:
-        raise _damaged(path, f"it does not start as a bundle does: {error}") from error
+        raise _damaged(path, f"it does not start with the header of a bundle: {error}") from error
     if size > _MAX_MANIFEST_BYTES or first != _member_header(_MANIFEST, size):
-        raise _damaged(path, "it does not start as a bundle does")
+        raise _damaged(path, "it does not start with the header of a bundle")
     manifest = _take_content(path, file, size)
     blobs = _parse_manifest(path, manifest)
     place = file.tell()
@@ -260,7 +260,7 @@ def _read_blobs(
 ) -> Iterator[tuple[BundledBlob, BinaryIO]]:
     for blob in blobs:
         if _take(path, file, _BLOCK_BYTES) != _member_header(_member_name(blob), blob.bytes):
-            raise _damaged(path, f"the entry {blob.key[:12]} is not where it should be")
+            raise _damaged(path, f"the entry {blob.key[:12]} is in the wrong place")
         start = file.tell()
         content = io.BufferedReader(_Section(file, start, blob.bytes))
         if _digest(content) != blob.blake3:
@@ -276,7 +276,7 @@ def _read_blobs(
 def _take(path: Path, file: BinaryIO, count: int) -> bytes:
     content = file.read(count)
     if len(content) != count:
-        raise _damaged(path, "it ends too early")
+        raise _damaged(path, "it is truncated")
     return content
 
 
@@ -289,7 +289,7 @@ def _take_content(path: Path, file: BinaryIO, size: int) -> bytes:
 def _take_padding(path: Path, file: BinaryIO, size: int) -> None:
     padding = _padding(size)
     if _take(path, file, len(padding)) != padding:
-        raise _damaged(path, "there is something between its members")
+        raise _damaged(path, "there is extra data between its members")
 
 
 class _Section(io.RawIOBase):
@@ -343,14 +343,14 @@ def _parse_manifest(path: Path, manifest: bytes) -> tuple[BundledBlob, ...]:
             raise CacheError(
                 f"the bundle {path} has format version {version}; this snaprt reads "
                 f"{FORMAT_VERSION}",
-                hint="Update snaprt, or have the bundle written by an older one.",
+                hint="Update snaprt, or write the bundle with an older one.",
             )
         blobs = tuple(BundledBlob(**entry) for entry in content["entries"])
         whole = manifest == _manifest_bytes(blobs) and all(map(_is_sound, blobs))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(path, f"its manifest cannot be read: {error!r}") from error
+        raise _damaged(path, f"cannot read its manifest: {error!r}") from error
     if not whole or [*blobs] != sorted(set(blobs), key=lambda blob: blob.key):
-        raise _damaged(path, "its manifest is not one that snaprt writes")
+        raise _damaged(path, "its manifest was not written by snaprt")
     return blobs
 
 
@@ -385,27 +385,28 @@ def _check_or_refuse(key: str, content: BinaryIO, what: str) -> None:
         check_blob(key, content, UNSIGNED)
     except (BlobDamaged, BlobRefused) as error:
         raise CacheError(
-            f"{what} is damaged: {error}", hint="`snaprt cache verify --heal` removes damaged ones."
+            f"{what} is damaged: {error}",
+            hint="`snaprt cache verify --heal` quarantines damaged entries.",
         ) from error
 
 
 def _check_signature(path: Path, front: _Front, key: bytes) -> None:
     if not front.signature:
         raise CacheError(
-            f"the bundle {path} is not signed, and SNAPRT_CACHE_KEY_FILE asks for a signature",
-            hint="Have it written with SNAPRT_CACHE_KEY_FILE set to the same key. If you know who "
-            "made it, import it with SNAPRT_CACHE_KEY_FILE unset.",
+            f"the bundle {path} is not signed, and SNAPRT_CACHE_KEY_FILE requires a signature",
+            hint="Export it with SNAPRT_CACHE_KEY_FILE set to the same key. If you trust its "
+            "author, import it with SNAPRT_CACHE_KEY_FILE unset.",
         )
     if not hmac.compare_digest(front.signature, _signature(key, front.manifest)):
         raise CacheError(
-            f"the bundle {path} is not signed with the key in SNAPRT_CACHE_KEY_FILE, or has been "
-            "changed since",
-            hint="Use the key file of whoever wrote it; else do not use the bundle.",
+            f"the bundle {path} was signed with a different key than SNAPRT_CACHE_KEY_FILE, or "
+            "was changed later",
+            hint="Get the key file from the author of the bundle, or do not use the bundle.",
         )
 
 
 def _damaged(path: Path, reason: str) -> CacheError:
     return CacheError(
-        f"the file {path} is no whole bundle: {reason}",
-        hint="Copy it again, or write it anew with `snaprt cache export`. Nothing was imported.",
+        f"{path} is not a valid bundle: {reason}",
+        hint="Copy it again, or write it again with `snaprt cache export`. Nothing was imported.",
     )

@@ -33,20 +33,20 @@ class CacheError(Exception):
 
 _ELSEWHERE: Final = "set SNAPRT_CACHE_DIR to another directory"
 # A kind of trouble, which is warned of once, and what to do about it.
-_SPACE: Final = ("space", f"Free space there, or {_ELSEWHERE}.")
+_SPACE: Final = ("space", f"Free some space, or {_ELSEWHERE}.")
 _ACCESS: Final = (
     "access",
-    f"Make it writable for you, or {_ELSEWHERE}; or only read it with "
-    "SNAPRT_CACHE_MODE=read-only, or turn it off with SNAPRT_CACHE=off.",
+    f"Make it writable, or {_ELSEWHERE}. SNAPRT_CACHE_MODE=read-only reads it without writing; "
+    "SNAPRT_CACHE=off disables the cache.",
 )
 _NO_FOLDER: Final = (
     "folder",
-    f"Something that is no directory is in its place: remove it, or {_ELSEWHERE}.",
+    f"A file is in the way of the directory: remove it, or {_ELSEWHERE}.",
 )
-_SIZE: Final = ("size", f"Raise the limit on the size of files (ulimit -f), or {_ELSEWHERE}.")
+_SIZE: Final = ("size", f"Raise the file size limit (ulimit -f), or {_ELSEWHERE}.")
 _OTHER: Final = (
     "other",
-    f"If this goes on, {_ELSEWHERE}, or turn the cache off with SNAPRT_CACHE=off.",
+    f"If this continues, {_ELSEWHERE}, or disable the cache with SNAPRT_CACHE=off.",
 )
 _ADVICE: Final[Mapping[int, tuple[str, str]]] = {
     errno.ENOSPC: _SPACE,
@@ -75,7 +75,7 @@ class Warnings:
         self.once(
             kind,
             f"The compile cache in {self._path} cannot {doing}: {error.strerror or error} "
-            f"({where}). The program goes on without it.",
+            f"({where}). Continuing without it.",
             hint,
         )
 

@@ -111,7 +111,7 @@ def _read(folder: Folder) -> dict[str, str]:
         if content["check"] == _check(rows):
             return rows
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("it is no list of digests") from error
+        raise ValueError("not a list of digests") from error
     raise ValueError("its rows do not match their digest")
 
 

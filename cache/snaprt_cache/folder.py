@@ -72,7 +72,7 @@ def default_path() -> Path:
         chosen = platformdirs.user_cache_dir("snaprt", appauthor=False)
     if chosen.startswith("~"):
         raise CacheError(
-            "there is no home directory for a compile cache",
+            "no home directory for the compile cache",
             hint="Set SNAPRT_CACHE_DIR to a directory, or SNAPRT_CACHE=off.",
         )
     return Path(chosen)
@@ -99,14 +99,14 @@ def _refuse_if_others_write(root: Path, below: Sequence[str], status: os.stat_re
     path = root.joinpath(*below)
     if status.st_mode & _OTHERS_MAY_WRITE:
         raise CacheError(
-            f"others may write to the cache {what} {path} "
-            f"(mode {stat.S_IMODE(status.st_mode):04o}); executables in it could be anyone's code",
+            f"other users can write to the cache {what} {path} (mode "
+            f"{stat.S_IMODE(status.st_mode):04o}), so they could plant executables in it",
             hint=f"Run: chmod -R go-w '{root}'   or set SNAPRT_CACHE_DIR to a directory of your "
             "own.",
         )
     raise CacheError(
-        f"the cache {what} {path} belongs to user {status.st_uid}, not to you ({user}); "
-        "executables in it could be anyone's code",
+        f"the cache {what} {path} belongs to user {status.st_uid}, not to you ({user}), who "
+        "could plant executables in it",
         hint=f"Set SNAPRT_CACHE_DIR to a directory of your own, or run: chown -R {user} '{root}'",
     )
 
@@ -340,7 +340,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 def _not_a_file() -> NotAFileError:
-    return NotAFileError(errno.EINVAL, "it is no regular file of its own")
+    return NotAFileError(errno.EINVAL, "it is not a regular file with a single link")
 
 
 def _named(error: OSError, path: Path) -> OSError:

@@ -54,7 +54,7 @@ _DOMAIN: Final = b"snaprt blob 2"
 #: A shorter key could be guessed.
 LEAST_KEY_BYTES: Final = 16
 _LARGEST_KEY_BYTES: Final = 1 << 16
-_MAKE_A_KEY: Final = "Make one with: (umask 077 && head -c 32 /dev/urandom > FILE)"
+_MAKE_A_KEY: Final = "Create one: (umask 077 && head -c 32 /dev/urandom > FILE)"
 
 
 class BlobDamaged(Exception):  # noqa: N818 (a finding about a file, caught by the store)
@@ -90,7 +90,7 @@ class Signing:
         if not signature:
             raise BlobRefused("it is not signed")
         if not hmac.compare_digest(self.sign(content), signature):
-            raise BlobRefused("it is signed with another key")
+            raise BlobRefused("it is signed with a different key")
 
 
 UNSIGNED: Final = Signing()
@@ -153,13 +153,14 @@ def encode_blob(
         raise CacheError(
             f"the entry {key.digest[:12]} is too large for the cache: "
             f"{len(description)} bytes of key parts and metadata, {len(payload)} bytes of payload",
-            hint="Put long key parts in as digests.",
+            hint="Replace long key parts with their digests.",
         )
     stored = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(payload)
     if _is_bomb(len(stored), len(payload)):
         raise CacheError(
             f"the entry {key.digest[:12]} is not stored: its {len(payload):,} bytes compress to "
-            f"{len(stored):,}, and nobody would read that, for it could be made to fill memory",
+            f"{len(stored):,}, a ratio that readers reject because it could be used to exhaust "
+            "memory",
         )
     stored_digest = blake3.blake3(stored).digest()
     fixed = _FIXED.pack(
@@ -204,17 +205,17 @@ def read_header(
         _FIXED.unpack_from(prefix)
     )
     if magic != MAGIC:
-        raise BlobDamaged("it does not start as a blob does")
+        raise BlobDamaged("it does not start with the header of a blob")
     signature_bytes = _SIGNATURE_BYTES.get(version)
     if signature_bytes is None:
-        raise BlobDamaged(f"it has format version {version}, not {[*_SIGNATURE_BYTES]}")
+        raise BlobDamaged(f"its format version is {version}, not {[*_SIGNATURE_BYTES]}")
     if description_bytes > MAX_DESCRIPTION_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
-        raise BlobDamaged("its header gives a length that no blob has")
+        raise BlobDamaged("its header has an invalid length")
     if _is_bomb(stored_bytes, payload_bytes):
         raise BlobDamaged(f"its {stored_bytes:,} bytes claim to hold {payload_bytes:,}")
     header_bytes = _PREFIX_BYTES + signature_bytes + description_bytes
     if file_bytes != header_bytes + stored_bytes:
-        raise BlobDamaged(f"it has {file_bytes} bytes, which is not what its header says")
+        raise BlobDamaged(f"its size, {file_bytes} bytes, does not match its header")
     inner = _read_exactly(file, signature_bytes + description_bytes)
     fixed = prefix[: _FIXED.size]
     if blake3.blake3(fixed + inner).digest() != prefix[_FIXED.size :]:
@@ -247,7 +248,7 @@ def read_blob(
         raise BlobDamaged("its payload does not match the payload's digest")
     try:
         if zstandard.frame_content_size(stored) != header.payload_bytes:
-            raise BlobDamaged("its payload has another length than its header says")
+            raise BlobDamaged("the length of its payload does not match its header")
         return header, zstandard.ZstdDecompressor().decompress(stored)
     except (zstandard.ZstdError, MemoryError) as error:
         raise BlobDamaged(f"its payload cannot be decompressed: {error}") from error
@@ -276,7 +277,7 @@ def check_blob(digest: str, file: BinaryIO, signing: Signing) -> BlobHeader:
     except zstandard.ZstdError as error:
         raise BlobDamaged(f"its payload cannot be decompressed: {error}") from error
     if length != header.payload_bytes:
-        raise BlobDamaged("its payload has another length than its header says")
+        raise BlobDamaged("the length of its payload does not match its header")
     file.seek(header.file_bytes)
     return header
 
@@ -314,7 +315,7 @@ def _read_exactly(file: BinaryIO, count: int) -> bytes:
         read.append(file.read(missing) or b"")
         missing -= len(read[-1])
     if missing:
-        raise BlobDamaged(f"it ends {missing} bytes too early")
+        raise BlobDamaged(f"it is {missing} bytes too short")
     return b"".join(read)
 
 
@@ -330,17 +331,17 @@ def read_key_file(path: str | Path) -> bytes:
             key = file.read(_LARGEST_KEY_BYTES + 1)
     except OSError as error:
         raise CacheError(
-            f"the key file {path} cannot be read: {error.strerror or error}",
-            hint=f"Set SNAPRT_CACHE_KEY_FILE to a file that you can read. {_MAKE_A_KEY}",
+            f"cannot read the key file {path}: {error.strerror or error}",
+            hint=f"Set SNAPRT_CACHE_KEY_FILE to a readable file. {_MAKE_A_KEY}",
         ) from error
     if hasattr(os, "geteuid") and mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise CacheError(
-            f"others may read or change the key file {path} (mode {stat.S_IMODE(mode):04o})",
-            hint=f"Run: chmod 600 '{path}'   (640 lets the file's group read it)",
+            f"other users can read or change the key file {path} (mode {stat.S_IMODE(mode):04o})",
+            hint=f"Run: chmod 600 '{path}'   (640 allows the file's group to read it)",
         )
     if not LEAST_KEY_BYTES <= len(key) <= _LARGEST_KEY_BYTES:
         raise CacheError(
-            f"the key file {path} has {len(key)} bytes; a key has {LEAST_KEY_BYTES} to "
+            f"the key file {path} has {len(key)} bytes; a key needs {LEAST_KEY_BYTES} to "
             f"{_LARGEST_KEY_BYTES}",
             hint=_MAKE_A_KEY,
         )

@@ -69,16 +69,16 @@ _DUE_SECONDS: Final = 10.0
 # What the file system or other processes do to an index that is itself sound; all else that SQLite
 # reports means that the file is not, or no longer, our index.
 _NOT_THE_INDEXS_FAULT: Final = {
-    sqlite3.SQLITE_BUSY: "it stayed locked by another process",
-    sqlite3.SQLITE_LOCKED: "it stayed locked by this process",
+    sqlite3.SQLITE_BUSY: "it is locked by another process",
+    sqlite3.SQLITE_LOCKED: "it is locked by this process",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
     sqlite3.SQLITE_FULL: "the disk is full",
     sqlite3.SQLITE_INTERRUPT: "it was interrupted",
     sqlite3.SQLITE_IOERR: "it cannot be read or written",
-    sqlite3.SQLITE_NOMEM: "memory is used up",
-    sqlite3.SQLITE_PERM: "its file may not be opened",
+    sqlite3.SQLITE_NOMEM: "out of memory",
+    sqlite3.SQLITE_PERM: "no permission to open its file",
     sqlite3.SQLITE_PROTOCOL: "its file cannot be locked",
-    sqlite3.SQLITE_READONLY: "it may not be written",
+    sqlite3.SQLITE_READONLY: "no permission to write it",
 }
 
 _Result = TypeVar("_Result")
@@ -434,7 +434,7 @@ class Index:
             if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(f"{self.path}{suffix} is a directory")
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-                raise ValueError(f"{FILE_NAME}{suffix} is no regular file of its own")
+                raise ValueError(f"{FILE_NAME}{suffix} is not a regular file with a single link")
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         # Between the look at the file and its opening, somebody may have put a link there.
@@ -443,7 +443,7 @@ class Index:
         if os.path.realpath(opened) != os.path.join(
             os.path.realpath(folder.root), *folder.below, FILE_NAME
         ):
-            raise ValueError(f"a link leads from it to {opened}")
+            raise ValueError(f"a link from it leads to {opened}")
         for limit, most in _LIMITS.items():
             connection.setlimit(limit, most)
         # What a foreign file defines, such as a view, may call no function of ours.
@@ -522,7 +522,7 @@ class Index:
             end = time.monotonic() + _LOCK_SECONDS
             while not try_lock(descriptor):
                 if time.monotonic() > end:
-                    raise TimeoutError("another process is at it")
+                    raise TimeoutError("another process is using it")
                 time.sleep(0.01)
             yield
         finally:

@@ -114,7 +114,7 @@ class Flight:
         try:
             lock = self._acquire(digest, wait, is_stored)
         except (OSError, CacheError) as error:
-            LOGGER.info("compiling without waiting for others: %s", error)
+            LOGGER.info("compiling without waiting for other processes: %s", error)
             lock = None
         if lock is not None and is_stored():
             # It came while the lock was taken; loading it needs no lock.
@@ -203,16 +203,16 @@ class _Wait:
         waited = self.seconds()
         if waited >= self._limit:
             LOGGER.warning(
-                "Compiling program %s here as well: another process has not finished in %.0f s "
-                "(SNAPRT_CACHE_WAIT).",
+                "Compiling program %s in this process too: another process has not finished in "
+                "%.0f s (SNAPRT_CACHE_WAIT).",
                 *(self._digest, waited),
             )
             return False
         if waited >= self._report_after:
             self._report_after = float("inf")
             LOGGER.warning(
-                "Waiting for another process that compiles the same program (%s), for at most "
-                "%.0f s. SNAPRT_CACHE_WAIT sets this limit; 0 compiles at once.",
+                "Waiting for another process that compiles the same program (%s), up to %.0f s. "
+                "SNAPRT_CACHE_WAIT sets this limit; 0 disables waiting.",
                 *(self._digest, self._limit),
             )
         time.sleep(min(self._pause_seconds, self._limit - waited))

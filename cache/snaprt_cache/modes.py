@@ -28,13 +28,13 @@ class Mode:
     help: str
 
 
-READ_WRITE: Final = Mode("read-write", True, True, True, "Use what is there and store the rest.")
-READ_ONLY: Final = Mode("read-only", True, False, True, "Use what is there and change nothing.")
+READ_WRITE: Final = Mode("read-write", True, True, True, "Use existing entries and store new ones.")
+READ_ONLY: Final = Mode("read-only", True, False, True, "Use existing entries; store nothing.")
 FAIL_ON_MISS: Final = Mode(
-    "fail-on-miss", True, False, False, "Change nothing, and fail where a program must compile."
+    "fail-on-miss", True, False, False, "Use existing entries; fail if a program must be compiled."
 )
-REFRESH: Final = Mode("refresh", False, True, True, "Compile anew and replace what is there.")
-OFF: Final = Mode("off", False, False, True, "Do not look, and store nothing.")
+REFRESH: Final = Mode("refresh", False, True, True, "Recompile everything and replace the entries.")
+OFF: Final = Mode("off", False, False, True, "Do not use the cache.")
 
 MODES: Final[Mapping[str, Mode]] = {
     mode.name: mode for mode in (READ_WRITE, READ_ONLY, FAIL_ON_MISS, REFRESH, OFF)
@@ -51,5 +51,5 @@ def mode_called(name: str) -> Mode:
         return MODES[name]
     except KeyError:
         raise CacheError(
-            f"a compile cache has no mode {name!r}", hint=f"Choose one of: {', '.join(MODES)}."
+            f"unknown compile cache mode {name!r}", hint=f"Choose one of: {', '.join(MODES)}."
         ) from None

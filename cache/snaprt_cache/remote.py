@@ -109,7 +109,7 @@ def open_tier(url: str, timeout: float, on_event: OnEvent | None = None) -> Remo
     scheme = urlsplit(url).scheme
     if scheme not in _SCHEMES:
         raise CacheError(
-            f"the remote compile cache {_SECRETS.sub('', url)!r} is no URL of a known kind",
+            f"the URL of the remote compile cache, {_SECRETS.sub('', url)!r}, is not supported",
             hint="Set SNAPRT_CACHE_REMOTE to s3://bucket/prefix, gs://bucket/prefix, "
             "az://container/prefix, https://host/path or file:///mounted/folder.",
         )
@@ -205,7 +205,7 @@ class RemoteTier:
                 self._reads.release()
 
         if not self._reads.acquire(timeout=self._timeout):
-            raise TimeoutError(f"{_READS_AT_ONCE} earlier reads still wait for an answer")
+            raise TimeoutError(f"{_READS_AT_ONCE} earlier reads are still waiting for an answer")
         # A daemon: Python would wait without end for any other before it leaves.
         thread = threading.Thread(target=read, name="snaprt-cache-fetch", daemon=True)
         try:
@@ -231,7 +231,7 @@ class RemoteTier:
             if missing < 0:
                 raise ValueError(f"{object_name(name)} has more bytes than announced")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not all was there within {self._timeout:g} s")
+                raise TimeoutError(f"the download did not finish within {self._timeout:g} s")
         return b"".join(pieces)
 
     # Writing, in the thread of the uploads.
@@ -299,9 +299,9 @@ class RemoteTier:
             return
         self._warned.add(what)
         LOGGER.warning(
-            "The remote compile cache %s %s: %s. The program goes on without it. Check "
+            "The remote compile cache %s %s: %s. Continuing without it. Check "
             "SNAPRT_CACHE_REMOTE, the credentials and the network, or raise "
-            "SNAPRT_CACHE_REMOTE_TIMEOUT; docs/team-cache.md says more.",
+            "SNAPRT_CACHE_REMOTE_TIMEOUT. See docs/team-cache.md.",
             *(self._shown, what, reason),
         )
 

@@ -134,8 +134,8 @@ class Cache:
         """
         if shared and signing_key is None:
             raise CacheError(
-                "a shared cache needs a key with which its entries are signed",
-                hint="Set SNAPRT_CACHE_KEY_FILE to a file with the key, the same for all users.",
+                "a shared cache needs a key to sign its entries",
+                hint="Set SNAPRT_CACHE_KEY_FILE to the same key file for all users.",
             )
         folder = default_path() if path is None else Path(path)
         with contextlib.suppress(RuntimeError):  # no home directory: "~" is then a name like others
@@ -277,10 +277,10 @@ class Cache:
             header = frame.check_blob(digest, content, self._signing)
         except (BlobDamaged, BlobRefused) as error:
             raise CacheError(
-                f"the entry {digest[:12]} cannot be taken into the cache in {self.path}: {error}",
-                hint="Have it made anew with this cache's SNAPRT_CACHE_KEY_FILE."
+                f"cannot import the entry {digest[:12]} into the cache in {self.path}: {error}",
+                hint="Export it again with this cache's SNAPRT_CACHE_KEY_FILE."
                 if isinstance(error, BlobRefused)
-                else "Have it made anew.",
+                else "Export it again.",
             ) from error
 
         def all_of_it() -> Iterator[bytes]:
@@ -320,7 +320,7 @@ class Cache:
             self._index.align()
             rows = self._index.entries(prefix)
         except IndexUnavailable as error:
-            LOGGER.info("listing the blobs, for the index cannot be used: %s", error)
+            LOGGER.info("listing the blobs because the index cannot be used: %s", error)
             listed = map(row_of_blob, self._blobs.headers())
             rows = [row for row in listed if row.key.startswith(prefix)]
             rows.sort(key=lambda row: row.created, reverse=True)
@@ -363,10 +363,10 @@ class Cache:
             return self._blobs.open(digest)
         except OSError as error:
             raise CacheError(
-                f"the entry {digest[:12]} cannot be read: {error.strerror or error} "
+                f"cannot read the entry {digest[:12]}: {error.strerror or error} "
                 f"({self._blobs.path(digest)})",
-                hint="`snaprt cache verify --heal` removes damaged entries; if another process has "
-                "just removed this one, try again.",
+                hint="`snaprt cache verify --heal` quarantines damaged entries. If another "
+                "process just removed this one, try again.",
             ) from error
 
     def blob_path(self, digest: str) -> Path:
@@ -460,8 +460,8 @@ class Cache:
                 gone += more
         except IndexUnavailable as error:
             raise CacheError(
-                f"cannot collect the garbage of the cache: {error}",
-                hint="Make the directory writable for you and try again.",
+                f"cannot clean up the cache: {error}",
+                hint="Make the directory writable and try again.",
             ) from error
         if gone:
             self._count(reports.EVICTED, len(gone))
@@ -545,11 +545,11 @@ class Cache:
         try:
             blob = frame.read_blob(digest, io.BytesIO(content), signing, key)
         except BlobDamaged as damage:
-            LOGGER.info("the entry %s came damaged from the remote tier: %s", digest[:12], damage)
+            LOGGER.info("the entry %s from the remote cache is damaged: %s", digest[:12], damage)
             self._count(reports.CORRUPT)
             return None
         except BlobRefused as refusal:
-            self._count_refused(f"The entry {digest[:12]} of the remote tier", refusal)
+            self._count_refused(f"The entry {digest[:12]} of the remote cache", refusal)
             return None
         self._count(reports.REMOTE_HIT)
         if self.mode.writes:
@@ -567,9 +567,9 @@ class Cache:
         try:
             if limit is not None and header.file_bytes > limit:
                 raise CacheError(
-                    f"an entry of {header.file_bytes:,} bytes is larger than all of it may be "
-                    f"({limit:,} bytes)",
-                    hint="Raise SNAPRT_CACHE_MAX_SIZE, such as to 20G; 0 is no limit.",
+                    f"an entry of {header.file_bytes:,} bytes exceeds the maximum size of the "
+                    f"cache ({limit:,} bytes)",
+                    hint="Raise SNAPRT_CACHE_MAX_SIZE, for example to 20G; 0 means no limit.",
                 )
             self._blobs.write(header.key.digest, content)
         except CacheError as error:
@@ -608,7 +608,7 @@ class Cache:
         self._warnings.once(
             "signature",
             f"{which} is not used: {refusal}.",
-            "Give all who write there the same SNAPRT_CACHE_KEY_FILE.",
+            "Use the same SNAPRT_CACHE_KEY_FILE for everyone who writes to this cache.",
         )
 
     # The index, room and pins.
@@ -634,7 +634,7 @@ class Cache:
             action()
         except IndexUnavailable as error:
             self._index_pause_ends = time.monotonic() + _INDEX_PAUSE_SECONDS
-            LOGGER.info("the cache's index cannot be used: %s", error)
+            LOGGER.info("cannot use the index of the cache: %s", error)
 
     def _evict(
         self, target: int, limit: int, keep: Iterable[str] = ()
@@ -674,7 +674,7 @@ class Cache:
             return Finding("index", "", self.index_path, str(error))
         if sound <= keys <= there:
             return Finding("index", "", self.index_path)
-        return Finding("index", "", self.index_path, "its rows are not those of the entries", heal)
+        return Finding("index", "", self.index_path, "its rows do not match the entries", heal)
 
     # Trouble.
 
@@ -682,13 +682,13 @@ class Cache:
         return CacheError(
             f"cannot {doing} the cache in {self.path}: {error.strerror or error} "
             f"({error.filename})",
-            hint="Make the directory writable for you and try again.",
+            hint="Make the directory writable and try again.",
         )
 
     def _useless(self, digest: str, reason: str) -> CacheError:
         return CacheError(
-            f"the entry {digest[:12]} of the cache in {self.path} is of no use: {reason}",
-            hint="Fill the cache again on a machine that may write to it.",
+            f"cannot use the entry {digest[:12]} of the cache in {self.path}: {reason}",
+            hint="Fill the cache again on a machine with write access to it.",
         )
 
     def _missing(self, key: Key, name: str) -> CacheError:

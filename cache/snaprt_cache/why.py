@@ -68,7 +68,7 @@ def _by_name(split: Callable[[str], Iterable[str]]) -> Callable[[str, str], _Lin
             for name, values in after.items()
             if before.get(name, values) != values
         ]
-        return (*added, *removed, *changed) or ("the same, in another order",)
+        return (*added, *removed, *changed) or ("the same, in a different order",)
 
     return tell
 
@@ -102,7 +102,7 @@ def _is_digest(value: str) -> bool:
 
 
 _VALUES: Final = _saying("")
-_FILE: Final = _saying("the file has another content: ")
+_FILE: Final = _saying("the contents of the file differ: ")
 _FLAGS: Final = _by_name(_words_of_a_shell)
 _SETTINGS: Final = _by_name(str.split)
 
@@ -133,12 +133,12 @@ PARTS: Final = (
     _Part("plugin ", "other plugin"),
     _Part("platform", "other device"),
     _Part("device_kind", "other device"),
-    _Part("cpu_features", "other device", _saying("the CPU has other instructions: ")),
+    _Part("cpu_features", "other device", _saying("different CPU features: ")),
     _Part(MODULE, OTHER_MODULE, _saying("another program: ")),
     _Part(
         "signature",
-        "other types, shardings or donations",
-        _saying("called with other types, shardings or donations: "),
+        "different types, shardings or donations",
+        _saying("called with different types, shardings or donations: "),
         follows=MODULE,
     ),
     _Part("topology", "other devices", _SETTINGS),
@@ -147,7 +147,7 @@ PARTS: Final = (
     _Part(
         "parsed flags",
         "other flags",
-        _saying("XLA parsed other flags, or JAX set other options: "),
+        _saying("different XLA flags or JAX options: "),
         follows="flags",
     ),
     _Part("options", "other options"),
@@ -198,9 +198,9 @@ def _values(key: Key) -> dict[str, str]:
 
 def _tell(name: str, old: str | None, new: str | None) -> _Lines:
     if old is None:
-        return (f"only the second key has it: {_short(new or '')}",)
+        return (f"only in the second key: {_short(new or '')}",)
     if new is None:
-        return (f"only the first key has it: {_short(old)}",)
+        return (f"only in the first key: {_short(old)}",)
     return _part(name).tell(old, new)
 
 
@@ -247,7 +247,7 @@ def missing(path: Path, headers: Iterable[BlobHeader], key: Key, name: str) -> C
     program = f"the program {name!r}" if name else "a program"
     return CacheError(
         f"{program} ({key.digest[:12]}) is not in the compile cache in {path}, and "
-        f"SNAPRT_CACHE_MODE does not allow to compile it; {_compared(headers, key, name)}",
+        f"SNAPRT_CACHE_MODE forbids compiling; {_compared(headers, key, name)}",
         hint="Fill the cache with the same program, versions and flags, or set "
         "SNAPRT_CACHE_MODE=read-write to compile it here.",
     )
@@ -260,7 +260,7 @@ def _compared(headers: Iterable[BlobHeader], key: Key, name: str) -> str:
     ]
     best = nearest(key, name, candidates)
     if not best:
-        return "there is no entry to compare with"
+        return "no entry is similar enough to compare"
     newest = max(best, key=lambda header: header.created)
     differences = explain(newest.key, key)
     named = ", ".join(

@@ -1,4 +1,4 @@
-"""A program that knows nothing of snaprt."""
+"""A program without snaprt."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Train a small network on the handwritten digits: plain flax and optax, one graph a step."""
+"""Train a small network on the handwritten digits: plain flax and optax, one graph per step."""
 
 import jax.numpy as jnp
 import numpy as np

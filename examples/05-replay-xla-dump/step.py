@@ -1,4 +1,4 @@
-"""A training step in plain JAX: nothing of snaprt is imported."""
+"""A training step in plain JAX, without snaprt."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Train a small regression under plain `jax.jit`; a batch with a zero in it makes a NaN."""
+"""Train a small regression under plain `jax.jit`; a batch with a zero in it produces a NaN."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The same training, one graph a step: no branch on a value, and one shape."""
+"""The same training, one graph per step: no branch on a value, and one shape."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def train(epochs=3, batch_size=64):
     weights = jnp.zeros((16, 1))
     rate = 0.1
     for epoch in range(epochs):
-        for start in range(0, len(inputs) - batch_size + 1, batch_size):  # full batches alone
+        for start in range(0, len(inputs) - batch_size + 1, batch_size):  # only full batches
             x = jnp.asarray(inputs[start : start + batch_size])
             y = jnp.asarray(targets[start : start + batch_size])
             loss, gradient = jax.value_and_grad(loss_of)(weights, x, y)

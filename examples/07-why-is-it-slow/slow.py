@@ -1,4 +1,4 @@
-"""A training loop with the habits that make a lazy program slow."""
+"""A training loop with common mistakes that make a lazy program slow."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Say why the programs of slow.py are compiled again."""
+"""Report why the programs of slow.py are recompiled."""
 
 import snaprt
 

@@ -104,7 +104,7 @@ def _cache_directory(_: Path) -> str:
     from snaprt_cache.store import Cache
 
     if not settings.get("SNAPRT_CACHE"):
-        return "switched off by SNAPRT_CACHE"
+        return "disabled by SNAPRT_CACHE"
     path = Cache.open(settings.get("SNAPRT_CACHE_DIR")).path
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path) as file:
@@ -151,8 +151,8 @@ def _execution(_: Path) -> str:
     numbers = np.arange(4, dtype=np.float32)
     (result,) = compile_module(_MODULE, device=device, name="doctor").run([numbers])
     if not np.array_equal(result, 2 * numbers):
-        raise SnaprtError(f"the module that doubles {numbers} gave {result} on {device}")
-    return f"that module on {device}, right result"
+        raise SnaprtError(f"the module that doubles {numbers} returned {result} on {device}")
+    return f"the same module on {device}, correct result"
 
 
 _PROGRAM: Final = """
@@ -191,8 +191,8 @@ def _snapshot(folder: Path) -> str:
     if done.returncode != 0 or not files:
         words = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
         raise SnaprtError(
-            f"a program that should have recorded a snapshot ended with status {done.returncode} "
-            f"and {len(files)} files: {words[0]}"
+            f"a program that should record a snapshot ended with status {done.returncode} and "
+            f"wrote {len(files)} files: {words[0]}"
         )
     size = sum(path.stat().st_size for path in files)
     return f"{len(files)} files, {size:,} bytes, recorded from a lazy step"
@@ -207,29 +207,31 @@ def _replay(folder: Path) -> str:
         raise SnaprtError(f"{path.name} has no recorded outputs to compare with")
     if result.mismatch:
         raise SnaprtError(f"the replay differs from the recording: {result.comparison.summary}")
-    return f"of that step on {result.played.device}: {result.comparison.summary}"
+    return f"the same step on {result.played.device}: {result.comparison.summary}"
 
 
 def _snapshots(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.snap"))
 
 
-_REPORT: Final = "This should work wherever JAX does: please report it with the lines above."
+_REPORT: Final = "This should work wherever JAX works. Please report it with the lines above."
 _CACHE_HINT: Final = "Set SNAPRT_CACHE_DIR to a directory of your own on a local disk."
 
 CHECKS: Final[tuple[Check, ...]] = (
-    Check("versions", _versions, hint="Install snaprt with pip, so that its packages come along."),
+    Check(
+        "versions", _versions, hint="Install snaprt with pip, which installs its dependencies too."
+    ),
     Check("settings", _settings, hint="See `snaprt help environment`."),
     Check(
         "write access",
         _write_access,
-        hint="Point it at a place that exists, has room and is yours; TMPDIR for temporary files.",
+        hint="Use an existing, writable directory with free space; set TMPDIR for temporary files.",
         needs=("settings",),
     ),
     Check(
         "devices",
         _devices,
-        hint="See what JAX_PLATFORMS asks for, and that jaxlib has a plugin for your accelerator.",
+        hint="Check JAX_PLATFORMS, and that the jaxlib plugin for your accelerator is installed.",
     ),
     Check("cache directory", _cache_directory, hint=_CACHE_HINT, needs=("settings",)),
     Check("sqlite", _sqlite, hint=_CACHE_HINT, needs=("cache directory",)),
@@ -266,11 +268,11 @@ def _try(check: Check, folder: Path) -> Finding:
 @output.json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Check that everything works here, from the versions to a replay.
+    """Check that everything works on this machine, from the versions to a replay.
 
-    Tries each part once: versions, settings, write access, devices, the cache directory and its
-    index, a compile, an execution, a snapshot and its replay. Leaves with 0 where all is well,
-    else 1.
+    Test each part once: versions, settings, write access, devices, the cache directory and its
+    index, a compilation, an execution, a snapshot and its replay. The exit status is 0 if all
+    checks pass, else 1.
 
     \b
     Example:

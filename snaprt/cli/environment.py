@@ -34,7 +34,7 @@ def command(context: click.Context, topic: str | None, as_json: bool) -> None:
         _emit_environment() if as_json else _print_environment()
         return
     if as_json:
-        raise click.UsageError("--json goes with `snaprt help environment` alone", context)
+        raise click.UsageError("--json only works with `snaprt help environment`", context)
     group = context.find_root()
     if topic is None:
         click.echo(group.get_help())

@@ -67,7 +67,9 @@ class FittedTable:
             yield self._folded(kept)
         gone = [column.title for index, column in enumerate(self.columns) if index not in kept]
         if gone:
-            yield Text(f"(no room for: {', '.join(gone)}; --json has them)", style="dim")
+            yield Text(
+                f"(columns that do not fit: {', '.join(gone)}; use --json to see them)", style="dim"
+            )
 
     def _lines(self, kept: Sequence[int], widths: Sequence[int]) -> Iterator[Segment]:
         """Render what needs no folding: rich's own table takes a millisecond a row."""

@@ -40,12 +40,14 @@ class _Entry:
 
 COMMANDS: Final[Mapping[str, _Entry]] = {
     "demo": _Entry(
-        ".demo.command:command", "Show everything on a small real training run.", uses_xla=True
+        ".demo.command:command", "Run a small training job as a demo of everything.", uses_xla=True
     ),
     "run": _Entry(".run.command:command", "Run a Python program under snaprt."),
     "launch": _Entry(".run.launch:command", "Run a Python program as the processes of one job."),
     "replay": _Entry(
-        ".replay.command:command", "Run recorded executions again and compare.", uses_xla=True
+        ".replay.command:command",
+        "Replay recorded executions and compare the outputs.",
+        uses_xla=True,
     ),
     "localize": _Entry(
         ".replay.localize:command", "Find the operation where two sides differ.", uses_xla=True
@@ -53,28 +55,30 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "minify": _Entry(
         ".replay.minify:command", "Find the smallest program that still fails.", uses_xla=True
     ),
-    "report": _Entry(".replay.report:command", "Show what a replay found, as a page too."),
+    "report": _Entry(".replay.report:command", "Show the results of a replay, also as a page."),
     "inspect": _Entry(
         ".snapshot.inspect:command", "Print what is in a file without running it.", uses_xla=True
     ),
-    "ls": _Entry(".snapshot.ls:command", "List what was recorded in a folder."),
+    "ls": _Entry(".snapshot.ls:command", "List recorded executions."),
     "diff": _Entry(
-        ".snapshot.diff:command", "Say in what two recorded executions differ.", uses_xla=True
+        ".snapshot.diff:command", "Show how two recorded executions differ.", uses_xla=True
     ),
     "export": _Entry(
-        ".snapshot.export:command", "Write a recorded execution for other programs.", uses_xla=True
+        ".snapshot.export:command",
+        "Convert a recorded execution for other programs.",
+        uses_xla=True,
     ),
-    "pack": _Entry(".snapshot.pack:pack_command", "Make one file of recorded executions."),
-    "unpack": _Entry(".snapshot.pack:unpack_command", "Write a packed file into a folder."),
-    "prune": _Entry(".snapshot.pack:prune_command", "Remove stored arrays that nobody needs."),
-    "cache": _Entry(".cache.group:command", "Look at the compile cache, or clear it."),
+    "pack": _Entry(".snapshot.pack:pack_command", "Pack recorded executions into one file."),
+    "unpack": _Entry(".snapshot.pack:unpack_command", "Unpack a packed file into a folder."),
+    "prune": _Entry(".snapshot.pack:prune_command", "Remove stored arrays that no snapshot uses."),
+    "cache": _Entry(".cache.group:command", "Inspect, clean and fill the compile cache."),
     "metrics": _Entry(".metrics:command", "Print saved metrics."),
     "bundle": _Entry(
-        ".bundle.command:command", "Run a program; pack its logs, graphs and metrics."
+        ".bundle.command:command", "Run a program and pack its logs, graphs and metrics."
     ),
     "stacks": _Entry(".stacks:command", "Print the stacks of a running process."),
-    "doctor": _Entry(".doctor:command", "Check that everything works here."),
-    "help": _Entry(".environment:command", "Print help on a command or a topic."),
+    "doctor": _Entry(".doctor:command", "Check that everything works on this machine."),
+    "help": _Entry(".environment:command", "Print help on a command or topic."),
 }
 
 
@@ -138,7 +142,7 @@ def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> N
     is_eager=True,
     expose_value=False,
     callback=_print_version,
-    help="Print the version and leave.",
+    help="Print the version and exit.",
 )
 def group() -> None:
     """Run JAX programs lazily, cache what XLA compiles, record executions and replay them.
@@ -183,7 +187,7 @@ def _after_abort(aborted: click.Abort) -> int:
 def _explain(error: Exception) -> None:
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx is not None else "snaprt"
-        output.error(_sentence(error.format_message()), f"`{path} --help` shows how it is used.")
+        output.error(_sentence(error.format_message()), f"See `{path} --help` for usage.")
     elif isinstance(error, click.ClickException):
         output.error(_sentence(error.format_message()))
     elif isinstance(error, SnaprtError | CacheError):
@@ -196,33 +200,33 @@ def _explain(error: Exception) -> None:
         traceback.print_exception(error)
         output.error(
             f"internal error ({type(error).__name__})",
-            "This is a bug in snaprt, not in what you did: please report it with the lines above.",
+            "This is a bug in snaprt, not in your command. Please report it with the lines above.",
         )
 
 
-_NO_HINT: Final = "`snaprt help COMMAND` says what a command takes, and what it does with it."
-_SPACE: Final = "Free space there, or name another directory."
-_ACCESS: Final = "Make it readable and writable for you, or name another file."
+_NO_HINT: Final = "See `snaprt help COMMAND`."
+_SPACE: Final = "Free some space, or use another directory."
+_ACCESS: Final = "Change its permissions, or use another file."
 _HINTS: Final[Mapping[int, str]] = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
-    errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or name another directory.",
+    errno.EFBIG: "Raise the file size limit (ulimit -f), or use another directory.",
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
     errno.EROFS: _ACCESS,
     errno.EMFILE: "Raise the limit on open files (ulimit -n).",
-    errno.ENAMETOOLONG: "Name a file with a shorter name.",
-    errno.ENOTDIR: "Name a path whose directories are directories.",
+    errno.ENAMETOOLONG: "Use a shorter file name.",
+    errno.ENOTDIR: "Part of this path is a file, not a directory.",
     errno.EISDIR: "Name a file, not a directory.",
-    errno.ELOOP: "Name a path without links that lead to themselves.",
-    errno.ENOENT: "Is the name spelled right, and its directory there?",
+    errno.ELOOP: "The symbolic links in this path form a loop.",
+    errno.ENOENT: "Check the spelling, and that the directory exists.",
 }
 
 
 def _refusal(error: OSError | MemoryError) -> tuple[str, str]:
     """Return what to say, and what to do, where the system refused what was asked of it."""
     if isinstance(error, MemoryError):
-        return "out of memory", "Close other programs, or take a smaller file or fewer at a time."
+        return "out of memory", "Close other programs, or use a smaller file or fewer at a time."
     where = f": {error.filename}" if error.filename is not None else ""
     reason = error.strerror or str(error) or type(error).__name__
     return f"{reason}{where}", _HINTS.get(error.errno or 0, _NO_HINT)

@@ -12,14 +12,13 @@ from snaprt.cli import output
 
 @click.command("metrics")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--short", is_flag=True, help="Print the most important metrics only.")
+@click.option("--short", is_flag=True, help="Print only the most important metrics.")
 @output.json_option
 def command(file: Path, short: bool, as_json: bool) -> None:
-    """Print the metrics that a program saved to FILE when it ended.
+    """Print the metrics that a program saved to FILE at exit.
 
-    A program saves them where SNAPRT_METRICS_FILE or `snaprt run --metrics` names a file. The
-    report has PyTorch/XLA's format: counts and sums, rates over the latest 1,024 samples, and
-    percentiles of them.
+    A program saves them if SNAPRT_METRICS_FILE or `snaprt run --metrics` names a file. The report
+    has PyTorch/XLA's format: counts, totals, and rates and percentiles of the last 1,024 samples.
 
     \b
     Example:

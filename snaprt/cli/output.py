@@ -62,7 +62,9 @@ def error(message: str, hint: str = "") -> None:
 
 
 @contextlib.contextmanager
-def writing(what: str, hint: str = "is the folder there, is the disk full?") -> Iterator[None]:
+def writing(
+    what: str, hint: str = "Check that the directory exists and that the disk is not full."
+) -> Iterator[None]:
     """Make an error of the user's of a file that cannot be written.
 
     Args:
@@ -109,7 +111,7 @@ def _plain(value: Any) -> Any:
     item = getattr(value, "item", None)  # numpy's scalars and 0-d arrays
     if callable(item):
         return _plain(item())
-    raise TypeError(f"no JSON form for {type(value).__name__}")
+    raise TypeError(f"cannot write {type(value).__name__} as JSON")
 
 
 def given_options(

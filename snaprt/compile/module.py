@@ -98,7 +98,7 @@ class LoadedModule:
                 ]
         except Exception as error:
             where = ", ".join(map(str, self.devices))
-            raise ExecutionError(f"the module failed while it ran on {where}: {error}") from error
+            raise ExecutionError(f"the module failed to run on {where}: {error}") from error
 
     def _spread(self, number: int, value: np.ndarray | Sequence[np.ndarray]) -> jax.Array:
         """Put the parts of a parameter where its sharding has them."""
@@ -187,7 +187,7 @@ def compile_partitioned(
         raise
     except Exception as error:
         where = ", ".join(map(str, devices))
-        raise CompileError(f"the module cannot be compiled for {where}: {error}") from error
+        raise CompileError(f"the module failed to compile for {where}: {error}") from error
     return LoadedModule(
         parameters=tuple(parameters),
         results=tuple(results),

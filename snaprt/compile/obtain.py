@@ -134,7 +134,7 @@ def _store(cache: Cache, key: Key, request: Request[T], executable: T, seconds: 
         raise
     except Exception as error:
         metrics.counter_add("PersistentCacheUncacheable")
-        _log.info("an executable cannot be stored: %s", error)
+        _log.info("cannot store an executable: %s", error)
         return False
     told = metadata(request.name, request.kind, seconds, request.devices, request.calls)
     return cache.put(key, payload, {**told, "summary": summarize(request.module)})
@@ -204,7 +204,7 @@ def load_entry(cache: Cache, key: Key, entry: Entry, load: Callable[[bytes], T])
         with times.stage(times.LOAD), metrics.timed("LoadTime"):
             return load(entry.payload)
     except Exception as error:
-        _log.warning("a cached executable could not be loaded and is compiled anew: %s", error)
+        _log.warning("cannot load a cached executable, recompiling: %s", error)
         cache.discard(key, f"cannot be loaded: {error}")
         return None
 
@@ -253,7 +253,7 @@ def obstacle(metadata: Metadata) -> str:
     """
     targets = _targets(metadata)
     if targets is None:
-        return "it does not say which native functions it calls: an older snaprt stored it"
+        return "it does not list its native functions: an older snaprt stored it"
     missing = jaxapi.make_available(targets, str(metadata.get("platform", "")))
     if missing:
         return f"it calls {', '.join(missing)}, which this process has not registered with JAX"
@@ -289,6 +289,6 @@ def refuse_objects_of_another_process(calls: jaxapi.CustomCalls) -> None:
     """
     if calls.bound_to:
         raise CompileError(
-            f"the module needs {calls.bound_to}, which only the process that recorded it had",
+            f"the module needs {calls.bound_to}, which exists only in the process that recorded it",
             hint="record the program without it; `snaprt inspect` prints the module and the arrays",
         )

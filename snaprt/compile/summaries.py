@@ -39,7 +39,7 @@ def summarize(module: Any) -> str:
     try:
         return _pack(jaxapi.stablehlo_with_locations(module, _LARGEST_CONSTANT))
     except Exception as error:  # nobody's program may fail for it
-        _log.info("a program could not be summarized: %s", error)
+        _log.info("cannot summarize a program: %s", error)
         return ""
 
 

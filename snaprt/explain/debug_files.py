@@ -60,8 +60,8 @@ class AppendedFile:
             os.close(self._open())
         except OSError as error:
             raise UsageError(
-                f"cannot write to {self.path}, which {variable} names: {error.strerror or error}",
-                hint="Name a file in a directory that exists and is writable.",
+                f"cannot write to {self.path} ({variable}): {error.strerror or error}",
+                hint="Name a file in an existing, writable directory.",
             ) from error
 
     def append(self, text: str) -> None:
@@ -152,7 +152,7 @@ class SavedGraphs(Subscriber):
         self._form = form
         self._of_thread = threading.local()
 
-    def compiling(self, cut: Cut, program: Program) -> None:
+    def compiling(self, cut: Cut, program: Program, promoted: frozenset[int]) -> None:
         """Append a graph that is about to be compiled: a compiler that crashes leaves it there."""
         if self._form is not None:
             self._append(cut, program, self._form)

@@ -271,7 +271,7 @@ class OperationLog(Subscriber):
         """Log the operations of a graph, with its inputs and constants."""
         cut, executable = run.cut, run.executable
         LOGGER.debug(
-            "graph %s of %d operations, cut by %s", executable.graph_id, cut.operations, cut.cause
+            "graph %s of %d operations, ended by %s", executable.graph_id, cut.operations, cut.cause
         )
         nodes = shown_nodes(run.program)
         for number, node in enumerate(nodes):

@@ -17,7 +17,7 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Placement
 from snaprt.runtime.events import Compilation
-from snaprt.runtime.graph_breaks import count_text, is_installed, place_text, users_place
+from snaprt.runtime.graph_breaks import count_text
 from snaprt.trace.array import LazyArray
 
 # Of what a program's input is told apart by.
@@ -36,7 +36,7 @@ class OutlinedOperation:
     @property
     def place(self) -> jaxapi.Frame | None:
         """The user's line."""
-        return users_place(jaxapi.frames_of_operation(self.source))
+        return jaxapi.users_place(jaxapi.frames_of_operation(self.source))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,7 @@ def name_of(array: jax.Array) -> str | None:
     left = _MOST_LEAVES
     alike: dict[int, str] = {}
     for file, variables in jaxapi.user_variables():
-        if is_installed(file):
+        if jaxapi.is_installed(file):
             continue
         has_alike = bool(alike)
         for name, leaf in _leaves(variables):
@@ -193,25 +193,27 @@ def _within(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 _LOOP: Final = (
-    "for a loop: jax.lax.scan or fori_loop, or jit the loop body and call mark_step in it; "
-    "for an `if`: jnp.where or jax.lax.cond, or jit each branch"
+    "for a loop: use jax.lax.scan or fori_loop, or jit the loop body and call mark_step in it; "
+    "for an `if`: use jnp.where or jax.lax.cond, or jit each branch"
 )
 
 #: By the kind of a reason, what to write instead.
 ADVICE: Final[Mapping[str, str]] = {
-    "shape": "pad it to one shape, or to one of a few; or leave out a last batch that is not full",
+    "shape": "pad it to one shape, or to one of a few; or drop a last batch that is not full",
     "dtype": "convert it to one dtype before the step",
-    "sharding": "place it alike at each step, with jax.device_put before it",
-    "inputs": "use the same arrays at each step: an array that is used twice counts once",
-    "constant": "from now on it is an argument, and compiles no more; move the constant to an "
-    "array, jnp.asarray(value), made before the loop, and it never does",
-    "parameter": "a Python value became a part of the program: move it to an array, as an index of "
-    "jnp.take or jax.lax.dynamic_slice; or jit what depends on it",
+    "sharding": "give it the same placement at each step, with jax.device_put",
+    "inputs": "use the same arrays at each step; an array used twice counts once",
+    "constant": "from now on it is an argument and causes no more compilations; to avoid the first "
+    "one, create an array from the constant before the loop: jnp.asarray(value)",
+    "parameter": "a Python value became part of the program: pass it as an array, such as an "
+    "index of jnp.take or jax.lax.dynamic_slice; or jit the code that depends on it",
     "longer": _LOOP,
-    "shorter": f"nothing, if a first step alone does them, as to make parameters; else {_LOOP}",
-    "branch": "choose on the device with jnp.where or jax.lax.cond, or jit each branch",
-    "outputs": "hold the same arrays at each cut: make variables before the loop, del what is left",
-    "donation": "hold or let go of the same arrays at each step",
+    "shorter": "nothing, if only the first step does this, such as creating parameters; "
+    f"else {_LOOP}",
+    "branch": "select on the device with jnp.where or jax.lax.cond, or jit each branch",
+    "outputs": "keep the same arrays alive at each graph break: create variables before the loop, "
+    "del leftovers",
+    "donation": "keep or release the same arrays at each step",
     "settings": "set JAX's configuration once, before the loop",
     "devices": "run on the same devices at each step",
     "lines": "",
@@ -263,7 +265,7 @@ def reasons(before: Outline, now: Outline, name_input: NameInput) -> tuple[Reaso
 
 def _at(text: str, operation: OutlinedOperation | None, kind: str) -> Reason:
     place = None if operation is None else operation.place
-    where = "" if place is None else f" at {place_text(place)}"
+    where = "" if place is None else f" at {jaxapi.place_text(place)}"
     return Reason(kind, f"{text}{where}", place)
 
 
@@ -294,19 +296,19 @@ def _input(
     if was.dtype != now.dtype:
         return _at(f"{subject} changed dtype {was.dtype} to {now.dtype}", use, "dtype")
     if was.weak_type != now.weak_type:
-        kinds = ("weakly typed, as a Python scalar is", "of a strong type")
-        text = f"{subject} is {kinds[not now.weak_type]}, and was {kinds[now.weak_type]},"
+        kinds = ("weakly typed, like a Python scalar", "strongly typed")
+        text = f"{subject} is now {kinds[not now.weak_type]}, and was {kinds[now.weak_type]},"
         return _at(text, use, "dtype")
     if old_sharding != new_sharding:
-        return _at(f"{subject} lies at {new_sharding}, and lay at {old_sharding},", use, "sharding")
-    return _at(f"{subject} is committed to its device, or no longer is,", use, "sharding")
+        return _at(f"{subject} moved to {new_sharding} from {old_sharding},", use, "sharding")
+    return _at(f"{subject} was committed to its device, or is no longer,", use, "sharding")
 
 
 def _operations(before: Outline, now: Outline) -> Iterator[Reason]:
     if before.names == now.names:
         if before.wiring != now.wiring:
             first = now.operations[common_ends(before.wiring, now.wiring)[0]]
-            yield _at(f"{first.name} has other operands than last time", first, "inputs")
+            yield _at(f"{first.name} has different operands than last time", first, "inputs")
         return
     start, end = common_ends(before.names, now.names)
     gone = before.operations[start : len(before.names) - end]
@@ -317,7 +319,7 @@ def _operations(before: Outline, now: Outline) -> Iterator[Reason]:
         yield _at(f"{_operations_text(gone)} fewer than last time", gone[0], "shorter")
     else:
         was = _at(f"{gone[0].name}", gone[0], "branch").text
-        yield _at(f"another branch: instead of {was} came {come[0].name}", come[0], "branch")
+        yield _at(f"another branch: {was} became {come[0].name}", come[0], "branch")
 
 
 def _operations_text(operations: tuple[OutlinedOperation, ...]) -> str:
@@ -332,7 +334,7 @@ def _constants(before: Outline, now: Outline) -> Iterator[Reason]:
         if old.aval != new.aval or (old.key != new.key and not is_argument):
             use = now.first_use(index, LITERAL)
             by = "" if use is None else f" of {use.name}"
-            text = f"a constant{by} varies: {_value(old.value)}, then {_value(new.value)},"
+            text = f"a constant{by} changed: {_value(old.value)}, then {_value(new.value)},"
             yield _at(text, use, "constant")
 
 
@@ -344,8 +346,8 @@ def _value(value: Any) -> str:
 
 def _outputs(before: Outline, now: Outline) -> Iterator[Reason]:
     for outline, other, words in (
-        (now, before, "an array more is alive at the cut"),
-        (before, now, "an array less is alive at the cut"),
+        (now, before, "one more array is alive at the graph break"),
+        (before, now, "one array less is alive at the graph break"),
     ):
         for position, _ in sorted(set(outline.outputs) - set(other.outputs)):
             operation = outline.operations[position]
@@ -386,7 +388,7 @@ def _parameter_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[s
             if inside is not None:
                 return inside
         elif not callable(value) and not _same(was, value):
-            return name, f"other {name}: {_short(was)}, then {_short(value)},"
+            return name, f"a different {name}: {_short(was)}, then {_short(value)},"
     return None
 
 
@@ -413,41 +415,49 @@ def _jaxpr_change(old: Any, new: Any) -> tuple[str, str] | None:
     if names[0] != names[1]:
         start, _ = common_ends(*names)
         was, became = (one[start] if start < len(one) else "its end" for one in names)
-        return "", f"another function inside: instead of {was} comes {became},"
+        return "", f"a different function inside: {became} instead of {was},"
     for one, other in zip(before, now, strict=True):
         for a, b in zip(one.invars, other.invars, strict=False):
             are_constants = all(isinstance(atom, jaxapi.JaxprLiteral) for atom in (a, b))
             if are_constants and not _same(a.val, b.val):
                 values = f"{_value(a.val)}, then {_value(b.val)}, of {other.primitive.name}"
-                return "", f"a constant inside that varies: {values},"
+                return "", f"a constant inside that changed: {values},"
         inside = _parameter_change(one.params, other.params)
         if inside is not None:
             name, text = inside
             return name, f"inside, for {other.primitive.name}, {text}"
     consts = zip(getattr(old, "consts", ()), getattr(new, "consts", ()), strict=False)
     if any(a is not b for a, b in consts):
-        return "", "another function inside, which closes over other arrays,"
+        return "", "a different function inside: it closes over other arrays,"
     return None
 
 
 def _surroundings(before: Outline, now: Outline, name_input: NameInput) -> Iterator[Reason]:
     if before.is_watched != now.is_watched:
         words = "began" if now.is_watched else "ceased"
-        yield Reason("recorder", f"the recorder {words} to look for NaN", None)
+        yield Reason("recorder", f"the recorder {words} to check for NaN", None)
     if before.placement is not now.placement:
-        yield Reason("devices", "it runs on other devices, or with other 64-bit types", None)
+        yield Reason(
+            "devices", "it runs on different devices, or with different 64-bit types", None
+        )
     if before.donated != now.donated:
         changed = sorted(set(before.donated) ^ set(now.donated))
         names = [name_input(index) or f"input {index}" for index in changed[:3]]
         shown = ", ".join(f"`{name}`" for name in names) + (", ..." if len(changed) > 3 else "")
-        text = f"other inputs are free to give their memory to results: {shown}"
+        text = f"results may reuse the memory of different inputs: {shown}"
         yield _at(text, now.first_use(changed[0]), "donation")
 
 
 def _same_program(before: Outline, now: Outline) -> Reason:
     for old, new in zip(before.operations, now.operations, strict=True):
         if old.place != new.place:
-            text = f"the same operations stand at other lines, and lines count now: {new.name}"
+            text = (
+                "the same operations are at different lines, and lines are now part of the "
+                f"program: {new.name}"
+            )
             return _at(text, new, "lines")
-    text = "it is the same program: the process had forgotten it, or settings of snaprt changed"
+    text = (
+        "the program is the same: this process no longer had it in memory, or snaprt's "
+        "settings changed"
+    )
     return Reason("forgotten", text, None)

@@ -94,7 +94,7 @@ class CompileTimes:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [_line(row, widths) for row in rows]
         if self.forgotten:
-            lines.append(f"and {self.forgotten} graphs before them")
+            lines.append(f"and {self.forgotten} earlier graphs")
         return "\n".join(lines)
 
 

@@ -55,9 +55,9 @@ _BY_DTYPE = {row.dtype: row for row in ELEMENT_TYPES.values() if row.dtype is no
 _NEWER_XLA = "The file is damaged, or a newer XLA wrote it."
 #: Numbers of the enumeration that are no elements of arrays: what they are, and what to do.
 _NO_ARRAYS = {
-    0: ("0, says that there is none", "The file is damaged; dump it again, or record with snaprt."),
-    TUPLE: ("a tuple", "The file is damaged: XLA takes tuples apart."),
-    OPAQUE: ("opaque", "Nobody but the device can read such a value; replay a part without it."),
+    0: ("0 stands for no type", "The file is damaged; dump it again, or record with snaprt."),
+    TUPLE: ("a tuple", "The file is damaged: XLA splits tuples."),
+    OPAQUE: ("opaque", "Only the device can read such a value; replay a part without it."),
     TOKEN: ("a token", "A token orders effects and has no value; dump the module without it."),
 }
 
@@ -73,7 +73,7 @@ def element_type_of(shape: XlaMessage) -> ElementType:
         number = shape.element_type
         what, hint = _NO_ARRAYS.get(number, (f"number {number}", _NEWER_XLA))
         if row is not None:
-            what, hint = row.name, "A newer ml_dtypes may have it: pip install -U ml_dtypes."
+            what, hint = row.name, "A newer ml_dtypes may support it: pip install -U ml_dtypes."
         raise SnapshotError(f"its XLA element type, {what}, has no NumPy equivalent.", hint=hint)
     return row
 
@@ -181,7 +181,7 @@ def _read_elements(row: ElementType, dtype: np.dtype, content: bytes, count: int
         return np.frombuffer(content, np.uint8).astype(np.bool_)
     if len(content) % dtype.itemsize:
         raise SnapshotError(
-            f"A literal of {row.name} holds {len(content)} bytes, no whole number of elements.",
+            f"A literal of {row.name} holds {len(content)} bytes, not a whole number of elements.",
             hint="The file is damaged; dump it again.",
         )
     return np.frombuffer(content, dtype)
@@ -206,12 +206,16 @@ def _decode_varints(content: bytes, dtype: np.dtype) -> np.ndarray:
     """
     stored = np.frombuffer(content, np.uint8)
     if stored.size and stored[-1] & 0x80:
-        raise SnapshotError("A literal ends inside a number.", hint="The file is damaged.")
+        raise SnapshotError(
+            "A literal ends in the middle of a number.", hint="The file is damaged."
+        )
     ends = np.flatnonzero(stored < 0x80)
     starts = np.concatenate([[0], ends[:-1] + 1]) if ends.size else ends
     lengths = ends - starts + 1
     if lengths.size and lengths.max() > 10:
-        raise SnapshotError("A literal has a number of more than ten bytes.", hint="It is damaged.")
+        raise SnapshotError(
+            "A literal has a number of more than ten bytes.", hint="The file is damaged."
+        )
     values = np.zeros(ends.size, np.uint64)
     for position in range(int(lengths.max(initial=0))):
         longer = lengths > position

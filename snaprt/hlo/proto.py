@@ -278,8 +278,8 @@ def parse(message_type: type[XlaMessage], content: bytes, source: str | Path) ->
         message.ParseFromString(content)
     except (DecodeError, RuntimeError) as error:
         raise SnapshotError(
-            f"{source}: not a whole xla.{message.DESCRIPTOR.name} message ({error}).",
-            hint="The file is cut short, damaged, or of another kind; dump it again.",
+            f"{source}: not a complete xla.{message.DESCRIPTOR.name} message ({error}).",
+            hint="The file is truncated, damaged, or of another kind; dump it again.",
         ) from error
     return message
 
@@ -294,6 +294,6 @@ def serialize(message: XlaMessage) -> bytes:
         return message.SerializeToString()
     except (EncodeError, ValueError) as error:
         raise SnapshotError(
-            f"An xla.{message.DESCRIPTOR.name} message cannot be serialized ({error}).",
+            f"Cannot serialize an xla.{message.DESCRIPTOR.name} message ({error}).",
             hint="A module with more than 2 GiB of constants cannot be replayed from XLA's protos.",
         ) from error

@@ -24,7 +24,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         tag, position = _varint(message, position)
         number, wire = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
-            raise ValueError("no such field number")
+            raise ValueError("invalid field number")
         if wire == _VARINT:
             value, position = _varint(message, position)
             yield number, value
@@ -35,7 +35,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             yield number, message[position : position + length]
             position += length
         else:
-            raise ValueError("no such wire type")
+            raise ValueError("invalid wire type")
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:

@@ -80,3 +80,14 @@ def register_torchrun() -> None:
 
     known = ClusterEnv._cluster_types
     known.insert(0, known.pop(known.index(Torchrun)))
+
+
+def process_of_job() -> tuple[int, int]:
+    """Return the number of this process in its job and how many there are, by `jax.distributed`.
+
+    Unlike `jax.process_index` it starts no backend. Before `jax.distributed.initialize` it is 0
+    of 1. Checked with jax 0.10.2 and 0.12.0.
+    """
+    from jax._src.distributed import global_state
+
+    return global_state.process_id, global_state.num_processes or 1

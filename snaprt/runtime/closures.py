@@ -83,8 +83,9 @@ def add_step_closure(
     """
     if not callable(closure):
         raise UsageError(
-            f"a step closure must be a function, and {closure!r} is none",
-            hint="pass the function and its arguments apart: add_step_closure(print, args=(loss,))",
+            f"a step closure must be a function, not {closure!r}",
+            hint="pass the function and its arguments separately: add_step_closure(print, "
+            "args=(loss,))",
         )
     mine = _threads.mine
     if mine is None:
@@ -153,7 +154,7 @@ def _tell_at_exit() -> None:
     for mine in list(_all):
         if mine.pending:
             _log.warning(
-                "step closures that never ran, for no mark_step came after them: %d",
+                "step closures that never ran because no mark_step followed: %d",
                 len(mine.pending),
             )
         for error in _errors_behind(mine):

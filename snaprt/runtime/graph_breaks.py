@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import sysconfig
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
@@ -23,28 +21,29 @@ class Break(NamedTuple):
 
 
 _LOG: Final = (
-    "log it in a step closure, which runs after the step: snaprt.add_step_closure(log, args=(x,)); "
-    "or read it after mark_step, once every few steps"
+    "log it in a step closure, which runs after the step: snaprt.add_step_closure(log, "
+    "args=(x,)); or read it after mark_step, once every few steps"
 )
 _BRANCH: Final = (
-    "choose with jnp.where(x, a, b), or branch on the device with jax.lax.cond and "
+    "select with jnp.where(x, a, b), or branch on the device with jax.lax.cond and "
     "jax.lax.while_loop"
 )
 _SIZE: Final = (
-    "use what is known without the value: a Python int, x.shape; or keep the number on the device"
+    "use a value that is known without running: a Python int, x.shape; or keep the number on "
+    "the device"
 )
 _HOST: Final = "stay with jax.numpy on the device, or move it to the host after mark_step"
 _DYNAMIC: Final = (
-    "the shape of the result depends on the value: pass size= where the function has it, or keep "
-    "the shape with jnp.where(mask, x, fill)"
+    "the shape of the result depends on the value: pass size= if the function accepts it, or "
+    "keep the shape with jnp.where(mask, x, fill)"
 )
-_ONE_PLACE: Final = "put the arrays on one device or sharding first, with jax.device_put"
-_AFTER: Final = "ask after mark_step"
+_ONE_PLACE: Final = "move the arrays to one device or sharding first, with jax.device_put"
+_AFTER: Final = "read it after mark_step"
 _MARK: Final = (
-    "call snaprt.mark_step() at the end of each round of the outermost loop; what it does is then "
-    "one program"
+    "call snaprt.mark_step() at the end of each iteration of the outermost loop; the iteration "
+    "then becomes one program"
 )
-_JIT: Final = "put it inside of a function with jax.jit, which is recorded as one operation"
+_JIT: Final = "put it inside a jax.jit function, which is recorded as one operation"
 
 #: By the cause, as it is counted under ``host::CAUSE`` or ``cut::CAUSE``.
 BREAKS: Final[Mapping[str, Break]] = {
@@ -55,15 +54,15 @@ BREAKS: Final[Mapping[str, Break]] = {
         _MARK,
     ),
     "graph_bytes": Break("no mark_step: SNAPRT_AUTO_STEP_BYTES bytes were pending", _MARK),
-    "graph_work": Break("no mark_step: work for a fraction of a second was pending", _MARK),
+    "graph_work": Break("no mark_step: a fraction of a second of work was pending", _MARK),
     "own_program": Break(
-        "no mark_step: a large call of a jax.jit, a loop, or what draws random numbers is its own "
-        "program",
+        "no mark_step: a large jax.jit call, a loop, or an operation that draws random numbers "
+        "runs as a separate program",
         _MARK,
     ),
     "repeats": Break(
-        "no mark_step: what was recorded up to this line repeats",
-        "call snaprt.mark_step() before this line, in each round of the loop",
+        "no mark_step: the operations up to this line repeat",
+        "call snaprt.mark_step() before this line, in each iteration of the loop",
     ),
     "array": Break("`np.asarray(x)`", _HOST),
     "bool": Break("`if x:`, or `bool(x)`", _BRANCH),
@@ -81,12 +80,12 @@ BREAKS: Final[Mapping[str, Break]] = {
     "slice": Break(
         "`a[:x]`", "take a slice of a fixed size: jax.lax.dynamic_slice(a, start, size)"
     ),
-    "shape": Break("`jnp.zeros((x,))`, or another shape made of a value", _SIZE),
+    "shape": Break("`jnp.zeros((x,))`, or another shape computed from a value", _SIZE),
     "bool_mask": Break(
         "`a[mask]`", "keep the shape: jnp.where(mask, a, fill); or jnp.nonzero(mask, size=n)"
     ),
     "nonzero": Break(
-        "`jnp.nonzero(x)`, or `jnp.where(x)`", "pass size=; or choose with jnp.where(x, a, b)"
+        "`jnp.nonzero(x)`, or `jnp.where(x)`", "pass size=; or select with jnp.where(x, a, b)"
     ),
     "unique": Break("`jnp.unique(x)`", "pass size="),
     "repeat": Break("`jnp.repeat(a, x)`", "pass total_repeat_length="),
@@ -95,49 +94,50 @@ BREAKS: Final[Mapping[str, Break]] = {
     "linspace": Break("`jnp.linspace(..., num=x)`", _SIZE),
     "tolist": Break("`x.tolist()`", _HOST),
     "tobytes": Break("`x.tobytes()`", _HOST),
-    "pickle": Break("pickling, as of a checkpoint", "save after mark_step"),
-    "dlpack": Break("giving x to another library by DLPack", _HOST),
+    "pickle": Break("pickling, for example for a checkpoint", "save after mark_step"),
+    "dlpack": Break("passing x to another library through DLPack", _HOST),
     "device_get": Break("`jax.device_get(x)`", _LOG),
     "block_until_ready": Break("`x.block_until_ready()`", "wait with mark_step(wait=True)"),
     "device_put": Break(
         "`jax.device_put(x, device)`",
-        "place arrays before the step, or inside of it with jax.lax.with_sharding_constraint",
+        "place arrays before the step, or inside it with jax.lax.with_sharding_constraint",
     ),
     "sharding": Break("`x.sharding` of an array on several devices", _AFTER),
-    "devices": Break("an operation on arrays of different devices", _ONE_PLACE),
+    "devices": Break("an operation on arrays on different devices", _ONE_PLACE),
     "ref": Break("reading or writing a `jax.new_ref`", _JIT),
     "effect": Break(
-        "`checkify.check`, or another effect that must happen at once",
+        "`checkify.check`, or another effect that must happen immediately",
         "functionalize it: checkify.checkify(f); and throw its error after mark_step",
     ),
     "primitive": Break(
-        "an operation that JAX can run and not compile",
-        "register how it is lowered, with jax.interpreters.mlir.register_lowering",
+        "an operation that JAX can run but not compile",
+        "register a lowering for it with jax.interpreters.mlir.register_lowering",
     ),
-    "scope_end": Break("the end of the scope, where effects were pending", ""),
+    "scope_end": Break("the end of the scope, with effects pending", ""),
     "effects_barrier": Break("`jax.effects_barrier()`", "wait with mark_step(wait=True)"),
     "shard_map": Break("an eager `jax.shard_map`", _JIT),
     "compiler_options": Break(
-        "a `jax.jit` with compiler_options", "set them for the process, in XLA_FLAGS"
+        "a `jax.jit` with compiler_options", "set them for the whole process, in XLA_FLAGS"
     ),
     "breakpoint": Break("`jax.debug.breakpoint()`", "remove it"),
     "compiled": Break(
-        "a call of an executable of `jax.jit(f).lower(x).compile()`",
-        "call what jax.jit returned, which is recorded as one operation",
+        "a call of an executable from `jax.jit(f).lower(x).compile()`",
+        "call the jax.jit function itself, which is recorded as one operation",
     ),
     "x64": Break(
-        "an array of 64-bit type used where jax_enable_x64 is off",
+        "an array of a 64-bit type used while jax_enable_x64 is off",
         "convert it to a 32-bit type, or enable x64 where it is used",
     ),
     "float0": Break(
-        "a derivative by integers", "differentiate by the floating point arguments alone"
+        "a derivative with respect to integers",
+        "differentiate only with respect to floating-point arguments",
     ),
     "thread": Break(
-        "another thread that uses x", "call mark_step before x is handed to another thread"
+        "another thread that uses x", "call mark_step before passing x to another thread"
     ),
     "eager": Break(
-        "plain JAX with x outside of the lazy scope, or eager mode",
-        "move it into the scope, or call mark_step before",
+        "plain JAX using x outside the lazy scope, or eager mode",
+        "move it into the scope, or call mark_step before it",
     ),
 }
 
@@ -158,12 +158,12 @@ def describe_break(cause: str) -> Break:
 def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
     """Return the error of a cut where none may be."""
     what, advice = describe_break(cause)
-    place = users_place(jaxapi.user_frames())
-    where = "" if place is None else f" at {place_text(place)}"
-    alone = "" if operation is None else f", for {operation} cannot be part of a graph"
+    place = jaxapi.users_place(jaxapi.user_frames())
+    where = "" if place is None else f" at {jaxapi.place_text(place)}"
+    alone = "" if operation is None else f": {operation} cannot be part of a graph"
     return GraphBreakError(
-        f"{what} cuts the graph{where}{alone}; "
-        "snaprt.lazy(fullgraph=True) allows no cut but mark_step",
+        f"{what} breaks the graph{where}{alone}; snaprt.lazy(fullgraph=True) allows no break "
+        "except mark_step",
         hint=advice,
     )
 
@@ -171,30 +171,6 @@ def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
 def count_text(count: int, word: str) -> str:
     """Return a number of things, such as ``1 graph`` or ``1,200 graphs``."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
-_INSTALLED: Final = tuple(
-    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")
-)
-
-
-def is_installed(file: str) -> bool:
-    """Return whether a file belongs to Python or to an installed package."""
-    return file.startswith(_INSTALLED)
-
-
-def users_place(stack: Sequence[jaxapi.Frame]) -> jaxapi.Frame | None:
-    """Return the innermost frame that is not in an installed package, else the innermost."""
-    own = [frame for frame in stack if not is_installed(frame.file)]
-    return own[-1] if own else stack[-1] if stack else None
-
-
-def place_text(frame: jaxapi.Frame | None) -> str:
-    """Return a place as in ``train.py:41 in step``; below the current directory without that."""
-    if frame is None:
-        return "(not in your program)"
-    file = os.path.relpath(frame.file) if frame.file.startswith(os.getcwd()) else frame.file
-    return f"{file}:{frame.line} in {frame.function}"
 
 
 _log = logging.getLogger("snaprt.explain")
@@ -207,11 +183,11 @@ def told_when_slow(operations: int, cause: str) -> Iterator[None]:
     if not seconds:
         yield
         return
-    place = place_text(users_place(jaxapi.user_frames()))
+    place = jaxapi.place_text(jaxapi.users_place(jaxapi.user_frames()))
 
     def tell() -> None:
         _log.warning(
-            "%s (%s): a graph of %s has been compiling for %g s; it goes on",
+            "%s (%s): a graph of %s has been compiling for %g s; still running",
             place,
             cause,
             count_text(operations, "operation"),

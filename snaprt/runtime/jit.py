@@ -33,7 +33,15 @@ from snaprt.graph.artifacts import ModuleArtifacts
 from snaprt.runtime import repro
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
-from snaprt.snapshot.recorder.plan import Plan, check_plan, current_plan, plan_with, set_thread_plan
+from snaprt.snapshot.recorder.plan import (
+    Plan,
+    check_plan,
+    current_plan,
+    plan_with,
+    set_thread_plan,
+    steps_ended,
+)
+from snaprt.snapshot.recorder.progress import watched
 from snaprt.snapshot.recorder.record import Recorder, process_recorder
 
 #: How many kinds of calls of a function are remembered.
@@ -151,7 +159,7 @@ jaxapi.know_users_jits()  # before the user jits what is to be recorded
 #: How many functions are remembered; a program with more pays for a closer look at each call.
 MAX_FUNCTIONS = 512
 
-_NOT_ARRAYS = "its inputs or results are not arrays alone"
+_NOT_ARRAYS = "its inputs or results include values that are not arrays"
 _log = logging.getLogger("snaprt.jit")
 
 
@@ -272,7 +280,9 @@ class _Call(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         # Threads that call a function for the first time at once may mix up its programs.
         if [array.shape for array in self.inputs()] != self.executable.module.input_shapes:
-            raise SnapshotError(f"a call of {self.executable.name} may have run another program")
+            raise SnapshotError(
+                f"a call of {self.executable.name} may have run a different program"
+            )
         return iter(self.inputs())
 
 
@@ -359,7 +369,9 @@ class _Watcher:
             if ahead is None:
                 results = run()
                 self._recorder.missed(
-                    name, "it was compiled before recording began, or loaded; jax.jit is seen"
+                    name,
+                    "it was compiled before recording started, or loaded; only calls "
+                    "through jax.jit are seen",
                 )
                 return results
             executable = executable_ahead(ahead)
@@ -416,6 +428,19 @@ class _Watcher:
 
     def _run(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an execution, and tell how it ends to whoever wants to know."""
+        progress = watched()
+        if progress is None:
+            return self._run_recorded(call, run, args, kwargs)
+        running = progress.begin(call.executable, steps_ended())
+        try:
+            results = self._run_recorded(call, run, args, kwargs)
+        except BaseException:
+            progress.failed(running)
+            raise
+        progress.dispatched(running, results)
+        return results
+
+    def _run_recorded(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         token = self._recorder.before(call.executable, call)
         is_repro_asked_for = repro.is_asked_for()
         if token is None and not is_repro_asked_for:
@@ -444,8 +469,8 @@ class _Watcher:
             self._recorder.after(token, outputs, flag, has_compiled=has_compiled)
         else:
             _log.error(
-                "the outputs of %s are not recorded: a class of its results holds other arrays "
-                "than it is made of",
+                "the outputs of %s are not recorded: the arrays of one of its result classes "
+                "differ from its constructor's",
                 call.executable.name,
             )
 
@@ -547,7 +572,7 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
 
 
 def watch_process() -> None:
-    """Look at calls of jitted functions in every thread from here on, for SNAPRT_REPRO_AFTER.
+    """Look at calls of jitted functions in every thread from here on, whatever is recorded.
 
     Unlike `record_process`, it records nothing that the environment does not ask for. JAX may be
     about to look for its devices.
@@ -573,4 +598,4 @@ def record_process() -> None:
     watch_process()
     for name, source in () if is_watched_already else jaxapi.jit_calls_under_way():
         if not leaves_to_jax(source):
-            process_recorder().missed(name, "recording began while JAX was already calling it")
+            process_recorder().missed(name, "recording started while JAX was already calling it")

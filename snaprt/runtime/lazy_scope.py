@@ -36,7 +36,7 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
     def __init__(self, *words: object, fullgraph: bool = False) -> None:
         if words:
             raise UsageError(
-                "snaprt.lazy takes no function and no other arguments without a name",
+                "snaprt.lazy takes only keyword arguments, not a function",
                 hint="write @snaprt.lazy() above a function, or with snaprt.lazy(): ...",
             )
         self._fullgraph = fullgraph

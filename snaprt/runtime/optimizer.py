@@ -37,7 +37,7 @@ def optimizer_step(optimizer: Any, *arguments: Any, barrier: bool = True, **keyw
     update = getattr(optimizer, "update", None)
     if not callable(update):
         raise UsageError(
-            f"a {type(optimizer).__name__} is no optimizer that can be stepped",
+            f"a {type(optimizer).__name__} is not an optimizer that snaprt can step",
             hint="pass an optax.GradientTransformation or an flax.nnx.Optimizer",
         )
     if isinstance(optimizer, tuple):  # as every optax.GradientTransformation is
@@ -54,7 +54,7 @@ def _transform(
 ) -> tuple[Any, Any]:
     if params is None:
         raise UsageError(
-            "an optax transformation was stepped without parameters",
+            "an optax transformation needs parameters to step",
             hint="params, state = snaprt.optimizer_step(transformation, grads, state, params)",
         )
     import optax

@@ -91,11 +91,11 @@ def after_failure(
     snapshot = _save(program, inputs, error)
     if snapshot is None:
         return None
-    _say(f"the program that failed is in {snapshot.parent}")
+    _say(f"saved the failing program in {snapshot.parent}")
     if asked >= MINIFY_ASIDE:
         _aside().submit(repro_for, snapshot, asked, _CRASH)
     elif asked == MINIFY:
-        _say(f"it is minified before the program goes on, for {_WAITS} s at most")
+        _say(f"minifying it before the program continues, for at most {_WAITS} s")
         repro_for(snapshot, asked, _CRASH)
     return snapshot.parent
 
@@ -141,10 +141,10 @@ def repro_for(snapshot: Path, asked: int, check: Sequence[str] = _CRASH) -> Path
             check=False,
         )
     if done.returncode == _FOUND:
-        _say(f"the smallest program that fails so is in {folder}: see {folder / 'ISSUE.md'}")
+        _say(f"the smallest program with this failure is in {folder}: see {folder / 'ISSUE.md'}")
         return folder
     if check == _CRASH:
-        _say(f"there is no smaller program that fails so: {said} says why")
+        _say(f"found no smaller program with this failure: see {said}")
     return None
 
 
@@ -180,7 +180,7 @@ def _save(program: Executable, inputs: Sequence[Any], error: BaseException | Non
     try:
         write_snapshot(path, _contents(path.parent, program, inputs, error))
     except Exception as raised:
-        _say(f"the program that failed could not be saved: {raised}")
+        _say(f"cannot save the failing program: {raised}")
         return None
     _saved.add(path)
     return path

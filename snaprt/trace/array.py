@@ -305,8 +305,8 @@ def _failure(array: LazyArray, error: Exception) -> ExecutionError:
     origin = array._origin
     graph = "a graph" if origin is None else f"graph {origin.name}.{origin.graph_id}"
     return FailedOnDevice(
-        f"{graph} failed while it ran: {error}",
-        hint="the arrays it was to compute cannot be used any more",
+        f"{graph} failed to run: {error}",
+        hint="the arrays that it should have computed cannot be used any more",
     )
 
 

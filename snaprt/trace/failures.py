@@ -15,9 +15,10 @@ _MOST_OPERATIONS: Final = 20
 _MOST_FRAMES: Final = 4
 
 _OPERATION_BY_OPERATION: Final = (
-    "SYNC_TENSORS_OPBYOP=1 and GET_TENSORS_OPBYOP=1 run each operation on its own, and name it"
+    "set SYNC_TENSORS_OPBYOP=1 and GET_TENSORS_OPBYOP=1 to run operations one by one and name "
+    "the failing one"
 )
-_LISTED: Final = "XLA_IR_DEBUG=1 lists its operations and their lines"
+_LISTED: Final = "set XLA_IR_DEBUG=1 to list its operations and their lines"
 
 
 class FailedOnDevice(ExecutionError, jax.errors.JaxRuntimeError):  # noqa: N818 - bases say it
@@ -63,7 +64,7 @@ def failed_run(
             + ("" if by_operation else f"; {_OPERATION_BY_OPERATION}"),
         )
     return FailedOnDevice(
-        f"{what} failed while it ran ({cause}): {error}{listed}",
+        f"{what} failed to run ({cause}): {error}{listed}",
         hint="its arrays cannot be used any more; the error above comes from the device"
         + ("" if by_operation or nodes else f"; {_LISTED}"),
     )

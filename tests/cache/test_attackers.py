@@ -361,7 +361,7 @@ def test_a_size_of_a_wrong_type_in_a_bundle_is_damage_with_a_hint(
         header.tobuf(tarfile.GNU_FORMAT) + text + bytes(-len(text) % 512) + rest
     )
     assert size > 0
-    with pytest.raises(CacheError, match="is no whole bundle") as caught:
+    with pytest.raises(CacheError, match="is not a valid bundle") as caught:
         list(bundled_blobs(read_bundle(bundle.path, None)))
     assert caught.value.hint
 

@@ -178,7 +178,7 @@ def test_a_directory_that_others_may_write_to_is_an_error_with_a_hint(tmp_path: 
     (tmp_path / "cache").chmod(0o777)
     done = run_program((*SNAPRT, "cache", "ls", "--dir", str(tmp_path / "cache")), status=2)
     assert done.stdout == ""
-    assert "error: others may write" in done.stderr
+    assert "error: other users can write" in done.stderr
     assert "hint: Run: chmod -R go-w" in done.stderr
 
 
@@ -221,7 +221,7 @@ def test_snaprt_cache_open_counts_in_the_metrics_and_is_then_used_by_the_process
 
 def test_what_is_no_directory_is_no_cache(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheError, match="no directory"):
+    with pytest.raises(CacheError, match="not a directory"):
         CliRunner().invoke(command, ["ls", "--dir", str(tmp_path / "file")], catch_exceptions=False)
 
 

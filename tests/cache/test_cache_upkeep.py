@@ -48,7 +48,7 @@ def _damage(cache: Cache, name: str) -> Path:
 def test_verify_of_a_sound_cache_finds_nothing_and_leaves_with_0(cache: Cache) -> None:
     result = _invoke(cache, "verify")
     assert result.exit_code == 0
-    assert "3 entries checked, nothing wrong" in result.output
+    assert "3 entries checked, no problems" in result.output
 
 
 def test_verify_finds_damage_leaves_with_1_and_changes_nothing(cache: Cache) -> None:
@@ -83,7 +83,7 @@ def test_gc_removes_what_is_worth_least_until_the_others_fit(cache: Cache) -> No
 def test_gc_refuses_what_is_no_size(cache: Cache) -> None:
     result = _invoke(cache, "gc", "--max-size", "much")
     assert result.exit_code == 2
-    assert "is no size" in result.output
+    assert "is not a size" in result.output
 
 
 def test_a_pinned_entry_outlives_a_gc_until_it_is_unpinned(cache: Cache) -> None:

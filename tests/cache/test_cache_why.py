@@ -106,7 +106,7 @@ def test_why_prints_the_operation_before_and_after(folder: Path) -> None:
     assert "- tanh %arg0 : tensor<8xf32>" in result.output
     assert "+ tanh %arg0 : tensor<12xf32>" in result.output
     result = _invoke(folder / "cache", digests["first"], digests["first"])
-    assert "Their keys are the same" in result.output
+    assert "The keys are identical" in result.output
 
 
 def test_why_one_key_compares_it_with_what_was_there_before_it(folder: Path) -> None:
@@ -174,8 +174,8 @@ def test_an_entry_without_a_summary_is_explained_by_its_key_alone(tmp_path: Path
 @pytest.mark.parametrize(
     ("before", "after", "jaxes", "said"),
     [
-        ("", " {tf.aliasing_output = 0 : i32}", ("0.12", "0.12"), "They donate otherwise"),
-        ("", "", ("0.12", "0.12"), "They differ in what these lists leave out"),
+        ("", " {tf.aliasing_output = 0 : i32}", ("0.12", "0.12"), "Donation differs"),
+        ("", "", ("0.12", "0.12"), "The difference is in something that these lists omit"),
         ("", "", ("0.10", "0.12"), "another version of JAX wrote it"),
     ],
 )

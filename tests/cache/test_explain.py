@@ -27,7 +27,7 @@ def test_flags_are_told_as_sets() -> None:
         "removed --xla_a=1",
         "changed --xla_b: 2 -> 3",
     )
-    assert _words("flags", "--a=1 --b", "--b --a=1") == ("the same, in another order",)
+    assert _words("flags", "--a=1 --b", "--b --a=1") == ("the same, in a different order",)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_flags_are_told_as_sets() -> None:
         ("topology", "devices=0 of 1", "devices=0,1 of 2", "changed devices: 0 -> 0,1"),
         ("topology", "0" * 64, "1" * 64, "000000000000 -> 111111111111"),
         ("module", "a" * 64, "b" * 64, "another program: aaaaaaaaaaaa -> bbbbbbbbbbbb"),
-        ("binary x.so", "a" * 64, "b" * 64, "the file has another content"),
-        ("cpu_features", "x86_64-1", "arm-2", "the CPU has other instructions"),
+        ("binary x.so", "a" * 64, "b" * 64, "the contents of the file differ"),
+        ("cpu_features", "x86_64-1", "arm-2", "different CPU features"),
     ],
 )
 def test_a_part_is_told_after_its_kind(part: str, before: str, after: str, words: str) -> None:

@@ -81,7 +81,7 @@ def test_fail_on_miss_lets_nobody_compile_for_an_entry_that_is_of_no_use(filled:
 
 
 def test_fail_on_miss_with_an_empty_directory_says_that_there_is_nothing(tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match="no entry to compare with"):
+    with pytest.raises(CacheError, match="no entry is similar enough"):
         Cache.open(tmp_path / "cache", mode="fail-on-miss").get(_key("a"))
     assert not (tmp_path / "cache").exists()
 
@@ -118,7 +118,7 @@ def test_off_neither_reads_nor_writes_nor_counts(filled: Path) -> None:
 
 
 def test_a_mode_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match="no mode 'readonly'") as caught:
+    with pytest.raises(CacheError, match="unknown compile cache mode 'readonly'") as caught:
         Cache.open(tmp_path, mode="readonly")
     assert all(name in caught.value.hint for name in MODES)
 
@@ -168,7 +168,7 @@ def test_a_cache_that_cannot_be_used_fails_where_nothing_may_compile_and_warns_e
         assert persistent_cache() is None
     assert len(caplog.records) == 1
     monkeypatch.setenv("SNAPRT_CACHE_MODE", "fail-on-miss")
-    with pytest.raises(CacheError, match="others may write"):
+    with pytest.raises(CacheError, match="other users can write"):
         persistent_cache()
 
 
@@ -186,7 +186,7 @@ def test_a_program_runs_from_a_filled_cache_and_ends_on_a_miss_where_it_must_not
     monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
 
     empty = run_program(_STEP, SNAPRT_CACHE_MODE="fail-on-miss", status=1)
-    assert "no entry to compare with" in empty.stderr
+    assert "no entry is similar enough" in empty.stderr
     for mode in ("read-write", "fail-on-miss"):
         assert run_program(_STEP, SNAPRT_CACHE_MODE=mode).stdout == "92.0\n"
 

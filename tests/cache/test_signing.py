@@ -41,7 +41,7 @@ def _version(path: Path) -> int:
 
 
 def test_a_directory_that_others_write_to_is_used_when_entries_are_signed(folder: Path) -> None:
-    with pytest.raises(CacheError, match="others may write"):
+    with pytest.raises(CacheError, match="other users can write"):
         Cache.open(folder)
     cache = _shared(folder)
     assert cache.put(KEY, b"payload", {"name": "step"})
@@ -234,7 +234,7 @@ def test_a_key_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: i
     path = tmp_path / "key"
     path.write_bytes(OURS)
     path.chmod(mode)
-    with pytest.raises(CacheError, match="others may read") as caught:
+    with pytest.raises(CacheError, match="other users can read") as caught:
         read_key_file(path)
     assert "chmod 600" in caught.value.hint
 

@@ -64,7 +64,7 @@ def test_a_full_disk_costs_the_entry_and_one_warning(tmp_path: Path) -> None:
     done = _run_behind_a_mount(mounting, _PUT_MANY, mount / "cache")
     assert done.returncode == 0, done.stderr
     assert "No space left" in _one_warning(done.stderr)
-    assert "Free space there" in done.stderr
+    assert "Free some space" in done.stderr
 
 
 def test_a_limit_on_the_size_of_files_costs_the_entry_and_one_warning(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_bare_module_shows_what_it_takes(
 ) -> None:
     status, out, _ = inspect(modules[form])
     assert status == 0
-    assert "the module takes: float32[4,3], float32[3,2]" in out
+    assert "parameters of the module: float32[4,3], float32[3,2]" in out
 
 
 def test_one_array_is_printed_and_saved(inspect: Run, recorded: Path, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_an_array_that_is_not_there_is_an_error_that_lists_those_that_are(
 ) -> None:
     status, _, err = inspect(recorded, "--array", "nonsense")
     assert status == 2
-    assert "holds no array called nonsense" in err
+    assert "holds no array named nonsense" in err
     assert "it holds: arg0" in err
 
 

@@ -72,7 +72,7 @@ def test_a_directory_stands_for_all_that_was_recorded_into_it(
     status, out, _ = snaprt("pack", dump, "-o", tmp_path / "all.pack")
     assert (status, out.split()) == (0, sorted(path.name for path in dump.glob("*.snap")))
     status, _, err = snaprt("pack", tmp_path, "-o", tmp_path / "none.pack")
-    assert (status, f"{tmp_path} holds no snapshot" in err) == (2, True)
+    assert (status, f"{tmp_path} holds no readable snapshot" in err) == (2, True)
     assert not (tmp_path / "none.pack").exists()
 
 
@@ -96,7 +96,7 @@ def test_a_redacted_file_is_replayed_on_seeded_values_and_says_so(
     assert snaprt("pack", inputs(dump)[2], "-o", pack, *words)[0] == 0
     status, out, _ = snaprt("replay", pack)
     assert status == 0
-    assert "redacted before it was shared: values, names, paths" in out
+    assert "redacted before sharing: values, names, paths" in out
     assert "drawn from a seed" in out
     assert "NOTHING TO COMPARE WITH" in out
     again = snaprt("replay", pack, "--json", "--repeat", "2")[1]
@@ -136,7 +136,7 @@ def test_listing_names_damaged_files_and_goes_on(snaprt: Run, dump: Path, tmp_pa
     bad.write_bytes(bad.read_bytes()[:100])
     status, out, err = snaprt("ls", dump)
     assert status == 1
-    assert f"{bad} was cut short" in err
+    assert f"{bad} is truncated" in err
     assert len(out.splitlines()) == 4
     assert snaprt("ls", tmp_path / "none")[0] == 2
     assert snaprt("ls", dump, "--graph", "(")[0] == 2

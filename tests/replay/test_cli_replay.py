@@ -24,7 +24,7 @@ def test_a_match_leaves_with_status_0_and_says_so(snaprt: Run, recorded: Path) -
     status, out, err = snaprt("replay", recorded, "--repeat", "2")
     assert status == 0
     assert "MATCH: all 3 outputs are identical, bit for bit" in out
-    assert "2 runs gave the same bits" in out
+    assert "2 runs gave identical bits" in out
     assert "default for float32" in out
     assert "error" not in err
     assert "\x1b" not in out
@@ -95,10 +95,10 @@ def test_a_bare_module_runs_on_random_inputs_and_shows_statistics(
 ) -> None:
     status, out, _ = snaprt("replay", modules[sniff.MLIR_TEXT], "--random", "3", isolated)
     assert status == 0
-    assert "the inputs are random, from seed 3" in out
+    assert "the inputs are random, with seed 3" in out
     assert "NOTHING TO COMPARE WITH" in out
     assert "float32[4,2]" in out
-    assert ("in a process of its own" in out) == (isolated == "--isolate")
+    assert ("in a separate process" in out) == (isolated == "--isolate")
 
 
 def test_a_bare_module_takes_inputs_from_a_file_and_saves_its_outputs(
@@ -141,14 +141,14 @@ def test_xlas_own_snapshot_replays(snaprt: Run, xla_snapshot: Path) -> None:
     ("words", "said"),
     [
         (["--device", "tpu"], "there is no tpu device here"),
-        (["--device", "my gpu"], "names no device"),
+        (["--device", "my gpu"], "unknown device"),
         (["--rtol", "-1"], "rtol must be"),
         (["--repeat", "0"], "0 is not in the range"),
         (["--xla-flag", "nonsense"], "is not NAME=VALUE"),
         (["--xla-flag", "xla_no_such_option=1"], "xla_no_such_option"),
-        (["--random", "1", "--inputs", "x.npz"], "not from both"),
+        (["--random", "1", "--inputs", "x.npz"], "not both"),
         (["--inputs", "absent.npz"], "there is no file"),
-        (["--save", "out.txt"], "are saved as .npz"),
+        (["--save", "out.txt"], "only .npz is supported"),
     ],
 )
 def test_misuse_is_an_error_with_status_2_and_no_traceback(

@@ -51,7 +51,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_path_that_is_taken_is_left_alone(form: str, recorded: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_text("precious")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         export(recorded, form, out)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert out.read_text() == "precious"
@@ -85,7 +85,7 @@ def test_what_is_too_large_for_xlas_snapshot_is_refused(recorded: Path, tmp_path
     assert case.inputs is not None
     huge = np.broadcast_to(np.float32(0), (1 << 29, 1))  # 2 GiB that take no memory
     inputs = (dataclasses.replace(case.inputs[0], value=huge), *case.inputs[1:])
-    with pytest.raises(UsageError, match=r"bytes, more than XLA's HloSnapshot can \(2 GiB\)"):
+    with pytest.raises(UsageError, match=r"bytes, more than XLA's HloSnapshot can hold \(2 GiB\)"):
         write_hlo_snapshot(dataclasses.replace(case, inputs=inputs), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 

@@ -79,7 +79,7 @@ def test_without_its_sibling_a_file_says_what_is_missing(recorded: Path, tmp_pat
     lonely.mkdir()
     case = load(shutil.copy(outputs, lonely))
     assert case.inputs is None
-    assert "no .inputs.snap beside it" in case.notes[0]
+    assert "no .inputs.snap next to it" in case.notes[0]
 
 
 def test_other_inputs_leave_nothing_to_compare_with(recorded: Path) -> None:
@@ -127,14 +127,14 @@ def test_bfloat16_inputs_come_back_from_npz(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"arg0": np.ones((4, 3), np.float32)}, "holds 1 arrays, the module takes 2"),
+        ({"arg0": np.ones((4, 3), np.float32)}, "holds 1 arrays, but the module takes 2"),
         (
             {"arg0": np.ones((4, 3)), "arg1": np.ones((3, 2), np.float32)},
-            "is float64[4,3], the module takes float32[4,3]",
+            "is float64[4,3], but the module takes float32[4,3]",
         ),
         (
             {"arg0": np.ones((3, 4), np.float32), "arg1": np.ones((3, 2), np.float32)},
-            "is float32[3,4], the module takes float32[4,3]",
+            "is float32[3,4], but the module takes float32[4,3]",
         ),
     ],
 )
@@ -167,13 +167,13 @@ def zipped() -> bytes:
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"hello, world\n" * 20, "text, but no module"),
+        (b"hello, world\n" * 20, "text, but not a module"),
         (zipped(), "a zip archive or .npz"),
         (gzip.compress(b"x" * 100, mtime=0), "gzip"),
         (b"\x7fELF" + bytes(200), "a program or library"),
         (bytes(range(256)) * 20, "is not a file that snaprt can replay"),
-        (b"ML\xefR" + bytes(50), "cannot be read"),
-        (b"module { nonsense }", "cannot be read"),
+        (b"ML\xefR" + bytes(50), "cannot read the module"),
+        (b"module { nonsense }", "cannot read the module"),
         (b"HloModule nonsense", "HLO text"),
     ],
 )
@@ -224,7 +224,7 @@ def test_a_bytecode_that_hangs_its_reader_is_an_error(
     monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Path]
 ) -> None:
     monkeypatch.setattr(parsing, "_PARSE_SECONDS", 0.01)
-    with pytest.raises(SnapshotError, match=r"could not be read in 0\.01 seconds"):
+    with pytest.raises(SnapshotError, match=r"reading it took longer than 0\.01 seconds"):
         load(modules[sniff.MLIR_BYTECODE])
 
 

@@ -46,7 +46,7 @@ def test_the_precision_of_a_dot_is_found_to_explain_a_tpu(
 def test_sides_that_agree_leave_with_status_0(snaprt: Run, recorded: Path) -> None:
     status, out, _ = snaprt("localise", recorded)  # the command's other name
     assert status == 0
-    assert "note: f64 gives what was recorded" in out
+    assert "note: f64 reproduces the recorded outputs" in out
     assert "NOTHING FOUND: cpu and f64 agree within tolerance" in out
 
 
@@ -67,7 +67,7 @@ def test_an_edited_module_is_compared_with_the_original(
 def test_a_spent_budget_is_no_agreement(snaprt: Run, recorded: Path) -> None:
     status, out, _ = snaprt("localize", recorded, "--budget", "0")
     assert status == 1
-    assert "UNFINISHED: the budget is spent" in out
+    assert "UNFINISHED: the budget ran out" in out
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_another_program_is_refused(
 ) -> None:
     status, _, err = snaprt("localize", recorded, "--against", modules[sniff.MLIR_TEXT])
     assert status == 2
-    assert "not of the same program" in err
+    assert "do not hold the same program" in err
 
 
 def test_a_module_without_inputs_asks_for_them(snaprt: Run, modules: Mapping[str, Path]) -> None:

@@ -267,9 +267,9 @@ def test_a_command_decides_what_the_failure_is(minified: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--a", "recorded"], "there is no program in it"),
+        (["--a", "recorded"], "no program to search"),
         (["--needed", "3", "--repeat", "2"], "--needed 3"),
-        (["--check", "nan", "--check-command", "true"], "exclude each other"),
+        (["--check", "nan", "--check-command", "true"], "cannot be combined"),
         (["--b", "recorded"], "no outputs were recorded"),
     ],
 )

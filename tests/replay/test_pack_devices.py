@@ -52,5 +52,5 @@ def test_arrays_are_exported_whole_and_forms_of_one_device_refused(
         shapes = [arrays[f"inputs/{one.name}"].shape for one in case.inputs or ()]
     assert shapes == [one.shape for one in case.inputs or ()]
     for form in ("hlo-snapshot", "python"):
-        with pytest.raises(UsageError, match="is of a program on 8 devices"):
+        with pytest.raises(UsageError, match="is part of a program on 8 devices"):
             export(recorded, form, tmp_path / form)

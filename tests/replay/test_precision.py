@@ -112,7 +112,7 @@ def test_random_state_has_no_reference() -> None:
     def function(x: jax.Array) -> Any:
         return jax.lax.rng_uniform(np.float32(0), np.float32(1), (3,)) + x[0, :3]
 
-    with pytest.raises(UsageError, match="each time it runs"):
+    with pytest.raises(UsageError, match="in each run"):
         raise_to_f64(module_of(function, X))
 
 

@@ -108,7 +108,7 @@ def test_what_runs_on_one_device_refuses_a_program_that_says_what_each_device_do
 ) -> None:
     assert main([*words, str(of_executable(recorded, 1)[0])]) == 2
     told = capfd.readouterr().err
-    assert "says what each of its 8 devices does (jax.shard_map)" in told
+    assert "is written per device for 8 devices (jax.shard_map)" in told
 
 
 def test_a_copy_that_one_device_got_wrong_is_found_there(
@@ -127,7 +127,7 @@ def test_a_copy_that_one_device_got_wrong_is_found_there(
     told = capfd.readouterr().out
     assert "devices 0-5, each: all 2 outputs are identical" in told
     assert "device 6: 1 of 2 outputs differ; first: out1" in told
-    verdict = "MISMATCH: the whole arrays match, but not what these devices hold: 6"
+    verdict = "MISMATCH: the whole arrays match, but the parts on these devices do not: 6"
     assert verdict in told
     assert main(["report", str(of_executable(copied, 0)[0]), "--no-localize"]) == 1
     assert verdict in capfd.readouterr().out
@@ -144,7 +144,7 @@ def test_a_missing_file_is_named(copied: Path) -> None:
 def test_a_damaged_file_is_named(copied: Path) -> None:
     path = of_executable(copied, 0)[3]
     path.write_bytes(path.read_bytes()[:-300])
-    with pytest.raises(SnapshotError, match=r"-device000003-.* was cut short"):
+    with pytest.raises(SnapshotError, match=r"-device000003-.* is truncated"):
         load(of_executable(copied, 0)[0])
 
 
@@ -158,7 +158,7 @@ def test_a_file_of_another_execution_is_named(copied: Path) -> None:
 def test_parts_that_do_not_make_up_the_whole_are_refused(copied: Path) -> None:
     path = of_executable(copied, 0)[2]
     write_anew(path, path, change=lambda name, value: value[:1] if name == "arg0" else value)
-    with pytest.raises(SnapshotError, match="parts of arg0 do not make up the whole"):
+    with pytest.raises(SnapshotError, match="parts of arg0 do not form the whole"):
         load(of_executable(copied, 0)[0])
 
 

@@ -69,17 +69,17 @@ def test_the_same_is_told_as_json(recorded: Path, capfd: pytest.CaptureFixture[s
              "primitive": "add", "module": "jax._src.lax.lax", "params": {}},
             "add raises no error with these operands",
         ),
-        ({"message": "something else"}, "the operation raises another error, builtins.TypeError"),
+        ({"message": "something else"}, "raises a different error, builtins.TypeError"),
         ({"primitive": "warp"}, "this JAX has no primitive warp"),
         ({"primitive": ""}, "no operation failed"),
         ({"operands": ({"shape": [3], "dtype": "float99", "weak_type": False},)}, "float99"),
         (
             {"params": {"jaxpr": {"unencodable": "jax.core.Jaxpr", "text": "{ lambda ; }"}}},
-            "a jax.core.Jaxpr could not be written into the file",
+            "a jax.core.Jaxpr could not be written to the file",
         ),
         (
             {"operands": ({"unencodable": "AbstractRef", "text": "Ref{float32[3]}"},)},
-            "an operand, Ref{float32[3]}, could not be written into the file",
+            "an operand, Ref{float32[3]}, could not be written to the file",
         ),
     ],
 )  # fmt: skip

@@ -72,6 +72,6 @@ def test_a_screen_reader_finds_landmarks_headings_and_drawings(browser, pages):
     for role in ("banner", "navigation", "main", "contentinfo"):
         assert tab.get_by_role(role).count() == 1
     assert tab.get_by_role("heading", level=1).count() == 1
-    for name in ("Distances in ULP of loss", "Where loss differs", "NaN and Inf in loss"):
+    for name in ("ULP distances of loss", "Where loss differs", "NaN and Inf in loss"):
         assert tab.get_by_role("img", name=name).count() == 1
     tab.close()

@@ -59,7 +59,7 @@ def test_the_page_says_what_differs_where_it_starts_and_how_to_see_it_again(elem
     for words in (
         "MISMATCH",
         "1 of 2 outputs differ",
-        "All that differs lies within [3:32, 0:70].",
+        "All differences are within [3:32, 0:70].",
         "NaN on the actual side only",
         "loss goes wrong",
         "Error along the program",

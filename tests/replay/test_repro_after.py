@@ -38,9 +38,9 @@ def test_a_program_that_cannot_be_compiled_is_saved_and_minified_by_itself(
     fail_to_compile()
     (folder,) = (tmp_path / "repro").iterdir()
     told = capfd.readouterr().err
-    assert f"the program that failed is in {folder}" in told
-    assert "it is minified before the program goes on, for 300 s at most" in told
-    assert f"the smallest program that fails so is in {folder / 'minified'}" in told
+    assert f"saved the failing program in {folder}" in told
+    assert "minifying it before the program continues, for at most 300 s" in told
+    assert f"the smallest program with this failure is in {folder / 'minified'}" in told
     text = (folder / "minified" / "minified.hlo.txt").read_text()
     assert "no_such_function" in text
     assert "tanh(" not in text
@@ -52,7 +52,7 @@ def test_where_nothing_fails_again_that_is_told(
     sound = Path(shutil.copy(recorded, tmp_path / "failing.inputs.snap"))
     assert repro.repro_for(sound, repro.MINIFY) is None
     told = capfd.readouterr().err
-    assert f"there is no smaller program that fails so: {tmp_path / 'minify.log'} says why" in told
+    assert f"found no smaller program with this failure: see {tmp_path / 'minify.log'}" in told
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_level_1_saves_a_program_that_can_be_replayed_and_does_no_more(
     fail_to_compile()
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert [file.name for file in files] == (["failing.inputs.snap"] if saved else [])
-    assert ("the program that failed is in" in capfd.readouterr().err) == saved
+    assert ("saved the failing program in" in capfd.readouterr().err) == saved
     for file in files:
         case = load(file)
         assert case.inputs is not None
@@ -103,7 +103,7 @@ def test_level_4_minifies_a_graph_that_differs_from_its_operations_run_one_by_on
         pytest.skip("this processor has no fused multiply-add")
     assert done.returncode == 7, done.stderr
     (folder,) = (tmp_path / "repro").iterdir()
-    assert f"the smallest program that fails so is in {folder / 'minified'}" in done.stderr
+    assert f"the smallest program with this failure is in {folder / 'minified'}" in done.stderr
     text = (folder / "minified" / "minified.stablehlo.mlir").read_text()
     assert text.count("stablehlo.") == 2
     assert "stablehlo.multiply" in text
@@ -142,8 +142,8 @@ def test_a_jitted_function_that_cannot_be_compiled_is_minified_while_the_program
     assert jax.jit(lambda x: x + 1)(1) == 2
     repro._aside().submit(int).result(300)  # what Python waits for at its end
     told = capfd.readouterr().err
-    assert told.count(f"the program that failed is in {folder}\n") == 1
-    assert told.count(f"the smallest program that fails so is in {folder / 'minified'}") == 1
+    assert told.count(f"saved the failing program in {folder}\n") == 1
+    assert told.count(f"the smallest program with this failure is in {folder / 'minified'}") == 1
     assert "tanh(" not in (folder / "minified" / "minified.hlo.txt").read_text()
     case = load(folder / "failing.inputs.snap")
     assert b"no_such_function" in case.stablehlo

@@ -168,7 +168,7 @@ def test_the_command_judges_what_was_recorded_file_by_file(
     assert status == 1
     assert "WITHIN ROUNDING: both are within rounding" in out
     assert "A IS WRONG: " in out
-    assert "all runs gave the same bits" in out
+    assert "all runs gave identical bits" in out
 
 
 def test_a_side_that_cannot_run_leaves_with_status_2(snaprt: Run, recorded: Path) -> None:

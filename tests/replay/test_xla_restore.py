@@ -191,7 +191,7 @@ def _drop_entry(module: proto.XlaMessage) -> None:
         (_drop_operand, "not defined yet"),
         (_forget_an_operand, "reads 1 values"),
         (_drop_root, "no root"),
-        (_share_an_id, "shares its id"),
+        (_share_an_id, "has the same id"),
         (_drop_entry, "no entry"),
     ],
 )

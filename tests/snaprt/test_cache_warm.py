@@ -113,7 +113,7 @@ def test_a_run_that_wants_nothing_compiled_is_an_error(tmp_path):
     script.write_text("print('no jax')")
     done = snaprt("cache", "collect", "--out", tmp_path / "programs", "--", script)
     assert done.returncode == 2
-    assert "wanted nothing compiled" in done.stderr
+    assert "the program compiled nothing" in done.stderr
 
 
 def test_a_module_that_was_changed_is_refused(copied, tmp_path):
@@ -122,7 +122,7 @@ def test_a_module_that_was_changed_is_refused(copied, tmp_path):
     module.write_bytes(jaxapi.bytecode(lowered))
     done = snaprt("cache", "warm", copied, "--target", "cpu", "--dir", tmp_path / "cache")
     assert done.returncode == 2
-    assert "is not the one that was collected" in done.stderr
+    assert "differs from the collected one" in done.stderr
     assert not list(Cache.open(tmp_path / "cache").entries())
 
 
@@ -133,7 +133,7 @@ def test_one_program_that_cannot_be_warmed_costs_the_others_nothing(collected, c
     assert done.returncode == 2
     assert "the process that compiled it ended with status" in done.stderr
     assert "xla_no_such_flag" in done.stderr
-    assert "2 programs compiled for cpu, 0 there before, 1 failed." in done.stderr
+    assert "2 programs compiled for cpu, 0 already in the cache, 1 failed." in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_one_program_that_cannot_be_warmed_costs_the_others_nothing(collected, c
     [
         ({"jax": "0.1.2"}, "collected with jax 0.1.2"),
         ({"platform": "gpu"}, "collected for gpu"),
-        ({"devices": [77], "committed": True}, "which are not here"),
-        ({"signature": "other"}, "cannot be made again"),
-        ({"schema": "other"}, "no collected program"),
+        ({"devices": [77], "committed": True}, "does not have them"),
+        ({"signature": "other"}, "cannot rebuild the program"),
+        ({"schema": "other"}, "is not a readable collected program"),
         ({"version": 99}, "version 99"),
     ],
 )

@@ -131,7 +131,7 @@ def _no_memory() -> None:
 @pytest.mark.parametrize(
     ("fail", "words"),
     [
-        (_no_space, "error: No space left on device: /full/file\n\nhint: Free space there"),
+        (_no_space, "error: No space left on device: /full/file\n\nhint: Free some space"),
         (_no_memory, "error: out of memory\n\nhint: "),
     ],
 )

@@ -219,7 +219,7 @@ sys.exit(main(["bundle", "--outfile", "run.tar.gz", "--tidy", "--", {sys.executa
     assert "error: cannot write" in done.stderr
     assert "Traceback" not in done.stderr
     (left,) = tmp_path.iterdir()
-    assert f"what the program left is in {left}" in done.stderr
+    assert f"the program's files are in {left}" in done.stderr
     assert len(done.stdout) == 18001  # all of it, though the file of it is cut off
 
 
@@ -235,7 +235,7 @@ def test_a_bundle_that_cannot_be_written_is_said_before_anything_runs(tmp_path: 
     done = make_bundle(tmp_path, "--outfile", "nowhere/run.tar.gz", sys.executable, "-c", touch)
     assert done.returncode == 2
     assert "cannot write" in done.stderr
-    assert "hint: name a file in a directory that exists" in done.stderr
+    assert "hint: name a file in an existing, writable directory" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

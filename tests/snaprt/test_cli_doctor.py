@@ -64,7 +64,7 @@ def test_a_place_that_a_variable_names_and_that_cannot_be_written_is_said(tmp_pa
     lines = shown.stdout.splitlines()
     (failed,) = (number for number, line in enumerate(lines) if line.startswith("failed"))
     assert f"write access     cannot write SNAPRT_DUMP_DIR in {tmp_path}/file/dump" in lines[failed]
-    assert "hint: Point it at a place that exists" in lines[failed + 1]
+    assert "hint: Use an existing, writable directory" in lines[failed + 1]
     # What the variables say of recording does not keep the rest from being tried.
     assert any(line.startswith("ok") and "replay" in line for line in lines)
 

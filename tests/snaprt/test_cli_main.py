@@ -101,7 +101,7 @@ def test_misuse_is_an_error_with_a_hint_and_status_2(snaprt, words):
     assert done.returncode == output.EXIT_FAILURE
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
-    assert "\n\nhint: `snaprt" in done.stderr
+    assert "\n\nhint: See `snaprt" in done.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("cache",)], ids=" ".join)

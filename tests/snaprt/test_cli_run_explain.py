@@ -35,7 +35,7 @@ def test_a_run_is_explained_at_its_end_by_the_lines_that_cut_graphs(tmp_path):
         ("5", "mark_step", "program.py:6"),
         ("5", "bool", "program.py:7"),
     ]
-    assert "instead: choose with jnp.where" in shown.stderr
+    assert "instead: select with jnp.where" in shown.stderr
     content = json.loads((tmp_path / "explained.json").read_text())
     assert (content["schema"], content["version"]) == ("snaprt.explain", 1)
     places = [(one["cause"], one["line"], one["times"]) for one in content["places"]]

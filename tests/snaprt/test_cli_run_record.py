@@ -105,7 +105,7 @@ elif __name__ == "__main__":
     assert (shown.stdout, shown.returncode) == ("8.0\n0\n0\n", 0), shown.stderr
     assert names(tmp_path / "dump") == ["<lambda>", "second"]
     assert [line for line in shown.stderr.splitlines() if "is not recorded" in line] == [
-        "an execution of first is not recorded: recording began while JAX was already calling it"
+        "an execution of first is not recorded: recording started while JAX was already calling it"
     ]
 
 

@@ -124,7 +124,7 @@ def test_of_very_many_programs_the_oldest_are_forgotten_and_counted(
     found = snaprt.compile_times()
     assert {graph.graph_id for graph in found.graphs} == {"b", "c"}
     assert found.forgotten == 1
-    assert str(found).endswith("and 1 graphs before them")
+    assert str(found).endswith("and 1 earlier graphs")
 
 
 def test_the_table_has_a_row_for_each_graph_and_their_sum_below():

@@ -113,7 +113,7 @@ def test_without_ir_debug_an_error_says_how_its_operations_are_listed(fails):
         kept = fails(X)
         with pytest.raises((snaprt.ExecutionError, snaprt.CompileError)) as caught:
             kept.block_until_ready()
-    assert "XLA_IR_DEBUG=1 lists its operations" in caught.value.hint
+    assert "XLA_IR_DEBUG=1 to list its operations" in caught.value.hint
 
 
 def test_without_modes_what_repeats_is_followed_again(monkeypatch):

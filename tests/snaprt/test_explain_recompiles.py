@@ -74,12 +74,12 @@ CASES = [
         lambda: branch(True),
         lambda: branch(False),
         "branch",
-        r"instead of jit\(sinh\) at .* in branch came jit\(cosh\) at .* in branch",
+        r"jit\(sinh\) at .* in branch became jit\(cosh\) at .* in branch",
     ),
-    (lambda: X - 0.125, lambda: X - 0.25, "constant", r"varies: 0.125, then 0.25, at .*:\d+ in"),
-    (lambda: closure(1.5), lambda: closure(2.5), "parameter", r"varies: 1.5, then 2.5, of sub"),
+    (lambda: X - 0.125, lambda: X - 0.25, "constant", r"changed: 0.125, then 0.25, at .*:\d+ in"),
+    (lambda: closure(1.5), lambda: closure(2.5), "parameter", r"changed: 1.5, then 2.5, of sub"),
     (lambda: X[0] + 13, lambda: X[1] + 13, "parameter", r"start_indices: \(0, 0\), then \(1, 0\)"),
-    (lambda: looped(4), lambda: looped(6), "parameter", r"scan has other length: 4, then 6"),
+    (lambda: looped(4), lambda: looped(6), "parameter", r"scan has a different length: 4, then 6"),
     (
         lambda: jnp.ones(21) + X[0, 0],
         lambda: jnp.ones(22) + X[0, 0],
@@ -90,7 +90,7 @@ CASES = [
         lambda: one_or_two(False),
         lambda: one_or_two(True),
         "outputs",
-        r"an array more is alive at the cut: the result of jit\(multiply\) at .* in one_or_two",
+        r"array is alive at the graph break: the result of jit\(multiply\) at .* in one_or_two",
     ),
     (lambda: precise("default"), lambda: precise("float32"), "settings", "precision"),
 ]
@@ -190,7 +190,7 @@ def test_a_place_that_goes_on_compiling_is_warned_of_once(monkeypatch, caplog):
             compile_some(3, start)
     (record,) = caplog.records
     text = record.getMessage()
-    assert "compile_some (mark_step) has led to 4 programs" in text
+    assert "compile_some (mark_step) has caused 4 programs" in text
     assert "1 operation (jit(arctan)) more than last time at " in text
     assert f"instead: {ADVICE['longer']}" in text
 

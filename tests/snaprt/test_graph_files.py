@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_written_is_refused_with_its_name(monkeypatch, tmp
         step(jnp.ones((2, 3)))
     assert variable in caught.value.message
     assert str(tmp_path / "no" / "file") in caught.value.message
-    assert "directory that exists" in caught.value.hint
+    assert "existing, writable directory" in caught.value.hint
 
 
 def test_a_file_that_cannot_be_written_any_more_is_told_once_and_the_program_goes_on(

@@ -622,7 +622,7 @@ def test_a_call_that_cannot_be_seen_is_told_once(
     assert names(dump) == []
     assert [line for line in caplog.messages if "is not recorded" in line] == [
         "an execution of a compiled program is not recorded: it was compiled before recording "
-        "began, or loaded; jax.jit is seen\nThis is said once."
+        "started, or loaded; only calls through jax.jit are seen\nThis is said once."
     ]
 
 

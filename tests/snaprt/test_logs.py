@@ -74,7 +74,7 @@ def test_debug_has_each_operation_with_its_line(caplog):
     with caplog.at_level(logging.DEBUG, "snaprt.operations"):
         run((5, 3))
     said = [one.getMessage() for one in caplog.records if one.name == "snaprt.operations"]
-    assert re.fullmatch(r"graph [0-9a-f]{16} of 2 operations, cut by mark_step", said[0])
+    assert re.fullmatch(r"graph [0-9a-f]{16} of 2 operations, ended by mark_step", said[0])
     assert any(re.search(r"xla::exp\(%0\), location=run\S*step@test_logs.py:\d+", x) for x in said)
 
 

@@ -202,9 +202,9 @@ def test_metrics_that_cannot_be_saved_name_the_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "not a file of snaprt's metrics"),
-        (b"\xff\xfe\x00", "not a file of snaprt's metrics"),
-        (b'{"schema": "else"}', "not a file of snaprt's metrics"),
+        (b"", "not a snaprt metrics file"),
+        (b"\xff\xfe\x00", "not a snaprt metrics file"),
+        (b'{"schema": "else"}', "not a snaprt metrics file"),
         (b'{"schema": "snaprt.metrics", "version": 99}', "format version 99"),
         (b'{"schema": "snaprt.metrics", "version": 1}', "damaged"),
         (

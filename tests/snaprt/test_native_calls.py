@@ -265,4 +265,6 @@ def test_a_program_with_a_callback_is_refused_at_replay_with_status_2(
     path = record(tmp_path, function, {"x": jnp.ones(2)})
     # In a process of its own: where it is not refused, XLA ends it.
     done = run_program((*SNAPRT, "replay"), path, status=2)
-    assert "needs a Python callback, which only the process that recorded it had" in done.stderr
+    assert (
+        "needs a Python callback, which exists only in the process that recorded it" in done.stderr
+    )

@@ -210,7 +210,7 @@ def test_file_names_are_safe_and_hold_what_tells_executions_apart() -> None:
 def test_an_array_that_is_not_there_is_an_error_that_lists_those_that_are(tmp_path: Path) -> None:
     path = tmp_path / "a.inputs.snap"
     write_snapshot(path, contents({"w": np.zeros(1), "b": np.zeros(1)}))
-    with pytest.raises(SnapshotError, match=r"no array called v\nhint: it holds: w, b"):
+    with pytest.raises(SnapshotError, match=r"no array named v\nhint: it holds: w, b"):
         open_snapshot(path).array("v")
 
 
@@ -265,7 +265,7 @@ def test_every_truncation_is_an_error_that_names_the_file(whole: Path) -> None:
 def test_a_file_cut_in_the_middle_is_called_cut_short(whole: Path) -> None:
     content = whole.read_bytes()
     whole.write_bytes(content[: len(content) // 2])
-    with pytest.raises(SnapshotError, match="was cut short: it ends after"):
+    with pytest.raises(SnapshotError, match="is truncated: it ends after"):
         open_snapshot(whole)
 
 

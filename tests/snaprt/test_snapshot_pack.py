@@ -120,7 +120,7 @@ def test_the_files_of_all_devices_and_no_others_are_taken_along(tmp_path: Path) 
 def test_a_file_that_is_there_is_not_written_over_unasked(dump: Path, tmp_path: Path) -> None:
     out = tmp_path / "one.pack"
     out.write_text("precious")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         pack([first_of(dump)], out)
     assert out.read_text() == "precious"
     pack([first_of(dump)], out, replace=True)
@@ -130,7 +130,7 @@ def test_a_file_that_is_there_is_not_written_over_unasked(dump: Path, tmp_path: 
 def test_an_error_leaves_no_packed_file(dump: Path, tmp_path: Path) -> None:
     stored = next((dump / "arrays").rglob("*.npy*"))
     stored.unlink()
-    with pytest.raises(SnapshotError, match="which is not there") as raised:
+    with pytest.raises(SnapshotError, match="which does not exist") as raised:
         pack([first_of(dump)], tmp_path / "one.pack")
     assert str(stored) in raised.value.message
     assert [path.name for path in tmp_path.iterdir()] == ["dump"]
@@ -142,7 +142,7 @@ def test_unpacking_twice_is_well_but_another_content_stays(dump: Path, tmp_path:
     unpack(tmp_path / "one.pack", tmp_path / "out")
     mine = tmp_path / "out" / first_of(dump).name
     mine.write_bytes(b"mine")
-    with pytest.raises(UsageError, match="with another content"):
+    with pytest.raises(UsageError, match="with different content"):
         unpack(tmp_path / "one.pack", tmp_path / "out")
     assert mine.read_bytes() == b"mine"
     assert list((tmp_path / "out").glob(".*")) == []
@@ -219,7 +219,7 @@ def test_a_member_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> Non
 
 
 def test_what_is_no_packed_file_or_a_newer_one_is_refused(dump: Path, tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError, match="is no packed file"):
+    with pytest.raises(SnapshotError, match="is not a packed file"):
         unpack(first_of(dump), tmp_path / "out")
     with pytest.raises(SnapshotError, match="there is no file"):
         unpack(tmp_path / "none.pack", tmp_path / "out")

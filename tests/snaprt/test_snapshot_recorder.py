@@ -350,7 +350,7 @@ def test_what_there_is_no_time_for_when_the_process_is_told_to_end_is_counted_an
         time.sleep(0.01)
     writer.end(0.1)
     assert metrics.counter_value("SnapshotDropped") == 3
-    assert "3 snapshots that waited to be written are dropped" in caplog.text
+    assert "dropping 3 snapshots that were waiting to be written" in caplog.text
     release.set()
     assert writer.flush(30)
 
@@ -468,7 +468,7 @@ def test_a_full_disk_is_an_error_with_file_and_bytes_and_the_program_goes_on(
     assert errors.count("cannot write") == 1
     assert str(tmp_path / "step.0000") in errors
     assert "it needs up to 2,00" in errors
-    assert "make room" in errors
+    assert "free some space" in errors
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".snap", ".snap"]
 
 

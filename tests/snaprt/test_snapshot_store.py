@@ -148,7 +148,7 @@ def test_a_missing_stored_array_is_an_error_that_names_it(
     path = record(tmp_path, model, arguments(), store=store)
     (array,) = stored(tmp_path)
     array.unlink()
-    with pytest.raises(SnapshotError, match="which is not there") as raised:
+    with pytest.raises(SnapshotError, match="which does not exist") as raised:
         open_snapshot(path).array("weights")
     assert str(array) in raised.value.message
     assert "snaprt pack" in raised.value.hint
@@ -175,7 +175,7 @@ def test_a_record_that_leads_out_of_the_store_is_refused(
     path = record(tmp_path, model, arguments(), store=store)
     file = open_snapshot(path)
     object.__setattr__(file.record("weights"), "member", "arrays/../../etc/passwd")
-    with pytest.raises(SnapshotError, match="is damaged: it looks for an array in"):
+    with pytest.raises(SnapshotError, match="is damaged: it refers to an array in"):
         file.array("weights")
 
 

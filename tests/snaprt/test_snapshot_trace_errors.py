@@ -239,7 +239,7 @@ def test_an_array_among_the_parameters_comes_back_bit_for_bit() -> None:
     ],
 )
 def test_a_parameter_that_nobody_wrote_is_refused(data: Any) -> None:
-    with pytest.raises(ValueError, match="is no parameter"):
+    with pytest.raises(ValueError, match="is not a parameter"):
         trace_errors.decode(data)
 
 

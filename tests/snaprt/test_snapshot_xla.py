@@ -36,7 +36,7 @@ def test_what_is_not_in_the_table_of_fields_comes_back_out() -> None:
 
 def test_a_message_that_is_cut_short_is_refused() -> None:
     content = jaxapi.hlo_proto(jax.jit(jnp.sin).lower(1.0))
-    with pytest.raises(SnapshotError, match=r"FILE: not a whole xla\.HloModuleProto"):
+    with pytest.raises(SnapshotError, match=r"FILE: not a complete xla\.HloModuleProto"):
         proto.parse(proto.HloModuleProto, content[:-1], "FILE")
 
 

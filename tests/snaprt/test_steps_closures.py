@@ -157,7 +157,7 @@ snaprt.add_step_closure(print, ("never",))
 """
     ended = run_program(program)
     assert ended.stdout == "late 6.0\n"
-    assert "step closures that never ran, for no mark_step came after them: 1" in ended.stderr
+    assert "step closures that never ran because no mark_step followed: 1" in ended.stderr
     assert "ZeroDivisionError" in ended.stderr
 
 

@@ -90,10 +90,10 @@ def test_an_nnx_optimizer_is_stepped_in_place():
 
 
 def test_what_is_no_optimizer_is_refused():
-    with pytest.raises(snaprt.UsageError, match="str is no optimizer") as caught:
+    with pytest.raises(snaprt.UsageError, match="str is not an optimizer") as caught:
         snaprt.optimizer_step("sgd")
     assert "optax" in caught.value.hint
-    with pytest.raises(snaprt.UsageError, match="without parameters"):
+    with pytest.raises(snaprt.UsageError, match="needs parameters"):
         snaprt.optimizer_step(optax.sgd(0.1), jnp.ones(3))
 
 

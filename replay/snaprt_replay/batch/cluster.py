@@ -78,7 +78,7 @@ def _result(done: Any, path: Path) -> Report:
     except Exception as error:  # KilledWorker and whatever else a worker's machine may answer
         lost = ExecutionError(
             f"{path}: no worker of the cluster could replay it: {type(error).__name__}: {error}",
-            hint="the workers' logs say why; each needs snaprt, and must see the file",
+            hint="see the logs of the workers; each needs snaprt and access to the file",
         )
         return gather.of_failure(path, lost)
     return model.from_json(said)

@@ -35,6 +35,7 @@ from snaprt_replay.report.model import (
     Side,
     Status,
     facts,
+    verdict_word,
 )
 from snaprt_replay.report.saved import headline_of
 from snaprt_replay.report.shown import shell_word
@@ -129,7 +130,7 @@ def of_trial(trial: Trial, words: Sequence[str] = ()) -> Report:
         path=str(case.path),
         headline=Headline(
             _JUDGED.get(judgement.kind, "bad"),
-            judgement.kind.upper(),
+            verdict_word(judgement.kind),
             judgement.sentence.removeprefix(f"{judgement.kind}: "),
         ),
         format=case.format,
@@ -248,7 +249,7 @@ def of_trace_error(path: Path) -> Report | None:
         headline = Headline("ok", "REPRODUCES", "the same operation raises the same error")
     else:
         what = recorded.primitive or recorded.function
-        other = f"the operation raises another error, {raised.kind}: {raised.message}"
+        other = f"the operation raises a different error, {raised.kind}: {raised.message}"
         none = f"{what} raises no error with these operands and parameters"
         sentence = raised.obstacle or (other if raised.kind else none)
         headline = Headline("bad", "DOES NOT REPRODUCE", sentence)
@@ -267,7 +268,7 @@ def of_trace_error(path: Path) -> Report | None:
         raised=dataclasses.asdict(raised),
         commands=(
             Command("Replay it again", f"snaprt replay {file}"),
-            Command("See what is in it", f"snaprt inspect {file}"),
+            Command("Show what it contains", f"snaprt inspect {file}"),
         ),
     )
 
@@ -353,8 +354,11 @@ def _commands(
     )
     return (
         Command("Replay it again", f"snaprt replay {file}{options}"),
-        Command("See what is in it", f"snaprt inspect {file}"),
-        Command("Find the operation where it starts", f"snaprt localize {file}{sides}{localize}"),
+        Command("Show what it contains", f"snaprt inspect {file}"),
+        Command(
+            "Find the operation where the difference starts",
+            f"snaprt localize {file}{sides}{localize}",
+        ),
         Command(
             "Find the smallest program that still shows it", f"snaprt minify {file}{sides}{minify}"
         ),

@@ -103,8 +103,8 @@ def _recorded_files(folder: Path) -> list[Path]:
     ]
     if not kept:
         raise UsageError(
-            f"{folder} holds no recorded execution",
-            hint=f"looked for {', '.join(_RECORDED)}, in folders below it too",
+            f"{folder} holds no recorded executions",
+            hint=f"searched for {', '.join(_RECORDED)}, including subfolders",
         )
     return kept
 
@@ -189,5 +189,5 @@ def _save(path: Path, arrays: Sequence[NamedArray]) -> None:
     except OSError as error:
         raise UsageError(
             f"cannot save outputs to {path}: {error.strerror or error}",
-            hint="is the folder there, is the disk full?",
+            hint="check that the directory exists and that the disk is not full",
         ) from error

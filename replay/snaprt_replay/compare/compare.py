@@ -81,7 +81,7 @@ def compare_arrays(
             there = Signature(actual.shape, actual.dtype)
             here = Signature(expected.shape, expected.dtype)
             return dataclasses.replace(
-                blank, verdict=MISMATCH, reason=f"another {what}: {there} instead of {here}"
+                blank, verdict=MISMATCH, reason=f"different {what}: {there} instead of {here}"
             )
     flat_expected, flat_actual = _flat(expected), _flat(actual)
     if floatbits.is_float(flat_expected.dtype):
@@ -235,7 +235,7 @@ _CONFUSIONS = (
     ("nan_only_actual", "NaN on the actual side only"),
     ("inf_only_expected", "infinite on the expected side only"),
     ("inf_only_actual", "infinite on the actual side only"),
-    ("inf_sign", "infinite with another sign"),
+    ("inf_sign", "infinite with the opposite sign"),
 )
 _HARMLESS = (
     ("zero_sign", "signs of zero"),
@@ -259,5 +259,5 @@ def _why_beyond(result: OutputComparison, first: Place | None) -> str:
 def _why_within(result: OutputComparison) -> str:
     share = _share(result.differing, result.elements)
     if not result.max_ulp:  # only zeros' signs and NaNs' bits
-        return f"{share} differ in {' and '.join(_counts(result.specials, _HARMLESS))} alone"
+        return f"{share} differ, only in {' and '.join(_counts(result.specials, _HARMLESS))}"
     return f"{share} differ, by at most {result.max_ulp} ulp"

@@ -124,12 +124,12 @@ def _compare_sides(
     found = []
     for one, two in zip(left, right, strict=False):
         comparison = compare_arrays(one.name, one.value, two.value, _EXACTLY)
-        renamed = f"is called {two.name} in the second" if one.name != two.name else ""
+        renamed = f"is named {two.name} in B" if one.name != two.name else ""
         reason = renamed or (comparison.reason if not comparison.differing else "")
         found.append(ArrayDifference(role, one.name, reason, comparison))
     count = len(found)
-    for which, rest in (("first", left[count:]), ("second", right[count:])):
-        found += [ArrayDifference(role, one.name, f"is in the {which} alone", None) for one in rest]
+    for which, rest in (("A", left[count:]), ("B", right[count:])):
+        found += [ArrayDifference(role, one.name, f"is only in {which}", None) for one in rest]
     return found
 
 
@@ -185,5 +185,5 @@ def _lines(case: Case) -> list[str]:
     try:
         module = jaxapi.parse_module(case.stablehlo)
     except ValueError as error:
-        raise SnapshotError(f"the module in {case.path} cannot be read: {error}") from error
+        raise SnapshotError(f"cannot read the module in {case.path}: {error}") from error
     return jaxapi.stablehlo_to_compare(module, _LARGEST_CONSTANT).splitlines()

@@ -191,7 +191,7 @@ class Comparison:
         bad = [output for output in self.outputs if output.verdict == MISMATCH]
         if not bad:
             inexact = sum(output.verdict == WITHIN_TOLERANCE for output in self.outputs)
-            return f"{count} {noun} within tolerance, {inexact} of them not bit for bit"
+            return f"{count} {noun} within tolerance, {inexact} of them not identical bit for bit"
         first = bad[0]
         return f"{len(bad)} of {count} {noun} differ; first: {first.name}, {first.reason}"
 
@@ -227,11 +227,11 @@ def comparison_from_json(data: Mapping[str, Any]) -> Comparison:
         UsageError: It is something else, or from a newer snaprt.
     """
     if data.get("schema") != SCHEMA:
-        raise UsageError("this JSON is not a comparison that snaprt saved")
+        raise UsageError("this JSON is not a comparison saved by snaprt")
     if data.get("version") != SCHEMA_VERSION:
         raise UsageError(
-            f"this comparison has version {data.get('version')}, "
-            f"this snaprt reads version {SCHEMA_VERSION}",
+            f"this comparison has version {data.get('version')}; this snaprt reads version "
+            f"{SCHEMA_VERSION}",
             hint="update snaprt",
         )
     return read_as(Comparison, data)

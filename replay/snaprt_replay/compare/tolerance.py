@@ -60,7 +60,7 @@ class ToleranceRequest:
             if value is not None and not value >= 0:
                 raise UsageError(
                     f"{field.name} must be a number of at least 0, not {value}",
-                    hint="0 asks for exact equality",
+                    hint="0 requires equality",
                 )
 
     @property
@@ -98,21 +98,21 @@ DEFAULTS = (
         "float64, float32, complex128, complex64",
         128,
         4,
-        "the rounding error one expects of a sum of 128 * 128 terms taken in another order",
+        "the expected rounding error of a sum of 128 * 128 terms added in a different order",
     ),
     DefaultTolerance(
         2.0**-7,
         "float16, bfloat16",
         4,
         2,
-        "sums are carried in float32, so a result is rounded a few times only",
+        "sums use float32, so a result is rounded only a few times",
     ),
     DefaultTolerance(
         1.0,
         "float8, float6 and float4 kinds",
         1,
         1,
-        "the neighboring value: a step of these types is large already",
+        "the adjacent value: one step of these types is already large",
     ),
 )
 

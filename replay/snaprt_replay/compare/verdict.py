@@ -223,7 +223,7 @@ def _judge_side(side: Evidence, yardstick: Yardstick | None, names: Sequence[str
         differs = float("inf") if side.other_runs else None
         return SideJudgement(side.name, self_score=differs)
     if [value.shape for value in side.outputs] != [value.shape for value in yardstick.outputs]:
-        return SideJudgement(side.name, "its outputs have other shapes than the reference's")
+        return SideJudgement(side.name, "the shapes of its outputs differ from the reference's")
     outputs = distances(side.outputs, yardstick.outputs, yardstick, names)
     between = [
         distance.score
@@ -400,8 +400,8 @@ def _sentence(
             if side.self_score is not None and side.self_score > LIMIT
         ]
         return (
-            f"{' and '.join(restless)} does not agree with itself: "
-            "two of its runs differ by more than rounding explains"
+            f"{' and '.join(restless)} is non-deterministic: two runs differ by more than "
+            "rounding explains"
         )
     if kind == "cannot be judged":
         failed = [
@@ -414,14 +414,14 @@ def _sentence(
     assert yardstick is not None
     if kind == "within rounding":
         return (
-            f"both are within rounding: A is at most {a.score:.2g} times, B at most {b.score:.2g} "
-            f"times as far from {yardstick.name} as rounding explains"
+            f"both are within rounding: their distance from {yardstick.name} is at most "
+            f"{a.score:.2g} (A) and {b.score:.2g} (B) times what rounding explains"
         )
     if kind == "ill-conditioned":
         return (
-            "the program is ill-conditioned here: A and B differ, and rounding alone explains it "
-            f"(A is at most {a.score:.2g} times, B at most {b.score:.2g} times as far from "
-            f"{yardstick.name})"
+            "the program is ill-conditioned here: A and B differ, but rounding explains it "
+            f"(their distance from {yardstick.name} is at most {a.score:.2g} (A) and "
+            f"{b.score:.2g} (B) times what rounding explains)"
         )
     wrong = [f"{letter} ({side.name}): {_how_wrong(side)}" for letter, side in sides.items()]
     right = [not side.wrong for side in sides.values()]
@@ -437,13 +437,13 @@ def _how_wrong(side: SideJudgement) -> str:
     where = f"[{','.join(map(str, worst.worst))}]" if worst.worst else ""
     if worst.specials:
         return (
-            f"{worst.name} has {worst.specials} elements that are NaN or infinite and should not "
-            f"be, or the reverse, such as {worst.name}{where}"
+            f"{worst.specials} elements of {worst.name} are NaN or infinite but should not be, "
+            f"or the reverse, such as {worst.name}{where}"
         )
     if worst.score == float("inf"):
-        return f"{worst.beyond} elements of {worst.name} have another value, such as {where}"
+        return f"{worst.beyond} elements of {worst.name} have wrong values, such as {where}"
     return (
-        f"{worst.name}{where} is off by {worst.error:.3g} where rounding explains "
-        f"{worst.explained:.2g}, {worst.score:.3g} times as much "
-        f"({worst.beyond} elements are beyond {LIMIT:g} times)"
+        f"{worst.name}{where} is off by {worst.error:.3g}, {worst.score:.3g} times the "
+        f"{worst.explained:.2g} that rounding explains ({worst.beyond} elements are beyond "
+        f"{LIMIT:g} times)"
     )

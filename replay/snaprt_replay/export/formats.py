@@ -95,7 +95,7 @@ def write_safetensors(case: Case, path: Path) -> None:
         raise
     except Exception as error:  # of its own kind, which changed between versions
         raise UsageError(
-            f"safetensors cannot hold all arrays of {case.path}: {error}", hint="--to npz can"
+            f"safetensors cannot hold all arrays of {case.path}: {error}", hint="use --to npz"
         ) from error
 
 
@@ -141,7 +141,7 @@ def write_hlo_snapshot(case: Case, path: Path) -> None:
 
 def _too_large(case: Case, size: int) -> UsageError:
     return UsageError(
-        f"{case.path} holds {size:,} bytes, more than XLA's HloSnapshot can (2 GiB)",
+        f"{case.path} holds {size:,} bytes, more than XLA's HloSnapshot can hold (2 GiB)",
         hint="XLA would write an empty file; --to npz and --to python have no such limit",
     )
 
@@ -225,13 +225,13 @@ FORMS: Final[Mapping[str, Form]] = {
     "npz": Form(write_npz, True, False, "the arrays, for numpy.load"),
     "safetensors": Form(write_safetensors, True, False, "the arrays, as safetensors"),
     "stablehlo": Form(
-        _write_stablehlo, False, False, "the module: text into FILE.mlir, else bytecode"
+        _write_stablehlo, False, False, "the module: text for FILE.mlir, else bytecode"
     ),
     "python": Form(
         write_script,
         True,
         True,
-        "a folder with a script that runs it with jax and numpy alone, and compares",
+        "a folder with a script that runs and compares it, using only jax and numpy",
     ),
 }
 
@@ -256,19 +256,20 @@ def export(path: Path, to: str, out: Path, *, replace: bool = False) -> Case:
     form = FORMS[to]
     if out.is_dir() or (out.exists() and not replace):
         raise UsageError(
-            f"{out} is there already", hint="name another path, or say --replace for a file"
+            f"{out} already exists", hint="name another path, or pass --replace to overwrite a file"
         )
     case = load(path)
     if form.needs_arrays and case.inputs is None and case.outputs is None:
         raise UsageError(
-            f"{path} holds a module without arrays, of which --to {to} has nothing to write",
-            hint=f"--to stablehlo writes the module; `snaprt replay {path} --random 0 --save "
-            "FILE.npz` gives it inputs",
+            f"{path} holds a module without arrays, so --to {to} has nothing to write",
+            hint=f"use --to stablehlo for the module; `snaprt replay {path} --random 0 --save "
+            "FILE.npz` creates inputs",
         )
     if form.one_device and case.devices > 1:
         raise UsageError(
-            f"{path} is of a program on {case.devices} devices, which --to {to} cannot hold",
-            hint="npz, safetensors and stablehlo can",
+            f"{path} is part of a program on {case.devices} devices, which --to {to} does not "
+            "support",
+            hint="use npz, safetensors or stablehlo",
         )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -226,7 +226,7 @@ def verify(module: XlaMessage) -> None:
     declared = [*shape.parameters, shape.result]
     actual = [one.shape for one in (*parameters(entry), root_instruction(entry))]
     if list(map(_kinds, declared)) != list(map(_kinds, actual)):
-        raise _malformed(entry, "has not the parameters and result that the module declares")
+        raise _malformed(entry, "does not have the parameters and result that the module declares")
 
 
 def _kinds(shape: XlaMessage) -> list[tuple[int, ...]]:
@@ -245,23 +245,26 @@ def _verify_computation(computation: XlaMessage, parameter_counts: Mapping[int, 
         called = list(instruction.called_computation_ids)
         uncallable = [one for one in called if one not in parameter_counts]
         if uncallable:
-            raise _malformed(computation, f"{place} calls {uncallable[0]}, which is not there")
+            raise _malformed(computation, f"{place} calls {uncallable[0]}, which does not exist")
         count = len(instruction.operand_ids)
         exact = _EXACT.get(instruction.opcode, count)
         if instruction.opcode in ("call", "fusion"):
             exact = parameter_counts[called[0]] if called else -1
         if count != exact or count < _LEAST.get(instruction.opcode, 0):
             raise _malformed(
-                computation, f"{place} reads {count} values ({instruction.opcode} does not)"
+                computation,
+                f"{place} reads {count} values, the wrong number for {instruction.opcode}",
             )
         if instruction.id & _LOW_BITS in low_ids:
-            raise _malformed(computation, f"{place} shares its id with another")
+            raise _malformed(computation, f"{place} has the same id as another instruction")
         if instruction.name in names:
-            raise _malformed(computation, f"{place} shares its name with another")
+            raise _malformed(computation, f"{place} has the same name as another instruction")
         if not instruction.opcode:
             raise _malformed(computation, f"{place} has no operation")
         if not _tuples_agree(instruction, defined):
-            raise _malformed(computation, f"{place} is a tuple of another length than its parts")
+            raise _malformed(
+                computation, f"{place} is a tuple with a different length than its parts"
+            )
         defined[instruction.id] = instruction
         low_ids.add(instruction.id & _LOW_BITS)
         names.add(instruction.name)
@@ -288,5 +291,5 @@ def _tuples_agree(instruction: XlaMessage, defined: Mapping[int, XlaMessage]) ->
 def _malformed(computation: XlaMessage, what: str) -> SnapshotError:
     return SnapshotError(
         f"Not a well-formed HLO module: computation {computation.name!r} {what}.",
-        hint="The file is damaged, or was written by a version of XLA that snaprt does not know.",
+        hint="The file is damaged, or was written by an unknown version of XLA.",
     )

@@ -64,7 +64,7 @@ class Contents:
                 return array
             names.append(array.name)
         raise SnapshotError(
-            f"{self.path} holds no array called {name}",
+            f"{self.path} holds no array named {name}",
             hint=f"it holds: {', '.join(names) or 'no arrays'}",
         )
 
@@ -78,7 +78,7 @@ class Contents:
                 return jaxapi.hlo_text(jaxapi.module_to_hlo_proto(module))
             return jaxapi.stablehlo_text(module)
         except ValueError as error:
-            raise SnapshotError(f"the module in {self.path} cannot be printed: {error}") from error
+            raise SnapshotError(f"cannot print the module in {self.path}: {error}") from error
 
 
 def read(path: str | Path) -> Contents:
@@ -107,7 +107,7 @@ def _of_pack(pack: Path) -> Contents:
         path=pack,
         format=sniff.PACK,
         facts={**shown[0].facts, "holds": ", ".join(one.facts["holds"] for one in shown)},
-        notes=(*shown[0].notes, *(f"holds {name} too: `snaprt ls {pack}`" for name in others)),
+        notes=(*shown[0].notes, *(f"also holds {name}: `snaprt ls {pack}`" for name in others)),
         arrays=lambda: (array for one in shown for array in one.arrays()),
     )
 

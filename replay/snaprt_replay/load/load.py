@@ -38,7 +38,7 @@ def load(
         UsageError: The given inputs do not fit the module.
     """
     if inputs is not None and random_seed is not None:
-        raise UsageError("inputs can come from a file or from a seed, not from both")
+        raise UsageError("inputs can come from a file or a seed, not both")
     path = Path(path)
     case = _LOADERS[sniff.sniff(path)](path)
     if inputs is None and random_seed is None:
@@ -46,11 +46,11 @@ def load(
     parameters = modules.module_parameters(case.stablehlo, path)
     if inputs is not None:
         arrays = modules.read_inputs(Path(inputs), parameters)
-        source = f"the inputs are those of {inputs}"
+        source = f"the inputs are from {inputs}"
     else:
         assert random_seed is not None
         arrays = modules.random_inputs(random_seed, parameters)
-        source = f"the inputs are random, from seed {random_seed}"
+        source = f"the inputs are random, with seed {random_seed}"
     dropped = ", not the recorded ones: there is nothing to compare with" if case.outputs else ""
     return dataclasses.replace(
         case,

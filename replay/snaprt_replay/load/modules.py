@@ -37,7 +37,7 @@ def read_inputs(path: Path, parameters: Sequence[Signature]) -> tuple[NamedArray
         names = list(arrays)
     if len(names) != len(parameters):
         raise UsageError(
-            f"{path} holds {len(names)} arrays, the module takes {len(parameters)} inputs",
+            f"{path} holds {len(names)} arrays, but the module takes {len(parameters)} inputs",
             hint=f"it takes: {', '.join(map(str, parameters)) or 'none'}",
         )
     return tuple(
@@ -47,7 +47,7 @@ def read_inputs(path: Path, parameters: Sequence[Signature]) -> tuple[NamedArray
 
 
 def _read_npz(path: Path) -> Mapping[str, np.ndarray]:
-    wanted = "an .npz file is what numpy.savez(FILE, arg0=..., arg1=...) writes"
+    wanted = "write an .npz file with numpy.savez(FILE, arg0=..., arg1=...)"
     try:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
@@ -65,8 +65,8 @@ def _as_expected(value: np.ndarray, expected: Signature, what: str) -> np.ndarra
         value = value.view(expected.dtype)  # NumPy saves ml_dtypes' types as nameless bytes
     if value.shape != expected.shape or value.dtype.newbyteorder("=") != expected.dtype:
         raise UsageError(
-            f"{what} is {Signature(value.shape, value.dtype)}, the module takes {expected}",
-            hint=f"save it as: array.astype('{expected.dtype.name}').reshape({expected.shape})",
+            f"{what} is {Signature(value.shape, value.dtype)}, but the module takes {expected}",
+            hint=f"convert it: array.astype('{expected.dtype.name}').reshape({expected.shape})",
         )
     return np.ascontiguousarray(value.astype(expected.dtype, copy=False)).reshape(expected.shape)
 
@@ -136,7 +136,7 @@ def module_parameters(stablehlo: bytes, path: Path) -> tuple[Signature, ...]:
         lines = [line for line in str(error).splitlines() if line.strip()]
         why = next((line for line in lines if "error:" in line), (lines or ["no reason given"])[0])
         raise SnapshotError(
-            f"the module in {path} cannot be read: {why.strip()}",
-            hint="the file is damaged, or holds dialects that this jaxlib does not know",
+            f"cannot read the module in {path}: {why.strip()}",
+            hint="the file is damaged, or uses dialects that this jaxlib does not support",
         ) from error
     return tuple(Signature(tuple(shape), np.dtype(dtype)) for shape, dtype in parameters)

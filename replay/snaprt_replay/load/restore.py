@@ -38,7 +38,7 @@ _NOTES = {
     "layout": "layouts were dropped",
     "schedule": "the schedule was dropped",
     "donation": "the donation of inputs was dropped",
-    "generator": "beware: it draws from the device's own generator, other numbers at each run",
+    "generator": "warning: it uses the device's own random numbers, which differ in each run",
 }
 
 
@@ -97,14 +97,15 @@ def _refuse_exchanges(module: XlaMessage) -> None:
         if instruction.opcode in _EXCHANGES:
             raise SnapshotError(
                 f"Module {module.name!r} exchanges data with the host or another device while it "
-                f"runs ({instruction.opcode} {instruction.name!r}): it cannot be replayed alone."
+                f"runs ({instruction.opcode} {instruction.name!r}), so it cannot be replayed "
+                "alone."
             )
         if _is_callback(instruction) and not _gives_nothing(instruction.shape):
             raise SnapshotError(
                 f"Module {module.name!r} calls back into Python ({instruction.name}, "
                 f"{instruction.metadata.op_name or instruction.custom_call_target}): a host "
                 "callback cannot be replayed.",
-                hint="Take the callback (jax.pure_callback, io_callback) out of the compiled "
+                hint="Remove the callback (jax.pure_callback, io_callback) from the compiled "
                 "function and record it again.",
             )
 
@@ -207,8 +208,8 @@ def _require(holds: bool, instruction: XlaMessage) -> None:
     if not holds:
         raise SnapshotError(
             f"Bitcast {instruction.name!r} does not keep the number of bytes of its operand.",
-            hint="The module is damaged, or its shapes are padded for a device that snaprt does "
-            "not know; record the program with snaprt instead.",
+            hint="The module is damaged, or its shapes are padded for an unknown device; record "
+            "the program with snaprt instead.",
         )
 
 
@@ -280,7 +281,7 @@ def _update(instruction: XlaMessage, restoration: _Restoration) -> Sequence[XlaM
 def _started_by(instruction: XlaMessage, restoration: _Restoration) -> XlaMessage:
     start = restoration.started.get(_only_operand(instruction))
     if start is None:
-        raise SnapshotError(f"{instruction.opcode} {instruction.name!r} finishes what never began.")
+        raise SnapshotError(f"{instruction.opcode} {instruction.name!r} has no matching start.")
     return start
 
 

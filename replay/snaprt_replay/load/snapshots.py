@@ -49,10 +49,10 @@ def _of_one_device(file: SnapshotFile) -> Case:
         if execution.run_number > 1 and inputs_path is not None:
             outputs_path = sibling_outputs(inputs_path)
         if inputs_path is None:
-            notes.append(f"{path.name} holds outputs, and there is no .inputs.snap beside it")
+            notes.append(f"{path.name} holds outputs, but there is no .inputs.snap next to it")
     elif outputs_path is None:
         expected = path.name.removesuffix(schema.SUFFIXES["inputs"]) + schema.SUFFIXES["outputs"]
-        notes.append(f"there is no {expected} beside it: nothing to compare with")
+        notes.append(f"there is no {expected} next to it: nothing to compare with")
     if execution.error.strip():
         notes.append(f"recorded when this was raised: {execution.error.strip().splitlines()[0]}")
     inputs = _arrays(open_snapshot(inputs_path), "inputs") if inputs_path else None
@@ -62,7 +62,8 @@ def _of_one_device(file: SnapshotFile) -> Case:
         why = contradiction(execution, other.manifest.execution)
         if why:
             raise SnapshotError(
-                f"{path} and {outputs_path.name} are of different executions: of the latter, {why}",
+                f"{path} and {outputs_path.name} are from different executions "
+                f"({outputs_path.name}: {why})",
                 hint="one of them was renamed or overwritten; record again",
             )
         outputs = _arrays(other, "outputs")
@@ -90,15 +91,17 @@ def _of_devices(file: SnapshotFile) -> Case:
     notes = [f"joined from {len(files)} files: {len(execution.devices)} devices"]
     processes = len({device.process for device in execution.devices})
     if processes > 1:
-        notes[0] += f" of {processes} processes, whose collectives may have added in another order"
+        notes[0] += (
+            f" of {processes} processes, whose collectives may have added in a different order"
+        )
     if inputs is None:
-        notes.append("there are no files with inputs beside it")
+        notes.append("there are no files with inputs next to it")
     if outputs is None:
-        notes.append("there are no files with outputs beside it: nothing to compare with")
+        notes.append("there are no files with outputs next to it: nothing to compare with")
     differing = [array for array in inputs or () if array.copies_differ]
     if differing:
         names = ", ".join(array.name for array in differing)
-        notes.append(f"copies on different devices differ, and each device gets its own: {names}")
+        notes.append(f"copies on different devices differ, so each device gets its own: {names}")
     second = None
     if outputs is not None and has_any(file, "outputs", 2):
         joined = files_of_devices(file, "outputs", 2)
@@ -151,11 +154,11 @@ def _as_redacted(case: Case, file: SnapshotFile) -> Case:
     redacted = file.manifest.execution.redacted
     if not redacted:
         return case
-    notes = [f"redacted before it was shared: {', '.join(redacted)}"]
+    notes = [f"redacted before sharing: {', '.join(redacted)}"]
     if "values" in redacted:
         notes.append(
-            "the inputs are drawn from a seed, with the statistics of the recorded ones: there are "
-            "no recorded outputs to compare with"
+            "the inputs are drawn from a seed, with the statistics of the recorded ones, so "
+            "there are no recorded outputs to compare with"
         )
         case = dataclasses.replace(case, outputs=None, second_outputs=None, output_parts=())
     return dataclasses.replace(case, notes=(*case.notes, *notes))
@@ -164,8 +167,8 @@ def _as_redacted(case: Case, file: SnapshotFile) -> Case:
 def _arrays(file: SnapshotFile, role: schema.Role) -> tuple[NamedArray, ...]:
     if file.role != role:
         raise SnapshotError(
-            f"{file.path} is called as if it held {role}, but it holds {file.role}",
-            hint="the file was renamed; give it its name back",
+            f"the name of {file.path} says {role}, but it holds {file.role}",
+            hint="the file was renamed; restore its name",
         )
     return tuple(NamedArray(name, file.array(name)) for name in file.array_names)
 
@@ -186,7 +189,7 @@ def _joined_array(files: Sequence[SnapshotFile], name: str) -> ShardedArray:
         if index is None:
             raise SnapshotError(
                 f"{file.path} does not say which part of {name} it holds",
-                hint="a snaprt before format 1.1 wrote it; record the execution again",
+                hint="it was written before format 1.1; record the execution again",
             )
         # Without a digest its values were left out, and are drawn anew: the same for each copy.
         same = (record.digest, str(index))
@@ -200,8 +203,8 @@ def _joined_array(files: Sequence[SnapshotFile], name: str) -> ShardedArray:
     if not joined.fills_whole():
         names = ", ".join(file.path.name for file in files)
         raise SnapshotError(
-            f"the parts of {name} do not make up the whole array of shape {list(shape)}: {names}",
-            hint="the files are of different executions, or were put together by hand",
+            f"the parts of {name} do not form the whole array of shape {list(shape)}: {names}",
+            hint="the files are from different executions, or were assembled by hand",
         )
     return joined
 
@@ -211,8 +214,8 @@ def _partitioning(file: SnapshotFile) -> jaxapi.Partitioning:
         return jaxapi.partitioning_of_options(file.module.compile_options)
     except ValueError as error:
         raise SnapshotError(
-            f"the compile options in {file.path} cannot be read: {error}",
-            hint="another jaxlib may read them; the file says which one wrote it",
+            f"cannot read the compile options in {file.path}: {error}",
+            hint="try the jaxlib that wrote it, as recorded in the file",
         ) from error
 
 
@@ -241,8 +244,7 @@ def readable_module(file: SnapshotFile) -> tuple[bytes, tuple[str, ...]]:
             hint=f"replay it with jaxlib {writer} or a later one",
         ) from error
     return stablehlo, (
-        f"jaxlib {here} cannot read the StableHLO of jaxlib {writer}: "
-        "the module is made of its HLO",
+        f"jaxlib {here} cannot read the StableHLO of jaxlib {writer}: using its HLO instead",
     )
 
 

@@ -44,7 +44,7 @@ def sniff(path: Path) -> str:
             content = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
         raise SnapshotError(
-            f"there is no file {path}", hint="check the path; is the disk mounted?"
+            f"there is no file {path}", hint="check the path and that the disk is mounted"
         ) from error
     except IsADirectoryError as error:
         raise SnapshotError(
@@ -64,17 +64,17 @@ def sniff(path: Path) -> str:
             return name
     raise SnapshotError(
         f"{path} is not a file that snaprt can replay{_what_it_is(head)}",
-        hint=f"these can be replayed: {', '.join(FORMATS)}",
+        hint=f"supported files: {', '.join(FORMATS)}",
     )
 
 
 def _why_empty(path: Path) -> str:
     if path.suffix == ".pb":
         return (
-            "XLA writes an empty file where a snapshot would be over 2 GB; "
-            "record the program with snaprt, whose files have no such limit"
+            "XLA writes an empty file for snapshots over 2 GB; record the program with snaprt, "
+            "which has no such limit"
         )
-    return "the program that wrote it may have been ended, or its disk full"
+    return "the program that wrote it may have been killed, or its disk may have been full"
 
 
 def _is_bytecode(head: bytes) -> bool:
@@ -176,4 +176,4 @@ def _what_it_is(head: bytes) -> str:
     for magic, words in _FOREIGN:
         if head.startswith(magic):
             return f": it looks like {words}"
-    return ": it is text, but no module" if _text(head) else ""
+    return ": it is text, but not a module" if _text(head) else ""

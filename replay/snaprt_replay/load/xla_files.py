@@ -86,7 +86,8 @@ def load_unoptimized_snapshot(path: Path) -> Case:
     if len(snapshot.partitions) > 1:
         raise SnapshotError(
             f"{path}: the program ran on {len(snapshot.partitions)} devices at once.",
-            hint="XLA's snapshots can be replayed from programs of one device; record with snaprt.",
+            hint="XLA's snapshots can be replayed only for programs on one device; record with "
+            "snaprt.",
         )
     arguments = snapshot.partitions[0].arguments if snapshot.partitions else []
     inputs, unread = _arguments(arguments, path)
@@ -116,8 +117,8 @@ def load_hlo_module(path: Path) -> Case:
             continue
         return _load(path, sniff.HLO_MODULE, module)
     raise SnapshotError(
-        f"{path}: not a whole xla.HloProto or xla.HloModuleProto message.",
-        hint="The file is cut short, damaged, or of another kind; dump it again.",
+        f"{path}: not a complete xla.HloProto or xla.HloModuleProto message.",
+        hint="The file is truncated, damaged, or of another kind; dump it again.",
     )
 
 
@@ -131,14 +132,14 @@ def load_hlo_text(path: Path) -> Case:
         text = _read(path).decode()
         if _ELIDED.search(text):
             raise SnapshotError(
-                f"{path}: large constants were left out of the text, as `constant({{...}})`.",
+                f"{path}: large constants are missing from the text (`constant({{...}})`).",
                 hint="Dump it with --xla_dump_large_constants, or as a proto with "
                 "--xla_dump_hlo_as_proto.",
             )
         proto = jaxapi.parse_hlo_text(text)
     except ValueError as error:  # UnicodeDecodeError is one
         raise SnapshotError(
-            f"{path}: not HLO text that this XLA can parse: {error}",
+            f"{path}: this XLA cannot parse the HLO text: {error}",
             hint="HLO text changes between versions of XLA; try the jaxlib that wrote it.",
         ) from error
     return _load(path, sniff.HLO_TEXT, parse(HloModuleProto, proto, path))
@@ -155,7 +156,7 @@ def _read(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise SnapshotError(f"{path} cannot be read: {error.strerror}.") from error
+        raise SnapshotError(f"cannot read {path}: {error.strerror}.") from error
     if not content:
         raise SnapshotError(
             f"{path} is empty: XLA writes an empty file when the data exceeds 2 GB.",
@@ -178,8 +179,8 @@ def _arguments(literals: Sequence[XlaMessage], path: Path) -> tuple[_Arrays | No
     if not unread:
         return _arrays(literals, path), ()
     return None, [
-        f"XLA wrote no value for argument {', '.join(unread)}, which it could not read back: give "
-        "the inputs with --inputs, or random ones with --random"
+        f"XLA wrote no value for argument {', '.join(unread)} because it could not read it back: "
+        "pass the inputs with --inputs, or random ones with --random"
     ]
 
 
@@ -192,8 +193,8 @@ def _recorded_results(snapshot: XlaMessage, path: Path) -> tuple[_Arrays | None,
     if len(outputs) == len(expected):
         return outputs, ()
     return None, [
-        f"XLA recorded {len(outputs)} of {len(expected)} results, as it does when an input is "
-        "donated, or the file is cut short: nothing to compare with"
+        f"XLA recorded {len(outputs)} of {len(expected)} results: an input was donated, or the "
+        "file is truncated; there is nothing to compare with"
     ]
 
 
@@ -210,18 +211,18 @@ def _module_of_snapshot(
             and len(found.partitions) == 1
             and _have_same_bits(found.partitions[0].arguments, inputs)
         ):
-            return found.hlo_module, [f"the module is the unoptimized one of {other.name}"]
+            return found.hlo_module, [f"using the unoptimized module of {other.name}"]
     libraries = library_calls(own)
     if not libraries:
         return own, []
     for other in _beside(path, ".before_optimizations.hlo.pb"):
         found = _parse_if_possible(HloProto, other)
         if found is not None and _same_signature(found.hlo_module, own):
-            return found.hlo_module, [f"the module is the unoptimized one of {other.name}"]
+            return found.hlo_module, [f"using the unoptimized module of {other.name}"]
     return own, [
-        f"the optimized module calls the device's own libraries ({', '.join(libraries)}): it "
-        f"replays only on {snapshot.execution_platform or 'such a device'}. Dump it with "
-        "--xla_dump_hlo_as_proto as well to have the module before optimization beside it"
+        f"the optimized module calls device libraries ({', '.join(libraries)}): it replays only "
+        f"on {snapshot.execution_platform or 'such a device'}. To dump the module before "
+        "optimization next to it, add --xla_dump_hlo_as_proto"
     ]
 
 
@@ -323,7 +324,7 @@ def _load(
                     signature.append(Signature(tuple(shape.dimensions), dtype_of(shape)))
     except ValueError as error:
         raise SnapshotError(
-            f"{path}: its module cannot be said in StableHLO: {error}",
+            f"{path}: cannot convert its module to StableHLO: {error}",
             hint="Record the program with snaprt instead, or dump its unoptimized module with "
             "--xla_dump_hlo_unoptimized_snapshots.",
         ) from error
@@ -350,7 +351,7 @@ def _check_inputs(path: Path, inputs: _Arrays, signature: Sequence[Signature]) -
     recorded = [Signature(value.shape, value.dtype) for value in inputs]
     if recorded != list(signature):
         raise SnapshotError(
-            f"{path}: the recorded arguments ({', '.join(map(str, recorded))}) are not what the "
-            f"module takes, ({', '.join(map(str, signature))}).",
-            hint="XLA leaves out arguments that it could not read back; record with snaprt.",
+            f"{path}: the recorded arguments ({', '.join(map(str, recorded))}) do not match the "
+            f"parameters of the module ({', '.join(map(str, signature))}).",
+            hint="XLA omits arguments that it could not read back; record with snaprt.",
         )

@@ -242,7 +242,7 @@ def _ordered(compared: ComputationDiff, taken: frozenset[Exchange]) -> list[_Key
         key, rest = waiting[-1]
         for each in rest:
             if each in open_:
-                raise CannotCombineError("the two programs order their operations otherwise")
+                raise CannotCombineError("the two programs order their operations differently")
             if each not in made:
                 open_.add(each)
                 waiting.append((each, operands(each)))
@@ -535,12 +535,12 @@ def _literals(one: XlaMessage, other: XlaMessage) -> str:
     try:
         mine, theirs = literal_to_array(one), literal_to_array(other)
     except SnapshotError:
-        return "another constant"
+        return "a different constant"
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-        return "another constant"
+        return "a different constant"
     where = np.argwhere(mine != theirs)
     if not len(where):
-        return "a constant of other bits"
+        return "a constant with different bits"
     first = tuple(map(int, where[0]))
     at = f" at {list(first)}" if mine.ndim else ""
     return f"constant {mine[first]}{at}, {theirs[first]} in the reference"
@@ -549,7 +549,7 @@ def _literals(one: XlaMessage, other: XlaMessage) -> str:
 def _called(compared: ComputationDiff, one: XlaMessage, other: XlaMessage) -> Iterator[str]:
     """Tell how the computations that two instructions call differ."""
     if one.opcode in STEPPED:
-        yield "what it calls takes or gives other shapes"
+        yield "the shapes of the called computation differ"
         return
     here, there = (line.program for line in compared.lines)
     for ids in zip(one.called_computation_ids, other.called_computation_ids, strict=False):
@@ -658,7 +658,7 @@ class _Trial:
         """Return the outputs' error with some operations as the reference has them."""
         key = frozenset(map(id, edits))
         if key not in self.known:
-            self.session.tell(f"with {len(edits)} of the operations as the reference has them")
+            self.session.tell(f"with {len(edits)} of the operations as in the reference")
             self.known[key] = self._run(edits)
         return self.known[key]
 

@@ -197,15 +197,15 @@ def _edited(found: Localization) -> str:
     several = len(found.instructions) > 1
     what = " and ".join(map(place_text, found.instructions))
     return (
-        f"{what} {'differ' if several else 'differs'} between the programs of {found.suspect} and "
-        f"{found.reference}: with {'them' if several else 'it'} as in the reference, the outputs "
-        f"are {after} the tolerance off instead of {before}"
+        f"{what} {'differ' if several else 'differs'} between the programs of {found.suspect} "
+        f"and {found.reference}: with {'them' if several else 'it'} as in the reference, the "
+        f"outputs are off by {after} the tolerance instead of {before}"
     )
 
 
 def _candidates(found: Localization) -> str:
     return (
-        f"no operation can be proven to make the difference of {found.suspect} and "
+        f"no operation can be proven to cause the difference between {found.suspect} and "
         f"{found.reference}; the candidates are {_span(found)}"
     )
 
@@ -216,8 +216,8 @@ def _instruction(found: Localization) -> str:
     what = " or ".join(map(place_text, found.instructions))
     error = max((one.error for one in found.difference), default=math.inf)
     return (
-        f"{what} goes wrong on {found.suspect}: {error_text(error)} the tolerance off "
-        f"{found.reference}, on the same inputs"
+        f"{what} goes wrong on {found.suspect}: with the same inputs, it is off "
+        f"{found.reference} by {error_text(error)} the tolerance"
     )
 
 
@@ -227,28 +227,31 @@ def _interaction(found: Localization) -> str:
     healing = [one.variant for one in found.passes if one.error <= 1.0 and not one.failed]
     by = f"; {', '.join(healing)} is right" if healing else ""
     return (
-        f"{_span(found)} go wrong together on {found.suspect}, and are right as soon as they are "
-        f"cut apart: it is a fusion or a pass over them, not one of them{by}"
+        f"{_span(found)} go wrong together on {found.suspect}, but are right when separated: the "
+        f"cause is a fusion or a pass over them, not one instruction{by}"
     )
 
 
 def _amplification(found: Localization) -> str:
     return (
-        f"no instruction goes wrong beyond its rounding on {found.suspect}; the rounding errors "
-        f"grow most at {_span(found)}: the program is ill-conditioned there"
+        f"no instruction exceeds its rounding error on {found.suspect}; the rounding errors grow "
+        f"most at {_span(found)}: the program is ill-conditioned there"
     )
 
 
 def _nothing(found: Localization) -> str:
     agree = f"{found.suspect} and {found.reference} agree within tolerance: nothing to localize"
     if found.instructions:
-        agree += f"; the programs differ in {_span(found)}, which changes no output by more"
+        agree += (
+            f"; the programs differ in {_span(found)}, which changes no output by more than "
+            "the tolerance"
+        )
     return agree
 
 
 def _unfinished(found: Localization) -> str:
     among = f", and the fault is among {_span(found)}" if found.instructions else ""
-    return f"the budget is spent{among}; run it again to go on"
+    return f"the budget ran out{among}; run it again to continue"
 
 
 def _span(found: Localization) -> str:

@@ -92,14 +92,16 @@ def first_origin(session: Session, frame: Frame, outputs: Values) -> Origin | No
 def origin_sentence(origin: Origin) -> str:
     """Return the answer of a search for NaN and Inf in one sentence."""
     inputs = "finite inputs" if origin.from_finite else f"inputs without {origin.made}"
-    return f"{place_text(origin.place)} makes {origin.made} of {inputs}"
+    return f"{place_text(origin.place)} produces {origin.made} from {inputs}"
 
 
 def no_origin_sentence(suspect: str, nonfinite: bool) -> str:
     """Return the answer of such a search where no operation is the origin."""
     if not nonfinite:
         return f"the outputs of {suspect} are finite"
-    return f"what is not finite on {suspect} comes with the inputs, or is a constant of the program"
+    return (
+        f"the non-finite values on {suspect} come from the inputs, or are constants of the program"
+    )
 
 
 def _all(frame: Frame) -> Region:
@@ -124,7 +126,9 @@ class _Search:
             return self._at_one(frame, region, work[0], known)
         cuts = choose_cuts(line, frame.matching, region, most or COARSE_REGIONS)
         regions = between(region, cuts)
-        self.session.tell(f"{len(work)} instructions: {len(regions)} regions, for {self.made}")
+        self.session.tell(
+            f"{len(work)} instructions: {len(regions)} regions, searching for {self.made}"
+        )
         piece = piece_of(frame, region, regions)
         (tapped,) = run_suspect(self.session, frame, [piece], [known])
         for one in regions:

@@ -229,7 +229,7 @@ def _between_variants(
 
 def _notes_on_regions(path: Sequence[RegionError]) -> tuple[str, ...]:
     wrong = sum(one.made > 1.0 and not one.chosen for one in path if one.depth == 0)
-    return (f"{wrong} more of the first regions go wrong on the same inputs",) if wrong else ()
+    return (f"{wrong} more of the first regions go wrong with the same inputs",) if wrong else ()
 
 
 def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localization:
@@ -244,7 +244,7 @@ def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localizati
     result = dataclasses.replace(result, substituted=(proof.before, proof.after))
     if proof.others:
         places = "1 more place" if proof.others == 1 else f"{proof.others} more places"
-        note = f"the programs differ in {places}, without which the difference goes too"
+        note = f"the programs differ in {places} that do not cause the difference"
         result = dataclasses.replace(result, notes=(*result.notes, note))
     return dataclasses.replace(result, sentence=sentence(result))
 
@@ -293,8 +293,8 @@ def suspect_of(case: Case, asked: Variant | None) -> Variant:
 def _runnable(variant: Variant | None) -> Variant | None:
     if variant is not None and variant.kind == "recorded":
         raise UsageError(
-            "what was recorded has outputs only, there is no program in it to look into",
-            hint="name a side that runs the program, such as the device that it was recorded on",
+            "the recording has only outputs and no program to search",
+            hint="name a side that runs the program, such as the device it was recorded on",
         )
     return variant
 
@@ -308,9 +308,9 @@ def _task(session: Session, sides: tuple[Side, Side], inputs: Sequence[np.ndarra
     compared = aligned(suspect.program, reference.program)
     if signature(compared.lines[0]) != signature(compared.lines[1]):
         raise UsageError(
-            "the two files are not of the same program: their inputs or results differ in number, "
-            "shape or type",
-            hint="`snaprt inspect FILE` shows what a file holds",
+            "the two files do not hold the same program: their inputs or results differ in "
+            "number, shape or type",
+            hint="`snaprt inspect FILE` shows the contents of a file",
         )
     entry = suspect.program.module.entry_computation_id
     one_program = (suspect, dataclasses.replace(reference, program=suspect.program))
@@ -386,8 +386,8 @@ def _notes_on_recorded(
             (error_between(got, one) for got, one in zip(values.values(), recorded, strict=True)),
             default=0.0,
         )
-        gives = "gives" if error <= 1.0 else "does not give"
-        told.append(f"{side.name} {gives} what was recorded ({error_text(error)})")
+        gives = "reproduces" if error <= 1.0 else "does not reproduce"
+        told.append(f"{side.name} {gives} the recorded outputs ({error_text(error)})")
     return tuple(told)
 
 
@@ -397,11 +397,11 @@ def _notes_on_files(case: Case, against: Case | None) -> tuple[str, ...]:
         return ()
     notes = []
     if not _same(case.inputs, against.inputs):
-        notes.append(f"{against.path.name} has other inputs; those of {case.path.name} are used")
+        notes.append(f"{against.path.name} has different inputs; using those of {case.path.name}")
     elif case.outputs is not None and against.outputs is not None:
         same = _same(case.outputs, against.outputs)
         notes.append(
-            f"the two files' recorded outputs are {'the same' if same else 'not the same'}"
+            f"the recorded outputs of the two files are {'identical' if same else 'not identical'}"
         )
     return tuple(notes)
 

@@ -284,7 +284,9 @@ class Search:
             if not cuts:
                 break
             regions = between(steepest, cuts)
-            self._tell(frame, steepest, f"{len(regions)} regions, for what amplifies the error")
+            self._tell(
+                frame, steepest, f"{len(regions)} regions, searching for error amplification"
+            )
             bounds = between(region, [*_inner_bounds(region, steepest, cuts)])
             (carried,) = run_both(self.session, frame, [piece_of(frame, region, bounds)], [known])
         work = frame.line.work(steepest.start, steepest.stop)

@@ -176,7 +176,10 @@ class Session:
                     file.write(np.ascontiguousarray(one).tobytes())
             unfinished.rename(self._state / f"{key}{_ANSWER}")
         except OSError as error:
-            self.tell(f"{self._state} cannot be written ({error.strerror}): nothing is kept there")
+            self.tell(
+                f"cannot write {self._state} ({error.strerror}): the state of the search is "
+                "not saved"
+            )
             self._state = None
 
 
@@ -213,5 +216,5 @@ def _failed(side: Side, outcome: Outcome) -> SnaprtError:
     assert outcome.failure is not None
     return ExecutionError(
         f"{side.name} fails on a part of the program: {outcome.failure}: {outcome.failure.message}",
-        hint="`snaprt minify` finds the smallest program that fails so",
+        hint="`snaprt minify` finds the smallest program with this failure",
     )

@@ -109,7 +109,7 @@ def _see_mismatch(candidate: Candidate, run: Run) -> Symptom | None:
     error = max((error_between(one, other) for one, other in pairs), default=0.0)
     if error <= 1.0:
         return None
-    misplaced = "a NaN or an infinity where none belongs, or none where one does"
+    misplaced = "a NaN or an infinity where there should be none, or none where there should be one"
     return Symptom(misplaced if math.isinf(error) else "wrong values", error)
 
 
@@ -181,8 +181,9 @@ def command(words: Sequence[str], write: Callable[[Candidate, Path], Path]) -> C
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise UsageError(
                 f"the command ended with status {status}: {' '.join(last)}",
-                hint="0 says that the failure does not show, 1 to 127 that it does, 125 that it "
-                "cannot be told; any other status ends the search, as in `git bisect run`",
+                hint="use 0 if the failure does not occur, 1 to 127 if it does, 125 if it "
+                "cannot be determined; any other status ends the search, as in `git bisect "
+                "run`",
             )
         return Symptom(f"{named[0]} says so") if status else None
 

@@ -237,7 +237,7 @@ def issue(
         _against(candidate),
         "## What it is like",
         _neighbor(shrunk),
-        f"It was made smaller from `{Path(case.path).name}` with "
+        f"It was minified from `{Path(case.path).name}` with "
         f"{_count(shrunk.original.instructions)}, where the failure was: {shrunk.first}.",
         "## Versions and flags",
         _fenced("\n".join(f"{name}: {value}" for name, value in _versions(surrounding))),
@@ -262,15 +262,15 @@ def _how_to_see(fails: bool | None) -> str:
     if fails is None:
         return "`python repro.py`, attached, runs it; it needs jax and numpy."
     return (
-        "`python repro.py`, attached, runs it on jax and numpy alone. It did not fail where this "
-        "was written: the failure needs what the snapshot's variant sets up."
+        "`python repro.py`, attached, runs it with only jax and numpy. It did not fail where "
+        "this was written: the failure needs what the variant of the snapshot sets up."
     )
 
 
 def _against(candidate: Candidate) -> str:
     if len(candidate.modules) < 2:
         return ""
-    return "The program that it is compared with:\n\n" + _fenced(_text(candidate, 1))
+    return "The program to compare with:\n\n" + _fenced(_text(candidate, 1))
 
 
 def _text(candidate: Candidate, side: int) -> str:
@@ -281,7 +281,7 @@ def _text(candidate: Candidate, side: int) -> str:
 def _neighbor(shrunk: Shrunk) -> str:
     if shrunk.neighbor is None:
         return ""
-    return f"It passes with one thing changed: {shrunk.neighbor.change}."
+    return f"It passes with one change: {shrunk.neighbor.change}."
 
 
 def _versions(surrounding: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -118,7 +118,7 @@ def minify(
             shrunk = shrink(candidate, check, start, request.patience, taps, tell)
         if shrunk is None:
             return None
-        tell("looking at it once more, in new processes")
+        tell("checking the result in new processes")
         with Workers(request.patience.jobs, request.timeout) as workers:
             start = functools.partial(_start, workers)
             confirmed = still_fails(shrunk, check, start, request.patience)
@@ -139,8 +139,8 @@ def _candidate(
     found = normalized(modules, [one.value for one in case.inputs or ()])
     if found is None:
         raise UsageError(
-            "the two files are not of the same program",
-            hint="`snaprt inspect FILE` shows what a file holds",
+            "the two files do not hold the same program",
+            hint="`snaprt inspect FILE` shows the contents of a file",
         )
     candidate, picks = found
     if request.check != "mismatch":
@@ -163,9 +163,9 @@ def _check_alone(case: Case, module: XlaMessage) -> None:
     for one in instructions(module):
         if "python" in one.custom_call_target and "callback" in one.custom_call_target:
             raise UsageError(
-                f"{case.path}: the program calls back into Python, at {one.name}, which it cannot "
-                "do from a file",
-                hint="leave the callback out: jax.debug.print, jax.pure_callback, io_callback",
+                f"{case.path}: the program calls back into Python at {one.name}, which is "
+                "impossible from a file",
+                hint="remove the callback: jax.debug.print, jax.pure_callback, io_callback",
             )
 
 
@@ -178,8 +178,13 @@ def _compared_with_recorded(
     if right is not None and all(
         error_between(one, other) <= 1.0 for one, other in zip(right, expected, strict=True)
     ):
-        return candidate, ("f64 gives what was recorded, and stands for it in smaller programs",)
-    note = "f64 does not give what was recorded: outputs are left out, but none is cut differently"
+        return candidate, (
+            "f64 reproduces the recorded outputs and replaces them for smaller programs",
+        )
+    note = (
+        "f64 does not reproduce the recorded outputs: minify may drop outputs but not change "
+        "their programs"
+    )
     return dataclasses.replace(candidate, expected=expected), (note,)
 
 

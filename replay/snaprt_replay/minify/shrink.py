@@ -201,7 +201,7 @@ def _nearest(candidate: Candidate) -> Iterator[Candidate]:
     if candidate.expected is None:
         for index, array in enumerate(candidate.inputs):
             (drawn,) = random_inputs(index, [Signature(array.shape, array.dtype)])
-            for values, what in ((np.ones_like(array), "all one"), (drawn.value, "random")):
+            for values, what in ((np.ones_like(array), "all ones"), (drawn.value, "random")):
                 inputs = list(candidate.inputs)
                 inputs[index] = values
                 yield changed(candidate, "neighbor", f"input {index} {what}", inputs=inputs)
@@ -227,14 +227,14 @@ def _jump(candidate: Candidate, judge: Judge, start: Start, tell: Tell) -> Candi
     try:
         found = find(session, _frame(candidate, start))
     except SnaprtError as error:
-        told = f"where it starts cannot be told: {error.message}"
+        told = f"cannot tell where it starts: {error.message}"
         tell(f"{candidate.instructions} instructions: {told}")
         return None
     except BudgetSpentError:
         return None
     if found is None or found.size >= candidate.size:
         return None
-    change = "the region that goes wrong alone"
+    change = "only the region that goes wrong"
     found = dataclasses.replace(found, variants=candidate.variants, view="jump", change=change)
     seen = judge.look_first(found)
     if seen is None:

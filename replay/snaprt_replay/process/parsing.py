@@ -24,15 +24,18 @@ def check_parses(path: Path) -> None:
 
     MLIR answers some damaged bytecode so; what it answers with an error is not looked at here.
     """
-    hint = "get the file again from where it was made"
+    hint = "get the file again from its source"
     status = _parse_alone(path)
     if status == -signal.SIGXCPU:
         raise SnapshotError(
-            f"{path} seems damaged: it could not be read in {_PARSE_SECONDS} seconds", hint=hint
+            f"{path} seems to be damaged: reading it took longer than {_PARSE_SECONDS} seconds",
+            hint=hint,
         )
     if status < 0:
         name = signal.Signals(-status).name
-        raise SnapshotError(f"{path} is damaged: reading it ended the process ({name})", hint=hint)
+        raise SnapshotError(
+            f"{path} is damaged: reading it crashed the process ({name})", hint=hint
+        )
 
 
 def can_parse(module: bytes) -> bool:

@@ -117,8 +117,8 @@ def ulp_histogram(identity: str, output: OutputComparison) -> Markup:
         identity,
         max(width, 200),
         base + 40,
-        f"Distances in ULP of {output.name}",
-        f"Elements by distance in ULP. {told}.",
+        f"ULP distances of {output.name}",
+        f"Elements by ULP distance. {told}.",
         parts,
     )
 
@@ -179,7 +179,7 @@ def box_text(grid: ErrorGrid) -> str:
     axes = ", ".join(
         f"{first}" if first == last else f"{first}:{last + 1}" for first, last in grid.box
     )
-    return f"All that differs lies within [{axes}]."
+    return f"All differences are within [{axes}]."
 
 
 def _map(
@@ -326,9 +326,9 @@ def neighborhood(identity: str, around: Neighborhood, most_in_row: int = WIDE) -
         identity,
         round(layout.width),
         round(layout.height),
-        "The program around what is at fault",
+        "The program around the fault",
         f"{len(around.nodes)} instructions and {len(around.edges)} edges around {at_fault}; the "
-        "table below has the same in words.",
+        "table below lists them.",
         parts,
     )
 

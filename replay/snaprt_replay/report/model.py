@@ -45,6 +45,11 @@ class Headline:
     sentence: str
 
 
+def verdict_word(kind: str) -> str:
+    """Return the headline's word for a kind of verdict."""
+    return "NON-DETERMINISTIC" if kind == "does not agree with itself" else kind.upper()
+
+
 @dataclasses.dataclass(frozen=True)
 class Fact:
     """One thing about where the file was recorded and where it was replayed.
@@ -212,14 +217,14 @@ class ErrorGrid:
     def __post_init__(self) -> None:
         """Raise ValueError unless there are as many cells as it says."""
         if not len(self.errors) == len(self.specials) == self.rows * self.columns:
-            raise ValueError("a grid has not as many cells as it says")
+            raise ValueError("a grid does not have as many cells as it declares")
 
 
 #: What a cell of the NaN and Inf map says, by its mark; a cell has the largest one of its elements.
 SPECIALS: Final = (
     "finite on both sides",
     "NaN or Inf, the same on both sides",
-    "Inf on one side, or of another sign",
+    "Inf on one side, or with different signs",
     "NaN on the expected side only",
     "NaN on the actual side only",
 )
@@ -264,10 +269,10 @@ class Neighborhood:
         """Raise ValueError unless it can be drawn, edges leading down."""
         nodes = self.nodes
         if any(not 0 <= node.level <= len(nodes) for node in nodes) or not nodes:
-            raise ValueError("a node stands in no row")
+            raise ValueError("a node is in no row")
         for start, stop in self.edges:
             if not (0 <= start < len(nodes) and 0 <= stop < len(nodes)):
-                raise ValueError("an edge leads to a node that is not there")
+                raise ValueError("an edge leads to a missing node")
             if nodes[start].level >= nodes[stop].level:
                 raise ValueError("an edge leads upwards")
 
@@ -428,6 +433,6 @@ def from_json(plain: Mapping[str, Any]) -> Report:
         return msgspec.convert(plain, Report, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(
-            f"this report cannot be read: {error}",
+            f"cannot read this report: {error}",
             hint="it was edited, or written by another version of snaprt",
         ) from error

@@ -15,7 +15,7 @@ from snaprt_replay.report.model import Headline, Report, Status
 
 _VERSION: Final = 1
 
-# What was spelled otherwise in results that were saved earlier: a schema, and names in them.
+# Old spellings in saved results: a schema, and names in it.
 _OLD_NAMES: Final = {
     "snaprt.localise": "snaprt.localize",
     "localisation": "localization",
@@ -37,20 +37,20 @@ def read(plain: Mapping[str, Any], path: str) -> tuple[Report, ...]:
     reader = _READERS.get(str(plain.get("schema")))
     if reader is None:
         raise UsageError(
-            f"{path} is no result that can be reported: its schema is {plain.get('schema')!r}",
-            hint=f"these can: {', '.join(_READERS)}",
+            f"{path} is not a result that snaprt can report: its schema is {plain.get('schema')!r}",
+            hint=f"supported schemas: {', '.join(_READERS)}",
         )
     if plain.get("version") != _VERSION:
         raise UsageError(
-            f"{path} has version {plain.get('version')} of {plain.get('schema')}, "
-            f"this snaprt reads version {_VERSION}",
+            f"{path} has version {plain.get('version')} of {plain.get('schema')}; this snaprt "
+            f"reads version {_VERSION}",
             hint="update snaprt",
         )
     try:
         return tuple(reader(plain, path))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{path} cannot be read: {type(error).__name__} at {error}",
+            f"cannot read {path}: {type(error).__name__} at {error}",
             hint="it was edited, or written by another version of snaprt",
         ) from error
 
@@ -143,7 +143,7 @@ def _of_verdict(file: Mapping[str, Any]) -> Mapping[str, Any]:
     status = "caution" if kind == "ill-conditioned" else _STATUSES[file["status"]]
     sentence = judged["sentence"].removeprefix(f"{kind}: ")
     return {
-        "headline": {"status": status, "word": kind.upper(), "sentence": sentence},
+        "headline": {"status": status, "word": model.verdict_word(kind), "sentence": sentence},
         "environment": _facts({}, file["runs"]["b"]["environment"]),
         "notes": judged["notes"],
         "sides": [

@@ -93,7 +93,7 @@ def blocks(report: Report) -> Iterator[Block]:
         yield from localization_lines(report.localization)
         yield f"starts: {shown.sentence(report.localization.sentence)}"
     if report.repeats is not None and report.repeats.verdict == IDENTICAL:
-        yield f"{len(report.runs['replay'].execute_seconds)} runs gave the same bits"
+        yield f"{len(report.runs['replay'].execute_seconds)} runs gave identical bits"
     if report.all_devices:
         yield ""
         yield from device_table(report.all_devices)
@@ -102,7 +102,7 @@ def blocks(report: Report) -> Iterator[Block]:
 
 
 def _how_it_ran(run: Run) -> str:
-    alone = " in a process of its own" if run.isolated else ""
+    alone = " in a separate process" if run.isolated else ""
     if not run.execute_seconds:
         return alone
     source = "loaded from the cache" if run.from_cache else "compiled"
@@ -113,8 +113,8 @@ def _how_it_ran(run: Run) -> str:
 
 def _side_line(side: Side, run: Run) -> str:
     where = f" on {shown.name(side.device)}{_how_it_ran(run)}" if side.device else ""
-    agrees = {None: "", True: "; all runs gave the same bits", False: "; its runs differ"}
-    far = "" if side.score is None else f", {side.score:.3g} times as far as rounding explains"
+    agrees = {None: "", True: "; all runs gave identical bits", False: "; its runs differ"}
+    far = "" if side.score is None else f", {side.score:.3g} times what rounding explains"
     reason = f": {shown.sentence(side.reason)}" if side.reason else ""
     ran = f"{where}{agrees[run.agrees_with_itself]}"
     return f"{side.letter} ({shown.name(side.name)}){ran}: {side.word}{far}{reason}"
@@ -130,7 +130,7 @@ def compiled_lines(compiled: Compiled) -> Iterator[str]:
     yield f"memory: {', '.join(memory)}"
     known = compiled.cost
     cost = [form.format(known[name]) for name, form in _COST.items() if name in known]
-    yield f"cost: {', '.join(cost) or 'the compiler gives no analysis'}"
+    yield f"cost: {', '.join(cost) or 'the compiler provides no analysis'}"
     yield f"optimized HLO: {shown.name(compiled.hlo, 400)}"
 
 
@@ -231,17 +231,19 @@ def localization_lines(found: Localization) -> Iterator[str]:
     if found.share_matched < 1.0:
         yield (
             f"{found.matched} of {found.instruction_count} instructions "
-            f"({found.share_matched:.0%}) have their like in the reference"
+            f"({found.share_matched:.0%}) match the reference"
         )
     if found.path:
         yield from _path_table(found.path)
-        yield "errors are in multiples of the default tolerance, docs/comparison.md"
+        yield "errors are in multiples of the default tolerance; see docs/comparison.md"
     if found.observer_effect is not None:
         untapped, tapped = map(error_text, found.observer_effect)
-        yield f"the outputs' error: {untapped} without taps, {tapped} with the first taps"
+        yield f"error of the outputs: {untapped} without taps, {tapped} with the first taps"
     if found.substituted is not None:
         before, after = map(error_text, found.substituted)
-        yield f"the outputs' error: {before}, {after} with these as in the reference"
+        yield (
+            f"error of the outputs: {before}, {after} with these instructions as in the reference"
+        )
     for effect in found.passes:
         outcome = effect.failed or error_text(effect.error)
         yield f"{shown.name(effect.variant)}: {shown.name(outcome)}"

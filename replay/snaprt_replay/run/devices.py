@@ -52,7 +52,7 @@ def check_device_name(name: str) -> str:
         UsageError: It has another form.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} names no device", hint="write cpu, gpu, tpu, or gpu:1")
+        raise UsageError(f"unknown device {name!r}", hint="use cpu, gpu, tpu, or gpu:1")
     return name
 
 
@@ -92,16 +92,16 @@ def find_devices(name: str | None, count: int) -> list[jaxapi.Device]:
         return [find_device(name)]
     if name is not None and ":" in name:
         raise UsageError(
-            f"the program runs on {count} devices, and {name} is one",
-            hint=f"name the platform alone: --device {name.partition(':')[0]}",
+            f"the program runs on {count} devices, but {name} is a single device",
+            hint=f"name only the platform: --device {name.partition(':')[0]}",
         )
     first = find_device(name)
     there = jax.local_devices(backend=first.platform)
     if len(there) < count:
         raise DeviceError(
-            f"the program runs on {count} devices, and there are {len(there)} {first.platform} "
+            f"the program runs on {count} devices, but there are {len(there)} {first.platform} "
             "devices here",
-            hint="replay it on host devices of the processor: --device cpu",
+            hint="replay it on host devices of the CPU: --device cpu",
         )
     return there[:count]
 

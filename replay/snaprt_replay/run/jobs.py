@@ -131,6 +131,6 @@ def _read(connection: socket.socket, size: int) -> np.ndarray:
     while filled < size:
         count = connection.recv_into(view[filled:])
         if not count:
-            raise EOFError("the other process is gone")
+            raise EOFError("the other process has exited")
         filled += count
     return content

@@ -157,21 +157,21 @@ def _hlo(case: Case) -> bytes:
 def check_playable(case: Case, repeat: int) -> None:
     """Raise UsageError or ExecutionError if it is clear beforehand that a case cannot be run."""
     if repeat < 1:
-        raise UsageError(f"it cannot be run {repeat} times", hint="--repeat takes 1 or more")
+        raise UsageError(f"cannot run it {repeat} times", hint="--repeat needs 1 or more")
     if case.unfinished:
         raise UsageError(
             f"{case.path} holds no execution: an error ended the recording of its graph",
-            hint=f"`snaprt replay {case.path}` evaluates the operation that failed again",
+            hint=f"`snaprt replay {case.path}` evaluates the failed operation again",
         )
     if case.inputs is None:
         raise UsageError(
             f"{case.path} holds no inputs",
-            hint="give them with --inputs FILE.npz, or draw them with --random SEED",
+            hint="pass them with --inputs FILE.npz, or use random ones with --random SEED",
         )
     if case.partitioning is not None and case.partitioning.replicas != 1:
         raise ExecutionError(
-            f"{case.path} ran as {case.partitioning.replicas} replicas, which cannot be replayed",
-            hint=f"`snaprt inspect {case.path}` shows what it holds",
+            f"{case.path} ran as {case.partitioning.replicas} replicas; replicas are not supported",
+            hint=f"`snaprt inspect {case.path}` shows its contents",
         )
 
 
@@ -182,9 +182,9 @@ def check_runs_on_one_device(case: Case) -> None:
     """
     if case.devices > 1 and any(mark in case.stablehlo for mark in _SPREAD_BY_HAND):
         raise UsageError(
-            f"{case.path} says what each of its {case.devices} devices does (jax.shard_map), and "
-            "this runs programs on one device",
-            hint=f"`snaprt replay {case.path}`, without variants, runs it on as many devices",
+            f"{case.path} is written per device for {case.devices} devices (jax.shard_map), but "
+            "variants run on one device",
+            hint=f"`snaprt replay {case.path}`, without variants, runs it on all devices",
         )
 
 

@@ -54,7 +54,9 @@ class Replay:
             return ""
         bad = [str(n) for n, one in enumerate(self.by_device) if one.verdict == MISMATCH]
         if bad and self.comparison.verdict != MISMATCH:
-            return f"the whole arrays match, but not what these devices hold: {', '.join(bad)}"
+            return (
+                f"the whole arrays match, but the parts on these devices do not: {', '.join(bad)}"
+            )
         return self.comparison.summary
 
 
@@ -127,7 +129,7 @@ def replay_case(
     if options:
         listed = ", ".join(f"{name}={value}" for name, value in options.items())
         warnings.append(f"replayed with the compiler options {listed}")
-    warnings += [f"{name} is spread over the devices in another way" for name in spread_otherwise]
+    warnings += [f"{name} is distributed over the devices differently" for name in spread_otherwise]
     agrees_with = _run_that_agrees(case, played)
     if agrees_with is not None:
         warnings.append(_AGREEMENTS[agrees_with])

@@ -109,7 +109,7 @@ def _check_recorded(case: Case, variant: Variant) -> None:
     if variant.kind == "recorded" and case.outputs is None:
         raise UsageError(
             f"{case.path}: no outputs were recorded for these inputs",
-            hint="take another variant for this side: --a op-by-op, --a cpu,optimization=0",
+            hint="use another variant for this side: --a op-by-op, --a cpu,optimization=0",
         )
 
 

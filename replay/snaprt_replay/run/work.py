@@ -212,7 +212,7 @@ def _prepare_op_by_op(job: Job) -> Prepared:
         from_cache=all(found),
         device=devices.device_name(device),
         environment=devices.environment(device),
-        notes=(f"{len(found)} different operations were compiled, each alone",),
+        notes=(f"compiled {len(found)} different operations, each separately",),
     )
 
 
@@ -226,7 +226,7 @@ def _prepare_interpreter(job: Job) -> Prepared:
         try:
             return readable.assemble(jaxapi.interpret(module, inputs))
         except ValueError as error:
-            raise ExecutionError(f"the reference interpreter gave up: {error}") from error
+            raise ExecutionError(f"the reference interpreter failed: {error}") from error
 
     return Prepared(
         run=run,
@@ -241,7 +241,7 @@ def _prepare_compile_only(job: Job) -> Prepared:
     try:
         module = jaxapi.parse_module(program)
     except ValueError as error:
-        raise CompileError(f"the program cannot be read: {error}") from error
+        raise CompileError(f"cannot read the program: {error}") from error
     target, options = job.variant.device, dict(job.variant.options)
     platform, _, topology = (target or "").partition(":")
     is_absent = platform == "tpu" and not topology.isdecimal() and bool(topology)
@@ -258,7 +258,7 @@ def _prepare_compile_only(job: Job) -> Prepared:
             compile_options = jaxapi.compile_options(there, options)
             executable = jaxapi.compile_module(module, there, compile_options)
     except Exception as error:
-        raise CompileError(f"the program cannot be compiled for {name}: {error}") from error
+        raise CompileError(f"cannot compile the program for {name}: {error}") from error
     memory, cost, text = jaxapi.executable_report(executable)
     return Prepared(
         run=lambda _: (),
@@ -338,8 +338,8 @@ def _as_taken(inputs: Sequence[Any], module: LoadedModule) -> list[Any]:
         given.append(Signature(value.shape, raised[-1].dtype))
     if given != taken or len(inputs) != len(taken):
         raise ExecutionError(
-            f"the inputs ({', '.join(map(str, given))}) are not what the module takes "
-            f"({', '.join(map(str, taken))})",
-            hint="the file is damaged, or was put together by hand",
+            f"the inputs ({', '.join(map(str, given))}) do not match the parameters of the "
+            f"module ({', '.join(map(str, taken))})",
+            hint="the file is damaged, or was assembled by hand",
         )
     return raised

@@ -80,7 +80,7 @@ class Failure:
         if self.kind in ("compile error", "run error"):
             return error(f"{path}: {self.message}", hint=self.hint)
         shows = f"`snaprt inspect --hlo {path}` shows the module"
-        hint = f"this is a bug of XLA's or a module it does not accept; {shows}"
+        hint = f"this is a bug in XLA, or XLA does not support the module; {shows}"
         is_crash = self.kind.endswith("crash")
         return error(f"{path}: {self}: {self.message}", hint=hint if is_crash else self.hint)
 
@@ -348,9 +348,9 @@ def _outcome(
 
 
 _WHILE: Final[Mapping[str, tuple[FailureKind, str]]] = {
-    "compile": ("compile crash", "while it was compiled"),
-    "run": ("run crash", "while it ran"),
-    "start": ("missing device", "while it started"),
+    "compile": ("compile crash", "during compilation"),
+    "run": ("run crash", "during execution"),
+    "start": ("missing device", "during startup"),
 }
 
 

@@ -47,7 +47,7 @@ class BundleFile:
         except OSError as error:
             raise UsageError(
                 f"cannot write {path}: {error.strerror or error}",
-                hint="name a file in a directory that exists and is writable: --outfile run.tar.gz",
+                hint="name a file in an existing, writable directory: --outfile run.tar.gz",
             ) from error
         os.chmod(self._temporary, 0o600)
         self._gzip = gzip.GzipFile(filename="", mode="wb", fileobj=self._file, mtime=0)

@@ -37,19 +37,19 @@ _SNAPSHOTS: Final = "snapshots"
 
 #: The files of a bundle, by how their names begin, and what they are; `snapshots` on request.
 CONTENTS: Final[Mapping[str, str]] = {
-    _STDOUT: "what the program printed",
-    _STDERR: "what it printed to stderr, with the log of snaprt",
-    "graphs/": "the graphs that ran, as XLA_SAVE_TENSORS_FILE has them",
-    "trace/": "a folder for each graph, as SNAPRT_TRACE has it, and a page that links them",
-    "metrics/": "the metrics after each step, and when the program ended",
-    "hlo/": "the modules that XLA compiled, as --xla_dump_to has them",
+    _STDOUT: "standard output of the program",
+    _STDERR: "standard error of the program, with snaprt's log",
+    "graphs/": "graphs that ran, as written by XLA_SAVE_TENSORS_FILE",
+    "trace/": "a folder for each graph, as written by SNAPRT_TRACE, and a page that links them",
+    "metrics/": "metrics after each step and at exit",
+    "hlo/": "modules that XLA compiled, as written by --xla_dump_to",
     f"{_SNAPSHOTS}/": "recorded executions, for snaprt replay",
     "environment.json": "environment variables",
-    "flags.json": "flags of XLA, one by one",
+    "flags.json": "XLA flags, one per entry",
     "machine.json": "system, processor, memory, GPUs, driver",
-    "software.json": "versions of Python, JAX and snaprt, the devices and settings of JAX",
-    "packages.txt": "what is installed, as pip freeze has it",
-    "manifest.json": "how the program ended, and what is in the bundle",
+    "software.json": "versions of Python, JAX and snaprt; JAX's devices and settings",
+    "packages.txt": "installed packages, as in pip freeze",
+    "manifest.json": "how the program ended and what the bundle contains",
 }
 
 _LOG: Final = "compile=1,cache=1,snapshot=1"
@@ -78,19 +78,19 @@ class _LeftOut:
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the bundle here, a gzipped tar file.",
+    help="Write the bundle to this gzipped tar file.",
 )
 @click.option(
     "--outdir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Keep the working files here; it must not exist.  [default: a new one beside FILE]",
+    help="Folder for the working files; it must not exist.  [default: a new folder next to FILE]",
 )
-@click.option("--tidy", is_flag=True, help="Remove the working files when FILE is written.")
-@click.option("--snapshots", is_flag=True, help="Record executions with their arrays as well.")
-@click.option("--hlo", is_flag=True, help="Save the graphs as HLO rather than as text.")
+@click.option("--tidy", is_flag=True, help="Remove the working files after writing FILE.")
+@click.option("--snapshots", is_flag=True, help="Also record executions with their arrays.")
+@click.option("--hlo", is_flag=True, help="Save the graphs as HLO instead of text.")
 @click.option(
-    "--vmodule", metavar="NAME=LEVEL,...", help="Log more: added to TF_CPP_VMODULE for the program."
+    "--vmodule", metavar="NAME=LEVEL,...", help="Add to TF_CPP_VMODULE, for more logging."
 )
 @click.option("--show-secrets", is_flag=True, help="Hide nothing.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
@@ -106,12 +106,13 @@ def command(
     show_secrets: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run a program, and make one file of its logs, graphs, metrics, HLO, versions and settings.
+    """Run a program and pack its logs, graphs, metrics, HLO, versions and settings into one file.
 
-    The program keeps its terminal and its exit status. After Ctrl-C it ends by itself, and the
-    bundle is written all the same. Values of environment variables, except those that are known to
-    be harmless, tokens, paths under the home directory, the user's and the machine's name are
-    hidden. docs/bundle.md says what is in a bundle.
+    The program keeps its terminal and its exit status. After Ctrl-C, snaprt waits for the program
+    to end and still writes the bundle.
+
+    The bundle hides tokens, paths under the home directory, the names of the user and the machine,
+    and the values of environment variables that are not known to be harmless. See docs/bundle.md.
 
     \b
     Example:
@@ -119,7 +120,7 @@ def command(
       snaprt bundle --outfile run.tar.gz --snapshots -- snaprt run --lazy -- train.py
     """
     if not command:
-        raise click.UsageError("there is no program to run", context)
+        raise click.UsageError("no program to run", context)
     outfile = outfile.absolute()
     hides = Hiding() if show_secrets else hiding(os.environ)
     with BundleFile(outfile) as bundle:
@@ -149,7 +150,7 @@ def command(
         except OSError as error:
             raise SnaprtError(
                 f"cannot write {outfile}: {error.strerror or error}",
-                hint=f"what the program left is in {folder}, with nothing hidden",
+                hint=f"the program's files are in {folder}, with nothing hidden",
             ) from error
     if tidy:
         shutil.rmtree(folder, ignore_errors=True)
@@ -166,11 +167,11 @@ def _working_folder(outfile: Path, outdir: Path | None, *, tidy: bool) -> Path:
             return Path(tempfile.mkdtemp(prefix=f"{stem}-", dir=outfile.parent))
         outdir.mkdir(mode=0o700)
     except FileExistsError as error:
-        raise UsageError(f"{outdir} is there already", hint="name another --outdir") from error
+        raise UsageError(f"{outdir} already exists", hint="choose another --outdir") from error
     except OSError as error:
         raise UsageError(
-            f"cannot make a folder for the working files: {error}",
-            hint="name one with --outdir, where there is room",
+            f"cannot create a folder for the working files: {error}",
+            hint="name one with --outdir, on a disk with free space",
         ) from error
     return outdir.absolute()
 
@@ -241,7 +242,7 @@ def _add_files(
             as_it_is = Hiding() if _is_snapshot(name) else hides
             content = prepared(path, as_it_is, Path(scratch))
             if content is None:
-                left_out.append(_LeftOut(name, "it is not text, and holds what is hidden"))
+                left_out.append(_LeftOut(name, "it is binary and contains hidden values"))
                 continue
             with content:
                 length = content.seek(0, os.SEEK_END)
@@ -298,7 +299,7 @@ def _tell(
     left_out: Sequence[_LeftOut],
     folder: Path | None,
 ) -> None:
-    how = f"was ended by {ended.signal}" if ended.signal else f"ended with status {ended.status}"
+    how = f"was killed by {ended.signal}" if ended.signal else f"ended with status {ended.status}"
     contents = f"{len(members) + 1} files, {format_size(size)}"
     output.log.print(f"snaprt: the program {how}; wrote {outfile} ({contents})")
     for problem in ended.problems:
@@ -307,8 +308,8 @@ def _tell(
         output.log.print(f"snaprt: left out {file.name}: {file.reason}")
     if not any(member.name.startswith(("graphs/", "trace/")) for member in members):
         output.log.print(
-            "snaprt: there are no graphs in it, because nothing ran lazily; "
-            "`snaprt run --lazy -- SCRIPT` runs a program so"
+            "snaprt: the bundle has no graphs because nothing ran lazily; use `snaprt run "
+            "--lazy -- SCRIPT`"
         )
     if folder is not None:
         output.log.print(f"snaprt: the working files, with nothing hidden, are in {folder}")

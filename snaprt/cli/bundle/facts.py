@@ -66,7 +66,7 @@ def _ask(python: str) -> dict[str, Any]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return {"error": f"{python} could not be asked: {error}"}
+        return {"error": f"cannot query {python}: {error}"}
     try:
         answer: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     except ValueError:
@@ -116,5 +116,5 @@ def _gpus() -> list[str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [f"nvidia-smi could not be asked: {error}"]
+        return [f"cannot run nvidia-smi: {error}"]
     return (done.stdout or done.stderr).strip().splitlines()

@@ -139,7 +139,7 @@ class _Stream:
             try:
                 _write(self._file, piece)
             except OSError as error:
-                self.problem = f"{self._path.name} is cut off: {error.strerror or error}"
+                self.problem = f"{self._path.name} is truncated: {error.strerror or error}"
         try:
             _write(self._target, piece)
         except OSError:
@@ -191,8 +191,8 @@ def _start(
     except OSError as error:
         raise UsageError(
             f"cannot run {words[0]}: {error.strerror or error}",
-            hint="give what you would type without snaprt, after --: "
-            "snaprt bundle --outfile run.tar.gz -- python -u train.py",
+            hint="give the command after --, as you would type it without snaprt: snaprt bundle "
+            "--outfile run.tar.gz -- python -u train.py",
         ) from error
     finally:
         for stream in streams:
@@ -228,8 +228,8 @@ def _wait(process: subprocess.Popen[bytes], streams: Sequence[_Stream]) -> bool:
                 process.send_signal(number)
             if asked == 1:
                 output.log.print(
-                    "snaprt: the bundle is written when the program has ended; "
-                    "a third Ctrl-C kills it"
+                    "snaprt: writing the bundle when the program ends; press Ctrl-C a third "
+                    "time to kill it"
                 )
     return asked > 0
 

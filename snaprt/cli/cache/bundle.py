@@ -23,14 +23,14 @@ from snaprt.units import format_size
     "names",
     multiple=True,
     metavar="TEXT",
-    help="Only programs with this in their name; * and ? match any. May be given again.",
+    help="Only programs whose name contains TEXT; * and ? match any characters. Repeatable.",
 )
 @click.option(
     "--key",
     "keys",
     multiple=True,
     metavar="KEY",
-    help="Only entries whose key starts with this. May be given again.",
+    help="Only entries whose key starts with KEY. Repeatable.",
 )
 def export(
     file: Path,
@@ -39,9 +39,10 @@ def export(
     keys: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write entries into one FILE, to be imported into another cache.
+    """Write entries to FILE, to be imported into another cache.
 
-    The same entries give the same bytes. Where SNAPRT_CACHE_KEY_FILE is set, the file is signed.
+    The same entries always produce the same bytes. If SNAPRT_CACHE_KEY_FILE is set, the file is
+    signed.
 
     \b
     Example:
@@ -50,7 +51,7 @@ def export(
     rows = [row for row in cache.entries() if _is_wanted(row, names, keys)]
     if not rows:
         raise CacheError(
-            f"no entry in {cache.path} is to be exported",
+            f"no entry in {cache.path} matches",
             hint="`snaprt cache ls` lists the entries.",
         )
     bundle = write_bundle(file, [row.key for row in rows], cache.open_blob, _signing_key())
@@ -73,11 +74,11 @@ def export(
 @cache_command("import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def import_(file: Path, cache: Cache, as_json: bool) -> None:
-    """Take the entries of FILE, which `snaprt cache export` wrote, into the cache.
+    """Import the entries of FILE, written by `snaprt cache export`, into the cache.
 
-    All of FILE is verified first; if anything in it is damaged, nothing is imported. Where
-    SNAPRT_CACHE_KEY_FILE is set, FILE must be signed with that key. Entries are code: without a
-    key, import only what comes from somebody you trust. Entries that are there already stay.
+    FILE is verified first; if any part of it is damaged, nothing is imported. If
+    SNAPRT_CACHE_KEY_FILE is set, FILE must be signed with that key. Entries contain executable
+    code: without a key, import only files from people you trust. Existing entries are kept.
 
     \b
     Example:
@@ -94,7 +95,7 @@ def import_(file: Path, cache: Cache, as_json: bool) -> None:
             raise CacheError(
                 f"only {added} of {len(bundle.blobs) - len(there)} new entries could be stored in "
                 f"{cache.path}",
-                hint="The warning above says why; the import can be repeated.",
+                hint="See the warning above. You can repeat the import.",
             )
         added += 1
     cache.close()
@@ -112,8 +113,8 @@ def import_(file: Path, cache: Cache, as_json: bool) -> None:
         return
     checked = "signature checked" if key is not None else "signature not checked: no key is set"
     output.log.print(
-        f"Imported {counted(added, 'entry', 'entries')} into {cache.path}; {len(there):,} were "
-        f"there already ({checked})."
+        f"Imported {counted(added, 'entry', 'entries')} into {cache.path}; {len(there):,} "
+        f"already existed ({checked})."
     )
 
 

@@ -59,14 +59,16 @@ _LIST_COLUMNS: Final[Columns[EntryRow]] = (
     type=click.Choice(list(_ORDERS)),
     default="newest",
     show_default=True,
-    help="The order of the entries.",
+    help="Sort order.",
 )
-@click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--name", metavar="TEXT", help="Only names with this in them; * and ? match any.")
+@click.option("--reverse", is_flag=True, help="Reverse the order.")
+@click.option(
+    "--name", metavar="TEXT", help="Only names that contain TEXT; * and ? match any characters."
+)
 @click.option("--platform", metavar="TEXT", help="Only this platform: cpu, gpu or tpu.")
-@click.option("--kind", metavar="TEXT", help="Only this kind: compiled, module, jit; note, list.")
-@click.option("--since", type=Moment(), help="Only what was made or used since: 2026-01-31, 3d.")
-@click.option("--limit", type=click.IntRange(min=1), help="So many entries at most.")
+@click.option("--kind", metavar="TEXT", help="Only this kind: compiled, module, jit, note or list.")
+@click.option("--since", type=Moment(), help="Only entries created or used since: 2026-01-31, 3d.")
+@click.option("--limit", type=click.IntRange(min=1), help="Maximum number of entries.")
 def ls(
     cache: Cache,
     sort: str,
@@ -80,8 +82,8 @@ def ls(
 ) -> None:
     """List the entries that hold programs.
 
-    Others hold what is known about programs: --kind note where their graphs lead, --kind list what
-    a script wants loaded when it starts.
+    Other kinds hold facts about programs: `--kind note` holds where their graphs lead, `--kind
+    list` what a script preloads when it starts.
 
     \b
     Example:
@@ -106,11 +108,11 @@ def ls(
     columns = _LIST_COLUMNS if is_pinned else _LIST_COLUMNS[:-1]
     output.console.print(FittedTable.of(rows, columns))
     others = sum(row.kind in NO_PROGRAMS for row in there) if kind is None else 0
-    beside = f"; {others:,} not shown, of --kind note or list" if others else ""
+    beside = f"; {others:,} not shown (--kind note, --kind list)" if others else ""
     of_all = f" of {len(there):,}" if len(rows) < len(there) else ""
     output.log.print(f"{len(rows):,}{of_all} {'entry' if len(there) == 1 else 'entries'}{beside}")
     if not cache.path.exists():
-        output.log.print(f"There is no directory {cache.path} yet.")
+        output.log.print(f"The directory {cache.path} does not exist yet.")
 
 
 def _matches(text: str, pattern: str | None) -> bool:
@@ -123,9 +125,9 @@ def _matches(text: str, pattern: str | None) -> bool:
 @cache_command("show")
 @click.argument("key")
 def show(key: str, cache: Cache, as_json: bool) -> None:
-    """Print what is known about the entry KEY, and the parts of its key.
+    """Print the details of the entry KEY and the parts of its key.
 
-    KEY is the key as `snaprt cache ls` prints it, or the start of it.
+    KEY is a key as `snaprt cache ls` prints it, or the start of one.
 
     \b
     Example:
@@ -135,8 +137,8 @@ def show(key: str, cache: Cache, as_json: bool) -> None:
     header = cache.header(row.key)
     if header is None:
         raise CacheError(
-            f"the entry {row.key[:SHORT_KEY]} is damaged, or was removed just now",
-            hint="It is compiled and stored again when a program next needs it.",
+            f"the entry {row.key[:SHORT_KEY]} is damaged, or was just removed",
+            hint="The next program that needs it compiles and stores it again.",
         )
     parts = [{"name": part.name, "value": part.value} for part in header.key.parts]
     metadata = {name: value for name, value in header.metadata.items() if name not in _NOT_SHOWN}
@@ -159,18 +161,18 @@ def show(key: str, cache: Cache, as_json: bool) -> None:
             ("size", f"{format_size(row.payload_bytes)}{packed}"),
             ("created", moment_in_words(row.created)),
             ("last used", moment_in_words(row.last_used) if row.last_used else "never"),
-            ("hits", f"{row.hits:,}, which saved {format_duration(row.saved_seconds)}"),
-            ("pinned", "yes, it is never evicted" if row.pinned else "no"),
+            ("hits", f"{row.hits:,}, saved {format_duration(row.saved_seconds)}"),
+            ("pinned", "yes, never evicted" if row.pinned else "no"),
             ("file", str(path)),
         ]
     )
-    output.console.print("\nThe key is made of:")
+    output.console.print("\nParts of the key:")
     print_pairs([(f"  {part['name']}", part["value"]) for part in parts])
 
 
 @cache_command("du")
 def du(cache: Cache, as_json: bool) -> None:
-    """Print what takes the space: entries by platform and kind, the index, the quarantine.
+    """Print disk usage: entries by platform and kind, the index, the quarantine.
 
     \b
     Example:

@@ -35,12 +35,16 @@ _Item = TypeVar("_Item")
 
 @cache_command("stats")
 @click.option(
-    "--days", type=click.IntRange(min=1), default=7, show_default=True, help="So many days back."
+    "--days",
+    type=click.IntRange(min=1),
+    default=7,
+    show_default=True,
+    help="Number of days to show.",
 )
 def stats(cache: Cache, days: int, as_json: bool) -> None:
-    """Print the cache in numbers: hits, misses and why, seconds saved, by program and by day.
+    """Print cache statistics: hits, misses and their reasons, time saved, by program and by day.
 
-    Reasons are known of the last few hundred misses. Days are those of UTC.
+    Reasons cover the last few hundred misses. Days are in UTC.
 
     \b
     Example:
@@ -108,10 +112,10 @@ def _days(events: Mapping[str, Mapping[str, float]], count: int) -> list[dict[st
 def _print_numbers(numbers: CacheStats, programs: int) -> None:
     asked = numbers.hits + numbers.misses
     share = f" ({numbers.hits / asked:.0%})" if asked else ""
-    remote = f", {numbers.remote_hits:,} from the remote tier" if numbers.remote_hits else ""
+    remote = f", {numbers.remote_hits:,} from the remote cache" if numbers.remote_hits else ""
     ratio = numbers.payload_bytes / max(numbers.stored_bytes, 1)
     packed = f" (compressed {ratio:.1f} times)" if ratio > 1.05 else ""
-    limit = "" if numbers.max_bytes is None else f" of at most {format_size(numbers.max_bytes)}"
+    limit = "" if numbers.max_bytes is None else f" of {format_size(numbers.max_bytes)}"
     pairs = [
         ("directory", str(numbers.path)),
         (
@@ -143,7 +147,7 @@ def _print_numbers(numbers: CacheStats, programs: int) -> None:
 def _print_reasons(reasons: Counter[str]) -> None:
     most = max(reasons.values(), default=0)
     columns: Columns[tuple[str, int]] = (
-        (Column("why it missed"), lambda reason: reason[0]),
+        (Column("reasons"), lambda reason: reason[0]),
         (Column("misses", right=True), lambda reason: f"{reason[1]:,}"),
         (Column("share", rank=1), lambda reason: bar(reason[1], most, _BAR_WIDTH)),
     )

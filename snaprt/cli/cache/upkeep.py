@@ -25,13 +25,13 @@ from snaprt.units import format_duration, format_size
 @click.option(
     "--heal",
     is_flag=True,
-    help="Set damaged entries aside, so that they are compiled anew, and mend the index.",
+    help="Quarantine damaged entries, so that they are recompiled, and repair the index.",
 )
 @click.pass_context
 def verify(context: click.Context, cache: Cache, heal: bool, as_json: bool) -> None:
-    """Read every entry and check it against its digests, and the index against the entries.
+    """Check every entry against its digests, and the index against the entries.
 
-    Leaves with status 1 if something was wrong, healed or not.
+    The exit status is 1 if there was a problem, repaired or not.
 
     \b
     Example:
@@ -50,10 +50,10 @@ def verify(context: click.Context, cache: Cache, heal: bool, as_json: bool) -> N
         if wrong:
             output.console.print(FittedTable.of(wrong, _FINDING_COLUMNS))
         entries = sum(finding.subject == "entry" for finding in findings)
-        problems = counted(len(wrong), "problem") if wrong else "nothing wrong"
+        problems = counted(len(wrong), "problem") if wrong else "no problems"
         output.log.print(f"{counted(entries, 'entry', 'entries')} checked, {problems}.")
         if not heal and any(not finding.healed for finding in wrong):
-            output.log.print("`snaprt cache verify --heal` sets damaged entries aside.")
+            output.log.print("`snaprt cache verify --heal` quarantines damaged entries.")
     if wrong:
         context.exit(output.EXIT_MISMATCH)
 
@@ -61,7 +61,7 @@ def verify(context: click.Context, cache: Cache, heal: bool, as_json: bool) -> N
 _FINDING_COLUMNS: Final[Columns[Finding]] = (
     (Column("which"), lambda finding: finding.key[:SHORT_KEY] or finding.path.name),
     (Column("what", rank=2), lambda finding: finding.subject),
-    (Column("state", rank=1), lambda finding: "healed" if finding.healed else "not healed"),
+    (Column("state", rank=1), lambda finding: "healed" if finding.healed else "not repaired"),
     (Column("problem"), lambda finding: finding.problem),
 )
 
@@ -70,13 +70,13 @@ _FINDING_COLUMNS: Final[Columns[Finding]] = (
 @click.option(
     "--max-size",
     type=Size(),
-    help="What may stay, such as 2GiB; by default SNAPRT_CACHE_MAX_SIZE.",
+    help="Size to shrink the cache to, such as 2GiB.  [default: SNAPRT_CACHE_MAX_SIZE]",
 )
 @click.pass_context
 def gc(context: click.Context, cache: Cache, max_size: int | None, as_json: bool) -> None:
-    """Remove the entries that are worth least until the others fit; pinned entries stay.
+    """Remove the least valuable entries until the cache fits a size; keep pinned entries.
 
-    An entry is worth the seconds that it saved per byte, and less the longer it was not used.
+    The value of an entry is the time it saved per byte, and decays while it is not used.
 
     \b
     Example:
@@ -93,7 +93,7 @@ def gc(context: click.Context, cache: Cache, max_size: int | None, as_json: bool
     if gone:
         output.console.print(FittedTable.of(gone, _GONE_COLUMNS))
     removed = counted(len(gone), "entry", "entries")
-    output.log.print(f"Removed {removed}, which frees {format_size(freed)}.")
+    output.log.print(f"Removed {removed} and freed {format_size(freed)}.")
 
 
 _GONE_COLUMNS: Final[Columns[EntryRow]] = (
@@ -108,7 +108,7 @@ _GONE_COLUMNS: Final[Columns[EntryRow]] = (
 @cache_command("pin")
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 def pin(keys: tuple[str, ...], cache: Cache, as_json: bool) -> None:
-    """Never evict the entries of these keys, or starts of keys.
+    """Never evict these entries. KEY is a key or the start of one.
 
     \b
     Example:
@@ -120,7 +120,7 @@ def pin(keys: tuple[str, ...], cache: Cache, as_json: bool) -> None:
 @cache_command("unpin")
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 def unpin(keys: tuple[str, ...], cache: Cache, as_json: bool) -> None:
-    """Let the entries of these keys be evicted again.
+    """Allow these entries to be evicted again. KEY is a key or the start of one.
 
     \b
     Example:
@@ -143,9 +143,9 @@ def _set_pinned(cache: Cache, keys: tuple[str, ...], pinned: bool, as_json: bool
 
 
 @cache_command("clear")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clear(cache: Cache, yes: bool, as_json: bool) -> None:
-    """Remove every entry and the usage figures; other files in the directory stay.
+    """Remove every entry and all statistics; keep other files in the directory.
 
     \b
     Example:

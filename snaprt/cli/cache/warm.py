@@ -44,19 +44,20 @@ _LAST_WORDS: Final = 2000
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
     metavar="DIR",
-    help="Write the programs here; those that are there stay.",
+    help="Directory for the programs; programs already there are kept.",
 )
 @click.option(
-    "--steps", type=click.IntRange(min=1), metavar="N", help="End the run after N marked steps."
+    "--steps", type=click.IntRange(min=1), metavar="N", help="Stop the run after N marked steps."
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]...")
 @click.pass_context
 def collect(context: click.Context, out: Path, steps: int | None, program: tuple[str, ...]) -> None:
-    """Write down the programs that a Python program would compile, without compiling them.
+    """Save the programs that a Python program would compile, without compiling them.
 
-    It runs lazily, with zeros in the place of every result. What it wants next is right as long as
-    that does not depend on values; an error that the zeros cause ends it, and what it wanted until
-    then is kept. It does everything else for real: files that it writes are written, from zeros.
+    The program runs lazily, and every result is zero. The collected programs are right as long as
+    they do not depend on computed values. If the zeros cause an error, the run ends, and the
+    programs collected until then are kept. All other effects are real: the program writes its
+    files, with zeros in them.
 
     \b
     Example:
@@ -64,8 +65,8 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
       snaprt cache warm programs --target cpu
     """
     if not program:
-        raise click.UsageError("there is no program to run", context)
-    with output.writing(f"write into {out}", hint="name a folder of yours with --out"):
+        raise click.UsageError("no program to run", context)
+    with output.writing(f"write into {out}", hint="choose another directory with --out"):
         out.expanduser().mkdir(parents=True, exist_ok=True)
     os.environ["SNAPRT_COLLECT"] = str(out.expanduser().absolute())
     os.environ["SNAPRT_PREFETCH"] = "0"  # nothing that it would load is run
@@ -75,29 +76,32 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
         context.exit(status)
     if not collection.programs:
         raise UsageError(
-            "the program wanted nothing compiled",
-            hint="collect runs it as `snaprt run --lazy` does: that must record operations.",
+            "the program compiled nothing",
+            hint="collect runs the program as `snaprt run --lazy` does, so the program must run "
+            "JAX operations lazily.",
         )
     written = collection.programs - sum(collection.left_out.values())
     output.log.print(
-        f"Collected {counted(written, 'program')}, {collection.written} of them new, into {out}. "
+        f"Collected {counted(written, 'program')} into {out}, {collection.written} of them new. "
         "None was run: every result was zero."
     )
     if status:
         output.log.print(
-            f"The program ended with status {status}; what it wanted until then is kept."
+            f"The program ended with status {status}; the programs collected until then are kept."
         )
     if collection.over_devices:
         output.log.print(
-            f"{counted(collection.over_devices, 'program')} run over several devices: how their "
-            "results are laid out is known once they are compiled, and what uses them may differ."
+            f"{counted(collection.over_devices, 'program')} run on several devices: the layout "
+            "of their results is known only after compilation, so programs that use them may "
+            "differ."
         )
     if collection.without_digest:
         output.log.print(
-            f"{counted(collection.without_digest, 'program')} will be found only after lowering."
+            f"{counted(collection.without_digest, 'program')} can be found in the cache only "
+            "after lowering."
         )
     for reason, number in collection.left_out.most_common():
-        output.log.print(f"{counted(number, 'program')} left out: {reason}.")
+        output.log.print(f"skipped {counted(number, 'program')}: {reason}.")
 
 
 class _Target(click.ParamType):
@@ -129,7 +133,7 @@ class _Target(click.ParamType):
     "processes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="How many processes compile; by default one for each CPU core, and one for a GPU.",
+    help="Number of compiling processes.  [default: one per CPU core; one for a GPU]",
 )
 @dir_option
 @output.json_option
@@ -144,9 +148,9 @@ def warm(
 ) -> None:
     """Compile programs into the cache before they are run.
 
-    FILE is what `snaprt cache collect` wrote, for its run; or a snapshot or a StableHLO module, for
-    `snaprt replay`. With a TPU topology, libtpu compiles on a machine that has no TPU, and the
-    cache keeps the serialized executable under a key of that topology.
+    FILE is a file written by `snaprt cache collect`, for a later run of that program, or a snapshot
+    or StableHLO module, for `snaprt replay`. With a TPU topology, libtpu compiles on a machine
+    without a TPU, and the cache stores the serialized executable under a key for that topology.
 
     \b
     Example:
@@ -179,7 +183,7 @@ def warm(
     else:
         output.log.print(
             f"{counted(len(results) - there - len(failed), 'program')} compiled for {target}, "
-            f"{there} there before, {len(failed)} failed."
+            f"{there} already in the cache, {len(failed)} failed."
         )
     if failed:
         context.exit(output.EXIT_FAILURE)
@@ -193,7 +197,7 @@ def _report(work: _Work, result: _Result) -> None:
         if result.hint:
             output.log.print(f"  {result.hint}")
         return
-    what = "there before" if result.was_there else f"compiled in {result.seconds:.1f} s"
+    what = "already in the cache" if result.was_there else f"compiled in {result.seconds:.1f} s"
     left = work.seconds_left()
     estimate = f", about {left:.0f} s left" if left else ""
     output.log.print(f"{number}: {what}{estimate}")
@@ -227,7 +231,7 @@ def _inside(folder: Path) -> list[Path]:
     programs = sorted(path for path in folder.iterdir() if path.name.endswith((SUFFIX, *_MODULES)))
     if not programs:
         raise UsageError(
-            f"there is nothing to compile in {folder}",
+            f"nothing to compile in {folder}",
             hint="`snaprt cache collect --out DIR -- SCRIPT.py` writes programs into a directory.",
         )
     return programs

@@ -47,9 +47,7 @@ def main() -> None:
 def _warm(path: Path, target: str) -> Warmed:
     cache = persistent_cache()
     if cache is None:
-        raise UsageError(
-            "there is no compile cache to warm", hint="`snaprt doctor` says what is wrong with it"
-        )
+        raise UsageError("no compile cache to warm", hint="run `snaprt doctor` to find the cause")
     platform, _, topology = target.partition(":")
     if path.name.endswith(SUFFIX):
         program = read_program(path)

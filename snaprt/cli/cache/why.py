@@ -192,11 +192,11 @@ def _set_aside(cache: Cache) -> set[tuple[str, int]]:
 # The command.
 
 _KINDS: Final = {
-    "shapes": "The same operations, with other shapes",
-    "constants": "The same operations, with other constants",
-    "wiring": "The same operations, which take other results",
-    "code": "Other operations",
-    "nothing": "Every operation is the same",
+    "shapes": "Same operations, different shapes",
+    "constants": "Same operations, different constants",
+    "wiring": "Same operations, different operands",
+    "code": "Different operations",
+    "nothing": "All operations are identical",
 }
 #: Parts of a key that say which JAX wrote a module.
 _JAX: Final = ("jax", "jaxlib")
@@ -213,7 +213,7 @@ _MOST_ATTRIBUTES: Final = 8
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="So many differing operations.",
+    help="Maximum number of differing operations to show.",
 )
 @click.pass_context
 def why(
@@ -224,13 +224,12 @@ def why(
     cache: Cache,
     as_json: bool,
 ) -> None:
-    """Say in which part the keys of A and B differ, or why the last miss missed.
+    """Show which parts of the keys of A and B differ, or why the last miss occurred.
 
-    A and B are keys as `snaprt cache ls` prints them, or the starts of them. A alone is compared
-    with the entry that was there before it and is most like it.
+    A and B are keys as `snaprt cache ls` prints them, or the starts of keys. A single key is
+    compared with the most similar older entry.
 
-    If the programs differ, the first operation that differs is printed, with the line of the
-    user's code that it comes from.
+    If the programs differ, the first differing operation is printed with its source line.
 
     \b
     Example:
@@ -274,7 +273,7 @@ def why(
             "reason": explained.reason,
             "nearest": nearby,
         }
-        asked = f", asked for by {miss.script}, process {miss.process}" if miss is not None else ""
+        asked = f", requested by {miss.script}, process {miss.process}" if miss is not None else ""
         pairs = [
             ("miss" if miss else "entry", f"{key.digest[:SHORT_KEY]}, {_ago(moment)}"),
             ("program", f"{explained.name}{asked}"),
@@ -301,8 +300,8 @@ def _key_of(cache: Cache, digest: str) -> Key:
     header = cache.header(digest)
     if header is None:
         raise CacheError(
-            f"the entry {digest[:SHORT_KEY]} is damaged, or was removed just now",
-            hint="It is compiled and stored again when a program next needs it.",
+            f"the entry {digest[:SHORT_KEY]} is damaged, or was just removed",
+            hint="The next program that needs it compiles and stores it again.",
         )
     return header.key
 
@@ -320,7 +319,7 @@ def _print_differences(
     differences: Sequence[PartDifference], program: ProgramDifference | None, parts: int
 ) -> None:
     if not differences:
-        _say("\nTheir keys are the same.")
+        _say("\nThe keys are identical.")
         return
     verb = "differs" if len(differences) == 1 else "differ"
     _say(f"\n{len(differences)} of the {counted(parts, 'part')} of the key {verb}:")
@@ -334,16 +333,16 @@ def _print_differences(
 
 def _print_program(program: ProgramDifference | None, *, other_jax: bool) -> None:
     if program is None:
-        _say("One of them has no list of its operations, so it is not known where.", indent=4)
+        _say("The location is unknown: one of the entries has no list of operations.", indent=4)
         return
     places = counted(program.count, "place")
     _say(f"{_KINDS[program.kind]}{f', in {places}' if program.count else ''}.", indent=4)
     if program.is_partial:
-        _say("The list of operations is cut: its end was not compared.", indent=4)
+        _say("The list of operations is truncated: its end was not compared.", indent=4)
     for name, before, after in program.arguments:
         _say(f"argument {name}: {before or 'none'} -> {after or 'none'}", indent=4)
     if any(where.endswith(_DONATION) for where, *_ in program.attributes):
-        _say("They donate otherwise: other arguments give their memory to results.", indent=4)
+        _say("Donation differs: other arguments give their memory to results.", indent=4)
     for where, before, after in program.attributes[:_MOST_ATTRIBUTES]:
         _say(f"{where}: {before or 'none'} -> {after or 'none'}", indent=4)
     if (more := len(program.attributes) - _MOST_ATTRIBUTES) > 0:
@@ -354,9 +353,10 @@ def _print_program(program: ProgramDifference | None, *, other_jax: bool) -> Non
         _print_place(place)
     if program.kind == "nothing" and not program.attributes:
         _say(
-            "The module differs in its form: another version of JAX wrote it."
+            "Only the form of the module differs: another version of JAX wrote it."
             if other_jax
-            else "They differ in what these lists leave out, as that of a large constant's values.",
+            else "The difference is in something that these lists omit, such as the values of a "
+            "large constant.",
             indent=4,
         )
 

@@ -29,7 +29,7 @@ dir_option = click.option(
     "folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The cache directory; by default SNAPRT_CACHE_DIR, else the user's.",
+    help="Cache directory.  [default: SNAPRT_CACHE_DIR, else the user's]",
 )
 
 
@@ -87,7 +87,7 @@ class Size(click.ParamType):
         try:
             return units.parse_size(value)
         except ValueError:
-            self.fail(f"{value!r} is no size, such as 500MB, 2GiB or 1000")
+            self.fail(f"{value!r} is not a size, such as 500MB, 2GiB or 1000")
 
 
 def one_entry(cache: Cache, prefix: str) -> EntryRow:

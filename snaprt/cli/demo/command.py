@@ -32,16 +32,16 @@ _STARTS: Final = ("cold", "warm")
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("snaprt-demo"),
     show_default=True,
-    help="Where the cache and the snapshots go; what an earlier demo left there is replaced.",
+    help="Directory for the cache and the snapshots; files of an earlier demo are replaced.",
 )
 @output.json_option
 @click.pass_context
 def command(context: click.Context, out: Path, as_json: bool) -> None:
-    """Train a small network lazily, twice, record one step, and replay it.
+    """Train a small network lazily, twice, then record one step and replay it.
 
     The network learns the handwritten digits that scikit-learn ships, with plain flax and optax.
-    The first start compiles; the second finds the executables in the cache. One step is recorded
-    and then replayed in this process, and the outputs are compared.
+    The first run compiles; the second finds the executables in the cache. One step is recorded,
+    replayed in this process, and its outputs are compared.
 
     \b
     Example:
@@ -52,7 +52,7 @@ def command(context: click.Context, out: Path, as_json: bool) -> None:
     cache, dump = _prepare(out)
     reports: dict[str, dict[str, Any]] = {}
     for start in _STARTS:
-        output.log.print(f"training on the digits, {start} cache ...")
+        output.log.print(f"training on digits, {start} cache ...")
         reports[start] = _train(cache, dump / start)
     snapshot = _recorded(dump / "warm")
     output.log.print(f"replaying {snapshot.name} ...")
@@ -94,7 +94,7 @@ def _check_installed() -> None:
     if missing:
         raise UsageError(
             f"the demo needs packages that are not installed: {', '.join(missing)}",
-            hint="install them with: python3 -m pip install 'snaprt[demo]'",
+            hint="install them: python3 -m pip install 'snaprt[demo]'",
         )
 
 
@@ -102,7 +102,7 @@ def _prepare(out: Path) -> tuple[Path, Path]:
     """Return the folders for the cache and the snapshots, empty."""
     out = out.absolute()
     cache, dump = out / "cache", out / "dump"
-    with output.writing(f"write the demo to {out}", hint="name a folder of yours with --out"):
+    with output.writing(f"write the demo to {out}", hint="choose another directory with --out"):
         for folder in (cache, dump):
             if folder.exists():
                 shutil.rmtree(folder)
@@ -127,7 +127,7 @@ def _train(cache: Path, dump: Path) -> dict[str, Any]:
     if done.returncode != 0:
         raise ExecutionError(
             f"the training process ended with status {done.returncode}",
-            hint="its own message stands above; `snaprt doctor` checks the installation",
+            hint="its error message is above; `snaprt doctor` checks the installation",
         )
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
@@ -139,7 +139,7 @@ def _recorded(dump: Path) -> Path:
     if not snapshots:
         raise ExecutionError(
             f"no snapshot was written to {dump}",
-            hint="messages of the writer stand above: is the disk full?",
+            hint="see the messages above; check that the disk is not full",
         )
     return snapshots[-1]
 
@@ -152,8 +152,8 @@ def _show(reports: dict[str, dict[str, Any]]) -> None:
     rows = {
         "loss, first and last step": lambda r: f"{r['first_loss']:.3f} {r['last_loss']:.3f}",
         "accuracy on unseen digits": lambda r: f"{r['accuracy']:.1%}",
-        "seconds to the end of step 1": lambda r: f"{r['first_step_seconds']:.2f}",
-        "seconds in all": lambda r: f"{r['seconds']:.2f}",
+        "seconds until the end of step 1": lambda r: f"{r['first_step_seconds']:.2f}",
+        "seconds total": lambda r: f"{r['seconds']:.2f}",
         "seconds compiling": lambda r: f"{r['compile_seconds']:.2f}",
         "graphs executed": lambda r: str(
             r["counters"]["CachedCompile"] + r["counters"]["UncachedCompile"]

@@ -42,80 +42,84 @@ def _compiler_options(
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path)
 )
-@click.option("--device", metavar="cpu|gpu|tpu[:N]", help="Where to run.  [default: JAX's choice]")
-@click.option("--a", "a", metavar="VARIANT", help="One side: judge it.  [default: recorded]")
-@click.option("--b", "b", metavar="VARIANT", help="The other side: judge it.  [default: --device]")
 @click.option(
-    "--reference", metavar="VARIANT", help="What both sides are measured against.  [default: f64]"
+    "--device", metavar="cpu|gpu|tpu[:N]", help="Device to run on.  [default: JAX's choice]"
+)
+@click.option("--a", "a", metavar="VARIANT", help="First variant to judge.  [default: recorded]")
+@click.option("--b", "b", metavar="VARIANT", help="Second variant to judge.  [default: --device]")
+@click.option(
+    "--reference", metavar="VARIANT", help="Variant to measure both against.  [default: f64]"
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Time for one run in a process of its own.  [default: 120; any for files that are neither "
-    "judged nor in a folder, without -j]",
+    help="Time limit for a run in a separate process.  [default: 120; none for a single FILE "
+    "without -j, --a, --b or --reference]",
 )
-@click.option("--rtol", type=float, help="Allow this error relative to the recorded element.")
-@click.option("--atol", type=float, help="Allow this absolute error.")
-@click.option("--max-ulp", type=int, help="Allow this distance in representable numbers.")
+@click.option("--rtol", type=float, help="Allowed relative error.")
+@click.option("--atol", type=float, help="Allowed absolute error.")
+@click.option("--max-ulp", type=int, help="Allowed distance in ULPs.")
 @click.option(
     "--repeat",
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Run N times: does it agree with itself?",
+    help="Run N times and check that the results are identical.",
 )
 @click.option(
     "--all-devices", is_flag=True, help="Run on every device here: which one gives other bits?"
 )
 @click.option("--save", type=_PATH, metavar="FILE.npz", help="Save the outputs.")
 @click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs.")
-@click.option("--random", "seed", type=click.IntRange(min=0), help="Run on random inputs: a seed.")
+@click.option(
+    "--random", "seed", type=click.IntRange(min=0), help="Run on random inputs with this seed."
+)
 @click.option(
     "--xla-flag",
     "compiler_options",
     multiple=True,
     metavar="NAME=VALUE",
     callback=_compiler_options,
-    help="Compile with this XLA option; may be given several times.",
+    help="Compile with this XLA option. Repeatable.",
 )
 @click.option(
     "--disable-hlo-pass",
     "disabled_passes",
     multiple=True,
     metavar="NAME",
-    help="Compile without this pass of XLA's; may be given several times.",
+    help="Compile without this XLA pass. Repeatable.",
 )
 @click.option(
     "--compile-only",
     is_flag=True,
-    help="Compile for --device, a TPU's topology such as tpu:v5e:2x2 too, and run nothing.",
+    help="Compile for --device without running; it may be a TPU topology such as tpu:v5e:2x2.",
 )
 @click.option(
     "--save-hlo",
     type=_PATH,
     metavar="FILE",
-    help="Where --compile-only saves the optimized HLO.  [default: named after FILE and device]",
+    help="File for the optimized HLO of --compile-only.  [default: named after FILE and device]",
 )
 @click.option(
     "--isolate/--no-isolate",
     "isolated",
     default=None,
-    help="Run in a process of its own, so that a crash of XLA is reported like any other error."
-    "  [default: unless snaprt wrote the module]",
+    help="Run in a separate process, so that a crash in XLA is reported as an error.  [default: "
+    "unless snaprt wrote the module]",
 )
 @click.option(
     "-j",
     "processes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Replay N files at a time, each in a process of its own.",
+    help="Replay N files at a time, each in a separate process.",
 )
 @click.option(
     "--cluster",
     "address",
     metavar="ADDRESS",
-    help="Replay on a Dask cluster: its scheduler's tcp://HOST:PORT, or a scheduler file.",
+    help="Replay on a Dask cluster: the scheduler's tcp://HOST:PORT, or a scheduler file.",
 )
 @formats.format_options
 @output.json_option
@@ -145,26 +149,26 @@ def command(
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Run recorded executions again and compare their outputs with the recorded ones.
+    """Run recorded executions again and compare the outputs with the recorded ones.
 
-    FILE is a snapshot of snaprt's (*.inputs.snap) or of XLA's (*.snapshot.*.pb,
-    *.hlo_unoptimized_snapshot.pb), or a module without inputs: StableHLO or HLO, text or binary. A
-    folder stands for all recorded executions in it.
+    FILE is a snaprt snapshot (*.inputs.snap), an XLA snapshot (*.snapshot.*.pb,
+    *.hlo_unoptimized_snapshot.pb), or a StableHLO or HLO module, text or binary. For a folder, all
+    recorded executions in it are replayed.
 
-    An element passes if its error is at most atol + rtol * |recorded|, or at most max-ulp. As soon
-    as one of the three is given, the others are 0; without any, defaults by dtype hold, which are
-    printed.
+    An element passes if its error is at most atol + rtol * |recorded|, or at most max-ulp. If any
+    of the three is given, the others default to 0. If none is given, the defaults depend on the
+    dtype and are printed.
 
-    Of a program on several devices, name the file of one of them: the others are found beside it,
-    and host devices take their place where there are too few. Of an error that was raised while
-    a graph was recorded, the operation that failed is evaluated again, and its errors compared.
+    For a program on several devices, name the file of one device; the others are found next to it.
+    If there are too few devices, host devices are used. For an error raised while a graph was
+    recorded, snaprt evaluates the failed operation again and compares the errors.
 
-    The status is 0 if all match, 1 if one differs, 2 if one cannot be replayed.
+    The exit status is 0 if all outputs match, 1 if any differs, 2 if any file cannot be replayed.
 
-    With --a, --b or --reference, two variants run in processes of their own, and the verdict says
-    which of them is wrong: neither, if rounding explains how far they are from the reference.
-    A VARIANT is recorded, a device (cpu, gpu:0, tpu), f64, op-by-op, interpreter,
-    tpu-precision=default|high|highest or python=PATH, then additions after commas:
+    With --a, --b or --reference, each variant runs in a separate process, and the verdict says
+    which one is wrong, or that rounding explains the difference from the reference. A VARIANT is
+    recorded, a device (cpu, gpu:0, tpu), f64, op-by-op, interpreter,
+    tpu-precision=default|high|highest or python=PATH, followed by optional modifiers after commas:
     disable-hlo-pass=NAME, xla-flags=--xla_..., optimization=0, matmul-precision=highest, fast-math.
 
     \b
@@ -251,13 +255,17 @@ def _check(
     """Raise UsageError where options do not go together."""
     if processes is not None and address is not None:
         raise UsageError(
-            "-j does not go with --cluster", hint="a cluster has as many processes as workers"
+            "-j cannot be combined with --cluster",
+            hint="a cluster runs as many processes as it has workers",
         )
     for option, path in (("--save", request.save), ("--save-hlo", request.save_hlo)):
         if path is not None and address is not None:
-            raise UsageError(f"{option} does not go with --cluster", hint="its workers save none")
+            raise UsageError(
+                f"{option} cannot be combined with --cluster",
+                hint="the workers of a cluster save no files",
+            )
         if path is not None and len(files) > 1:
-            raise UsageError(f"{option} is for one FILE", hint="replay them one by one")
+            raise UsageError(f"{option} takes a single FILE", hint="replay the files one by one")
     if request.all_devices and (request.sides or request.variant.kind == "compile-only"):
         raise UsageError(
             "--all-devices does not go with --a, --b, --reference or --compile-only",
@@ -270,12 +278,13 @@ def _check(
         )
     if request.save is not None and request.save.suffix != ".npz":
         raise UsageError(
-            f"outputs are saved as .npz, not as {request.save}", hint="--save outputs.npz"
+            f"cannot save outputs as {request.save}: only .npz is supported",
+            hint="--save outputs.npz",
         )
     if request.save is not None and (request.sides or request.variant.kind == "compile-only"):
         raise UsageError(
-            "--save does not go with --a, --b, --reference or --compile-only",
-            hint="`snaprt replay --help` has both",
+            "--save cannot be combined with --a, --b, --reference or --compile-only",
+            hint="see `snaprt replay --help`",
         )
 
 

@@ -41,9 +41,9 @@ def _markdown(reports: Sequence[Report]) -> bytes:
 
 #: Option, without its dashes -> what makes the file's content, and what the file is.
 FORMATS: Final[Mapping[str, tuple[Callable[[Sequence[Report]], bytes], str]]] = {
-    "html": (_html, "Write a self-contained page."),
+    "html": (_html, "Write a self-contained HTML page."),
     "junit": (_junit, "Write JUnit XML, for CI."),
-    "markdown": (_markdown, "Write Markdown, for a comment or a summary of CI."),
+    "markdown": (_markdown, "Write Markdown, for a comment or a CI summary."),
 }
 
 _ASKED_FOR: Final = "snaprt.cli.replay.formats"

@@ -26,19 +26,19 @@ _STATE_SUFFIX: Final = ".localize"
 @two_sides.variant_option(
     "--a",
     "suspect",
-    help="The side to look at.  [default: the platform that FILE was recorded on, or cpu]",
+    help="Suspect side.  [default: the platform that FILE was recorded on, or cpu]",
 )
 @two_sides.variant_option(
     "--b",
     "reference",
-    help="The side to compare it with.  [default: f64; with --against, what --a is]",
+    help="Side to compare it with.  [default: f64; with --against, same as --a]",
 )
 @two_sides.against_option
 @click.option(
     "--find",
     type=click.Choice(["auto", "difference", "nonfinite"]),
     default="auto",
-    help="What to look for; auto looks for NaN and Inf where the sides agree.",
+    help="What to look for; auto looks for NaN and Inf if the sides agree.",
     show_default=True,
 )
 @two_sides.search_options
@@ -46,7 +46,8 @@ _STATE_SUFFIX: Final = ".localize"
     "--state",
     type=_PATH,
     metavar="DIR",
-    help="Where a search that was broken off goes on.  [default: FILE.localize]",
+    help="Directory of the search state; an interrupted search resumes from it.  [default: "
+    "FILE.localize]",
 )
 @formats.format_options
 @output.json_option
@@ -67,14 +68,16 @@ def command(
 ) -> None:
     """Find the operation where two sides of a program start to differ.
 
-    Both sides run the program of FILE, in two variants (docs/variants.md), or side A runs it and
-    side B that of OTHER. The program is cut into regions; each is run on both sides from the same
-    values, and the search goes on inside the first that goes wrong, down to one instruction, in
-    loops and branches too. Where the sides agree on a NaN or an infinity, it is the first operation
-    that makes one of finite values. Where the programs of FILE and OTHER differ, only what differs
-    is named: the fewest operations with which, as OTHER has them, the difference is gone.
+    Both sides run the program in FILE, as two variants (docs/variants.md). With --against, side A
+    runs FILE and side B runs OTHER. The program is divided into regions. Each region runs on both
+    sides with the same inputs; the search continues inside the first region that goes wrong, down
+    to one instruction, including loops and branches.
 
-    The status is 0 if the sides agree, 1 if something was found or the budget is spent.
+    If the sides agree on a NaN or an infinity, the result is the first operation that produces one
+    from finite values. If the programs in FILE and OTHER differ, the result is the smallest set of
+    differing operations that causes the difference.
+
+    The exit status is 0 if the sides agree, 1 if something was found or the budget ran out.
 
     \b
     Example:

@@ -31,22 +31,24 @@ _WITHOUT_VALUES: Final = ("crash", "slow-compile")
 @click.option(
     "--check",
     type=click.Choice(["mismatch", "nan", "crash", "slow-compile"]),
-    help="What counts as the failure.  [default: mismatch]",
+    help="Kind of failure to look for.  [default: mismatch]",
 )
 @click.option(
     "--check-command",
     metavar="COMMAND",
-    help="A command that says so, with an exit status as in `git bisect run`; {} is the file.",
+    help="Command that detects the failure, with an exit status as for `git bisect run`; {} "
+    "stands for the file.",
 )
 @two_sides.variant_option(
     "--a",
     "suspect",
-    help="The side that fails.  [default: the platform that FILE was recorded on, or cpu]",
+    help="Side that fails.  [default: the platform that FILE was recorded on, or cpu]",
 )
 @two_sides.variant_option(
     "--b",
     "reference",
-    help="What a mismatch is with.  [default: what was recorded, or f64; with --against, as --a]",
+    help="Side to compare with.  [default: the recorded outputs, or f64; with --against, same "
+    "as --a]",
 )
 @two_sides.against_option
 @click.option(
@@ -54,7 +56,7 @@ _WITHOUT_VALUES: Final = ("crash", "slow-compile")
     type=click.IntRange(min=1),
     default=1,
     metavar="M",
-    help="Look at each program up to M times.",
+    help="Run each program up to M times.",
     show_default=True,
 )
 @click.option(
@@ -62,14 +64,14 @@ _WITHOUT_VALUES: Final = ("crash", "slow-compile")
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="How often of M the failure must be seen.",
+    help="How many of the M runs must fail.",
     show_default=True,
 )
 @click.option(
     "--slower-than",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="For slow-compile.  [default: half of what FILE takes]",
+    help="Threshold for slow-compile.  [default: half the time of FILE]",
 )
 @two_sides.search_options
 @click.option(
@@ -78,11 +80,16 @@ _WITHOUT_VALUES: Final = ("crash", "slow-compile")
     type=click.IntRange(min=1),
     default=2,
     metavar="N",
-    help="How many programs to look at at the same time.",
+    help="Number of programs to check in parallel.",
     show_default=True,
 )
 @click.option(
-    "-o", "--output", "folder", type=_PATH, metavar="DIR", help="[default: FILE.minified]"
+    "-o",
+    "--output",
+    "folder",
+    type=_PATH,
+    metavar="DIR",
+    help="Output folder.  [default: FILE.minified]",
 )
 @output.json_option
 @click.pass_context
@@ -105,13 +112,13 @@ def command(
     seed: int | None,
     as_json: bool,
 ) -> None:
-    """Find the smallest program that still shows a failure, and write it down for a bug report.
+    """Find the smallest program that still shows a failure, and write it up for a bug report.
 
-    Instructions are replaced by the values that they had, dimensions cut, values and flags made
-    simple, for as long as the failure stays the same one. What is left goes into a folder: a
-    snapshot, a script that needs jax and numpy alone, the module as text, an ISSUE.md.
+    snaprt replaces instructions with the values they computed, shrinks dimensions, and simplifies
+    values and flags, as long as the same failure remains. The output folder holds a snapshot, a
+    script that needs only jax and numpy, the module as text, and an ISSUE.md.
 
-    The status is 0 if FILE does not fail, 1 if it does and was minified.
+    The exit status is 0 if FILE does not fail, 1 if it fails and was minified.
 
     \b
     Example:
@@ -123,11 +130,11 @@ def command(
     """
     if check is not None and check_command is not None:
         raise UsageError(
-            "--check and --check-command exclude each other", hint="the command is the check"
+            "--check and --check-command cannot be combined", hint="the command is the check"
         )
     if needed > repeat:
         raise UsageError(
-            f"--needed {needed} of --repeat {repeat} looks",
+            f"--needed {needed} is more than --repeat {repeat}",
             hint="raise --repeat, or lower --needed",
         )
     name: CheckName = "command" if check_command is not None else check or "mismatch"
@@ -195,19 +202,17 @@ def _show(file: Path, check: CheckName, found: Minified | None) -> None:
     if shrunk.neighbor is not None:
         console.print(f"passes with: {tables.printable(shrunk.neighbor.change)}")
     if not shrunk.finished:
-        console.print("the budget was spent: it may become smaller still")
+        console.print("the budget ran out: a longer run may find a smaller program")
     if not found.confirmed:
         console.print(
-            "it did NOT fail once more in new processes: the failure comes and goes; "
-            "see --repeat and --needed"
+            "the failure did NOT recur in new processes: it is intermittent; see --repeat and "
+            "--needed"
         )
     if found.script_fails is not None:
-        console.print(
-            f"repro.py {'fails, as it should' if found.script_fails else 'does not fail'}"
-        )
+        console.print(f"repro.py {'fails as expected' if found.script_fails else 'does not fail'}")
     console.print(
-        f"{shrunk.asked} programs looked at in {format_duration(shrunk.seconds)}; "
-        f"all is in {found.folder}"
+        f"{shrunk.asked} programs checked in {format_duration(shrunk.seconds)}; results are in "
+        f"{found.folder}"
     )
     console.print()
     before, now = shrunk.original.instructions, shrunk.candidate.instructions

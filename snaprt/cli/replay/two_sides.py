@@ -30,7 +30,8 @@ def against_option(function: _AnyFunction) -> _AnyFunction:
         "--against",
         type=_PATH,
         metavar="OTHER",
-        help="Side B runs this file's module: the same program, edited, or recorded elsewhere.",
+        help="Program of side B: an edited version of FILE, or the same program recorded "
+        "elsewhere.",
     )(function)
 
 
@@ -43,18 +44,21 @@ def search_options(function: _AnyFunction) -> _AnyFunction:
 
 _SEARCH_OPTIONS: Final = (
     click.option(
-        "--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop after these."
+        "--budget",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="Time limit for the search.",
     ),
     click.option(
         "--timeout",
         type=click.FloatRange(min=1),
         default=120.0,
         metavar="SECONDS",
-        help="For each program that is compiled and run.",
+        help="Time limit for compiling and running each program.",
         show_default=True,
     ),
     click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs."),
     click.option(
-        "--random", "seed", type=click.IntRange(min=0), help="Run on random inputs: a seed."
+        "--random", "seed", type=click.IntRange(min=0), help="Run on random inputs with this seed."
     ),
 )

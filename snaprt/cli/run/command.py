@@ -25,7 +25,7 @@ from typing import Any, Final
 import click
 
 import snaprt
-from snaprt import after_import, autoload, settings
+from snaprt import after_import, autoload, settings, units
 from snaprt.cli import output
 from snaprt.cli.run.explained import RunExplained
 from snaprt.errors import SnaprtError, UsageError
@@ -75,6 +75,19 @@ class ProgramCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
+def _checked_duration(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> str | None:
+    """Return a duration as it is written, for it is passed on."""
+    try:
+        is_allowed = text is None or units.parse_duration(text) > 0
+    except ValueError:
+        is_allowed = False
+    if not is_allowed:
+        raise click.BadParameter(f"{text!r} is no duration, such as 90s, 5m or 1h", context, option)
+    return text
+
+
 @click.command(
     "run",
     cls=ProgramCommand,
@@ -83,7 +96,10 @@ class ProgramCommand(click.Command):
 )
 @click.option("--lazy/--no-lazy", default=None, help="Record operations and run them as graphs.")
 @click.option(
-    "--cache", type=click.Path(path_type=Path), metavar="DIR", help="Keep compiled programs here."
+    "--cache",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory of the compile cache.",
 )
 @click.option(
     "--dump",
@@ -94,33 +110,47 @@ class ProgramCommand(click.Command):
 @click.option(
     "--record",
     is_flag=True,
-    help="Record calls of jax.jit functions, in every thread and child process.",
+    help="Record calls of jax.jit functions in every thread and child process.",
 )
 @click.option(
     "--when",
     multiple=True,
     metavar="CONDITION",
-    help="Record only executions for which this holds: 'name=train, step=100-200', nan, error; "
-    "of several, one is enough (docs/recording.md has the words).",
+    help="Record only executions that meet this condition: 'name=train, step=100-200', nan, "
+    "error. Repeat to record executions that meet any (see docs/recording.md).",
 )
 @click.option(
     "--keep-last",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Hold the last N executions; write them when something fails, or on SIGUSR1.",
+    help="Hold the last N executions and write them on a failure or SIGUSR1.",
 )
-@click.option("--dedupe", is_flag=True, help="Store an array that several snapshots hold once.")
+@click.option("--dedupe", is_flag=True, help="Store arrays that several snapshots share once.")
 @click.option(
-    "--metrics", type=click.Path(path_type=Path), metavar="FILE", help="Save the metrics at exit."
+    "--check-ranks",
+    is_flag=True,
+    help="Compare what the processes of a job run, before each program first runs.",
 )
 @click.option(
-    "--explain", is_flag=True, help="Say at the end what cut graphs, at which lines, how often."
+    "--watchdog",
+    metavar="TIME",
+    callback=_checked_duration,
+    help="Write the stacks of each process when nothing has ended for TIME, such as 300s.",
+)
+@click.option(
+    "--metrics",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Save the metrics to FILE at exit.",
+)
+@click.option(
+    "--explain", is_flag=True, help="Report graph breaks at exit: where, why and how often."
 )
 @click.option(
     "--explain-json",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write that as JSON with a versioned schema.",
+    help="Write the graph breaks as JSON with a versioned schema.",
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT.py [ARGS]...")
 @click.pass_context
@@ -133,6 +163,8 @@ def command(
     when: tuple[str, ...],
     keep_last: int | None,
     dedupe: bool,
+    check_ranks: bool,
+    watchdog: str | None,
     metrics: Path | None,
     explain: bool,
     explain_json: Path | None,
@@ -140,16 +172,20 @@ def command(
 ) -> None:
     """Run a Python program under snaprt, unmodified: a script, or a module with -m.
 
-    The program keeps its arguments, its exit status and its tracebacks. The options set
-    SNAPRT_CACHE_DIR, SNAPRT_DUMP_DIR, SNAPRT_RECORD, SNAPRT_RECORD_DEDUPE,
-    SNAPRT_RECORD_KEEP_LAST and SNAPRT_METRICS_FILE for it and its child processes.
-    With SNAPRT_JAX_CACHE=1 its jax.jit compiles through the compile cache.
-    With --lazy, its main thread runs lazily from its own `import jax` on; JAX_... variables and
-    XLA_FLAGS that it sets count as under python.
-    With --explain, a table at the end says for each line that cut graphs why and how often, and
-    what to write instead (docs/explain.md).
-    With --record, calls of what jax.jit returned are recorded in every thread; --when and
-    --keep-last mean the same where the program does not run lazily.
+    The program keeps its arguments, exit status and tracebacks. The options set SNAPRT_CACHE_DIR,
+    SNAPRT_DUMP_DIR, SNAPRT_RECORD, SNAPRT_RECORD_DEDUPE, SNAPRT_RECORD_KEEP_LAST,
+    SNAPRT_CHECK_RANKS, SNAPRT_WATCHDOG and SNAPRT_METRICS_FILE for the program and its child processes.
+
+    With --lazy, the main thread runs lazily once the program imports JAX. JAX_... variables and
+    XLA_FLAGS that the program sets before that take effect as they do under python.
+
+    With --explain, a table at exit shows each line that breaks graphs, why, how often, and what to
+    write instead (docs/explain.md).
+
+    With --record, calls of jax.jit functions are recorded in every thread. --when and --keep-last
+    imply --record unless the program runs lazily.
+
+    With SNAPRT_JAX_CACHE=1, jax.jit uses the compile cache.
 
     \b
     Example:
@@ -160,7 +196,7 @@ def command(
       snaprt run --record --dump dump --when "name=train_step, first=3" -- train.py
     """
     if not program:
-        raise click.UsageError("there is no program to run", context)
+        raise click.UsageError("no program to run", context)
     is_lazy = settings.get("SNAPRT_LAZY") if lazy is None else lazy
     for variable, path in (
         ("SNAPRT_CACHE_DIR", cache),
@@ -178,7 +214,17 @@ def command(
         os.environ["SNAPRT_RECORD_KEEP_LAST"] = str(keep_last)
     if dedupe:
         os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
-    if settings.get("SNAPRT_JAX_CACHE") or settings.get("SNAPRT_REPRO_AFTER") is not None:
+    if watchdog is not None:
+        os.environ["SNAPRT_WATCHDOG"] = watchdog
+    if settings.get("SNAPRT_WATCHDOG") is not None:
+        after_import.call_after_import("jax", _watch)
+    if check_ranks:
+        os.environ["SNAPRT_CHECK_RANKS"] = "1"
+    if (
+        settings.get("SNAPRT_JAX_CACHE")
+        or settings.get("SNAPRT_CHECK_RANKS")
+        or settings.get("SNAPRT_REPRO_AFTER") is not None
+    ):
         after_import.call_after_import("jax", autoload.initialize)
     is_asked_for = record or settings.get("SNAPRT_RECORD_JIT")
     is_recording = is_asked_for or (not is_lazy and (bool(when) or keep_last is not None))
@@ -193,6 +239,12 @@ def command(
         explained.end()
     tell_status(status)
     context.exit(status)
+
+
+def _watch() -> None:
+    from snaprt.fleet import watchdog
+
+    watchdog.watch()
 
 
 def _register_torchrun() -> None:
@@ -259,14 +311,14 @@ def _check_environment() -> None:
         named_by = f"{_OPTIONS[name]} or {name}" if name in _OPTIONS else name
         if kind == "file" and not path.absolute().parent.is_dir():
             raise UsageError(
-                f"cannot write {path}: there is no directory {path.absolute().parent}",
-                hint=f"Name a file in a directory that exists with {named_by}.",
+                f"cannot write {path}: no directory {path.absolute().parent}",
+                hint=f"Name a file in an existing directory with {named_by}.",
             )
         # A cache that cannot be used costs a warning, not the run.
         if kind == "folder" and path.exists() and not path.is_dir() and name != "SNAPRT_CACHE_DIR":
             raise UsageError(
-                f"cannot write into {path}: it is no directory",
-                hint=f"Name a directory, or one that can be made, with {named_by}.",
+                f"cannot write to {path}: not a directory",
+                hint=f"Name a directory with {named_by}; it is created if it does not exist.",
             )
 
 
@@ -309,7 +361,7 @@ def _find_script(name: str) -> Program:
         spec = importer.find_spec("__main__")
         if spec is None:
             raise UsageError(
-                f"{name} has no __main__.py to run", hint="Name a Python file, or a module with -m."
+                f"{name} has no __main__.py", hint="Name a Python file, or a module with -m."
             )
         return Program(spec.loader.get_code("__main__"), name, path, spec.origin, spec)
     try:
@@ -344,10 +396,12 @@ def _find_spec(name: str) -> importlib.machinery.ModuleSpec:
     except ValueError:  # A module without a spec, such as __main__.
         pass
     if spec is None:
-        hint = "It is looked for as `import` would look, in the current directory first."
+        hint = "Modules are searched for as `import` does, starting in the current directory."
         if name.endswith(".__main__"):
-            hint = "A package is run through its __main__.py; name a module inside it otherwise."
-        raise UsageError(f"there is no module {name}", hint=hint)
+            hint = (
+                "A package runs through its __main__.py; it has none, so name a module inside it."
+            )
+        raise UsageError(f"no module {name}", hint=hint)
     return spec
 
 
@@ -420,7 +474,7 @@ class _Laziness:
         """Make the thread lazy; to be called when JAX is there."""
         if threading.get_ident() != self._thread:
             output.log.print(
-                "snaprt: the program runs eagerly, for another thread was the first to import jax; "
+                "snaprt: the program runs eagerly because another thread imported jax first; "
                 "import it in the main thread before"
             )
             return

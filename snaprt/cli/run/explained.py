@@ -39,8 +39,8 @@ class RunExplained:
         self._collector: Collector | None = None
         if self._file is not None and not self._file.parent.is_dir():
             raise UsageError(
-                f"cannot write {file}: there is no directory {self._file.parent}",
-                hint="Name a file in a directory that exists with --explain-json.",
+                f"cannot write {file}: no directory {self._file.parent}",
+                hint="Name a file in an existing directory with --explain-json.",
             )
         if shown or file is not None:
             after_import.call_after_import("jax", self._begin)

@@ -28,12 +28,12 @@ _STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 @output.json_option
 @click.pass_context
 def command(context: click.Context, first: Path, second: Path, as_json: bool) -> None:
-    """Say in what two recorded executions differ: versions, flags, inputs, outputs, instructions.
+    """Show how two recorded executions differ: versions, flags, inputs, outputs, instructions.
 
-    A and B are anything that `snaprt replay` takes. Arrays are compared bit by bit, modules as
-    StableHLO without source locations; large constants by their digests. Nothing is run.
+    A and B are any files that `snaprt replay` accepts. Arrays are compared bit by bit, modules as
+    StableHLO without source locations, and large constants by their digests. Nothing is run.
 
-    The status is 0 if they do not differ, 1 if they do.
+    The exit status is 0 if they do not differ, 1 if they do.
 
     \b
     Example:
@@ -62,7 +62,7 @@ def _show(found: Differences) -> None:
         output.console.print()
     for one in found.arrays:
         output.console.print(tables.printable(_array_line(one)))
-    output.console.print(f"{found.same_arrays} arrays are the same")
+    output.console.print(f"{found.same_arrays} arrays are identical")
     if found.instructions:
         output.console.print()
     for line in found.instructions:
@@ -71,7 +71,7 @@ def _show(found: Differences) -> None:
     for note in found.notes:
         output.console.print(f"note: {tables.printable(note)}")
     if not found.any:
-        output.console.print("they do not differ")
+        output.console.print("no differences")
 
 
 def _array_line(one: ArrayDifference) -> str:

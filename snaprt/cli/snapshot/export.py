@@ -18,9 +18,9 @@ SCHEMA_VERSION: Final = 1
 
 _FORMS_HELP = "\n".join(f"  {name:<13} {form.help}" for name, form in FORMS.items())
 
-_HELP = f"""Write a recorded execution in a form that other programs read.
+_HELP = f"""Convert a recorded execution to a format that other programs read.
 
-FILE is anything that `snaprt replay` takes. The forms:
+FILE is any file that `snaprt replay` accepts. The formats:
 
 \b
 {_FORMS_HELP}
@@ -35,7 +35,7 @@ Example:
 
 @click.command("export", help=_HELP)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--to", type=click.Choice(list(FORMS)), required=True, help="The form.")
+@click.option("--to", type=click.Choice(list(FORMS)), required=True, help="Output format.")
 @click.option(
     "-o",
     "--output",
@@ -43,7 +43,7 @@ Example:
     type=click.Path(path_type=Path),
     required=True,
     metavar="OUT",
-    help="The file to write; for python, the folder.",
+    help="File to write; for python, a folder.",
 )
 @click.option("--replace", is_flag=True, help="Overwrite an existing file.")
 @output.json_option

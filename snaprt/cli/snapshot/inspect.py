@@ -35,7 +35,8 @@ _PRINTED_ELEMENTS = 200
     "--save",
     type=click.Path(path_type=Path),
     metavar="FILE.npy",
-    help="Save the array of --array; bfloat16 and the like are saved as their bits.",
+    help="Save the array of --array; types that NumPy lacks, such as bfloat16, are saved as raw "
+    "bits.",
 )
 @output.json_option
 def command(
@@ -43,7 +44,7 @@ def command(
 ) -> None:
     """Print what is in FILE without running it: where it was recorded, its module, its arrays.
 
-    FILE is anything that `snaprt replay` takes.
+    FILE is any file that `snaprt replay` accepts.
 
     \b
     Example:
@@ -54,9 +55,9 @@ def command(
     asked = [name for name, given in (("--hlo", hlo), ("--stablehlo", stablehlo)) if given]
     asked += ["--array"] if array_name is not None else []
     if len(asked) > 1:
-        raise UsageError(f"{' and '.join(asked)} cannot be printed at once", hint="ask one by one")
+        raise UsageError(f"{' and '.join(asked)} cannot be combined", hint="use one at a time")
     if save is not None and array_name is None:
-        raise UsageError("--save saves one array", hint="name it: --array NAME --save FILE.npy")
+        raise UsageError("--save needs --array", hint="--array NAME --save FILE.npy")
     found = contents.read(file)
     if hlo or stablehlo:
         _print_text(found, "hlo" if hlo else "stablehlo", as_json)
@@ -120,4 +121,4 @@ def _print_summary(found: Contents, as_json: bool) -> None:
             output.console.print(tables.statistics_table(chosen))
     if not statistics:
         taken = ", ".join(map(str, found.parameters)) or "none"
-        output.console.print(f"\nno arrays; the module takes: {taken}")
+        output.console.print(f"\nno arrays; parameters of the module: {taken}")

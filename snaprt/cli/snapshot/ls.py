@@ -78,17 +78,19 @@ def _range(text: str | None) -> tuple[float, float]:
     try:
         return int(first or 0), int(last) if last else (math.inf if colon else int(first))
     except ValueError:
-        raise UsageError(f"{text!r} is no number or range", hint="write 7, 7:12 or 7:") from None
+        raise UsageError(
+            f"{text!r} is not a number or a range", hint="write 7, 7:12 or 7:"
+        ) from None
 
 
 @click.command("ls")
 @click.argument("place", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--graph", metavar="REGEX", help="Only graphs whose name has a match.")
-@click.option("--step", metavar="N[:M]", help="Only this step, or these.")
+@click.option("--graph", metavar="REGEX", help="Only graphs whose name matches.")
+@click.option("--step", metavar="N[:M]", help="Only these steps.")
 @click.option("--execution", metavar="N[:M]", help="Only these executions of each executable.")
 @click.option("--device", type=click.IntRange(min=0), help="Only this device of each executable.")
-@click.option("--failed", is_flag=True, help="Only what failed.")
-@click.option("--check", is_flag=True, help="Read all modules and arrays: is one damaged?")
+@click.option("--failed", is_flag=True, help="Only failed executions.")
+@click.option("--check", is_flag=True, help="Read all modules and arrays to find damage.")
 @output.json_option
 @click.pass_context
 def command(
@@ -102,13 +104,13 @@ def command(
     check: bool,
     as_json: bool,
 ) -> None:
-    """List what was recorded in DIR, which may be a packed file too.
+    """List the recorded executions in DIR, a folder or a packed file.
 
-    One line stands for an execution on one device. `snaprt inspect FILE` says more of one file.
+    Each line is one execution on one device. `snaprt inspect FILE` shows the details.
 
-    The status is 1 if a file in DIR is damaged: if its manifest is, or an array that is stored for
-    several files is missing or cut short, or, where those take 256 MiB at most, has other values.
-    With --check, if anything is.
+    The exit status is 1 if a file is damaged. Without --check, only manifests and stored arrays are
+    verified: that each array exists and has the right size, and, if all of them are at most 256 MiB
+    in total, the right checksum.
 
     \b
     Example:
@@ -146,19 +148,19 @@ def _compiled(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise UsageError(f"--graph {text!r} is no regular expression: {error}") from error
+        raise UsageError(f"--graph {text!r} is not a valid regular expression: {error}") from error
 
 
 def _read_all(place: Path) -> tuple[list[_Listed], list[str]]:
     if not place.is_dir() and not places.is_pack_file(place):
         raise UsageError(
             f"{place} is neither a directory nor a packed file",
-            hint="name the directory that was recorded into",
+            hint="name the directory that the snapshots were recorded into",
         )
     files, damaged = [], []
     paths = places.snapshots_in(place)
     if not paths and place.is_file():
-        damaged.append(f"{place} is damaged: it holds no snapshot that can be read")
+        damaged.append(f"{place} is damaged: it holds no readable snapshot")
     for path in paths:
         try:
             files.append(_Listed(path, *read_manifest(path)))
@@ -178,7 +180,7 @@ def _damaged_arrays(place: Path, files: Sequence[_Listed], check: bool) -> Itera
         try:
             for member, size in fresh.items():
                 if places.size(place / member) != size:
-                    raise SnapshotError(f"{place / member}, which {file.path} needs, is damaged")
+                    raise SnapshotError(f"{place / member} is damaged; {file.path} needs it")
             if check or (reads and fresh):
                 snapshot = open_snapshot(file.path)
                 for member in fresh:
@@ -189,7 +191,7 @@ def _damaged_arrays(place: Path, files: Sequence[_Listed], check: bool) -> Itera
             yield error.message
         except OSError as error:
             reason = error.strerror or error
-            yield f"an array that {file.path} needs cannot be read: {error.filename}: {reason}"
+            yield f"cannot read an array that {file.path} needs: {error.filename}: {reason}"
 
 
 def _rows(files: Iterable[_Listed]) -> list[Row]:

@@ -26,26 +26,29 @@ _PATH: Final = click.Path(path_type=Path)
 
 @click.command("pack")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=_PATH)
-@click.option("-o", "--output", "out", type=_PATH, required=True, metavar="OUT", help="The file.")
+@click.option(
+    "-o", "--output", "out", type=_PATH, required=True, metavar="OUT", help="File to write."
+)
 @click.option(
     "--redact",
     "kinds",
     multiple=True,
     type=click.Choice(redact.KINDS),
-    help="Take these out before it is shared; may be given several times.",
+    help="Remove these before sharing. Repeatable.",
 )
-@click.option("--replace", is_flag=True, help="Write over OUT if it is there.")
+@click.option("--replace", is_flag=True, help="Overwrite OUT if it exists.")
 @output.json_option
 def pack_command(
     files: tuple[Path, ...], out: Path, kinds: Sequence[redact.Kind], replace: bool, as_json: bool
 ) -> None:
-    """Make one file of recorded executions: inputs, outputs, all devices, stored arrays.
+    """Pack recorded executions into one file: inputs, outputs, all devices, stored arrays.
 
-    FILE is a snapshot of an execution, a directory of them, or a packed file. What is in OUT can be
-    replayed and looked into as it is; `snaprt unpack` gives back the files, bit for bit.
+    FILE is a snapshot, a directory of snapshots, or a packed file. Other commands read OUT
+    directly; `snaprt unpack` restores the files, bit for bit.
 
-    --redact values leaves shapes, dtypes, statistics and a seed; names gives the graph, its inputs,
-    outputs and functions neutral names; paths takes out source files and paths in the environment.
+    --redact values keeps only shapes, dtypes, statistics and a seed. --redact names gives neutral
+    names to the graph, its inputs, outputs and functions. --redact paths removes source files and
+    paths in the environment.
 
     \b
     Example:
@@ -66,13 +69,13 @@ def pack_command(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(),
     metavar="DIR",
-    help="Where to.  [default: .]",
+    help="Output directory.  [default: .]",
 )
 @output.json_option
 def unpack_command(file: Path, directory: Path, as_json: bool) -> None:
-    """Write what is in a packed file into a folder, as it was before.
+    """Unpack a packed file into a folder.
 
-    An existing file with the same content stays; one with other content is an error.
+    Existing files with the same content are kept; different content is an error.
 
     \b
     Example:
@@ -105,14 +108,15 @@ def _report(packed: Packed, word: str, as_json: bool) -> None:
     type=click.FloatRange(min=0),
     default=AGE,
     metavar="SECONDS",
-    help=f"Leave arrays alone that were stored or reused since.  [default: {AGE:.0f}]",
+    help=f"Keep arrays that were stored or reused in the last SECONDS.  [default: {AGE:.0f}]",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, without removing it.")
 @output.json_option
 def prune_command(directory: Path, age: float, dry_run: bool, as_json: bool) -> None:
-    """Remove the stored arrays in DIRECTORY that no snapshot there refers to any more.
+    """Remove stored arrays in DIRECTORY that no snapshot there refers to.
 
-    They are left over from --dedupe where snapshots were removed. Programs may go on recording.
+    Such arrays remain when snapshots recorded with --dedupe are removed. Programs may keep
+    recording into DIRECTORY meanwhile.
 
     \b
     Example:

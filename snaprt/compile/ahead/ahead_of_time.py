@@ -56,8 +56,8 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
     except (RuntimeError, KeyError, ValueError) as error:
         raise UsageError(
             f"the program was collected on {program.device_count} devices of platform "
-            f"{program.platform!r}, which are not here: {error}",
-            hint="collect and warm on machines of one kind",
+            f"{program.platform!r}, but this machine does not have them: {error}",
+            hint="collect and warm on the same kind of machine",
         ) from error
     for name, value in program.settings.items():
         if value is not None:
@@ -66,8 +66,8 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
         stand_in = jaxapi.lower(jaxapi.zeros_function(results), arguments)
         if jaxapi.signature_of_lowered(stand_in) != program.signature:
             raise CompileError(
-                "the program cannot be made again from what was collected",
-                hint="collect it again; it is compiled when it is run",
+                "cannot rebuild the program from the collected file",
+                hint="collect it again; if that fails too, it is compiled at run time",
             )
         lowered = jaxapi.with_module(stand_in, _checked_module(program, module))
         stablehlo = jaxapi.stablehlo_without_locations(lowered)
@@ -95,7 +95,7 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
                 load=None,
             ),
             cache,
-            "the program cannot be compiled",
+            "the program failed to compile",
         )
     if program.program_digest:
         key_of_note = key_of_program(program.program_digest, placement, cache)
@@ -116,8 +116,8 @@ def _warm(request: Request[bytes], cache: Cache, what: str) -> tuple[Key, Warmed
         raise CompileError(f"{what}: {error}") from error
     if obtained.key is None:
         raise CompileError(
-            f"the executable could not be stored in {cache.path}",
-            hint="the warning above says why",
+            f"cannot store the executable in {cache.path}",
+            hint="see the warning above",
         )
     return obtained.key, Warmed(obtained.key.digest, obtained.from_cache, obtained.seconds)
 
@@ -130,7 +130,7 @@ def check_versions(program: CollectedProgram) -> None:
     """
     if (program.jax, program.jaxlib) != (jax.__version__, jaxapi.JAXLIB_VERSION):
         raise UsageError(
-            f"the program was collected with jax {program.jax} and jaxlib {program.jaxlib}, and "
+            f"the program was collected with jax {program.jax} and jaxlib {program.jaxlib}, but "
             f"this is jax {jax.__version__} and jaxlib {jaxapi.JAXLIB_VERSION}",
             hint="collect it again with these versions",
         )
@@ -140,10 +140,10 @@ def _checked_module(program: CollectedProgram, module: bytes) -> Any:
     try:
         parsed = jaxapi.parse_module(module)
     except ValueError as error:
-        raise CompileError(f"the module cannot be read: {error}") from error
+        raise CompileError(f"cannot read the module: {error}") from error
     if module_digest(jaxapi.bytecode_without_locations(parsed)) != program.module_digest:
         raise CompileError(
-            f"the module in {program.module} is not the one that was collected",
+            f"the module in {program.module} differs from the collected one",
             hint="the file was changed; collect it again",
         )
     return parsed
@@ -160,7 +160,7 @@ def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> 
     try:
         parsed = jaxapi.parse_module(module)
     except ValueError as error:
-        raise CompileError(f"the module cannot be read: {error}") from error
+        raise CompileError(f"cannot read the module: {error}") from error
     calls = jaxapi.custom_calls(parsed)
     refuse_objects_of_another_process(calls)
     used = devices[: jaxapi.partitions_of(parsed)]
@@ -178,7 +178,7 @@ def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> 
         serialize=bytes,
         load=None,
     )
-    return _warm(request, cache, f"the module cannot be compiled for {topology}")[1]
+    return _warm(request, cache, f"the module failed to compile for {topology}")[1]
 
 
 def topology_devices(topology: str) -> tuple[Any, ...]:
@@ -195,7 +195,7 @@ def topology_devices(topology: str) -> tuple[Any, ...]:
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except Exception as error:  # of several types, by cause and version
         raise UsageError(
-            f"there is no TPU topology {topology!r} to compile for: {error}",
-            hint="install snaprt[tpu], and name a topology such as tpu:v5e:2x2",
+            f"no TPU topology {topology!r} to compile for: {error}",
+            hint="install snaprt[tpu], and use a topology such as tpu:v5e:2x2",
         ) from error
     return tuple(found.devices)

@@ -120,10 +120,10 @@ def read_program(path: Path) -> CollectedProgram:
     try:
         content = json.loads(path.read_bytes())
         if content.pop("schema") != SCHEMA:
-            raise ValueError("it has another schema")
+            raise ValueError("it has a different schema")
         version = content.pop("version")
         if version != VERSION:
-            raise ValueError(f"it has version {version}, and this snaprt reads {VERSION}")
+            raise ValueError(f"its version is {version}; this snaprt reads {VERSION}")
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in content.items()
@@ -133,7 +133,7 @@ def read_program(path: Path) -> CollectedProgram:
             raise ValueError("its module is not in the same directory")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
-            f"{path} is no collected program that can be read: {error}",
+            f"{path} is not a readable collected program: {error}",
             hint="`snaprt cache collect` writes such files.",
         ) from error
     return program
@@ -234,14 +234,18 @@ def collect_program(
     zeros = jaxapi.lower(jaxapi.zeros_function(results), shapes)
     with collection.lock:
         if not collection.programs:
-            _log.warning("programs are written to %s and not run: every result is zero", folder)
+            _log.warning(
+                "writing programs to %s without running them; every result is zero", folder
+            )
         collection.programs += 1
         collection.over_devices += len(jaxapi.devices_of_lowered(lowered)) > 1
         try:
             if needed := bound_to_process(lowered, calls):
                 raise NotWritable(needed)
             if jaxapi.signature_of_lowered(zeros) != jaxapi.signature_of_lowered(lowered):
-                raise NotWritable("a signature that its arguments and results do not tell")
+                raise NotWritable(
+                    "a signature that cannot be derived from its arguments and results"
+                )
             described_program = _described(program, promoted, lowered, digest, shapes, results)
             is_new = write_program(folder, described_program, jaxapi.bytecode(lowered))
             collection.written += is_new
@@ -292,5 +296,5 @@ def _digest_or_none(find: Callable[[], str]) -> str:
     except Unstable:
         return ""
     except Exception as error:  # a form of JAX's that is not foreseen: the module decides
-        _log.info("a program has no digest: %r", error)
+        _log.info("cannot compute the digest of a program: %r", error)
         return ""

@@ -49,7 +49,7 @@ def note_key(
         metrics.counter_add(f"UnstableProgram::{reason}")
         return None
     except Exception as error:  # a form of JAX's that is not foreseen: the module decides
-        _log.info("a program has no digest: %r", error)
+        _log.info("cannot compute the digest of a program: %r", error)
         metrics.counter_add(f"UnstableProgram::{type(error).__name__}")
         return None
     return key_of_program(digest, program.placement, cache)
@@ -86,7 +86,7 @@ def read_note(cache: Cache, key: Key) -> Note | None:
             device_ids=tuple(map(int, content["device_ids"])),
         )
     except (ValueError, KeyError, TypeError) as error:
-        cache.discard(key, f"its note cannot be read: {error!r}")
+        cache.discard(key, f"cannot read its note: {error!r}")
         return None
 
 

@@ -138,7 +138,7 @@ def _load_all(cache: Cache) -> None:
         try:
             ready = _load(cache, digest, deadline)
         except Exception as error:  # whoever wants it will meet the error, and compile
-            _log.info("a program could not be prefetched: %s", error)
+            _log.info("cannot prefetch a program: %s", error)
         finally:
             future.set_result(ready)
         if ready is not None:

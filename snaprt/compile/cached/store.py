@@ -71,8 +71,8 @@ def is_bypassed() -> bool:
     if passes and passes not in _told_of:
         _told_of.add(passes)
         _log.warning(
-            "the compile cache is not used: this process has registered passes with the compiler "
-            "(%s), which its keys do not tell of",
+            "not using the compile cache: this process has registered compiler passes (%s) that "
+            "the cache keys do not include",
             ", ".join(passes),
         )
     return bool(passes)
@@ -91,8 +91,8 @@ def open_cache(folder: Path | None = None) -> Cache:
     cache = _opened(replace(wanted, folder=folder) if folder is not None else wanted)
     if cache.path.exists() and not cache.path.is_dir():
         raise CacheError(
-            f"{cache.path} is no directory, and so no compile cache",
-            hint="Name the cache's directory with --dir or SNAPRT_CACHE_DIR.",
+            f"{cache.path} is not a directory, so it cannot be a compile cache",
+            hint="Name the cache directory with --dir or SNAPRT_CACHE_DIR.",
         )
     return cache
 
@@ -132,7 +132,7 @@ def _tier(wanted: _Settings) -> Tier | None:
     except CacheError as error:
         if wanted.mode == modes.FAIL_ON_MISS.name:
             raise
-        _log.warning("going on without the remote compile cache: %s", error)
+        _log.warning("continuing without the remote compile cache: %s", error)
         return None
 
 

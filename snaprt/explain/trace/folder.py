@@ -167,7 +167,7 @@ FORMS: Final = (
 _MEMORY: Final = (
     ("argument_size", "arguments"),
     ("output_size", "outputs"),
-    ("alias_size", "outputs that take the memory of arguments"),
+    ("alias_size", "outputs that reuse the memory of arguments"),
     ("temp_size", "intermediate values"),
     ("generated_code_size", "generated code"),
     ("peak_memory", "peak"),
@@ -378,8 +378,8 @@ def _claim(path: Path, index: str) -> Path:
         return next(folder for folder in folders if _is_first_in(folder, index))
     except OSError as error:
         raise UsageError(
-            f"cannot write to {path}, which SNAPRT_TRACE names: {error.strerror or error}",
-            hint="Name a directory that is writable, or one that can be made.",
+            f"cannot write to {path} (SNAPRT_TRACE): {error.strerror or error}",
+            hint="Name a writable directory, or one that can be created.",
         ) from error
 
 

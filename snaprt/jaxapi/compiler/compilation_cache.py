@@ -98,7 +98,7 @@ def use_compilation_cache(
             )
             return key_of(found)
         except Exception as error:  # whatever this JAX does otherwise: the program goes on
-            _log.warning("a program is compiled without the compile cache: %r", error)
+            _log.warning("compiling a program without the compile cache: %r", error)
             return None
 
     def heard(event: str, duration_secs: float, **_: Any) -> None:
@@ -121,7 +121,7 @@ def use_compilation_cache(
         except Exception as error:
             if _config.raise_persistent_cache_errors.value:
                 raise
-            _log.warning("%s is not stored in the compile cache: %r", name, error)
+            _log.warning("cannot store %s in the compile cache: %r", name, error)
 
     get_from_cache = _compilation_cache.get_executable_and_time
 

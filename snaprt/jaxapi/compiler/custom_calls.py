@@ -72,7 +72,7 @@ def _objects_named_by(target: str, attributes: Any) -> str:
             if any(
                 _is_address(int(one, 16 if "x" in one else 10)) for one in _NUMBER.findall(text)
             ):
-                return f"memory of the process, in the configuration of {target}"
+                return f"memory addresses of the process, in the configuration of {target}"
     return ""
 
 

@@ -45,7 +45,7 @@ def module_signature(module: Any) -> tuple[list[Any], list[Any]]:
 
 def _tensor(kind: Any) -> tuple[tuple[int, ...], np.dtype]:
     if not isinstance(kind, ir.RankedTensorType):
-        raise ValueError(f"a parameter or result of type {kind} cannot be given as an array")
+        raise ValueError(f"a parameter or result of type {kind} cannot be passed as an array")
     return tuple(kind.shape), _mlir_dtype(str(kind.element_type))
 
 

@@ -97,7 +97,7 @@ def dtype_of_name(name: str) -> Any:
     try:
         return jax.numpy.dtype(name)
     except TypeError as error:
-        raise ValueError(f"no dtype is called {name}") from error
+        raise ValueError(f"unknown dtype {name}") from error
 
 
 ArrayImpl: Any = _jaxlib.ArrayImpl

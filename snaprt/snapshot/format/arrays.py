@@ -57,7 +57,7 @@ def storage_dtype(name: str) -> np.dtype:
     if stored is None:
         raise SnapshotError(
             f"a snapshot cannot hold arrays of dtype {name}",
-            hint=f"known dtypes: {', '.join(DTYPE_NAMES)}, and JAX's PRNG keys",
+            hint=f"supported dtypes: {', '.join(DTYPE_NAMES)}, and JAX's PRNG keys",
         )
     return np.dtype(stored).newbyteorder("<")
 
@@ -73,8 +73,8 @@ def true_dtype(name: str) -> np.dtype:
     scalar = getattr(ml_dtypes, name, None) if name in DTYPE_NAMES else None
     if scalar is None:
         raise SnapshotError(
-            f"no dtype is called {name} here",
-            hint="a newer ml_dtypes may know it: pip install --upgrade ml_dtypes",
+            f"unknown dtype {name}",
+            hint="a newer ml_dtypes may support it: pip install --upgrade ml_dtypes",
         )
     return np.dtype(scalar)
 
@@ -265,7 +265,7 @@ def read_into(source: Any, target: memoryview, itemsize: int, digest: blake3.bla
         while done < len(piece):
             count = source.readinto(piece[done:])
             if not count:
-                raise ValueError("it ends too early")
+                raise ValueError("it is truncated")
             done += count
         if itemsize > 1:
             piece[:] = unshuffle(piece, itemsize)
@@ -276,7 +276,7 @@ def read_exactly(source: Any, length: int) -> bytes:
     """Return so many bytes of a file; raise ValueError if it has fewer."""
     content: bytes = source.read(length)
     if len(content) != length:
-        raise ValueError("it ends too early")
+        raise ValueError("it is truncated")
     return content
 
 

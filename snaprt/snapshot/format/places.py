@@ -150,7 +150,7 @@ def directory(file: BinaryIO) -> tuple[bytes, Mapping[str, zipfile.ZipInfo]]:
         raise zipfile.BadZipFile(f"it holds {len(infos)} of {count} members")
     members = {info.filename: info for info in infos}
     if len(members) != len(infos):
-        raise zipfile.BadZipFile("two of its members have one name")
+        raise zipfile.BadZipFile("two of its members have the same name")
     return comment, members
 
 
@@ -172,10 +172,10 @@ def locate(file: BinaryIO, members: Mapping[str, zipfile.ZipInfo], name: str) ->
     name_length, extra_length = struct.unpack("<HH", header[26:])
     encoding = "utf-8" if info.flag_bits & _NAMES_IN_UTF8 else "cp437"
     if file.read(name_length) != info.orig_filename.encode(encoding):
-        raise ValueError(f"the header of the member {name} has another name")
+        raise ValueError(f"the header of the member {name} has a different name")
     offset = info.header_offset + _HEADER_BYTES + name_length + extra_length
     if offset + info.file_size > file.seek(0, os.SEEK_END):
-        raise ValueError(f"the member {name} ends beyond the end of the file")
+        raise ValueError(f"the member {name} extends past the end of the file")
     return offset, info.file_size
 
 

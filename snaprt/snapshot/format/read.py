@@ -111,7 +111,7 @@ class SnapshotFile:
             return self._arrays[name]
         except KeyError:
             raise SnapshotError(
-                f"{self.path} holds no array called {name}",
+                f"{self.path} holds no array named {name}",
                 hint=f"it holds: {', '.join(self._arrays) or 'none'}",
             ) from None
 
@@ -196,12 +196,12 @@ class SnapshotFile:
         except FileNotFoundError as error:
             if stored is not None:
                 raise SnapshotError(
-                    f"{what} of {self.path} is kept beside it in {stored}, which is not there",
-                    hint="copy the folder arrays/ with the snapshots; or make one file of all "
-                    "where it was recorded: snaprt pack FILE -o OUT",
+                    f"{what} of {self.path} is stored separately in {stored}, which does not exist",
+                    hint="copy the folder arrays/ with the snapshots, or pack everything into "
+                    "one file where it was recorded: snaprt pack FILE -o OUT",
                 ) from error
             raise SnapshotError(
-                f"there is no file {self.path}", hint="check the path; is the disk mounted?"
+                f"there is no file {self.path}", hint="check the path and that the disk is mounted"
             ) from error
         except IsADirectoryError as error:
             raise SnapshotError(
@@ -213,7 +213,7 @@ class SnapshotFile:
             ) from error
         except Exception as error:  # the many ways in which zipfile, zstd and numpy refuse bytes
             subject = f"{what}: " if what else ""
-            subject += f"{stored}, in which it is kept: " if stored else ""
+            subject += f"{stored}, where it is stored: " if stored else ""
             raise self._damaged(
                 f"{subject}{str(error) or type(error).__name__}",
                 "remove the stored array, and record the execution again" if stored else "",
@@ -229,7 +229,7 @@ class SnapshotFile:
             what = "is empty" if not start else "is not a snaprt snapshot"
             raise SnapshotError(
                 f"{self.path} {what}",
-                hint="snapshots end in .snap; `snaprt inspect FILE` tells other files",
+                hint="snapshots end in .snap; `snaprt inspect FILE` also identifies other files",
             )
         try:
             return places.directory(file)
@@ -239,20 +239,19 @@ class SnapshotFile:
             if places.ZIP_END in file.read():
                 raise
             raise SnapshotError(
-                f"{self.path} was cut short: it ends after {size:,} bytes without the zip "
-                "directory",
+                f"{self.path} is truncated: it ends after {size:,} bytes without the zip directory",
                 hint="copy it again from where it was recorded",
             ) from error
 
     def _read_manifest(self, file: BinaryIO, comment: bytes) -> schema.Manifest:
         parsed = schema.parse_comment(comment)
         if parsed is None:
-            raise self._damaged("the zip comment that holds the format's version is bad")
+            raise self._damaged("the zip comment with the format version is invalid")
         version, digest = parsed
         if version > schema.FORMAT_MAJOR:
             raise SnapshotError(
-                f"{self.path} was written by a newer snaprt, format {version}; "
-                f"this one reads up to {schema.FORMAT_MAJOR}",
+                f"{self.path} was written by a newer snaprt, format {version}; this one reads up "
+                f"to {schema.FORMAT_MAJOR}",
                 hint="pip install --upgrade snaprt",
             )
         offset, length = places.locate(file, self._members, schema.MANIFEST_MEMBER)
@@ -279,7 +278,7 @@ class SnapshotFile:
         if not record.in_store:
             return None
         if not store.MEMBER.fullmatch(record.member):
-            raise self._damaged(f"it looks for an array in {record.member!r:.200}")
+            raise self._damaged(f"it refers to an array in {record.member!r:.200}")
         return self.path.parent / record.member
 
     def _check_record(self, record: schema.ArrayRecord) -> None:
@@ -291,14 +290,14 @@ class SnapshotFile:
         size = math.prod(record.stored_shape) * expected.itemsize == record.raw_bytes
         shape = record.key_impl or record.shape == record.stored_shape
         if not (stored and size and shape):
-            raise self._damaged(f"what the manifest says of array {record.name} contradicts itself")
+            raise self._damaged(f"the manifest's data about array {record.name} is inconsistent")
 
     def _draw(self, record: schema.ArrayRecord) -> np.ndarray:
         try:
             return seeded.draw(record)
         except (KeyError, ValueError, OverflowError) as error:
             raise self._damaged(
-                f"nothing can be drawn from what it says of array {record.name}: {error}",
+                f"cannot draw values for array {record.name} from the manifest: {error}",
                 "pack it again where it was recorded",
             ) from error
 
@@ -322,14 +321,14 @@ def _decompressed(
     if record.compression == "none":
         return file
     if record.compression not in schema.COMPRESSIONS:
-        raise ValueError(f"{what} has the unknown compression {record.compression}")
+        raise ValueError(f"{what} has an unknown compression: {record.compression}")
     return zstandard.ZstdDecompressor().stream_reader(file, read_size=min(length, 1 << 20) or 1)
 
 
 def _check_size(record: schema.ArrayRecord | schema.MemberRecord) -> None:
     """Check that the member can hold so many bytes before memory is taken for them."""
     if record.raw_bytes > record.stored_bytes * _MOST_PER_BYTE[record.compression]:
-        raise ValueError(f"{record.member} is too short for what it should hold")
+        raise ValueError(f"{record.member} is too short for its contents")
 
 
 def _read_npy_header(source: BinaryIO, record: schema.ArrayRecord) -> None:
@@ -339,10 +338,10 @@ def _read_npy_header(source: BinaryIO, record: schema.ArrayRecord) -> None:
         raise ValueError("the .npy header is too long")
     header = io.BytesIO(start + arrays.read_exactly(source, length))
     if np.lib.format.read_magic(header) != (1, 0):
-        raise ValueError("the .npy header is of another version")
+        raise ValueError("the .npy header has another version")
     shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(header)
     if (shape, fortran_order, dtype.str) != (record.stored_shape, False, record.stored_dtype):
-        raise ValueError("the .npy header says something else than the manifest")
+        raise ValueError("the .npy header does not match the manifest")
 
 
 _TAIL: Final = 32 << 10  # bytes: the manifest of a small program, and the directory behind it
@@ -393,6 +392,6 @@ def _manifest_at_the_end(path: Path) -> tuple[schema.Manifest, int]:
         or header < 0
         or name_length != len(_NAME)
     ):
-        raise ValueError("not as usual")
+        raise ValueError("unexpected")
     begin = header + 30 + sum(struct.unpack_from("<HH", tail, header + 26))
     return _checked_manifest(tail[begin : begin + content], parsed[1]), size

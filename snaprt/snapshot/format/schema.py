@@ -108,7 +108,7 @@ class ArrayRecord(ArrayTraits):
         """Refuse sizes that no array has."""
         edges = [edge for edges in self.index or () for edge in edges]
         if any(size < 0 for size in (*self.shape, *self.stored_shape, *self.global_shape, *edges)):
-            raise ValueError(f"a size of array {self.name} is negative")
+            raise ValueError(f"the size of array {self.name} is negative")
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class ArrayStore:
             if self._is_sound(member, address, stored, compression):
                 metrics.counter_add("SnapshotArrayReused")
             else:
-                _log.warning("%s is damaged, and is written anew", self._folder / member)
+                _log.warning("rewriting %s, which is damaged", self._folder / member)
                 metrics.counter_add("SnapshotArrayMended")
                 size = self._write(member, stored, compression, replace=True)
             return describe(member=member, compression=compression, stored_bytes=size)

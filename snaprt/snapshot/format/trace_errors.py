@@ -95,7 +95,7 @@ def raise_again(record: TraceErrorRecord) -> RaisedAgain:
         return RaisedAgain(obstacle="no operation failed: Python code raised the error")
     primitive = jaxapi.primitive_named(record.primitive, record.module)
     if record.primitive and primitive is None:
-        whose = record.module or "no module of JAX"
+        whose = record.module or "not a module of JAX"
         return RaisedAgain(
             obstacle=f"this JAX has no primitive {record.primitive} (it was from {whose})"
         )
@@ -224,16 +224,16 @@ def decode(data: Any) -> Any:
     if data is None or isinstance(data, (bool, int, str)):
         return data
     if not isinstance(data, Mapping) or not data:
-        raise ValueError(f"{data!r:.80} is no parameter")
+        raise ValueError(f"{data!r:.80} is not a parameter")
     kind = next(iter(data))
     if kind == _UNENCODABLE:
-        raise NotEncodableError(f"a {data[kind]} could not be written into the file")
+        raise NotEncodableError(f"a {data[kind]} could not be written to the file")
     try:
         return _DECODERS[kind](data)
     except NotEncodableError:
         raise
     except Exception as error:
-        raise ValueError(f"{data!s:.80} is no parameter: {error}") from error
+        raise ValueError(f"{data!s:.80} is not a parameter: {error}") from error
 
 
 _DECODERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -292,12 +292,10 @@ def decode_aval(data: Mapping[str, Any]) -> Any:
         ValueError: It is nothing that `encode_aval` writes.
     """
     if _UNENCODABLE in data:
-        raise NotEncodableError(
-            f"an operand, {data.get('text')}, could not be written into the file"
-        )
+        raise NotEncodableError(f"an operand, {data.get('text')}, could not be written to the file")
     try:
         shape = tuple(map(int, data["shape"]))
         dtype = jaxapi.dtype_of_name(data["dtype"])
         return jaxapi.ShapedArray(shape, dtype, weak_type=bool(data["weak_type"]))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{data!s:.80} is no abstract value: {error}") from error
+        raise ValueError(f"{data!s:.80} is not an abstract value: {error}") from error

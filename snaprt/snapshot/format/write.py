@@ -36,7 +36,7 @@ has written one, it is empty or cut short, which whoever reads it is told.
 _WORTH: Final = 0.75  # of the module: it is compressed where it shrinks to this share
 _EFFORT: Final = 3
 _TOO_MUCH: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NAMES_A_FOLDER: Final = "what is recorded goes where --dump or SNAPRT_DUMP_DIR says"
+_NAMES_A_FOLDER: Final = "set the folder with --dump or SNAPRT_DUMP_DIR"
 
 
 def write_snapshot(
@@ -83,14 +83,14 @@ def write_snapshot(
 def _refused(path: Path, contents: schema.Contents, error: OSError) -> SnapshotError:
     told = f"cannot write {path}: {error.strerror or error}"
     if error.errno not in _TOO_MUCH:
-        return SnapshotError(told, hint=f"another folder? {_NAMES_A_FOLDER}")
+        return SnapshotError(told, hint=f"try another folder: {_NAMES_A_FOLDER}")
     try:
         free = f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
     except OSError:
         free = ""
     return SnapshotError(
         f"{told}; it needs up to {_size(contents):,} bytes{free}",
-        hint=f"make room, or take another folder: {_NAMES_A_FOLDER}",
+        hint=f"free some space, or use another folder: {_NAMES_A_FOLDER}",
     )
 
 

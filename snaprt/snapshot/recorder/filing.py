@@ -70,7 +70,9 @@ class Budget:
         metrics.counter_add("SnapshotOverBudget")
         if is_new:
             _log.warning(
-                "recording goes past %s; what is not recorded is counted (SnapshotOverBudget)", over
+                "recording exceeds %s; executions that are not recorded are counted "
+                "(SnapshotOverBudget)",
+                over,
             )
         return False
 

@@ -55,7 +55,7 @@ def dump_folder_of(variable: str) -> Path | None:
     if switch is None:
         raise UsageError(
             f"XLA_FLAGS has --{SNAPSHOTS_FLAG}={values[SNAPSHOTS_FLAG]}",
-            hint="give it true, false, 1, 0, or no value at all",
+            hint="use true, false, 1, 0, or no value",
         )
     if not switch:
         return None
@@ -112,7 +112,7 @@ def check_flags(variable: str) -> None:
     if unread:
         raise UsageError(
             f"XLA cannot read the value {unread[1]!r} of the flag --{unread[2]} in XLA_FLAGS",
-            hint=f"XLA would end the process over it; correct --{unread[2]} in XLA_FLAGS",
+            hint=f"XLA would end the process because of it; correct --{unread[2]} in XLA_FLAGS",
         )
     unknown = re.search(r"Unknown flags? in XLA_FLAGS: (.*)", complaint)
     if not unknown:
@@ -122,7 +122,7 @@ def check_flags(variable: str) -> None:
     raise UsageError(
         f"XLA does not know --{', --'.join(names)} in XLA_FLAGS",
         hint=(f"did you mean --{close[0]}? " if close else "")
-        + "XLA would end the process over it; take it out of XLA_FLAGS",
+        + "XLA would end the process because of it; remove it from XLA_FLAGS",
     )
 
 

@@ -280,7 +280,7 @@ def _complain(callback: Callback, what: str, error: Exception | None) -> None:
         _complained = True
     _log.error(
         "the snapshot callback %r %s; this execution is not recorded. It should return '', "
-        "'inputs', 'outputs' or 'inputs outputs'. This is said once.",
+        "'inputs', 'outputs' or 'inputs outputs'. Shown once.",
         callback,
         what,
         exc_info=error,

@@ -53,6 +53,7 @@ from snaprt.snapshot.recorder.pending import (
 )
 from snaprt.snapshot.recorder.plan import Plan, current_plan, decide, records_all, steps_ended
 from snaprt.snapshot.recorder.recheck import Rechecks, spans_processes
+from snaprt.snapshot.recorder.states import keep_state
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
@@ -322,6 +323,7 @@ class Recorder:
             self._began = time.monotonic()
             self._process = jax.process_index()
         self._plan = plan
+        keep_state(plan.folder)
         if not self._is_flushed_by_signal:
             self._is_flushed_by_signal = before_terminated(self.writer.end)
         if plan.waits_for_errors:

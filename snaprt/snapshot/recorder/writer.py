@@ -119,8 +119,8 @@ class SnapshotWriter:
         if dropped:
             metrics.counter_add("SnapshotDropped", len(dropped))
             _log.error(
-                "%d snapshots that waited to be written are dropped: the process is told to end, "
-                "and %g s were not enough. They are counted (SnapshotDropped).",
+                "dropping %d snapshots that were waiting to be written: the process was told to "
+                "end, and %g s were not enough. They are counted (SnapshotDropped).",
                 len(dropped),
                 seconds,
             )
@@ -134,8 +134,8 @@ class SnapshotWriter:
             return
         self._logged.add(cause)
         _log.error(
-            "a snapshot is lost, the program goes on: %s%s\nThis is said once for each cause; "
-            "the counter SnapshotWriteError counts all.",
+            "lost a snapshot; the program continues: %s%s\nShown once per cause; the counter "
+            "SnapshotWriteError counts all.",
             f"{what}: " if what and what not in str(error) else "",
             error if str(error) else type(error).__name__,
             # An error of ours says what to do; of any other, only the traceback helps.

@@ -35,7 +35,7 @@ def contradiction(one: schema.Execution, other: schema.Execution) -> str:
         expected, actual = getattr(one, field), getattr(other, field)
         if expected != actual:
             words = field.removesuffix("_id").removesuffix("_count")
-            return f"its manifest says {words} {actual}, not {expected}"
+            return f"its manifest has {words} {actual}, not {expected}"
     apart = abs(one.time - other.time)
     return f"it ran {apart:.0f} s apart" if apart > _MOST_SECONDS_APART else ""
 
@@ -56,8 +56,8 @@ def whole_executions(files: Sequence[Path]) -> tuple[Path, ...]:
             inside = places.snapshots_in(path)
             if not inside:
                 raise SnapshotError(
-                    f"{path} holds no snapshot that can be read",
-                    hint="`snaprt ls DIR` lists what was recorded into a directory",
+                    f"{path} holds no readable snapshot",
+                    hint="`snaprt ls DIR` lists the recorded executions",
                 )
             whole |= dict.fromkeys(inside)
             continue
@@ -101,13 +101,13 @@ def only_execution(pack: Path) -> Path:
     executions = executions_in(pack)
     if not executions:
         raise SnapshotError(
-            f"{pack} holds no snapshot that can be read",
-            hint="it is damaged; get it again from where it was made",
+            f"{pack} holds no readable snapshot",
+            hint="it is damaged; get it again from its source",
         )
     if len(executions) > 1:
         raise SnapshotError(
             f"{pack} holds {len(executions)} executions",
-            hint=f"name one of them, as in {executions[0]}",
+            hint=f"name one, such as {executions[0]}",
         )
     return executions[0]
 
@@ -190,11 +190,11 @@ def _file_of_device(file: SnapshotFile, role: schema.Role, number: int, run: int
         raise SnapshotError(
             f"{candidates[0].path} should hold the {role} of {whose} of the execution in "
             f"{file.path.name}, but {reasons[0]}",
-            hint="it was renamed or overwritten; keep the files of each run in a folder of its own",
+            hint="it was renamed or overwritten; keep the files of each run in a separate folder",
         )
     raise SnapshotError(
-        f"{file.path} is of a program on {len(execution.devices)} devices, and the file with the "
-        f"{role} of {whose} is missing: {_expected_name(execution, role, number, run)}",
+        f"{file.path} is part of a program on {len(execution.devices)} devices, and the file "
+        f"with the {role} of {whose} is missing: {_expected_name(execution, role, number, run)}",
         hint="put the files of all devices into one folder; record all devices of an execution",
     )
 
@@ -204,9 +204,9 @@ def _why_not(
 ) -> str:
     theirs, device = other.manifest.execution, execution.devices[number]
     if theirs.role != role:
-        return f"its manifest says role {theirs.role}, not {role}"
+        return f"its manifest has role {theirs.role}, not {role}"
     if theirs.device != device:
-        return f"its manifest says device {theirs.device}, not {device}"
+        return f"its manifest has device {theirs.device}, not {device}"
     return contradiction(execution, theirs)
 
 

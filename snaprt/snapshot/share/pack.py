@@ -58,7 +58,7 @@ def pack(
         UsageError: Two files have one name, or ``out`` is there.
     """
     if out.exists() and not replace:
-        raise UsageError(f"{out} is there already", hint="name another file, or say --replace")
+        raise UsageError(f"{out} already exists", hint="name another file, or pass --replace")
     temporary = out.with_name(temporary_name(out.name))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def _write(file: BinaryIO, paths: Sequence[Path], out: Path, kinds: Sequence[Kin
                 name = shared.path.name
                 if name in snapshots:
                     raise UsageError(
-                        f"two of the files are called {name}", hint="pack them one by one"
+                        f"two of the files are named {name}", hint="pack them one by one"
                     )
                 snapshots[name] = None
                 shared.check()
@@ -146,7 +146,7 @@ def unpack(pack: Path, folder: Path) -> Packed:
                 os.replace(temporary, target)
             elif not filecmp.cmp(temporary, target, shallow=False):
                 raise UsageError(
-                    f"{target} is there already, with another content",
+                    f"{target} already exists with different content",
                     hint="unpack into another folder",
                 )
         except OSError as error:
@@ -162,8 +162,10 @@ def unpack(pack: Path, folder: Path) -> Packed:
 def _checked_members(pack: Path) -> Sequence[str]:
     """Return the names of a packed file's members, none of which leads out of a folder."""
     if not places.is_pack_file(pack):
-        missing = f"there is no file {pack}" if not pack.exists() else f"{pack} is no packed file"
-        raise SnapshotError(missing, hint="`snaprt pack` makes packed files")
+        missing = (
+            f"there is no file {pack}" if not pack.exists() else f"{pack} is not a packed file"
+        )
+        raise SnapshotError(missing, hint="`snaprt pack` writes packed files")
     try:
         with pack.open("rb") as file:
             comment, members = places.directory(file)
@@ -202,11 +204,9 @@ def not_written(path: Path, error: OSError) -> SnapshotError:
     """Return what is to be raised where a file that is to be shared cannot be written."""
     return SnapshotError(
         f"cannot write {path}: {error.strerror or error}",
-        hint="is the folder there, is the disk full?",
+        hint="check that the directory exists and that the disk is not full",
     )
 
 
 def _damaged(pack: Path, error: Exception) -> SnapshotError:
-    return SnapshotError(
-        f"{pack} is damaged: {error}", hint="get the file again from where it was made"
-    )
+    return SnapshotError(f"{pack} is damaged: {error}", hint="get the file again from its source")

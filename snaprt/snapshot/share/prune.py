@@ -70,7 +70,8 @@ def _manifest_arrays(path: Path) -> tuple[schema.ArrayRecord, ...]:
         return open_snapshot(path).manifest.arrays
     except SnapshotError as error:
         raise SnapshotError(
-            f"nothing was removed, for nobody knows which arrays {path} refers to: {error.message}",
+            f"nothing was removed because it is unknown which arrays {path} refers to: "
+            f"{error.message}",
             hint="repair or remove that file",
         ) from error
 

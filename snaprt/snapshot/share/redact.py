@@ -53,9 +53,9 @@ def redact(file: SnapshotFile, redaction: Redaction) -> tuple[schema.Contents, t
     manifest, kinds = file.manifest, redaction.kinds
     if manifest.trace_error is not None:
         raise SnapshotError(
-            f"{file.path} records an error raised while a graph was recorded, with its message and "
-            "the parameters of an operation: what is in them cannot be redacted",
-            hint="pack it without --redact, or send the message alone",
+            f"{file.path} records an error raised while a graph was recorded: its message and "
+            "parameters cannot be redacted",
+            hint="pack it without --redact, or send only the message",
         )
     module = _redact_module(file, kinds)  # first: it says so if the module cannot be read
     axes = jaxapi.mesh_axes(file.module.stablehlo) if "names" in kinds else ()
@@ -197,8 +197,8 @@ def _redact_module(file: SnapshotFile, kinds: frozenset[Kind]) -> schema.ModuleB
     except ValueError as error:
         writer = file.manifest.execution.versions.get("jaxlib", "that wrote it")
         raise SnapshotError(
-            f"the module in {file.path} cannot be redacted: {error}",
-            hint=f"redact it with jaxlib {writer}: an older one cannot read all that it writes",
+            f"cannot redact the module in {file.path}: {error}",
+            hint=f"redact it with jaxlib {writer}: an older jaxlib cannot read all of its output",
         ) from error
     return schema.ModuleBytes(stablehlo, hlo, options)
 
@@ -230,8 +230,8 @@ def _check_no_path_is_left(file: SnapshotFile, contents: schema.Contents) -> Non
         for where, content in places.items():
             if path.encode() in content:
                 raise SnapshotError(
-                    f"{file.path} cannot be shared without paths: its {where} still holds {path}",
-                    hint="please report this; --redact names takes out more",
+                    f"cannot share {file.path} without paths: its {where} still contains {path}",
+                    hint="please report this; --redact names removes more",
                 )
 
 
@@ -245,8 +245,8 @@ def _notes(
     large = [size for size in large if size > _LARGE_CONSTANT]
     if "values" in kinds and large:
         notes.append(
-            f"the module holds {len(large)} large constants, {sum(large):,} bytes together, and "
-            "they stay: pass them to the program as arguments to have them taken out"
+            f"the module keeps {len(large)} large constants ({sum(large):,} bytes), which "
+            "--redact does not remove: pass them to the program as arguments instead"
         )
     kernels = {
         one.custom_call_target
@@ -255,7 +255,7 @@ def _notes(
     }
     if kernels and kinds & {"names", "paths"}:
         notes.append(
-            f"custom calls bring code of their own, which stays as it is and may hold names and "
-            f"paths: {', '.join(sorted(kernels))}"
+            "custom calls contain code that is not redacted and may hold names and paths: "
+            f"{', '.join(sorted(kernels))}"
         )
     return tuple(notes)

@@ -31,7 +31,7 @@ def outputs(base: Base, grain: int) -> Iterator[Candidate]:
     names = {one: base.line.by_id[one].name for one in results}
     if not grain:
         for one in results:
-            yield from base.cut([one], [], "outputs", f"of its outputs only {names[one]}", 1)
+            yield from base.cut([one], [], "outputs", f"only the outputs {names[one]}", 1)
     for size in halves(grain or len(results) // 2):
         for start in range(0, len(results), size):
             left = results[:start] + results[start + size :]
@@ -45,7 +45,7 @@ def prefix(base: Base, grain: int) -> Iterator[Candidate]:
     for left_out in halves(len(base.computed) // 2):
         last = base.computed[len(base.computed) - left_out - 1]
         results = line.live(line.position[last] + 1)
-        yield from base.cut(results, [], "prefix", f"stopped behind {line.by_id[last].name}")
+        yield from base.cut(results, [], "prefix", f"stopped after {line.by_id[last].name}")
 
 
 def suffix(base: Base, grain: int) -> Iterator[Candidate]:
@@ -65,10 +65,10 @@ def loops(base: Base, grain: int) -> Iterator[Candidate]:
         return  # it would compute something else
     for one in base.line.order:
         if one.opcode == "while":
-            yield from _called_once(base, one.name, 0, f"one iteration of {one.name} alone")
+            yield from _called_once(base, one.name, 0, f"only one iteration of {one.name}")
         if one.opcode == "conditional":
             for branch in range(len(one.called_computation_ids)):
-                what = f"branch {branch} of {one.name} alone"
+                what = f"only branch {branch} of {one.name}"
                 yield from _called_once(base, one.name, branch, what)
 
 

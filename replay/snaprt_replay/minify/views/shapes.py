@@ -345,7 +345,7 @@ def _cut(candidate: Candidate, names: _Names, start: int, stop: int) -> Candidat
         _declare(copy)
         modules.append(copy)
     told = ", ".join(sorted({name for name, _ in names[0] if not name.startswith("#")})[:3])
-    what = f"elements {start} to {stop} of a dimension of {told or 'an input'} alone"
+    what = f"only elements {start} to {stop} of a dimension of {told or 'an input'}"
     return changed(candidate, "shapes", what, modules=modules, inputs=inputs)
 
 

@@ -44,7 +44,7 @@ def dtypes(base: Base, grain: int) -> Iterator[Candidate]:
             inputs = [
                 one.astype(now) if one.dtype == before else one for one in base.candidate.inputs
             ]
-            what = f"{simpler} in place of {name}"
+            what = f"{simpler} instead of {name}"
             yield changed(base.candidate, "dtypes", what, modules=modules, inputs=inputs)
 
 
@@ -90,7 +90,7 @@ def _parts_zero(base: Base, index: int, array: np.ndarray) -> Iterator[Candidate
             simpler = array.copy().reshape(-1)
             if np.any(simpler[part]):
                 simpler[part] = 0
-                what = f"{part.size} elements of input {index} zero"
+                what = f"zeros in {part.size} elements of input {index}"
                 yield _with(base, index, simpler.reshape(array.shape), what)
         parts *= 2
 
@@ -124,9 +124,9 @@ def _whole(array: np.ndarray) -> np.ndarray:
 
 # From the simplest on.
 _SIMPLER: Final[tuple[tuple[str, Callable[[np.ndarray], np.ndarray]], ...]] = (
-    ("all zero", np.zeros_like),
-    ("all one", np.ones_like),
-    ("rounded to whole numbers", _whole),
+    ("all zeros", np.zeros_like),
+    ("all ones", np.ones_like),
+    ("rounded to integers", _whole),
     ("rounded to one digit", _rounded(1)),
     ("rounded to three digits", _rounded(3)),
 )

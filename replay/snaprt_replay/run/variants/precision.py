@@ -139,8 +139,8 @@ def _raise_instruction(one: _Raising) -> Sequence[XlaMessage]:
     instruction, opcode = one.instruction, one.instruction.opcode
     if opcode in _STATEFUL:
         raise UsageError(
-            f"the program cannot be raised to float64: {instruction.name!r} ({opcode}) gives "
-            "something else each time it runs",
+            f"the program cannot be raised to float64: {instruction.name!r} ({opcode}) produces "
+            "different values in each run",
             hint="draw random numbers from a key, as jax.random does",
         )
     instruction.ClearField("original_value")
@@ -199,8 +199,8 @@ def _raise_custom_call(one: _Raising) -> Sequence[XlaMessage] | None:
         return None
     if instruction.called_computation_ids:
         raise UsageError(
-            f"the program cannot be raised to float64: the custom call {target!r} has no float64 "
-            "form, and calls functions of the program",
+            f"cannot raise the program to float64: the custom call {target!r} has no float64 "
+            "form and calls functions of the program",
         )
     return _keep(one, f"the custom call {target!r}")
 
@@ -232,12 +232,12 @@ def _keep(raising: _Raising, what: str) -> Sequence[XlaMessage]:
         down.append(made[-1])
     if _same_types(instruction.shape):
         if made and what:
-            notes[f"{what} was computed in its own precision"] = None
+            notes[f"{what} was computed in its original precision"] = None
         del instruction.operand_ids[:]
         instruction.operand_ids.extend(one.id for one in down)
         return [*made, instruction]
     if what:
-        notes[f"{what} was computed in its own precision"] = None
+        notes[f"{what} was computed in its original precision"] = None
     kept = editor.new(instruction.opcode, instruction.shape, down, like=instruction)
     name, identity = kept.name, kept.id
     kept.CopyFrom(instruction)

@@ -28,9 +28,9 @@ PRECISIONS: Final = ("default", "high", "highest")
 _DEVICE = re.compile(r"(cpu|gpu|tpu)(:\d+)?")
 _HINT = (
     "a variant is recorded, a device (cpu, gpu:0, tpu), f64, random-rounding, interpreter, "
-    "op-by-op, tpu-precision=default|high|highest or python=PATH, then additions after commas: "
-    "disable-hlo-pass=NAME, xla-flags=--xla_..., optimization=0, matmul-precision=highest, "
-    "fast-math"
+    "op-by-op, tpu-precision=default|high|highest or python=PATH, followed by optional "
+    "modifiers after commas: disable-hlo-pass=NAME, xla-flags=--xla_..., optimization=0, "
+    "matmul-precision=highest, fast-math"
 )
 
 
@@ -86,7 +86,7 @@ def parse_variant(text: str) -> Variant:
         name, _, value = part.partition("=")
         variant = _ADDITIONS[name](variant, value)
     if variant.kind == "recorded" and additions:
-        raise _not_a_variant(text, "what was recorded cannot be changed")
+        raise _not_a_variant(text, "recorded outputs cannot be modified")
     return variant
 
 
@@ -144,13 +144,13 @@ def _with_matmul_precision(variant: Variant, value: str) -> Variant:
 
 def _known_precision(variant: Variant, value: str) -> str:
     if value not in PRECISIONS:
-        raise _not_a_variant(variant.text, f"{value!r} is none of {', '.join(PRECISIONS)}")
+        raise _not_a_variant(variant.text, f"{value!r} is not one of {', '.join(PRECISIONS)}")
     return value
 
 
 def _with_python(variant: Variant, value: str) -> Variant:
     if not value:
-        raise _not_a_variant(variant.text, "python= takes the path of an interpreter")
+        raise _not_a_variant(variant.text, "python= needs the path of an interpreter")
     return dataclasses.replace(variant, python=value)
 
 
@@ -161,7 +161,7 @@ def _with_option(variant: Variant, name: str, value: CompilerOption) -> Variant:
 
 def _with_disabled_pass(variant: Variant, value: str) -> Variant:
     if not value:
-        raise _not_a_variant(variant.text, "disable-hlo-pass= takes the name of a pass")
+        raise _not_a_variant(variant.text, "disable-hlo-pass= needs the name of a pass")
     disabled = str(dict(variant.options).get("xla_disable_hlo_passes", ""))
     names = [*filter(None, disabled.split(",")), value]
     return _with_option(variant, "xla_disable_hlo_passes", ",".join(names))
@@ -171,7 +171,7 @@ def _with_flags(variant: Variant, value: str) -> Variant:
     for flag in value.split():
         name, equals, setting = flag.lstrip("-").partition("=")
         if not name.startswith("xla_"):
-            raise _not_a_variant(variant.text, f"{flag!r} is no flag of XLA's")
+            raise _not_a_variant(variant.text, f"{flag!r} is not an XLA flag")
         # As in XLA_FLAGS: a flag without a value is true.
         variant = _with_option(variant, name, option_value(setting) if equals else True)
     return variant
