@@ -174,7 +174,8 @@ def command(
 
     The program keeps its arguments, exit status and tracebacks. The options set SNAPRT_CACHE_DIR,
     SNAPRT_DUMP_DIR, SNAPRT_RECORD, SNAPRT_RECORD_DEDUPE, SNAPRT_RECORD_KEEP_LAST,
-    SNAPRT_CHECK_RANKS, SNAPRT_WATCHDOG and SNAPRT_METRICS_FILE for the program and its child processes.
+    SNAPRT_CHECK_RANKS, SNAPRT_WATCHDOG and SNAPRT_METRICS_FILE for the program and its child
+    processes.
 
     With --lazy, the main thread runs lazily once the program imports JAX. JAX_... variables and
     XLA_FLAGS that the program sets before that take effect as they do under python.
