@@ -51,7 +51,7 @@ def test_the_device_that_computes_wrong_is_named_in_every_form(recorded: Path, t
     )
     (report,) = json.loads(said)["reports"]
     assert report["headline"]["word"] == "DEVICES DIFFER"
-    assert report["headline"]["sentence"] == "cpu:2 gives other bits than the other 3, which agree"
+    assert report["headline"]["sentence"] == "cpu:2 gives different bits than the other 3"
     rows = [(row["device"], row["result"], row["verdict"]) for row in report["all_devices"]]
     right, wrong = (1, "identical"), (2, report["all_devices"][2]["verdict"])
     assert rows == [("cpu:0", *right), ("cpu:1", *right), ("cpu:2", *wrong), ("cpu:3", *right)]
@@ -72,7 +72,7 @@ def test_the_terminal_shows_a_table_of_devices(recorded: Path):
 
 def test_where_no_result_is_that_of_most_no_device_is_named(recorded: Path):
     said = replay("0,1", recorded, status=1)
-    assert "DEVICES DIFFER: 3 results on 4 devices, none of them on most" in said
+    assert "DEVICES DIFFER: 3 results on 4 devices, none of them on a majority" in said
 
 
 def test_devices_that_agree_are_no_finding(recorded: Path, capsys: pytest.CaptureFixture[str]):
@@ -88,7 +88,7 @@ def test_a_program_of_several_devices_is_refused(
     finish(record_on_devices(PROGRAM, tmp_path, 8))
     file = next(tmp_path.glob("*.inputs.snap"))
     assert main(["replay", str(file), "--all-devices"]) == 2
-    assert "--all-devices is for programs of one device" in "".join(capsys.readouterr())
+    assert "--all-devices takes programs of one device" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(

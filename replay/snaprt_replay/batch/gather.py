@@ -107,12 +107,11 @@ def on_devices(report: Report, found: DeviceReplays) -> Report:
         headline = Headline("bad", "NON-DETERMINISTIC", told)
     elif found.deviating:
         rest = len(rows) - len(found.deviating)
-        whose = "the other one" if rest == 1 else f"the other {rest}, which agree"
         gives = "gives" if len(found.deviating) == 1 else "give"
-        told = f"{_listed(found.deviating)} {gives} other bits than {whose}"
+        told = f"{_listed(found.deviating)} {gives} different bits than the other {rest}"
         headline = Headline("bad", "DEVICES DIFFER", told)
     elif len(set(found.results)) > 1:
-        told = f"{max(found.results)} results on {len(rows)} devices, none of them on most"
+        told = f"{max(found.results)} results on {len(rows)} devices, none of them on a majority"
         headline = Headline("bad", "DEVICES DIFFER", told)
     return dataclasses.replace(report, headline=headline, all_devices=rows)
 

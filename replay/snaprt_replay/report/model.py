@@ -147,7 +147,7 @@ class DeviceRow:
         )
 
 
-DEVICE_COLUMNS = ("device", "kind", "result", "runs", "beside the recorded", "of two recorded runs")
+DEVICE_COLUMNS = ("device", "kind", "result", "runs", "vs. recorded", "of two recorded runs")
 """The heads of a table of devices; the last column may be empty."""
 
 

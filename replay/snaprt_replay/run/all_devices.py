@@ -74,8 +74,8 @@ def replay_on_all_devices(
     """
     if case.devices > 1:
         raise UsageError(
-            f"{case.path} runs on {case.devices} devices at once, and --all-devices is for "
-            "programs of one device",
+            f"{case.path} runs on {case.devices} devices at once, and --all-devices takes programs "
+            "of one device",
             hint=f"`snaprt replay {case.path}` runs it on as many devices",
         )
     platform = devices.find_device(variant.device).platform

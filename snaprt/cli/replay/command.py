@@ -68,7 +68,7 @@ def _compiler_options(
     help="Run N times and check that the results are identical.",
 )
 @click.option(
-    "--all-devices", is_flag=True, help="Run on every device here: which one gives other bits?"
+    "--all-devices", is_flag=True, help="Run on every local device: does one give different bits?"
 )
 @click.option("--save", type=_PATH, metavar="FILE.npz", help="Save the outputs.")
 @click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs.")
@@ -273,7 +273,7 @@ def _check(
         )
     if request.all_devices and ":" in (request.variant.device or ""):
         raise UsageError(
-            f"--all-devices does not go with --device {request.variant.device}, which is one",
+            f"--all-devices does not go with --device {request.variant.device}, a single device",
             hint=f"name the platform: --device {(request.variant.device or '').partition(':')[0]}",
         )
     if request.save is not None and request.save.suffix != ".npz":
