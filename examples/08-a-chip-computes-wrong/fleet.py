@@ -13,10 +13,11 @@ calls = 0
 def chip(hidden, device):
     """Return what the chip makes of an array: the same, but for one bit on device 3, once."""
     global calls
-    calls += int(device) == 3
     hidden = np.array(hidden)
-    if int(device) == 3 and calls == 7:
-        hidden.view(np.uint32)[0, 0] ^= 1 << 20
+    if int(device) == 3:
+        calls += 1
+        if calls == 7:  # executions 0 to 4 call it six times, for 0 runs twice
+            hidden.view(np.uint32)[0, 0] ^= 1 << 20
     return hidden
 
 

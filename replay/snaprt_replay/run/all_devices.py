@@ -1,4 +1,4 @@
-"""Replay a case on every local device of a kind: which one gives other bits than the rest?"""
+"""Replays a case on every local device of a kind, and tells which one gives different bits."""
 
 from __future__ import annotations
 
