@@ -125,7 +125,12 @@ class Rechecks:
         """Run it again, once more if that differs, and return what is wrong, if anything is."""
         devices = held.executable.devices
         elsewhere = self._other_devices(held, number)
-        ready = _inputs(held)
+        try:
+            ready = _inputs(held)
+        except Exception as error:  # no memory for copies: the other processes do not wait for long
+            self._left_alone.add(held.executable.graph_id)
+            self._filing.writer.complain(error, f"re-checking {held.executable.name}")
+            return None
         if not self._meet(held, f"{number}.2"):
             return None
         first: _Run = [held.outputs[place] for place in places], None  # type: ignore[index]
