@@ -53,7 +53,12 @@ class Executable:
 
     def run_again(self, inputs: Sequence[Any], device: jaxapi.Device | None) -> Sequence[jax.Array]:
         """Run it once more, as whoever observes it may ask; see the recorder's `Executable`."""
-        return _call(self, inputs) if device is None else run_elsewhere(self, inputs, device)
+        if device is not None:
+            return run_elsewhere(self, inputs, device)
+        try:
+            return self.call(*inputs)
+        except ValueError as error:
+            return self.call(*_laid_out(inputs, error))
 
 
 @functools.lru_cache(maxsize=8)
@@ -102,7 +107,7 @@ def run(
     """
     token = observer.before(executable, inputs) if observer is not None else None
     try:
-        outputs = _timed_call(executable, inputs)
+        outputs = _call(executable, inputs)
     except Exception as error:
         if token is not None and observer is not None:
             observer.failed(token, error)
@@ -113,20 +118,23 @@ def run(
 
 
 def _call(executable: Executable, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    try:
-        return executable.call(*inputs)
-    except ValueError:  # before anything ran: JAX compares layouts, and programs have the default
-        laid_out = jaxapi.with_default_layouts(inputs)
-        if laid_out is None:
-            raise
-        return executable.call(*laid_out)
-
-
-def _timed_call(executable: Executable, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
     started = time.perf_counter_ns()
     try:
-        return _call(executable, inputs)
+        return executable.call(*inputs)
+    except ValueError as error:
+        return executable.call(*_laid_out(inputs, error))
     finally:
         elapsed = time.perf_counter_ns() - started
         metrics.metric_add("ExecuteTime", elapsed)
         executable.times.executed(elapsed)
+
+
+def _laid_out(inputs: Sequence[jax.Array], error: ValueError) -> Sequence[jax.Array]:
+    """Return inputs in the layouts that programs have, if that is what JAX refuses them for.
+
+    Nothing has run by then: JAX compares layouts first.
+    """
+    laid_out = jaxapi.with_default_layouts(inputs)
+    if laid_out is None:
+        raise error
+    return laid_out

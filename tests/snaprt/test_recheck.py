@@ -202,7 +202,7 @@ def test_a_program_with_effects_runs_once_and_that_is_said(
         jax.effects_barrier()
     assert len(calls) == 3
     assert counts() == [0, 0, 0]
-    assert [record.message.count("it has effects") for record in caplog.records] == [1]
+    assert [record.message.count("its effects") for record in caplog.records] == [1]
 
 
 def test_a_failed_execution_is_not_run_again(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_of_two_devices_that_differ_neither_is_accused(tmp_path: Path) -> None:
 
 def test_where_there_is_no_other_device_that_is_said(tmp_path: Path) -> None:
     said, files = run_permanent(tmp_path, on=0, broken=-1, devices=1)
-    assert said.count("there is no other cpu here") == 1
+    assert said.count("this process has no other cpu device") == 1
     assert files == []
 
 
@@ -350,8 +350,8 @@ def test_ls_and_replay_tell_the_two_runs_apart(
         path = next((tmp_path / "dump").glob(f"*execution000000*.{role}.snap"))
         main(["replay", str(path)])
         said = capsys.readouterr().out
-        assert "the replay agrees with run 2: run 1" in said
-        assert "re-checked when it was recorded: execution 0 of step" in said
+        assert "the replay agrees with run 2, so run 1" in said
+        assert "re-checked during recording: execution 0 of step" in said
     main(["replay", str(path), "--json"])
     assert json.loads(capsys.readouterr().out)["reports"][0]["agrees_with_run"] == 2
     main(["inspect", str(path)])

@@ -27,6 +27,7 @@ from snaprt_replay.report.model import (
     FAILED,
     Command,
     Compiled,
+    DeviceRow,
     ErrorGrid,
     Headline,
     Report,
@@ -39,6 +40,7 @@ from snaprt_replay.report.model import (
 from snaprt_replay.report.saved import headline_of
 from snaprt_replay.report.shown import shell_word
 from snaprt_replay.run import devices
+from snaprt_replay.run.all_devices import DeviceReplays
 from snaprt_replay.run.player import PlayResult
 from snaprt_replay.run.rerun import Replay
 from snaprt_replay.run.trial import Trial
@@ -83,6 +85,39 @@ def of_replay(replayed: Replay, words: Sequence[str] = ()) -> Report:
         ),
         commands=_commands(case.path, words),
     )
+
+
+def on_devices(report: Report, found: DeviceReplays) -> Report:
+    """Return the report of a replay with what other devices gave, and which of them differ."""
+    rows = tuple(
+        DeviceRow(
+            device=replay.played.device,
+            device_kind=replay.played.environment.get("device_kind", ""),
+            result=result,
+            execute_seconds=replay.played.execute_seconds,
+            agrees_with_itself=replay.played.agrees_with_itself,
+            agrees_with_run=replay.agrees_with_run,
+            verdict="" if replay.comparison is None else replay.comparison.verdict,
+        )
+        for replay, result in zip(found.replays, found.results, strict=True)
+    )
+    headline = report.headline
+    if found.unsteady:
+        told = f"the runs on {_listed(found.unsteady)} differ"
+        headline = Headline("bad", "NON-DETERMINISTIC", told)
+    elif found.deviating:
+        rest = len(rows) - len(found.deviating)
+        gives = "gives" if len(found.deviating) == 1 else "give"
+        told = f"{_listed(found.deviating)} {gives} different bits than the other {rest}"
+        headline = Headline("bad", "DEVICES DIFFER", told)
+    elif len(set(found.results)) > 1:
+        told = f"{max(found.results)} results on {len(rows)} devices, none of them on a majority"
+        headline = Headline("bad", "DEVICES DIFFER", told)
+    return dataclasses.replace(report, headline=headline, all_devices=rows)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def of_trial(trial: Trial, words: Sequence[str] = ()) -> Report:

@@ -20,6 +20,7 @@ from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.load import load
 from snaprt_replay.report.model import Report
 from snaprt_replay.run import player
+from snaprt_replay.run.all_devices import DeviceReplays, replay_on_all_devices
 from snaprt_replay.run.rerun import replay_case
 from snaprt_replay.run.trial import PROCESSES, try_case
 from snaprt_replay.run.variants.variants import Variant
@@ -39,6 +40,7 @@ class ReplayRequest:
         variant: Where and how to run it; or a kind that compiles only.
         sides: A, B and a reference, where two sides are to be judged.
         repeat: How often, to see whether it agrees with itself.
+        all_devices: Whether to run it on every local device, to see which one differs.
         tolerance: What to allow.
         inputs: An ``.npz`` file with other inputs.
         random_seed: Draw other inputs, from this seed.
@@ -52,6 +54,7 @@ class ReplayRequest:
     variant: Variant
     sides: tuple[Variant, Variant, Variant] | None = None
     repeat: int = 1
+    all_devices: bool = False
     tolerance: ToleranceRequest = dataclasses.field(default_factory=ToleranceRequest)
     inputs: Path | None = None
     random_seed: int | None = None
@@ -146,7 +149,8 @@ def replay_file(path: Path, request: ReplayRequest, workers: Workers) -> Report:
             return gather.of_trial(trial, request.words)
         if request.variant.kind == "compile-only":
             return _compile(case, request, workers)
-        replayed = replay_case(
+        replay_on = replay_on_all_devices if request.all_devices else replay_case
+        found = replay_on(
             case,
             request.variant,
             workers,
@@ -154,9 +158,11 @@ def replay_file(path: Path, request: ReplayRequest, workers: Workers) -> Report:
             tolerance=request.tolerance,
             isolated=request.isolated,
         )
+        replayed = found.usual if isinstance(found, DeviceReplays) else found
         if request.save is not None:
             _save(request.save, replayed.played.outputs)
-        return gather.of_replay(replayed, request.words)
+        report = gather.of_replay(replayed, request.words)
+        return gather.on_devices(report, found) if isinstance(found, DeviceReplays) else report
     except SnaprtError as error:
         return gather.of_failure(path, error)
 

@@ -121,7 +121,7 @@ def _of_devices(file: SnapshotFile) -> Case:
 def _findings(file: SnapshotFile) -> list[str]:
     """Return what running the execution again showed when it was recorded."""
     recheck = file.manifest.execution.recheck
-    return [] if recheck is None else [f"re-checked when it was recorded: {recheck.finding}"]
+    return [] if recheck is None else [f"re-checked during recording: {recheck.finding}"]
 
 
 def _case(

@@ -105,6 +105,53 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeviceRow:
+    """What one of several devices gave that ran the same.
+
+    Args:
+        device: Its name.
+        device_kind: What it calls itself.
+        result: Which of the different results it gave; 1 is the most common.
+        execute_seconds: Of each run.
+        agrees_with_itself: Whether all its runs gave the same bits; None where it ran once only.
+        agrees_with_run: As in `Report`.
+        verdict: On its outputs beside the recorded ones; empty where there are none.
+    """
+
+    device: str
+    device_kind: str = ""
+    result: int = 1
+    execute_seconds: tuple[float, ...] = ()
+    agrees_with_itself: bool | None = None
+    agrees_with_run: int | None = None
+    verdict: str = ""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Return what a table says of it, under `DEVICE_COLUMNS`."""
+        count = len(self.execute_seconds)
+        runs = {None: f"{count} run", True: f"{count} runs agree", False: f"{count} runs differ"}
+        agrees = {
+            None: "",
+            0: "as neither",
+            1: "as run 1",
+            2: "as run 2",
+        }
+        return (
+            self.device,
+            self.device_kind,
+            chr(ord("A") + min(self.result, 26) - 1),
+            runs[self.agrees_with_itself],
+            self.verdict or "nothing recorded",
+            agrees[self.agrees_with_run],
+        )
+
+
+DEVICE_COLUMNS = ("device", "kind", "result", "runs", "vs. recorded", "of two recorded runs")
+"""The heads of a table of devices; the last column may be empty."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Compiled:
     """What the compiler said of a program that was compiled only.
 
@@ -286,6 +333,7 @@ class Report:
         repeats: Two runs, compared bit for bit.
         agrees_with_run: Where the outputs of two runs are recorded, with which of them, 1 or 2,
             the replayed ones agree bit for bit; 0 for neither.
+        all_devices: What each device gave, where it was replayed on all.
         statistics: Of the outputs, where there is nothing to compare them with.
         grids: One for each output of the comparison; None where there is none.
         localization: Where it starts; None if that was not looked for.
@@ -316,6 +364,7 @@ class Report:
     by_device: tuple[Comparison, ...] = ()
     repeats: Comparison | None = None
     agrees_with_run: int | None = None
+    all_devices: tuple[DeviceRow, ...] = ()
     statistics: tuple[ArrayStatistics, ...] = ()
     grids: tuple[ErrorGrid | None, ...] = ()
     localization: Localization | None = None

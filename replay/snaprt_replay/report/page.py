@@ -18,7 +18,7 @@ from snaprt import pages
 from snaprt_replay.compare.results import IDENTICAL, MISMATCH, OutputComparison, Place, Verdict
 from snaprt_replay.localize.findings import error_text, place_text
 from snaprt_replay.report import charts, shown, text
-from snaprt_replay.report.model import ErrorGrid, Report, Status, worst_first
+from snaprt_replay.report.model import DEVICE_COLUMNS, ErrorGrid, Report, Status, worst_first
 
 _PACKAGE: Final = "snaprt_replay.report"
 
@@ -39,6 +39,7 @@ def page(reports: Sequence[Report]) -> str:
         style=Markup(style),
         style_digest=pages.style_digest(style),
         title=_title(reports),
+        device_columns=DEVICE_COLUMNS,
         reports=[
             _Shown(f"r{number}", one, len(reports) <= _SHOWN or one.headline.status != "ok")
             for number, one in enumerate(reports, 1)

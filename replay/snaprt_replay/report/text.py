@@ -14,7 +14,16 @@ from snaprt_replay.compare.results import IDENTICAL, Comparison, OutputCompariso
 from snaprt_replay.localize.findings import Localization, RegionError, error_text, place_text
 from snaprt_replay.report import charts, shown
 from snaprt_replay.report.grid import error_cells
-from snaprt_replay.report.model import Compiled, ErrorGrid, Report, Run, Side, worst_first
+from snaprt_replay.report.model import (
+    DEVICE_COLUMNS,
+    Compiled,
+    DeviceRow,
+    ErrorGrid,
+    Report,
+    Run,
+    Side,
+    worst_first,
+)
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 _SHADES: Final = "·░▒▓█"
@@ -85,6 +94,9 @@ def blocks(report: Report) -> Iterator[Block]:
         yield f"starts: {shown.sentence(report.localization.sentence)}"
     if report.repeats is not None and report.repeats.verdict == IDENTICAL:
         yield f"{len(report.runs['replay'].execute_seconds)} runs gave identical bits"
+    if report.all_devices:
+        yield ""
+        yield from device_table(report.all_devices)
     yield ""
     yield f"{report.headline.word}: {shown.sentence(report.headline.sentence)}"
 
@@ -120,6 +132,16 @@ def compiled_lines(compiled: Compiled) -> Iterator[str]:
     cost = [form.format(known[name]) for name, form in _COST.items() if name in known]
     yield f"cost: {', '.join(cost) or 'the compiler provides no analysis'}"
     yield f"optimized HLO: {shown.name(compiled.hlo, 400)}"
+
+
+def device_table(rows: Sequence[DeviceRow]) -> Iterator[str]:
+    """Yield the lines of a table with a row for each device."""
+    table = [DEVICE_COLUMNS, *(tuple(map(shown.name, row.cells)) for row in rows)]
+    columns = [column for column in zip(*table, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    for row in zip(*columns, strict=True):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
 
 
 def _device_lines(by_device: Sequence[Comparison]) -> Iterator[str]:

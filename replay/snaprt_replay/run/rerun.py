@@ -137,11 +137,11 @@ def replay_case(
 
 
 _AGREEMENTS = (
-    "the outputs of two runs are recorded, and the replay agrees with neither bit for bit",
-    "the outputs of two runs are recorded, and the replay agrees with run 1, whose outputs the "
-    "program used: run 2 computed wrong",
-    "the outputs of two runs are recorded, and the replay agrees with run 2: run 1, whose outputs "
-    "the program used, computed wrong",
+    "outputs of two runs are recorded; bit for bit, the replay agrees with neither",
+    "outputs of two runs are recorded; the replay agrees with run 1, whose outputs the program "
+    "used, so run 2 was wrong",
+    "outputs of two runs are recorded; the replay agrees with run 2, so run 1, whose outputs the "
+    "program used, was wrong",
 )
 
 

@@ -67,6 +67,9 @@ def _compiler_options(
     metavar="N",
     help="Run N times and check that the results are identical.",
 )
+@click.option(
+    "--all-devices", is_flag=True, help="Run on every local device: does one give different bits?"
+)
 @click.option("--save", type=_PATH, metavar="FILE.npz", help="Save the outputs.")
 @click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs.")
 @click.option(
@@ -133,6 +136,7 @@ def command(
     atol: float | None,
     max_ulp: int | None,
     repeat: int,
+    all_devices: bool,
     save: Path | None,
     inputs: Path | None,
     seed: int | None,
@@ -171,6 +175,7 @@ def command(
     Example:
       snaprt replay dump/*.inputs.snap
       snaprt replay step.inputs.snap --device gpu --max-ulp 4 --repeat 3
+      snaprt replay step.inputs.snap --repeat 20 --all-devices
       snaprt replay module.mlir --random 0 --save out.npz
       snaprt replay step.inputs.snap --a recorded --b cpu,optimization=0 --reference f64
       snaprt replay step.inputs.snap --device tpu:v5e:2x2 --compile-only
@@ -199,6 +204,7 @@ def command(
         if judges
         else None,
         repeat=repeat,
+        all_devices=all_devices,
         tolerance=ToleranceRequest(rtol, atol, max_ulp),
         inputs=inputs,
         random_seed=seed,
@@ -260,6 +266,16 @@ def _check(
             )
         if path is not None and len(files) > 1:
             raise UsageError(f"{option} takes a single FILE", hint="replay the files one by one")
+    if request.all_devices and (request.sides or request.variant.kind == "compile-only"):
+        raise UsageError(
+            "--all-devices does not go with --a, --b, --reference or --compile-only",
+            hint="`snaprt replay --help` has all options",
+        )
+    if request.all_devices and ":" in (request.variant.device or ""):
+        raise UsageError(
+            f"--all-devices does not go with --device {request.variant.device}, a single device",
+            hint=f"name the platform: --device {(request.variant.device or '').partition(':')[0]}",
+        )
     if request.save is not None and request.save.suffix != ".npz":
         raise UsageError(
             f"cannot save outputs as {request.save}: only .npz is supported",

@@ -260,6 +260,11 @@ def remember(held: HeldExecution) -> None:
         _most = max(_MANY, 2 * len(_alive))
 
 
+def is_anything_held() -> bool:
+    """Return whether an array that is donated may have to be copied: finding those takes time."""
+    return bool(_alive)
+
+
 def about_to_donate(arrays: Sequence[Any], hold: Hold) -> None:
     """Copy, where they are held, arrays whose memory the next execution takes."""
     if not _alive:

@@ -75,13 +75,13 @@ class Rechecks:
         """
         what = f"{executable.name}.{executable.graph_id} is not re-checked"
         if not executable.is_pure:
-            self._say_once(f"{what}: it has effects, such as callbacks, that would happen twice")
+            self._say_once(f"{what}: its effects, such as callbacks, would happen twice")
         elif executable.graph_id in self._left_alone:
             return False
         elif spans_processes(executable) and any(one.is_local for one in conditions):
             self._say_once(
-                f"{what}: it spans processes, which may not agree on rank=, time= or clock=; "
-                "use execution=, step=, every= or first= beside recheck"
+                f"{what}: it spans processes, and rank=, time= and clock= may hold in some of them "
+                "only. With recheck, use execution=, step=, every= or first="
             )
         else:
             return True
@@ -97,11 +97,11 @@ class Rechecks:
         places = bits.comparable(held.outputs or (), executable.devices)
         if not places:
             return
+        try:
+            held.wait()
+        except Exception:  # it failed: that is told elsewhere
+            return
         with metrics.timed("RecheckTime"):
-            try:
-                held.wait()
-            except Exception:  # it failed: that is told elsewhere
-                return
             number = self._counts[executable.graph_id] = (
                 self._counts.get(executable.graph_id, 0) + 1
             )
@@ -112,9 +112,9 @@ class Rechecks:
             except Exception as error:
                 if spans_processes(executable):
                     raise ExecutionError(
-                        f"{executable.name}.{executable.graph_id} could not run again to be "
-                        f"re-checked, and the other processes wait for that: {error}",
-                        hint="take recheck out of SNAPRT_RECORD or --when",
+                        f"{executable.name}.{executable.graph_id} could not be run again for a "
+                        f"re-check, in which other processes take part: {error}",
+                        hint="remove recheck from --when or SNAPRT_RECORD",
                     ) from error
                 self._filing.writer.complain(error, f"re-checking {executable.name}")
                 return
@@ -125,7 +125,12 @@ class Rechecks:
         """Run it again, once more if that differs, and return what is wrong, if anything is."""
         devices = held.executable.devices
         elsewhere = self._other_devices(held, number)
-        ready = _inputs(held)
+        try:
+            ready = _inputs(held)
+        except Exception as error:  # no memory for copies: the other processes do not wait for long
+            self._left_alone.add(held.executable.graph_id)
+            self._filing.writer.complain(error, f"re-checking {held.executable.name}")
+            return None
         if not self._meet(held, f"{number}.2"):
             return None
         first: _Run = [held.outputs[place] for place in places], None  # type: ignore[index]
@@ -153,7 +158,7 @@ class Rechecks:
         first, second = runs
         ready = _inputs(held)
         if not self._meet(held, f"{number}.3"):
-            return _Finding(0, table, "runs 1 and 2 differ, and it could not run again", second)
+            return _Finding(0, table, "runs 1 and 2 differ; there was no third run", second)
         third = _run(held, places, ready, device)
         with_first, with_second = (
             not bits.differences(one[0], third[0], executable.devices).any() for one in runs
@@ -163,8 +168,9 @@ class Rechecks:
             self._not_deterministic.add(graph)
             metrics.counter_add("RecheckNotDeterministic")
             self._say_once(
-                f"{executable.name}.{graph} is not deterministic: three runs of an execution gave "
-                "three results. It is counted (RecheckNotDeterministic) and accuses no device"
+                f"{executable.name}.{graph} is not deterministic: three runs of one execution gave "
+                "three different results. Such executions are counted (RecheckNotDeterministic), "
+                "but not recorded"
             )
             return None
         own = executable.devices[0]
@@ -197,12 +203,12 @@ class Rechecks:
             table[list(deviating), place] = True
         suspects = {number for deviating in copies.values() for number in deviating}
         is_majority = 2 * len(suspects) < len(devices)
-        words = "devices hold other copies of an output than most"
+        words = "replicas of outputs differ from those on most devices"
         if not is_majority:
-            words = "devices hold different copies of an output, none of which most of them hold"
+            words = "replicas of outputs differ, and no version of them is on most devices"
         words += (
-            ", each time it runs. (jax.shard_map with check_vma=False may hand out different "
-            "values as copies; this is said once)"
+            ", in both runs (jax.shard_map with check_vma=False may return different values as "
+            "replicas; this is reported once)"
         )
         named = tuple(devices[number] for number in sorted(suspects)) if is_majority else ()
         return _Finding(0, table, words, None, named)
@@ -222,11 +228,11 @@ class Rechecks:
         whose = f"execution {held.moment.execution} of {executable.name}.{executable.graph_id}"
         step = f" (step {held.moment.step})" if held.moment.step >= 0 else ""
         on = ", ".join(map(_name, suspects or [devices[number] for number in differing]))
-        where = f" on {on}" if finding.again is None or finding.again[1] is None else ""
+        where = f", on {on}" if finding.again is None or finding.again[1] is None else ""
         if not suspects and finding.suspects is None:
-            where += " alike, so that nobody can tell which of them computed wrong"
+            where += " alike, so the device at fault cannot be identified"
         sentence = (
-            f"{whose}{step}, host {platform.node()}: {finding.words}. What differs is "
+            f"{whose}{step} on host {platform.node()}: {finding.words}. Outputs that differ: "
             f"{', '.join(names)}{where}"
         )
         second = finding.again[1] if finding.again is not None else None
@@ -241,7 +247,9 @@ class Rechecks:
         )
         conditions = held.rechecked_for
         cause = Cause(f"{conditions[0].text} ({finding.words})")
-        _log.error("a device computed wrong: %s. It is recorded in %s", sentence, held.plan.folder)
+        _log.error(
+            "a device computed wrong results: %s. Recorded in %s", sentence, held.plan.folder
+        )
         nbytes = sum(array.nbytes for array in held.outputs or ())
         if self._filing.admits(held, conditions, 2 * nbytes):
             self._filing.queue(held, "inputs", conditions, cause)
@@ -263,10 +271,12 @@ class Rechecks:
         others = [] if len(executable.devices) > 1 else _devices_like(own)
         if not others:
             of_one = len(executable.devices) == 1
-            why = f"there is no other {own.device_kind} here" if of_one else "it needs several"
+            why = "it runs on several devices"
+            if of_one:
+                why = f"this process has no other {own.device_kind} device"
             self._say_once(
-                f"{executable.name}.{executable.graph_id} is re-checked on the device that it ran "
-                f"on, not on another: {why}"
+                f"{executable.name}.{executable.graph_id} is re-checked where it ran, despite "
+                f"recheck=device: {why}"
             )
             return []
         turn = number % len(others)
@@ -283,9 +293,9 @@ class Rechecks:
             return True
         self._left_alone.add(executable.graph_id)
         self._say_once(
-            f"{executable.name}.{executable.graph_id} is not re-checked from here on: not all of "
-            f"its processes came within {SECONDS_TO_MEET:g} s to run execution "
-            f"{held.moment.execution} again. Give all the same --when"
+            f"{executable.name}.{executable.graph_id} is no longer re-checked: not all of its "
+            f"processes were ready to run execution {held.moment.execution} again within "
+            f"{SECONDS_TO_MEET:g} s. Start all processes with the same --when"
         )
         return False
 

@@ -49,6 +49,7 @@ from snaprt.snapshot.recorder.pending import (
     about_to_delete,
     about_to_donate,
     hold_inputs,
+    is_anything_held,
     remember,
 )
 from snaprt.snapshot.recorder.plan import Plan, current_plan, decide, records_all, steps_ended
@@ -185,7 +186,7 @@ class Recorder:
         if self._outcomes.stop_with is not None:
             self._stop()
         plan = current_plan()
-        if executable.donated:
+        if executable.donated and is_anything_held():
             hold = "device" if plan is None else plan.hold
             about_to_donate([inputs[number] for number in executable.donated], hold)
         if plan is None:

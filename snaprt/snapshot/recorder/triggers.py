@@ -85,10 +85,9 @@ TRIGGERS: Final = (
     ),
     Trigger(
         "recheck",
-        "The execution gives other bits when it runs again; with `every`, only each Nth is run "
-        "again.",
+        "Running the execution again gives different bits; `every=N` runs only each Nth again.",
         lambda value, held, error, took: False,  # `recheck.py` judges it when it begins
-        allowed="device, to run it again on another device of this process; or stands alone",
+        allowed="device, to use another device of this process for it; or stands alone",
         may_stand_alone=True,
         parse=_where,
         runs_again=True,
