@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from snaprt.errors import ExecutionError as ExecutionError
     from snaprt.errors import GraphBreakError as GraphBreakError
     from snaprt.errors import ProcessError as ProcessError
+    from snaprt.errors import RankError as RankError
     from snaprt.errors import SnaprtError as SnaprtError
     from snaprt.errors import SnapshotError as SnapshotError
     from snaprt.errors import UsageError as UsageError
@@ -63,6 +64,7 @@ __all__ = [
     "GraphBreakError",
     "MpDeviceLoader",
     "ProcessError",
+    "RankError",
     "SnaprtError",
     "SnapshotError",
     "UsageError",
@@ -105,6 +107,7 @@ _WHERE = {
     "GraphBreakError": "snaprt.errors:GraphBreakError",
     "MpDeviceLoader": "snaprt.fleet.loader:MpDeviceLoader",
     "ProcessError": "snaprt.errors:ProcessError",
+    "RankError": "snaprt.errors:RankError",
     "SnaprtError": "snaprt.errors:SnaprtError",
     "SnapshotError": "snaprt.errors:SnapshotError",
     "UsageError": "snaprt.errors:UsageError",

@@ -1,8 +1,7 @@
 """What JAX calls in every process where snaprt is installed: what goes under plain ``jax.jit``.
 
-JAX looks for its plugins when it first makes its devices. Unless ``SNAPRT_JAX_CACHE``,
-``SNAPRT_RECORD_JIT`` or ``SNAPRT_REPRO_AFTER`` is set, this does nothing, and imports nothing but
-the settings.
+JAX looks for its plugins when it first makes its devices. Unless one of the settings below is on,
+this does nothing, and imports nothing but the settings.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from snaprt.errors import UsageError
 
 
 def initialize() -> None:
-    """Put under ``jax.jit`` the compile cache, the recorder, and what saves failing programs.
+    """Put under ``jax.jit`` what the settings ask for: the compile cache, the recorder, checks.
 
     A setting that is not allowed is told here: JAX would show a traceback, and go on.
     """
@@ -29,10 +28,18 @@ def _initialize() -> None:
         from snaprt import cache
 
         cache.install_if_on()
+    if settings.get("SNAPRT_CHECK_RANKS"):
+        from snaprt.fleet import rank_check
+
+        rank_check.start()
     if settings.get("SNAPRT_RECORD_JIT") and not _is_snaprt_itself():
         from snaprt.runtime.jit import record_process
 
         record_process()
+    if settings.get("SNAPRT_WATCHDOG") is not None and not _is_snaprt_itself():
+        from snaprt.fleet import watchdog
+
+        watchdog.watch()
     if settings.get("SNAPRT_REPRO_AFTER") is not None:
         from snaprt.runtime.jit import watch_process
 

@@ -54,3 +54,7 @@ class ProcessError(SnaprtError):
 
 class DeviceError(SnaprtError):
     """A device that was asked for is not there."""
+
+
+class RankError(SnaprtError):
+    """The processes of a job are not about to run the same program."""

@@ -80,6 +80,7 @@ KINDS: Final[Mapping[str, str]] = {
     "LowerTime": TIME,
     "LoadTime": TIME,
     "PrefetchWait": TIME,
+    "RecheckTime": TIME,
     "SnapshotQueueWait": TIME,
     "SnapshotWatchWait": TIME,
     "SnapshotWriteTime": TIME,

@@ -86,6 +86,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _duration(text: str) -> float:
+    seconds = units.parse_duration(text)
+    if not seconds:
+        raise ValueError(text)
+    return seconds
+
+
 def _limit(text: str) -> int | None:
     return units.parse_size(text) or None
 
@@ -253,6 +260,16 @@ SETTINGS: Final = (
         "Maximum wait while another process compiles the same program.",
         default=600.0,
     ),
+    _on_off(
+        "SNAPRT_CHECK_RANKS",
+        "Before a program of several processes first runs, compare what each is about to run.",
+    ),
+    Setting(
+        "SNAPRT_CHECK_RANKS_TIMEOUT",
+        SECONDS,
+        "How long SNAPRT_CHECK_RANKS waits for all ranks to reach a program.",
+        default=60.0,
+    ),
     Setting(
         "SNAPRT_COLLECT",
         FOLDER,
@@ -391,6 +408,12 @@ SETTINGS: Final = (
         "Write a folder for each graph to this directory, and a page that links them.",
         default_text="nothing is written",
     ),
+    Setting(
+        "SNAPRT_WATCHDOG",
+        Kind(_duration, "a duration of more than 0, such as 90s, 5m or 1h"),
+        "Write the stacks of each process when no execution or step ends for this long.",
+        default_text="no watchdog",
+    ),
     _on_off("SYNC_TENSORS_OPBYOP", "At a step, compile and run each operation separately."),
     _on_off("TF_CPP_LOG_THREAD_ID", "Include the thread ID in log lines."),
     Setting(
@@ -405,6 +428,12 @@ SETTINGS: Final = (
         "Log level by module: 1 logs the steps of a compilation, 2 also logs each operation.",
         default=(),
         default_text="no log from snaprt, unless TF_CPP_MIN_LOG_LEVEL is 0",
+    ),
+    Setting(
+        "WORLD_SIZE",
+        NUMBER,
+        "Number of processes in the job, as set by torchrun and other launchers.",
+        default_text="the number that `jax.distributed` reports",
     ),
     _on_off(
         "XLA_DOWNCAST_BF16",

@@ -13,6 +13,7 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.compile import times
+from snaprt.compile.elsewhere import run_elsewhere
 from snaprt.graph.artifacts import ModuleArtifacts, proof_of
 
 _numbers = itertools.count()
@@ -41,6 +42,7 @@ class Executable:
     # Whether it was written down to be compiled later, and its results are zeros.
     is_collected: bool = False
     is_watched: bool = False  # whether its last result is the flag of `snaprt.compile.lower`
+    is_pure: bool = True  # whether an execution does nothing but compute its results
     times: times.ProgramTimes = field(default_factory=times.ProgramTimes)
     # What a snapshot says of the error that ended its recording, if one did.
     trace_error: Any = None
@@ -48,6 +50,10 @@ class Executable:
     def artifacts(self) -> ModuleArtifacts:
         """Return the program in the forms in which it is recorded; the first call makes them."""
         return _artifacts(self)
+
+    def run_again(self, inputs: Sequence[Any], device: jaxapi.Device | None) -> Sequence[jax.Array]:
+        """Run it once more, as whoever observes it may ask; see the recorder's `Executable`."""
+        return _call(self, inputs) if device is None else run_elsewhere(self, inputs, device)
 
 
 @functools.lru_cache(maxsize=8)
@@ -96,7 +102,7 @@ def run(
     """
     token = observer.before(executable, inputs) if observer is not None else None
     try:
-        outputs = _call(executable, inputs)
+        outputs = _timed_call(executable, inputs)
     except Exception as error:
         if token is not None and observer is not None:
             observer.failed(token, error)
@@ -107,7 +113,6 @@ def run(
 
 
 def _call(executable: Executable, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    started = time.perf_counter_ns()
     try:
         return executable.call(*inputs)
     except ValueError:  # before anything ran: JAX compares layouts, and programs have the default
@@ -115,6 +120,12 @@ def _call(executable: Executable, inputs: Sequence[jax.Array]) -> Sequence[jax.A
         if laid_out is None:
             raise
         return executable.call(*laid_out)
+
+
+def _timed_call(executable: Executable, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    started = time.perf_counter_ns()
+    try:
+        return _call(executable, inputs)
     finally:
         elapsed = time.perf_counter_ns() - started
         metrics.metric_add("ExecuteTime", elapsed)

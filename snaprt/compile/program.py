@@ -91,9 +91,10 @@ def compile_program(
     seconds = time.perf_counter() - started
     _log.info("graph %s of %d operations: %s in %.3f s", found.graph_id, size, how, seconds)
     counts = len(program.inputs) + len(promoted), len(program.outputs)
-    return _executable(
+    executable = _executable(
         found, spent, *counts, program.donated, is_collected=is_collected, flag=is_watched
     )
+    return replace(executable, is_pure=not any(node.effects for node in program.nodes))
 
 
 def uncompiled_program(

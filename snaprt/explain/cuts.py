@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from snaprt import jaxapi
 from snaprt.runtime.events import Cut, Execution, Subscriber, subscribe, unsubscribe
-from snaprt.runtime.graph_breaks import count_text, describe_break, place_text, users_place
+from snaprt.runtime.graph_breaks import count_text, describe_break
 from snaprt.runtime.lazy_scope import lazy
 from snaprt.runtime.step import mark_step
 
@@ -56,7 +56,7 @@ class CutRecord:
     @property
     def place(self) -> jaxapi.Frame | None:
         """The user's line."""
-        return users_place(self.stack)
+        return jaxapi.users_place(self.stack)
 
     @property
     def operations(self) -> int:
@@ -85,7 +85,7 @@ class AtOnceRecord:
     @property
     def place(self) -> jaxapi.Frame | None:
         """The user's line."""
-        return users_place(self.stack)
+        return jaxapi.users_place(self.stack)
 
     @property
     def advice(self) -> str:
@@ -265,11 +265,17 @@ _HEAD: Final = ("times", "operations", "new graphs", "cause", "where")
 
 def _cells(row: Row) -> tuple[str, ...]:
     if row.operation:
-        return str(row.times), "at once", "", row.cause, f"{place_text(row.place)}: {row.operation}"
+        return (
+            str(row.times),
+            "at once",
+            "",
+            row.cause,
+            f"{jaxapi.place_text(row.place)}: {row.operation}",
+        )
     operations = f"{row.fewest}" if row.fewest == row.most else f"{row.fewest}-{row.most}"
     kinds = ((row.compiled, COMPILED), (row.loaded, LOADED))
     new = ", ".join(f"{count} {word}" for count, word in kinds if count)
-    return str(row.times), operations, new, row.cause, place_text(row.place)
+    return str(row.times), operations, new, row.cause, jaxapi.place_text(row.place)
 
 
 def _summary(rows: Iterable[Row]) -> str:

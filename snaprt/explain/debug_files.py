@@ -152,7 +152,7 @@ class SavedGraphs(Subscriber):
         self._form = form
         self._of_thread = threading.local()
 
-    def compiling(self, cut: Cut, program: Program) -> None:
+    def compiling(self, cut: Cut, program: Program, promoted: frozenset[int]) -> None:
         """Append a graph that is about to be compiled: a compiler that crashes leaves it there."""
         if self._form is not None:
             self._append(cut, program, self._form)

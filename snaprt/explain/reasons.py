@@ -17,7 +17,7 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Placement
 from snaprt.runtime.events import Compilation
-from snaprt.runtime.graph_breaks import count_text, is_installed, place_text, users_place
+from snaprt.runtime.graph_breaks import count_text
 from snaprt.trace.array import LazyArray
 
 # Of what a program's input is told apart by.
@@ -36,7 +36,7 @@ class OutlinedOperation:
     @property
     def place(self) -> jaxapi.Frame | None:
         """The user's line."""
-        return users_place(jaxapi.frames_of_operation(self.source))
+        return jaxapi.users_place(jaxapi.frames_of_operation(self.source))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,7 @@ def name_of(array: jax.Array) -> str | None:
     left = _MOST_LEAVES
     alike: dict[int, str] = {}
     for file, variables in jaxapi.user_variables():
-        if is_installed(file):
+        if jaxapi.is_installed(file):
             continue
         has_alike = bool(alike)
         for name, leaf in _leaves(variables):
@@ -265,7 +265,7 @@ def reasons(before: Outline, now: Outline, name_input: NameInput) -> tuple[Reaso
 
 def _at(text: str, operation: OutlinedOperation | None, kind: str) -> Reason:
     place = None if operation is None else operation.place
-    where = "" if place is None else f" at {place_text(place)}"
+    where = "" if place is None else f" at {jaxapi.place_text(place)}"
     return Reason(kind, f"{text}{where}", place)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from snaprt import jaxapi, settings
 from snaprt.explain.reasons import Outline, Reason, name_of, nearest, outline_of, reasons
 from snaprt.runtime.events import Compilation, Subscriber
-from snaprt.runtime.graph_breaks import count_text, place_text, users_place
+from snaprt.runtime.graph_breaks import count_text
 from snaprt.trace import pacing
 from snaprt.trace.modes import current_modes
 
@@ -149,7 +149,7 @@ def _event(
         differences = reasons(before, outline, lambda index: name_of(inputs[index]))
     return CompilationEvent(
         cause=cut.cause,
-        place=users_place(cut.stack),
+        place=jaxapi.users_place(cut.stack),
         stack=cut.stack,
         step=cut.step,
         graph_id=executable.graph_id,
@@ -166,7 +166,7 @@ def _warn(event: CompilationEvent) -> None:
         "%s (%s) has caused %d programs; the last differs from the nearest earlier one:%s\n  "
         "snaprt.CompilationProfiler() reports each one; SNAPRT_RECOMPILE_LIMIT=0 disables this "
         "warning",
-        place_text(event.place),
+        jaxapi.place_text(event.place),
         event.cause,
         event.number,
         "".join(f"\n  {line}" for line in _reason_lines(event)),
@@ -214,7 +214,7 @@ class CompilationProfiler:
             f"{sum(event.seconds for event in self.events):.2f} s"
         ]
         for events in by_place.values():
-            lines += ["", f"{place_text(events[0].place)} ({events[0].cause})"]
+            lines += ["", f"{jaxapi.place_text(events[0].place)} ({events[0].cause})"]
             lines += [line for event in events for line in _event_lines(event)]
         return "\n".join(lines)
 

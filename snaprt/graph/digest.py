@@ -76,9 +76,14 @@ def program_digest(program: Program, promoted: frozenset[int]) -> str:
         _encode(wires, content)
     for index, literal in enumerate(program.literals):
         _encode((literal.aval, None if index in promoted else literal.key), content)
-    _encode([(jaxapi.typeof(x), x.sharding, x.committed) for x in program.inputs], content)
-    _encode((program.outputs, sorted(promoted), program.donated), content)
     placement = program.placement
+    for x in program.inputs:
+        # What is committed decides where a program runs: then all other arrays go there, from
+        # whatever device they are on, which is another one in each process of a job.
+        follows = bool(placement.devices) and not x.committed and len(x.sharding.device_set) == 1
+        place = ("follows", x.sharding.memory_kind) if follows else x.sharding
+        _encode((jaxapi.typeof(x), place, x.committed), content)
+    _encode((program.outputs, sorted(promoted), program.donated), content)
     devices = [device.id for device in placement.devices]
     default = placement.default_device
     default_id = default.id if hasattr(default, "id") else default

@@ -72,6 +72,7 @@ class Node(Protocol):
     context: Any
     source: Any
     results: Any
+    effects: Any
 
 
 class Structure:

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from snaprt.jaxapi.cluster import *
 from snaprt.jaxapi.compiler.compilation_cache import *
+from snaprt.jaxapi.compiler.compilation_hooks import *
 from snaprt.jaxapi.compiler.custom_calls import *
 from snaprt.jaxapi.compiler.executables import *
 from snaprt.jaxapi.compiler.lowered import *
 from snaprt.jaxapi.compiler.module_changes import *
 from snaprt.jaxapi.compiler.modules import *
+from snaprt.jaxapi.coordination import *
 from snaprt.jaxapi.frames import *
 from snaprt.jaxapi.installation import *
 from snaprt.jaxapi.jit.calls import *

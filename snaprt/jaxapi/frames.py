@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from jax._src import config as _config
 from jax._src import core as _core
@@ -49,6 +51,15 @@ def user_frames() -> tuple[Frame, ...]:
     return tuple(reversed(frames))
 
 
+def main_thread_place() -> str:
+    """Return the user's line at which the main thread is, as `place_text` writes it."""
+    ident = threading.main_thread().ident
+    frame = None if ident is None else sys._current_frames().get(ident)
+    stack = [] if frame is None else list(traceback.walk_stack(frame))
+    frames = [Frame(at.f_code.co_filename, line, at.f_code.co_qualname) for at, line in stack]
+    return place_text(users_place(frames[::-1]))
+
+
 def user_variables() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the file and the variables of each of the user's frames now, innermost first.
 
@@ -79,6 +90,31 @@ def frames_to(error: BaseException) -> list[tuple[FrameType, int]]:
         return []
     outer = list(traceback.walk_stack(first.tb_frame.f_back))[::-1]
     return [*outer, *traceback.walk_tb(first)]
+
+
+_INSTALLED: Final = (
+    *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")),
+    f"{Path(__file__).parents[1]}{os.sep}",  # snaprt, which may be installed elsewhere
+)
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file belongs to Python or to an installed package."""
+    return file.startswith(_INSTALLED)
+
+
+def users_place(stack: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame that is not in an installed package, else the innermost."""
+    own = [frame for frame in stack if not is_installed(frame.file)]
+    return own[-1] if own else stack[-1] if stack else None
+
+
+def place_text(frame: Frame | None) -> str:
+    """Return a place as in ``train.py:41 in step``; below the current directory without that."""
+    if frame is None:
+        return "(not in your program)"
+    file = os.path.relpath(frame.file) if frame.file.startswith(os.getcwd()) else frame.file
+    return f"{file}:{frame.line} in {frame.function}"
 
 
 def source_info() -> Any:

@@ -37,6 +37,8 @@ _UNRELATED_SETTINGS = (
     *("jax_debug_log", "jax_default_device", "jax_dump", "jax_enable_compilation_cache"),
     *("jax_explain", "jax_log", "jax_persistent_cache", "jax_platform", "jax_pprint"),
     *("jax_raise", "jax_traceback", "jax_tracer", "jax_transfer_guard"),
+    # Another value in each process of a job; the key has the devices themselves.
+    *("jax_cuda_visible_devices", "jax_oneapi_visible_devices", "jax_rocm_visible_devices"),
 )
 
 

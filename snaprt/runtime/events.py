@@ -78,8 +78,11 @@ class Subscriber:
     def cut(self, cut: Cut) -> None:
         """A recording is about to be cut; nothing has happened yet."""
 
-    def compiling(self, cut: Cut, program: Program) -> None:
-        """A program is not known in this process: it is about to be loaded or compiled."""
+    def compiling(self, cut: Cut, program: Program, promoted: frozenset[int]) -> None:
+        """A program is not known in this process: it is about to be loaded or compiled.
+
+        Of its literals, those that are ``promoted`` become arguments, for their values vary.
+        """
 
     def compiled(self, compilation: Compilation) -> None:
         """The program that was announced has been loaded or compiled."""

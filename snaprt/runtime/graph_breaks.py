@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import sysconfig
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
@@ -160,8 +158,8 @@ def describe_break(cause: str) -> Break:
 def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
     """Return the error of a cut where none may be."""
     what, advice = describe_break(cause)
-    place = users_place(jaxapi.user_frames())
-    where = "" if place is None else f" at {place_text(place)}"
+    place = jaxapi.users_place(jaxapi.user_frames())
+    where = "" if place is None else f" at {jaxapi.place_text(place)}"
     alone = "" if operation is None else f": {operation} cannot be part of a graph"
     return GraphBreakError(
         f"{what} breaks the graph{where}{alone}; snaprt.lazy(fullgraph=True) allows no break "
@@ -175,30 +173,6 @@ def count_text(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
-_INSTALLED: Final = tuple(
-    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")
-)
-
-
-def is_installed(file: str) -> bool:
-    """Return whether a file belongs to Python or to an installed package."""
-    return file.startswith(_INSTALLED)
-
-
-def users_place(stack: Sequence[jaxapi.Frame]) -> jaxapi.Frame | None:
-    """Return the innermost frame that is not in an installed package, else the innermost."""
-    own = [frame for frame in stack if not is_installed(frame.file)]
-    return own[-1] if own else stack[-1] if stack else None
-
-
-def place_text(frame: jaxapi.Frame | None) -> str:
-    """Return a place as in ``train.py:41 in step``; below the current directory without that."""
-    if frame is None:
-        return "(not in your program)"
-    file = os.path.relpath(frame.file) if frame.file.startswith(os.getcwd()) else frame.file
-    return f"{file}:{frame.line} in {frame.function}"
-
-
 _log = logging.getLogger("snaprt.explain")
 
 
@@ -209,7 +183,7 @@ def told_when_slow(operations: int, cause: str) -> Iterator[None]:
     if not seconds:
         yield
         return
-    place = place_text(users_place(jaxapi.user_frames()))
+    place = jaxapi.place_text(jaxapi.users_place(jaxapi.user_frames()))
 
     def tell() -> None:
         _log.warning(

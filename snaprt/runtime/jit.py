@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, overload
 import jax
 
 from snaprt import jaxapi
+from snaprt.compile.elsewhere import run_elsewhere
 from snaprt.compile.executable import artifacts_of, new_number
 from snaprt.compile.key import module_digest
 from snaprt.compile.lower import FLAG_NAME, flag_of
@@ -32,7 +33,15 @@ from snaprt.graph.artifacts import ModuleArtifacts
 from snaprt.runtime import repro
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
-from snaprt.snapshot.recorder.plan import Plan, check_plan, current_plan, plan_with, set_thread_plan
+from snaprt.snapshot.recorder.plan import (
+    Plan,
+    check_plan,
+    current_plan,
+    plan_with,
+    set_thread_plan,
+    steps_ended,
+)
+from snaprt.snapshot.recorder.progress import watched
 from snaprt.snapshot.recorder.record import Recorder, process_recorder
 
 #: How many kinds of calls of a function are remembered.
@@ -63,9 +72,20 @@ class JitExecutable:
         """Whether XLA has compiled it."""
         return jaxapi.is_compiled(self.lowered)
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether an execution does nothing but compute its results."""
+        return self.module.is_pure
+
     def artifacts(self) -> ModuleArtifacts:
         """Return the program in the forms in which it is recorded; the first call makes them."""
         return _artifacts(self)
+
+    def run_again(self, inputs: Sequence[Any], device: jaxapi.Device | None) -> Sequence[Any]:
+        """Run it once more, as whoever observes it may ask; see the recorder's `Executable`."""
+        if device is None:
+            return jaxapi.run_jit_module(self.lowered, inputs)
+        return run_elsewhere(self, inputs, device)
 
 
 @functools.lru_cache(maxsize=8)
@@ -408,6 +428,19 @@ class _Watcher:
 
     def _run(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an execution, and tell how it ends to whoever wants to know."""
+        progress = watched()
+        if progress is None:
+            return self._run_recorded(call, run, args, kwargs)
+        running = progress.begin(call.executable, steps_ended())
+        try:
+            results = self._run_recorded(call, run, args, kwargs)
+        except BaseException:
+            progress.failed(running)
+            raise
+        progress.dispatched(running, results)
+        return results
+
+    def _run_recorded(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         token = self._recorder.before(call.executable, call)
         is_repro_asked_for = repro.is_asked_for()
         if token is None and not is_repro_asked_for:
@@ -539,7 +572,7 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
 
 
 def watch_process() -> None:
-    """Look at calls of jitted functions in every thread from here on, for SNAPRT_REPRO_AFTER.
+    """Look at calls of jitted functions in every thread from here on, whatever is recorded.
 
     Unlike `record_process`, it records nothing that the environment does not ask for. JAX may be
     about to look for its devices.

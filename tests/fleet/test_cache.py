@@ -30,6 +30,7 @@ def test_a_program_of_all_is_compiled_by_one_and_a_second_start_compiles_nothing
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     counts = []
+    skipped = []
     printed = set()
     for start in ("cold", "warm"):
         done = run_program(
@@ -48,8 +49,11 @@ def test_a_program_of_all_is_compiled_by_one_and_a_second_start_compiles_nothing
                 for name in ("Put", "Hit")
             ]
         )
+        skipped.append(sum(each.get("LoweringSkipped", 0) for each in counters))
     assert len(printed) == 1
     cold, warm = counts
     # The program over all devices once; those of one device, by each process for itself.
     assert cold == [3, 1], counts
     assert warm == [0, 4], counts
+    if mode == "lazy":  # what one has lowered, the other need not
+        assert skipped == [1, 4]

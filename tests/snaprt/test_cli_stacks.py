@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from snaprt.cli import main, stacks
+from snaprt.errors import UsageError
+from snaprt.stacks import py_spy
 
 _PROGRAM = """
 import threading, time
@@ -42,8 +44,8 @@ def process() -> Iterator[int]:
 
 def _is_missing() -> bool:
     try:
-        stacks._py_spy()
-    except stacks.UsageError:
+        py_spy()
+    except UsageError:
         return True
     return False
 

@@ -20,6 +20,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "snapshot-format.md"
     [
         *(schema.Execution, schema.DeviceRecord, schema.MemberRecord, schema.ArrayRecord),
         *(schema.Manifest, schema.ShardingRecord, schema.Proof, schema.TraceErrorRecord),
+        schema.RecheckRecord,
     ],
 )
 def test_the_document_names_every_key_of_the_manifest(kind: type) -> None:

@@ -74,6 +74,7 @@ def of_replay(replayed: Replay, words: Sequence[str] = ()) -> Report:
         comparison=replayed.comparison,
         by_device=replayed.by_device,
         repeats=played.repeats,
+        agrees_with_run=replayed.agrees_with_run,
         statistics=() if replayed.comparison else tuple(map(describe, played.outputs)),
         grids=_grids(
             replayed.comparison,

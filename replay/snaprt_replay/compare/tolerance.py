@@ -8,6 +8,7 @@ on different devices or under different flags; docs/comparison.md gives the reas
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import numpy as np
 
@@ -66,6 +67,10 @@ class ToleranceRequest:
     def is_default(self) -> bool:
         """Return True if nothing was asked for."""
         return self.rtol is None and self.atol is None and self.max_ulp is None
+
+
+EXACTLY: Final = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
+"""Nothing is allowed: outputs are equal bit for bit or differ."""
 
 
 @dataclasses.dataclass(frozen=True)

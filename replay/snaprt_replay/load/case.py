@@ -69,6 +69,8 @@ class Case:
     input_parts: Mapping[str, tuple[np.ndarray, ...]] = dataclasses.field(default_factory=dict)
     # What each device held of the recorded outputs, where there are several.
     output_parts: tuple[ShardedArray, ...] = ()
+    # What a second run gave when it was recorded, where that differed from `outputs`.
+    second_outputs: tuple[NamedArray, ...] | None = None
     files: tuple[Path, ...] = ()  # all files it was read from; empty for `path` alone
     # Whether snaprt wrote the module itself; anything else may end a process in one of XLA's
     # CHECKs when it is compiled.

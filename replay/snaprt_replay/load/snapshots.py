@@ -13,7 +13,13 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.format import schema
-from snaprt.snapshot.format.read import SnapshotFile, open_snapshot, sibling_inputs, sibling_outputs
+from snaprt.snapshot.format.read import (
+    SnapshotFile,
+    open_snapshot,
+    sibling_inputs,
+    sibling_outputs,
+    sibling_second_outputs,
+)
 from snaprt.snapshot.share.executions import contradiction, files_of_devices, has_any
 from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Case, NamedArray, Signature
@@ -40,6 +46,8 @@ def _of_one_device(file: SnapshotFile) -> Case:
     outputs_path = sibling_outputs(path)
     if file.role == "outputs":
         inputs_path, outputs_path = sibling_inputs(path), path
+        if execution.run_number > 1 and inputs_path is not None:
+            outputs_path = sibling_outputs(inputs_path)
         if inputs_path is None:
             notes.append(f"{path.name} holds outputs, but there is no .inputs.snap next to it")
     elif outputs_path is None:
@@ -59,7 +67,12 @@ def _of_one_device(file: SnapshotFile) -> Case:
                 hint="one of them was renamed or overwritten; record again",
             )
         outputs = _arrays(other, "outputs")
-    case = _case(file, inputs, outputs, notes)
+    second_path = sibling_second_outputs(inputs_path) if inputs_path and outputs_path else None
+    second = None
+    if second_path is not None:
+        second = _arrays(open_snapshot(second_path), "outputs")
+    case = _case(file, inputs, outputs, [*notes, *_findings(file)])
+    case = dataclasses.replace(case, second_outputs=second)
     error = file.manifest.trace_error
     return dataclasses.replace(case, unfinished=error.message) if error is not None else case
 
@@ -89,14 +102,26 @@ def _of_devices(file: SnapshotFile) -> Case:
     if differing:
         names = ", ".join(array.name for array in differing)
         notes.append(f"copies on different devices differ, so each device gets its own: {names}")
+    second = None
+    if outputs is not None and has_any(file, "outputs", 2):
+        joined = files_of_devices(file, "outputs", 2)
+        files += [one.path for one in joined]
+        second = tuple(_joined_array(joined, name).whole() for name in joined[0].array_names)
     return dataclasses.replace(
-        _case(file, _wholes(inputs), _wholes(outputs), notes),
+        _case(file, _wholes(inputs), _wholes(outputs), [*notes, *_findings(file)]),
+        second_outputs=second,
         devices=len(execution.devices),
         partitioning=_partitioning(file),
         input_parts={array.name: array.parts for array in differing},
         output_parts=outputs or (),
         files=tuple(files),
     )
+
+
+def _findings(file: SnapshotFile) -> list[str]:
+    """Return what running the execution again showed when it was recorded."""
+    recheck = file.manifest.execution.recheck
+    return [] if recheck is None else [f"re-checked when it was recorded: {recheck.finding}"]
 
 
 def _case(
@@ -135,7 +160,7 @@ def _as_redacted(case: Case, file: SnapshotFile) -> Case:
             "the inputs are drawn from a seed, with the statistics of the recorded ones, so "
             "there are no recorded outputs to compare with"
         )
-        case = dataclasses.replace(case, outputs=None, output_parts=())
+        case = dataclasses.replace(case, outputs=None, second_outputs=None, output_parts=())
     return dataclasses.replace(case, notes=(*case.notes, *notes))
 
 

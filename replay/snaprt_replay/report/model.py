@@ -284,6 +284,8 @@ class Report:
         comparison: The outputs, compared.
         by_device: What each device held of them, compared.
         repeats: Two runs, compared bit for bit.
+        agrees_with_run: Where the outputs of two runs are recorded, with which of them, 1 or 2,
+            the replayed ones agree bit for bit; 0 for neither.
         statistics: Of the outputs, where there is nothing to compare them with.
         grids: One for each output of the comparison; None where there is none.
         localization: Where it starts; None if that was not looked for.
@@ -313,6 +315,7 @@ class Report:
     comparison: Comparison | None = None
     by_device: tuple[Comparison, ...] = ()
     repeats: Comparison | None = None
+    agrees_with_run: int | None = None
     statistics: tuple[ArrayStatistics, ...] = ()
     grids: tuple[ErrorGrid | None, ...] = ()
     localization: Localization | None = None

@@ -9,7 +9,7 @@ from snaprt import jaxapi
 from snaprt.errors import CompileError, ExecutionError, SnapshotError, UsageError
 from snaprt_replay.compare.compare import compare
 from snaprt_replay.compare.results import IDENTICAL, Comparison
-from snaprt_replay.compare.tolerance import ToleranceRequest
+from snaprt_replay.compare.tolerance import EXACTLY
 from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.shards import ShardedArray, all_parts, sharded
 from snaprt_replay.run.devices import needs_host_devices
@@ -18,7 +18,6 @@ from snaprt_replay.run.variants.variants import Variant, with_options
 from snaprt_replay.run.work import Outputs
 from snaprt_replay.run.workers import Outcome, Workers, run_here
 
-_EXACTLY = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
 # What Shardy and GSPMD call the parts of a module that say what each device does.
 _SPREAD_BY_HAND = (b"manual_computation", b"GlobalToLocalShape", b"SPMDFullToShardShape")
 
@@ -100,7 +99,7 @@ def play_variant(case: Case, variant: Variant, repeat: int, workers: Workers | N
         repeats = compare(
             _compared(outputs),
             _compared(_named(case, outcome, again)),
-            _EXACTLY,
+            EXACTLY,
             expected_name="run 1",
             actual_name="another run",
         )

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from snaprt_replay.compare.compare import compare
-from snaprt_replay.compare.results import MISMATCH, Comparison, worst_verdict
-from snaprt_replay.compare.tolerance import ToleranceRequest
+from snaprt_replay.compare.results import IDENTICAL, MISMATCH, Comparison, worst_verdict
+from snaprt_replay.compare.tolerance import EXACTLY, ToleranceRequest
 from snaprt_replay.load.case import Case, CompilerOption
 from snaprt_replay.load.load import load
 from snaprt_replay.load.shards import ShardedArray, parts_of_device
@@ -29,6 +29,8 @@ class Replay:
         warnings: What was otherwise when the file was recorded, in sentences.
         by_device: Where there are several, of what each device held of the outputs, in the
             program's order; without those outputs that are spread in another way than recorded.
+        agrees_with_run: Where the outputs of two runs are recorded, with which of them, 1 or 2,
+            the replayed ones agree bit for bit; 0 for neither.
     """
 
     case: Case
@@ -36,6 +38,7 @@ class Replay:
     comparison: Comparison | None
     warnings: tuple[str, ...]
     by_device: tuple[Comparison, ...] = ()
+    agrees_with_run: int | None = None
 
     @property
     def mismatch(self) -> bool:
@@ -127,7 +130,28 @@ def replay_case(
         listed = ", ".join(f"{name}={value}" for name, value in options.items())
         warnings.append(f"replayed with the compiler options {listed}")
     warnings += [f"{name} is distributed over the devices differently" for name in spread_otherwise]
-    return Replay(case, played, comparison, tuple(warnings), by_device)
+    agrees_with = _run_that_agrees(case, played)
+    if agrees_with is not None:
+        warnings.append(_AGREEMENTS[agrees_with])
+    return Replay(case, played, comparison, tuple(warnings), by_device, agrees_with)
+
+
+_AGREEMENTS = (
+    "the outputs of two runs are recorded, and the replay agrees with neither bit for bit",
+    "the outputs of two runs are recorded, and the replay agrees with run 1, whose outputs the "
+    "program used: run 2 computed wrong",
+    "the outputs of two runs are recorded, and the replay agrees with run 2: run 1, whose outputs "
+    "the program used, computed wrong",
+)
+
+
+def _run_that_agrees(case: Case, played: PlayResult) -> int | None:
+    if case.outputs is None or case.second_outputs is None:
+        return None
+    for number, recorded in enumerate((case.outputs, case.second_outputs), 1):
+        if compare(recorded, played.outputs, EXACTLY).verdict == IDENTICAL:
+            return number
+    return 0
 
 
 def _compare_devices(

@@ -16,6 +16,7 @@ from snaprt_replay.report.model import Report
 from snaprt.cli import output, tables
 from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.fleet.hang_files import is_hang
 
 if TYPE_CHECKING:
     from snaprt_replay.load.case import Case
@@ -26,7 +27,7 @@ _MOST_BYTES: Final = 1 << 28
 
 
 @click.command("report")
-@click.argument("file", metavar="RESULT.json|FILE", type=_PATH)
+@click.argument("file", metavar="RESULT.json|FILE|HANG", type=_PATH)
 @formats.format_options
 @click.option("--save", type=_PATH, metavar="OUT.json", help="Save it, to be reported again.")
 @click.option(
@@ -82,7 +83,8 @@ def command(
 
     RESULT.json is what `snaprt replay`, `snaprt localize` or `snaprt report` printed with --json;
     nothing is run again. FILE is anything that `snaprt replay` takes: it is replayed, and if its
-    outputs differ or hold a NaN, the operation where that starts is looked for.
+    outputs differ or hold a NaN, the operation where that starts is looked for. HANG is a folder
+    that --watchdog wrote: it says who waits for whom.
 
     The status is 0 if all is well, 1 if something was found, 2 if something failed.
 
@@ -91,7 +93,13 @@ def command(
       snaprt report step.inputs.snap --html report.html
       snaprt replay dump --json > result.json; snaprt report result.json --html report.html
       snaprt report step.inputs.snap --model-explorer explorer
+      snaprt report dump/hang-001
     """
+    if is_hang(file):
+        from snaprt.cli.replay import hang
+
+        hang.report(file, as_json=as_json)
+        context.exit(output.EXIT_MISMATCH)
     found = None if localized is None else findings.from_json(_read_json(localized))
     if _is_json(file):
         if explorer is not None:

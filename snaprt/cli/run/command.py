@@ -25,7 +25,7 @@ from typing import Any, Final
 import click
 
 import snaprt
-from snaprt import after_import, autoload, settings
+from snaprt import after_import, autoload, settings, units
 from snaprt.cli import output
 from snaprt.cli.run.explained import RunExplained
 from snaprt.errors import SnaprtError, UsageError
@@ -75,6 +75,19 @@ class ProgramCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
+def _checked_duration(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> str | None:
+    """Return a duration as it is written, for it is passed on."""
+    try:
+        is_allowed = text is None or units.parse_duration(text) > 0
+    except ValueError:
+        is_allowed = False
+    if not is_allowed:
+        raise click.BadParameter(f"{text!r} is no duration, such as 90s, 5m or 1h", context, option)
+    return text
+
+
 @click.command(
     "run",
     cls=ProgramCommand,
@@ -114,6 +127,17 @@ class ProgramCommand(click.Command):
 )
 @click.option("--dedupe", is_flag=True, help="Store arrays that several snapshots share once.")
 @click.option(
+    "--check-ranks",
+    is_flag=True,
+    help="Compare what the processes of a job run, before each program first runs.",
+)
+@click.option(
+    "--watchdog",
+    metavar="TIME",
+    callback=_checked_duration,
+    help="Write the stacks of each process when nothing has ended for TIME, such as 300s.",
+)
+@click.option(
     "--metrics",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -139,6 +163,8 @@ def command(
     when: tuple[str, ...],
     keep_last: int | None,
     dedupe: bool,
+    check_ranks: bool,
+    watchdog: str | None,
     metrics: Path | None,
     explain: bool,
     explain_json: Path | None,
@@ -147,8 +173,9 @@ def command(
     """Run a Python program under snaprt, unmodified: a script, or a module with -m.
 
     The program keeps its arguments, exit status and tracebacks. The options set SNAPRT_CACHE_DIR,
-    SNAPRT_DUMP_DIR, SNAPRT_RECORD, SNAPRT_RECORD_DEDUPE, SNAPRT_RECORD_KEEP_LAST and
-    SNAPRT_METRICS_FILE for the program and its child processes.
+    SNAPRT_DUMP_DIR, SNAPRT_RECORD, SNAPRT_RECORD_DEDUPE, SNAPRT_RECORD_KEEP_LAST,
+    SNAPRT_CHECK_RANKS, SNAPRT_WATCHDOG and SNAPRT_METRICS_FILE for the program and its child
+    processes.
 
     With --lazy, the main thread runs lazily once the program imports JAX. JAX_... variables and
     XLA_FLAGS that the program sets before that take effect as they do under python.
@@ -188,7 +215,17 @@ def command(
         os.environ["SNAPRT_RECORD_KEEP_LAST"] = str(keep_last)
     if dedupe:
         os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
-    if settings.get("SNAPRT_JAX_CACHE") or settings.get("SNAPRT_REPRO_AFTER") is not None:
+    if watchdog is not None:
+        os.environ["SNAPRT_WATCHDOG"] = watchdog
+    if settings.get("SNAPRT_WATCHDOG") is not None:
+        after_import.call_after_import("jax", _watch)
+    if check_ranks:
+        os.environ["SNAPRT_CHECK_RANKS"] = "1"
+    if (
+        settings.get("SNAPRT_JAX_CACHE")
+        or settings.get("SNAPRT_CHECK_RANKS")
+        or settings.get("SNAPRT_REPRO_AFTER") is not None
+    ):
         after_import.call_after_import("jax", autoload.initialize)
     is_asked_for = record or settings.get("SNAPRT_RECORD_JIT")
     is_recording = is_asked_for or (not is_lazy and (bool(when) or keep_last is not None))
@@ -203,6 +240,12 @@ def command(
         explained.end()
     tell_status(status)
     context.exit(status)
+
+
+def _watch() -> None:
+    from snaprt.fleet import watchdog
+
+    watchdog.watch()
 
 
 def _register_torchrun() -> None:

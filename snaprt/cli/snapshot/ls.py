@@ -56,6 +56,7 @@ class Row:
     reason: str
     error: str
     redacted: tuple[str, ...]
+    run: int = 1  # of which run of the execution the outputs are; 2: it ran again
 
 
 class _Listed(NamedTuple):
@@ -200,7 +201,9 @@ def _rows(files: Iterable[_Listed]) -> list[Row]:
         stem = file.path.name.removesuffix(schema.SUFFIXES[role])
         pairs.setdefault(stem, {})[role] = file
     rows = [_row(pair) for pair in pairs.values()]
-    return sorted(rows, key=lambda row: (row.step, row.graph, row.execution, row.device_index))
+    return sorted(
+        rows, key=lambda row: (row.step, row.graph, row.execution, row.device_index, row.run)
+    )
 
 
 def _row(pair: Mapping[str, _Listed]) -> Row:
@@ -223,6 +226,7 @@ def _row(pair: Mapping[str, _Listed]) -> Row:
         reason=next((one.reason for one in executions if one.reason), ""),
         error=next((one.error for one in executions if one.error), ""),
         redacted=first.redacted,
+        run=first.run_number,
     )
 
 
@@ -236,8 +240,9 @@ def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:
     if rows:
         output.console.print(FittedTable(_COLUMNS, [_cells(row) for row in rows]))
     total = format_size(sum(row.file_bytes for row in rows))
-    executions = "execution" if len(rows) == 1 else "executions"
-    output.log.print(f"{len(rows)} recorded {executions}, {total}")
+    count = sum(row.run == 1 for row in rows)
+    executions = "execution" if count == 1 else "executions"
+    output.log.print(f"{count} recorded {executions}, {total}")
     if stored:
         output.log.print(f"{stored} stored arrays, {format_size(stored_bytes)}")
 
@@ -246,7 +251,7 @@ def _cells(row: Row) -> list[str]:
     return [
         tables.printable(row.graph),
         "-" if row.step < 0 else str(row.step),
-        str(row.execution),
+        str(row.execution) if row.run == 1 else f"{row.execution} (run {row.run})",
         row.device,
         _few(row.inputs),
         _few(row.outputs),

@@ -188,6 +188,18 @@ def copy_array(array: jax.Array) -> jax.Array:
         return jax.device_put(array, where, may_alias=False)
 
 
+def data_of_keys(array: Any) -> Any:
+    """Return the integers of an array of PRNG keys, and any other array as it is."""
+    return array._base_array if type(array) is _prng.PRNGKeyArray else array
+
+
+def keys_of_data(data: jax.Array, like: Any) -> jax.Array:
+    """Return what `data_of_keys` took apart, whose array was of the type of ``like``."""
+    if type(like) is not _prng.PRNGKeyArray:
+        return data
+    return jax.random.wrap_key_data(data, impl=like._impl.name)
+
+
 def with_default_layouts(arrays: Sequence[jax.Array]) -> list[jax.Array] | None:
     """Return the arrays, those laid out otherwise than the compiler lays out arguments as copies.
 

@@ -51,10 +51,16 @@ def sibling_inputs(path: str | os.PathLike[str]) -> Path | None:
     return _sibling(Path(path), "outputs", "inputs")
 
 
-def _sibling(path: Path, role: schema.Role, other: schema.Role) -> Path | None:
+def sibling_second_outputs(path: str | os.PathLike[str]) -> Path | None:
+    """Return the ``.outputs.snap`` of the second run of the execution of an ``.inputs.snap``."""
+    return _sibling(Path(path), "inputs", "outputs", "-again2")
+
+
+def _sibling(path: Path, role: schema.Role, other: schema.Role, run: str = "") -> Path | None:
     if not path.name.endswith(schema.SUFFIXES[role]):
         return None
-    sibling = path.with_name(path.name.removesuffix(schema.SUFFIXES[role]) + schema.SUFFIXES[other])
+    stem = schema.without_run(path.name.removesuffix(schema.SUFFIXES[role]))
+    sibling = path.with_name(f"{stem}{run}{schema.SUFFIXES[other]}")
     return sibling if places.exists(sibling) else None
 
 

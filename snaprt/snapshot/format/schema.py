@@ -161,6 +161,18 @@ class DeviceRecord:
 
 
 @dataclass(frozen=True)
+class RecheckRecord:
+    """What came of running an execution again, where that gave other bits."""
+
+    wrong_run: int  # 1 is the execution itself, 2 its second run; 0: nobody can tell
+    devices: tuple[DeviceRecord, ...]  # the devices on which results differ
+    suspects: tuple[DeviceRecord, ...]  # of these, the ones that computed wrong; none: unknown
+    outputs: tuple[str, ...]  # the names of the outputs that differ
+    ran_on: tuple[DeviceRecord, ...]  # where each run ran, of a program of one device
+    finding: str = ""  # all that in a sentence
+
+
+@dataclass(frozen=True)
 class Execution:
     """Which execution was recorded, and what surrounded it."""
 
@@ -191,6 +203,9 @@ class Execution:
     rank: int = 0  # which of the processes of a job, as RANK says, or as `process`
     reason: str = ""  # the condition that held, as the user wrote it; or `error`, `keep-last`
     error: str = ""  # what the execution, or the program after it, failed with, and its traceback
+    host: str = ""  # the name of the machine
+    run_number: int = 1  # of which run of the execution the outputs are; 2: it ran again
+    recheck: RecheckRecord | None = None  # of an execution that gave other bits when it ran again
 
 
 @dataclass(frozen=True)
@@ -266,8 +281,18 @@ def file_name(execution: Execution) -> str:
         f"-process{execution.process:06d}{f'-run{execution.run}' if execution.run else ''}"
         f"-executable{execution.executable:06d}"
         f"-device{execution.device_index:06d}-execution{execution.execution_count:06d}"
-        f"{SUFFIXES[execution.role]}"
+        f"{_again(execution)}{SUFFIXES[execution.role]}"
     )
+
+
+def _again(execution: Execution) -> str:
+    is_first = execution.run_number == 1 or execution.role == "inputs"
+    return "" if is_first else f"-again{execution.run_number}"
+
+
+def without_run(stem: str) -> str:
+    """Return the file name of an execution, without its suffix, for that of any run of it."""
+    return re.sub(r"-again\d+$", "", stem)
 
 
 def major_version(arrays: Iterable[ArrayRecord]) -> int:

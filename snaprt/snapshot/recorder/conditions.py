@@ -65,6 +65,7 @@ class Word:
     # Whether a moment meets the value; None for words that say something else.
     holds: Callable[[Any, Moment], bool] | None = None
     lasts: bool = False  # whether that is the same for every execution of an executable
+    is_local: bool = False  # whether the processes of a job may differ on it
 
 
 _Test = tuple[Callable[[Any, Moment], bool], Any]
@@ -79,6 +80,7 @@ class Condition:
     lasting: tuple[_Test, ...]  # of these, one execution tells what all of its executable would
     executions: Span  # the first and the last execution of which it may hold
     steps: Span  # the first and the last step in which it may hold
+    is_local: bool  # whether the processes of a job may differ on what holds
     trigger: Trigger | None  # what must then happen; None where nothing more has to
     value: Any  # what the trigger is given
     devices: Ranges | None  # the addressable devices that are recorded; None for all
@@ -101,7 +103,8 @@ class Condition:
 
     def is_left_to_the_end(self) -> bool:
         """Return whether, where it may hold, only how an execution ends decides if it does."""
-        return self.trigger is not None and self.tests == self.lasting
+        trigger = self.trigger
+        return trigger is not None and not trigger.runs_again and self.tests == self.lasting
 
     def takes(self, graph_id: str) -> bool:
         """Count an execution of which all else holds; return whether ``every``, ``first`` do."""
@@ -250,6 +253,7 @@ WORDS: Final[tuple[Word, ...]] = (
         "a range of us, ms, s, m or h since the start, such as 90s-5m or 1h-",
         "Executions that begin in this time since recording was first asked for.",
         lambda ranges, moment: moment.seconds in ranges,
+        is_local=True,
     ),
     Word(
         "clock",
@@ -257,6 +261,7 @@ WORDS: Final[tuple[Word, ...]] = (
         "a range of the local time, such as 14:00-15:30",
         "Executions that begin at this time of the day.",
         lambda ranges, moment: _time_of_day() in ranges,
+        is_local=True,
     ),
     Word(
         "rank",
@@ -265,6 +270,7 @@ WORDS: Final[tuple[Word, ...]] = (
         "Processes by RANK, or where it is not set by `jax.process_index()`; master is 0.",
         lambda ranges, moment: moment.rank in ranges,
         lasts=True,
+        is_local=True,
     ),
     Word(
         "device",
@@ -310,7 +316,7 @@ def _condition(text: str) -> Condition:
         if word.name in values:
             raise _wrong(text, f"{word.name} stands there twice", "alternatives: repeat --when")
         try:
-            if bool(equals) != bool(word.allowed):
+            if bool(equals) != bool(word.allowed) and (equals or not _may_stand_alone(word)):
                 raise ValueError(part)
             values[word.name] = word.parse(re.sub(r"\\([,;])", r"\1", value))
         except ValueError:
@@ -331,6 +337,7 @@ def _condition(text: str) -> Condition:
         lasting=tuple((word.holds, value) for word, value in told if word.holds and word.lasts),
         executions=EVER if execution is None else execution.span(),
         steps=EVER if step is None else step.span(),
+        is_local=any(word.is_local for word, _ in told),
         trigger=triggers[0] if triggers else None,
         value=values[triggers[0].name] if triggers else None,
         devices=values.get("device"),
@@ -338,6 +345,10 @@ def _condition(text: str) -> Condition:
         every=values.get("every", 1),
         first=values.get("first"),
     )
+
+
+def _may_stand_alone(word: Word | Trigger) -> bool:
+    return isinstance(word, Trigger) and word.may_stand_alone
 
 
 def _word(name: str, text: str) -> Word | Trigger:

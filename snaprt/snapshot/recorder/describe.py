@@ -185,6 +185,9 @@ def describe(
         rank=held.moment.rank,
         reason=cause.reason,
         error=cause.error,
+        host=platform.node(),
+        run_number=held.run_number if role == "outputs" else 1,
+        recheck=held.recheck,
     )
 
 

@@ -219,7 +219,7 @@ class Outcomes:
                     self._filing.writer.call(strike, sum(array.nbytes for array in held.inputs))
             if error is not None and held.plan.keep_last and not is_recorded:
                 mark_recorded(error)
-                self._fail(held, Cause("error", error_text(error)))
+                self.fail(held, Cause("error", error_text(error)))
         except Exception as raised:
             self._filing.writer.complain(raised)
 
@@ -260,10 +260,10 @@ class Outcomes:
             if outputs:
                 self._filing.queue(held, "outputs", conditions, cause)
         if trigger.is_failure:
-            self._fail(held, cause)
+            self.fail(held, cause)
         return True
 
-    def _fail(self, held: HeldExecution, cause: Cause) -> None:
+    def fail(self, held: HeldExecution, cause: Cause) -> None:
         """Do what follows from a failure, beside recording it: empty the ring, stop the program."""
         metrics.counter_add("SnapshotFailures")
         if held.plan.keep_last:

@@ -19,6 +19,7 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.graph.artifacts import ModuleArtifacts
+from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.content import to_host
 from snaprt.snapshot.recorder.conditions import Condition, Moment
 from snaprt.snapshot.recorder.plan import Hold, Plan
@@ -64,8 +65,22 @@ class Executable(Protocol):
         """The numbers of the arguments whose memory an execution may reuse."""
         ...
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether an execution does nothing but compute its results, and may be repeated."""
+        ...
+
     def artifacts(self) -> ModuleArtifacts:
         """Return its module; called in the writer's thread, for it may lower it again."""
+        ...
+
+    def run_again(self, inputs: Sequence[Any], device: jaxapi.Device | None) -> Sequence[Any]:
+        """Run it where it ran, or on another device if it ran on one; return all its results.
+
+        Args:
+            inputs: What it takes; those in ``donated`` are gone then.
+            device: The other device, None for those that it is compiled for.
+        """
         ...
 
 
@@ -91,6 +106,10 @@ class HeldExecution:
     # The conditions for which it is recorded, whatever comes of it, and what its manifests say.
     recorded_for: Sequence[Condition] = field(default=(), init=False)
     cause: Any = field(default=None, init=False)
+    # The conditions for which it runs again, and what came of that; which run the outputs are of.
+    rechecked_for: Sequence[Condition] = field(default=(), init=False)
+    recheck: schema.RecheckRecord | None = field(default=None, init=False)
+    run_number: int = field(default=1, init=False)
 
     def take_outputs(self, outputs: Sequence[Any], flag: Any) -> None:
         """Learn its outputs, which may be on their way, and its flag."""

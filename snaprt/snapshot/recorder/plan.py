@@ -62,7 +62,8 @@ class Plan:
     @functools.cached_property
     def withholds_donation(self) -> bool:
         """Whether programs should be compiled without donation, so that inputs outlive them."""
-        return self.hold == "device" and (bool(self.triggers) or self.keep_last > 0)
+        waits = any(not trigger.runs_again for trigger in self.triggers)
+        return self.hold == "device" and (waits or self.keep_last > 0)
 
 
 _NEURON_HOLDS: Final[dict[str, Hold]] = {

@@ -52,6 +52,8 @@ from snaprt.snapshot.recorder.pending import (
     remember,
 )
 from snaprt.snapshot.recorder.plan import Plan, current_plan, decide, records_all, steps_ended
+from snaprt.snapshot.recorder.recheck import Rechecks, spans_processes
+from snaprt.snapshot.recorder.states import keep_state
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
@@ -100,6 +102,7 @@ class Recorder:
         self._ring = Ring(self._filing.write_now)
         self._outcomes = Outcomes(self._filing, self._ring)
         self._watch = OutcomeWatch(self._outcomes.ended)
+        self._rechecks = Rechecks(self._filing, self._outcomes.fail, self._say_once)
         self._last: HeldExecution | None = None  # of those for which errors count
         self._room_made = 0.0
         self._is_flushed_by_signal = False  # SIGTERM
@@ -247,6 +250,8 @@ class Recorder:
                 self.writer.flush()
         except Exception as error:
             self.writer.complain(error)
+        if isinstance(token, HeldExecution) and token.rechecked_for:
+            self._rechecks.check(token)
         if self._outcomes.stop_with is not None:
             self._stop()
 
@@ -318,6 +323,7 @@ class Recorder:
             self._began = time.monotonic()
             self._process = jax.process_index()
         self._plan = plan
+        keep_state(plan.folder)
         if not self._is_flushed_by_signal:
             self._is_flushed_by_signal = before_terminated(self.writer.end)
         if plan.waits_for_errors:
@@ -368,31 +374,36 @@ class Recorder:
         moment = self._moment(plan, executable, count, step)
         at_once: list[Condition] = []
         watching: list[Condition] = []
+        again: list[Condition] = []
         for condition in conditions:
             if condition.holds(moment):
-                if condition.trigger:
+                trigger = condition.trigger
+                if trigger and not trigger.runs_again:
                     watching.append(condition)
                     continue
                 self._has_met = True
                 if condition.takes(executable.graph_id):
-                    at_once.append(condition)
-        if not at_once and not watching and not plan.keep_last:
+                    (again if trigger else at_once).append(condition)
+        if again and not self._rechecks.applies(executable, again):
+            again = []
+        if not at_once and not watching and not again and not plan.keep_last:
             return None
         self._watch.look()
         devices = self._devices(executable, count, seen)
-        if not devices:
+        if not devices and not (again and spans_processes(executable)):
             return None
         held = HeldExecution(
             executable,
             plan,
             moment,
             devices,
-            hold_inputs(inputs, executable.donated, plan.hold),
+            hold_inputs(inputs, executable.donated, "device" if again else plan.hold),
             watching,
             shortest_limit(watching),
             time.perf_counter_ns(),
             time.time(),
         )
+        held.rechecked_for = again
         self._keep(held)
         if at_once and self._filing.admits(held, at_once, seen.output_bytes):
             held.recorded_for, held.cause = at_once, Cause(at_once[0].text)

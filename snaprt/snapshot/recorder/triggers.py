@@ -31,6 +31,7 @@ class Trigger:
     help: str  # what it means, one sentence
     strikes: Strikes
     allowed: str = ""  # what may stand after `=`, for the user; empty for a word that stands alone
+    may_stand_alone: bool = False  # whether nothing need stand there; `parse` is then given ""
     parse: Callable[[str], Any] = bool  # turns that into a value; raises ValueError
     # Where `strikes` is not enough, reads all arrays in the writer's thread.
     confirms: Callable[[HeldExecution], bool] | None = None
@@ -41,6 +42,19 @@ class Trigger:
     wants_flag: bool = False  # programs should say of themselves that an output has a NaN
     counts_programs: bool = False  # what ends the program is an error of the last execution
     counter: str = ""  # counts what struck, whether it was recorded or not
+    # The execution runs again when the other words hold of it, `every` and `first` included.
+    runs_again: bool = False
+
+
+SAME_DEVICE: Final = "same"
+OTHER_DEVICE: Final = "device"
+"""The values of `recheck`."""
+
+
+def _where(text: str) -> str:
+    if text.strip() not in ("", OTHER_DEVICE):
+        raise ValueError(text)
+    return text.strip() or SAME_DEVICE
 
 
 TRIGGERS: Final = (
@@ -68,5 +82,15 @@ TRIGGERS: Final = (
         lambda value, held, error, took: error is not None,
         reason=lambda text, nanoseconds: "error",
         counts_programs=True,
+    ),
+    Trigger(
+        "recheck",
+        "The execution gives other bits when it runs again; with `every`, only each Nth is run "
+        "again.",
+        lambda value, held, error, took: False,  # `recheck.py` judges it when it begins
+        allowed="device, to run it again on another device of this process; or stands alone",
+        may_stand_alone=True,
+        parse=_where,
+        runs_again=True,
     ),
 )

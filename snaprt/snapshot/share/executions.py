@@ -85,10 +85,11 @@ def executions_in(place: Path) -> list[Path]:
             groups.append([file])
         else:
             group.append(file)
-    return [
-        min(group, key=lambda file: (schema.ROLES.index(file.role), file.path)).path
-        for group in groups
-    ]
+    return [min(group, key=_place_in_execution).path for group in groups]
+
+
+def _place_in_execution(file: SnapshotFile) -> tuple[int, int, Path]:
+    return schema.ROLES.index(file.role), file.manifest.execution.run_number, file.path
 
 
 def only_execution(pack: Path) -> Path:
@@ -126,12 +127,23 @@ def one_for_each_execution(paths: Sequence[Path]) -> list[Path]:
             continue
         with contextlib.suppress(SnapshotError):
             file = open_snapshot(path)
+            again = file.path.with_name(schema.file_name(_second_run(file.manifest.execution)))
+            joined.add(again.absolute())
             if len(file.manifest.execution.devices) > 1:
                 joined |= {other.path.absolute() for other in files_of_devices(file, file.role)}
+                if has_any(file, "outputs", 2):
+                    seconds = files_of_devices(file, "outputs", 2)
+                    joined |= {other.path.absolute() for other in seconds}
     return kept
 
 
-def files_of_devices(file: SnapshotFile, role: schema.Role) -> tuple[SnapshotFile, ...]:
+def _second_run(execution: schema.Execution) -> schema.Execution:
+    return dataclasses.replace(execution, role="outputs", run_number=2)
+
+
+def files_of_devices(
+    file: SnapshotFile, role: schema.Role, run: int = 1
+) -> tuple[SnapshotFile, ...]:
     """Return the file of each device of an execution, in the order of the program's devices.
 
     They lie in one folder, whichever processes wrote them.
@@ -139,34 +151,35 @@ def files_of_devices(file: SnapshotFile, role: schema.Role) -> tuple[SnapshotFil
     Args:
         file: Any file of the execution.
         role: Which files are wanted: those with its inputs, or those with its outputs.
+        run: Of which run of the execution the outputs are wanted.
 
     Raises:
         SnapshotError: A file is missing, damaged, or of another execution; the message names it.
     """
     devices = range(len(file.manifest.execution.devices))
-    return tuple(_file_of_device(file, role, number) for number in devices)
+    return tuple(_file_of_device(file, role, number, run) for number in devices)
 
 
-def has_any(file: SnapshotFile, role: schema.Role) -> bool:
+def has_any(file: SnapshotFile, role: schema.Role, run: int = 1) -> bool:
     """Return whether there is a file of that role of any device of the execution."""
     devices = range(len(file.manifest.execution.devices))
-    return any(_candidates(file, role, number) for number in devices)
+    return any(_candidates(file, role, number, run) for number in devices)
 
 
 def _stem(path: Path) -> str:
     stem = path.name
     for suffix in schema.SUFFIXES.values():
         stem = stem.removesuffix(suffix)
-    return _OF_ONE_DEVICE.sub("", stem)
+    return _OF_ONE_DEVICE.sub("", schema.without_run(stem))
 
 
 def _are_one(this: SnapshotFile, other: SnapshotFile) -> bool:
     return not contradiction(this.manifest.execution, other.manifest.execution)
 
 
-def _file_of_device(file: SnapshotFile, role: schema.Role, number: int) -> SnapshotFile:
+def _file_of_device(file: SnapshotFile, role: schema.Role, number: int, run: int) -> SnapshotFile:
     execution = file.manifest.execution
-    candidates = [open_snapshot(path) for path in _candidates(file, role, number)]
+    candidates = [open_snapshot(path) for path in _candidates(file, role, number, run)]
     reasons = [_why_not(execution, other, role, number) for other in candidates]
     fitting = [other for other, why in zip(candidates, reasons, strict=True) if not why]
     if fitting:  # of several runs in one folder, take what ran at the same time
@@ -181,7 +194,7 @@ def _file_of_device(file: SnapshotFile, role: schema.Role, number: int) -> Snaps
         )
     raise SnapshotError(
         f"{file.path} is part of a program on {len(execution.devices)} devices, and the file "
-        f"with the {role} of {whose} is missing: {_expected_name(execution, role, number)}",
+        f"with the {role} of {whose} is missing: {_expected_name(execution, role, number, run)}",
         hint="put the files of all devices into one folder; record all devices of an execution",
     )
 
@@ -197,9 +210,9 @@ def _why_not(
     return contradiction(execution, theirs)
 
 
-def _candidates(file: SnapshotFile, role: schema.Role, number: int) -> list[Path]:
+def _candidates(file: SnapshotFile, role: schema.Role, number: int, run: int) -> list[Path]:
     """Return the files whose names say that they hold this device's part of the execution."""
-    expected = _expected_name(file.manifest.execution, role, number)
+    expected = _expected_name(file.manifest.execution, role, number, run)
     execution = file.manifest.execution
     process = execution.devices[number].process
     start = f"{expected.partition('-process')[0]}-process{process:06d}-"
@@ -221,9 +234,15 @@ def _candidates(file: SnapshotFile, role: schema.Role, number: int) -> list[Path
     )
 
 
-def _expected_name(execution: schema.Execution, role: schema.Role, number: int) -> str:
+def _expected_name(execution: schema.Execution, role: schema.Role, number: int, run: int) -> str:
     device = execution.devices[number]
     before = [one for one in execution.devices[:number] if one.process == device.process]
     return schema.file_name(
-        dataclasses.replace(execution, role=role, process=device.process, device_index=len(before))
+        dataclasses.replace(
+            execution,
+            role=role,
+            process=device.process,
+            device_index=len(before),
+            run_number=run,
+        )
     )

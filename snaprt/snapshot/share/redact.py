@@ -126,6 +126,9 @@ def _redact_execution(
         # A condition may name a graph, a message or a line of source anything.
         changes |= {
             "source_locations": (),
+            "host": "",
+            "recheck": execution.recheck
+            and dataclasses.replace(execution.recheck, outputs=(), finding=TAKEN_OUT),
             "error": TAKEN_OUT if execution.error else "",
             "reason": TAKEN_OUT if execution.reason else "",
             "environment": {

@@ -1,0 +1,206 @@
+"""What the processes of a job tell each other: values by key, events that all hear, questions.
+
+Everything goes over the coordination service of ``jax.distributed``. A thread of each process asks
+it for new events, so that a process answers while its main thread waits for a device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from snaprt import jaxapi
+
+_log = logging.getLogger("snaprt.fleet")
+
+Handler = Callable[[int, dict[str, Any]], None]
+"""``handler(rank, data)`` is called with what a process has published."""
+
+_FOLDER: Final = "snaprt"
+#: How often a process asks for new events, in seconds, and of how many processes at most one
+#: service is asked in a millisecond.
+_POLL_SECONDS: Final = 0.25
+_ANSWER: Final = "answer"
+_MOST_LOST: Final = 3
+
+
+class Channel:
+    """The channel of one process; all methods may be called from any thread.
+
+    While the service cannot be reached, nothing is sent and nothing received: no method raises.
+    """
+
+    def __init__(self, service: jaxapi.Coordination) -> None:
+        self.rank = service.rank
+        self.count = service.count
+        self._service = service
+        self._handlers: dict[str, list[Handler]] = {}
+        self._lost: list[Callable[[], None]] = []
+        self._next = 0  # the number of the next event
+        self._questions = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="snaprt-channel", daemon=True)
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Hear events from here on."""
+        self._thread.start()
+        # JAX's own handler, which closes the connection, was registered before and runs later.
+        atexit.register(self._end)
+
+    def put(self, key: str, value: bytes) -> bool:
+        """Store a value for all; return whether the service has it now."""
+        return self._try(lambda: self._service.put(f"{_FOLDER}/{key}", value)) is not _LOST
+
+    def get(self, key: str, seconds: float = 0.0) -> bytes | None:
+        """Return the value of a key, or None where it has none after so many seconds.
+
+        The wait can be interrupted.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            left = end - time.monotonic()
+            if left <= 0:
+                value = self._try(lambda: self._service.get(f"{_FOLDER}/{key}"))
+                return None if value is _LOST else value
+            part = min(left, 1.0)
+            value = self._try(functools.partial(self._service.wait_for, f"{_FOLDER}/{key}", part))
+            if value is _LOST:
+                time.sleep(part)
+            elif value is not None:
+                return value
+
+    def below(self, folder: str) -> dict[str, bytes]:
+        """Return the values of all keys that begin with ``folder/``, by the rest of the key."""
+        values = self._try(lambda: self._service.below(f"{_FOLDER}/{folder}"))
+        return {} if values is _LOST else values
+
+    def delete(self, folder: str) -> None:
+        """Delete a key, and all that begin with ``folder/``."""
+        self._try(lambda: self._service.delete(f"{_FOLDER}/{folder}"))
+
+    def publish(self, kind: str, data: dict[str, Any]) -> bool:
+        """Tell all processes of an event, this one too; return whether they will hear of it."""
+        event = json.dumps({"kind": kind, "rank": self.rank, "data": data}).encode()
+
+        def append() -> None:
+            number = self._next
+            while not self._service.put_new(f"{_FOLDER}/event/{number}", event):
+                number += 1
+
+        return self._try(append) is not _LOST
+
+    def listen(self, kind: str, handler: Handler) -> None:
+        """Call ``handler`` for each event of a kind that is published from here on, in a thread."""
+        with self._lock:
+            self._handlers.setdefault(kind, []).append(handler)
+
+    def when_lost(self, handler: Callable[[], None]) -> None:
+        """Call ``handler`` once when the service can no longer be reached, in a thread."""
+        with self._lock:
+            self._lost.append(handler)
+
+    def places(self, ranks: Iterable[int], seconds: float) -> dict[int, str]:
+        """Return the user's line at which the main thread of each process is.
+
+        Those that do not answer within so many seconds are missing.
+        """
+        wanted = set(ranks)
+        with self._lock:
+            self._questions += 1
+            question = f"{self.rank}.{self._questions}"
+        if not self.publish(_ANSWER, {"question": question, "ranks": sorted(wanted)}):
+            return {}
+        end = time.monotonic() + seconds
+        answers: dict[int, str] = {}
+        while time.monotonic() < end and wanted - set(answers):
+            time.sleep(0.02)
+            told = self.below(f"{_ANSWER}/{question}")
+            answers = {int(rank): value.decode() for rank, value in told.items()}
+        return answers
+
+    def ended(self) -> frozenset[int]:
+        """Return the processes whose programs have ended."""
+        return frozenset(int(rank) for rank in self.below("ended"))
+
+    def _work(self) -> None:
+        pause = max(_POLL_SECONDS, self.count / 1000)
+        failures = 0
+        while not self._ending.wait(pause) and self._service.is_current():
+            try:
+                while event := self._service.get(f"{_FOLDER}/event/{self._next}"):
+                    self._next += 1
+                    self._hear(event)
+                failures = 0
+            except RuntimeError as error:
+                failures += 1
+                if failures == _MOST_LOST and self._service.is_current():
+                    _log.warning(
+                        "rank %d cannot reach the coordinator of the job: %s", self.rank, error
+                    )
+                    self._call(list(self._lost))
+
+    def _hear(self, event: bytes) -> None:
+        told = json.loads(event)
+        kind, data = told["kind"], told["data"]
+        if kind == _ANSWER and self.rank in data["ranks"]:
+            self.put(
+                f"{_ANSWER}/{data['question']}/{self.rank}", jaxapi.main_thread_place().encode()
+            )
+        with self._lock:
+            handlers = list(self._handlers.get(kind, ()))
+        self._call([functools.partial(handler, told["rank"], data) for handler in handlers])
+
+    def _call(self, handlers: Sequence[Callable[[], None]]) -> None:
+        for handler in handlers:
+            try:
+                handler()
+            except Exception:
+                _log.exception("an event of another rank could not be handled")
+
+    def _end(self) -> None:
+        """Say that the program has ended; end the thread before JAX closes the connection."""
+        self._ending.set()
+        self._thread.join()
+        if self._service.is_current():
+            self.put(f"ended/{self.rank}", b"")
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            if not self._ending.is_set():
+                _log.info("the coordinator of the job did not answer: %s", error)
+            return _LOST
+
+
+_LOST: Final = object()
+
+_channel: Channel | None = None
+_making = threading.Lock()
+
+
+def channel() -> Channel | None:
+    """Return the channel of this job, opened at its first use.
+
+    Returns:
+        None in a job of one process, or where ``jax.distributed`` has not been initialized yet.
+    """
+    global _channel
+    opened = _channel
+    if opened is not None and opened._service.is_current():
+        return opened
+    with _making:
+        service = jaxapi.coordination()
+        if service is None:
+            return None
+        if _channel is None or not _channel._service.is_current():
+            _channel = Channel(service)
+            _channel.start()
+        return _channel

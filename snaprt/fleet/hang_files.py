@@ -1,0 +1,152 @@
+"""What the watchdog's dumps of a hang hold, and how a folder of them is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from snaprt.errors import UsageError
+
+SCHEMA: Final = "snaprt.hang"
+VERSION: Final = 1
+
+_MOST_BYTES: Final = 1 << 26
+
+State = Literal["waiting", "compiling", "python", "stuck", "died"]
+"""``waiting``: an execution has not ended; ``compiling``; ``python``: neither, so the program is in
+Python; ``stuck``: its Python does not run; ``died``: a fatal signal ended it."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame of a stack: of Python, or native with line 0."""
+
+    name: str
+    filename: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread and its frames, innermost first."""
+
+    frames: tuple[Frame, ...]
+    thread_name: str | None = ""
+    os_thread_id: int | None = None
+    active: bool | None = None
+    owns_gil: bool | None = None
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One of the last executions of a process."""
+
+    name: str
+    graph_id: str
+    execution: int  # how many of the program came before
+    step: int  # how many steps its thread had marked before
+    began: float  # seconds since 1970
+    phase: Literal["called", "dispatched", "ended", "failed"]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective operation, as the HLO of the program names it."""
+
+    name: str
+    operation: str
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What one process wrote of itself, or had written of it.
+
+    Attributes:
+        rank: Which it is, of ``processes``; ``process`` is JAX's number.
+        run: 8 hexadecimal digits that tell the process from an earlier one of this rank.
+        cause: Why this was written.
+        limit: The watchdog's seconds.
+        time: Seconds since 1970 when this was written.
+        quiet: Seconds in which nothing had ended.
+        state: What it does.
+        compiling: The name of the program that is compiled; "" where none is.
+        since: Seconds since 1970 when what it waits for, or compiles, began; else 0.
+        steps: How many steps it had marked.
+        where: The innermost line of the main thread in the user's code.
+        executions: The last ones, oldest first.
+        waits_for: The oldest execution that has not ended.
+        collectives: Those of the program of that execution, the first twenty.
+        threads: The stacks, with native frames where ``is_native``.
+        note: What could not be seen, and why.
+    """
+
+    rank: int
+    process: int
+    processes: int
+    host: str
+    pid: int
+    run: str
+    cause: str
+    limit: float
+    time: float
+    quiet: float
+    state: State
+    compiling: str
+    since: float
+    steps: int
+    where: Frame | None
+    executions: tuple[Execution, ...]
+    waits_for: Execution | None
+    threads: tuple[Thread, ...] = ()
+    is_native: bool = False
+    note: str = ""
+    collectives: tuple[Collective, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class _Envelope:
+    schema: str = ""
+    version: int = 0
+
+
+def is_hang(folder: Path) -> bool:
+    """Return whether a folder holds dumps of a hang."""
+    first = next(iter(sorted(folder.glob("rank-*.json"))), None)
+    if first is None:
+        return False
+    try:
+        return _envelope(first).schema == SCHEMA
+    except (OSError, msgspec.MsgspecError):
+        return False
+
+
+def read_dumps(folder: Path) -> tuple[Dump, ...]:
+    """Return the dumps of a hang, by rank.
+
+    Raises:
+        UsageError: A dump cannot be read.
+    """
+    dumps = []
+    for path in sorted(folder.glob("rank-*.json")):
+        try:
+            envelope = _envelope(path)
+            if envelope.schema != SCHEMA or envelope.version > VERSION:
+                raise UsageError(
+                    f"{path} is no dump of a hang that this version reads",
+                    hint="Update snaprt, or remove the file.",
+                )
+            dumps.append(msgspec.json.decode(path.read_bytes(), type=Dump))
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UsageError(
+                f"{path} cannot be read: {error}", hint="Remove it if it is damaged."
+            ) from error
+    return tuple(sorted(dumps, key=lambda dump: dump.rank))
+
+
+def _envelope(path: Path) -> _Envelope:
+    if path.stat().st_size > _MOST_BYTES:
+        raise UsageError(f"{path} is too large for a dump of a hang")
+    return msgspec.json.decode(path.read_bytes(), type=_Envelope)

@@ -1,0 +1,250 @@
+"""How far each rank of a job is: a small file for each, in one folder; read by whoever asks.
+
+A thread writes the file every few seconds where something has happened, and the end of the process
+once more. No file is written by a process that is alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from snaprt import settings, stacks
+from snaprt.errors import UsageError
+from snaprt.whole_files import write_whole
+
+if TYPE_CHECKING:  # who reads states does not need JAX
+    from snaprt.snapshot.recorder.progress import Progress, Running
+
+SECONDS: Final = 5.0
+"""How often a state that has changed is written at most."""
+
+FOLDER: Final = "ranks"
+"""Below the folder of the recording: where the states are."""
+
+_END_SECONDS: Final = 5.0
+_log = logging.getLogger("snaprt.states")
+
+
+@dataclass(frozen=True)
+class RankState:
+    """How far one process of a job is.
+
+    Attributes:
+        rank: Its rank.
+        process: JAX's number of the process.
+        processes: How many processes the job has.
+        host: The name of its machine.
+        pid: Its process id there.
+        run: 8 hexadecimal digits that tell it from an earlier process of this rank.
+        step: How many steps it has marked.
+        program: The name of the program that it ran last; "" where it has run none.
+        graph_id: 16 hexadecimal digits that are the same for the same program.
+        execution: Number of that execution of the program, from 0.
+        time: Seconds since 1970 when this was written.
+        where: The innermost line of the user's code in its main thread: ``FILE:LINE (FUNCTION)``.
+        ended: "" while it runs; ``finished``, or the error that ended it.
+    """
+
+    rank: int
+    process: int
+    processes: int
+    host: str
+    pid: int
+    run: str
+    step: int
+    program: str
+    graph_id: str
+    execution: int
+    time: float
+    where: str = ""
+    ended: str = ""
+
+
+def read_states(folder: Path) -> tuple[RankState, ...]:
+    """Return the states of the ranks of a job, by rank; none where no state was written.
+
+    Args:
+        folder: The folder of the recording, which has ``ranks`` below it, or that folder itself.
+
+    Raises:
+        UsageError: A state cannot be read.
+    """
+    inner = folder / FOLDER
+    states = []
+    for path in sorted((inner if inner.is_dir() else folder).glob("rank-*.json")):
+        try:
+            states.append(msgspec.json.decode(path.read_bytes(), type=RankState))
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UsageError(
+                f"{path} is no state of a rank: {error}", hint="delete it if it is damaged"
+            ) from error
+    return tuple(sorted(states, key=lambda state: state.rank))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process of a job this is.
+
+    Attributes:
+        rank: As RANK says, else as JAX numbers it.
+        process: As JAX numbers it.
+        processes: How many there are.
+    """
+
+    rank: int
+    process: int
+    processes: int
+
+
+def place_in_job() -> Place:
+    """Return which process of a job this is, without starting a backend of JAX."""
+    from snaprt import jaxapi
+
+    process, processes = jaxapi.process_of_job()
+    rank, count = settings.get("RANK"), settings.get("WORLD_SIZE")
+    return Place(process if rank is None else rank, process, max(processes, count or 1))
+
+
+def state_file(folder: Path, rank: int) -> Path:
+    """Return where a rank writes its state below the folder of a recording."""
+    return folder / FOLDER / f"rank-{rank:06d}.json"
+
+
+def state_now(progress: Progress, place: Place) -> RankState:
+    """Return how far this process is."""
+    from snaprt.snapshot.recorder.describe import run_mark
+
+    last: Sequence[Running] = tuple(progress.last)
+    running = last[-1] if last else None
+    return RankState(
+        rank=place.rank,
+        process=place.process,
+        processes=place.processes,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        run=run_mark(),
+        step=max(progress.step, running.step if running else 0),
+        program=running.executable.name if running else "",
+        graph_id=running.executable.graph_id if running else "",
+        execution=running.execution if running else 0,
+        time=time.time(),
+        where=place_text(stacks.user_frame(stacks.main_thread_frames())),
+    )
+
+
+def place_text(frame: dict[str, Any] | None) -> str:
+    """Return a frame as ``FILE:LINE (FUNCTION)``."""
+    return "" if frame is None else f"{frame['filename']}:{frame['line']} ({frame['name']})"
+
+
+# Names a rank and its process to its children.
+_RANK_VARIABLE: Final = "SNAPRT_LAUNCH_PROCESS_OF_RANK"
+
+
+def claim_rank() -> bool:
+    """Return whether this process is the one of its rank, and no helper that it has started."""
+    rank = os.environ.get("RANK", "")
+    claimed_rank, _, pid = os.environ.get(_RANK_VARIABLE, "").partition(":")
+    if pid and claimed_rank == rank and pid != str(os.getpid()):
+        return False
+    os.environ[_RANK_VARIABLE] = f"{rank}:{os.getpid()}"
+    return True
+
+
+class StateKeeper:
+    """Keeps the state file of this process.
+
+    Args:
+        folder: The folder of the recording.
+        progress: What happens in this process.
+    """
+
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        from snaprt.snapshot.recorder.writer import afresh_in_children
+
+        self._folder = folder
+        self._progress = progress
+        self._ended = ""
+        self._has_complained = False
+        self.start_afresh()
+        afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Have no thread."""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Keep the file from here on, until the process ends."""
+        from snaprt.snapshot.recorder.failures import listen_for_uncaught_errors
+
+        listen_for_uncaught_errors(self)
+        self._thread = threading.Thread(target=self._keep, name="snaprt-rank-state", daemon=True)
+        self._thread.start()
+        atexit.register(self._finish)
+
+    def program_failed(self, error: BaseException) -> None:
+        """Learn of an exception that ends the program or a thread."""
+        self._ended = f"{type(error).__name__}: {error}"[:500]
+
+    def _keep(self) -> None:
+        written = -1
+        while True:
+            changes = self._progress.changes
+            if changes != written and self._write(""):
+                written = changes
+            if self._stop.wait(SECONDS):
+                return
+
+    def _finish(self) -> None:
+        if self._thread is None:
+            return  # a forked child
+        self._stop.set()
+        self._thread.join(_END_SECONDS)
+        if not self._thread.is_alive():
+            self._write(self._ended or "finished")
+
+    def _write(self, ended: str) -> bool:
+        try:
+            place = place_in_job()
+            if place.processes < 2:
+                return False
+            state = replace(state_now(self._progress, place), ended=ended)
+            if ended:
+                state = replace(state, where="")
+            path = state_file(self._folder, place.rank)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, msgspec.json.encode(asdict(state)))
+        except Exception as error:
+            if not self._has_complained:
+                self._has_complained = True
+                _log.warning("the state of this rank cannot be written: %s", error)
+        return True
+
+
+_keeper: StateKeeper | None = None
+_starting = threading.Lock()
+
+
+def keep_state(folder: Path) -> None:
+    """Keep the state of this process below a folder, if it is one of several; once a process."""
+    from snaprt.snapshot.recorder.progress import watch_progress
+
+    global _keeper
+    if _keeper is not None:
+        return
+    with _starting:
+        if _keeper is None and place_in_job().processes > 1 and claim_rank():
+            _keeper = StateKeeper(folder, watch_progress())
+            _keeper.start()

@@ -1,0 +1,358 @@
+"""``--watchdog``: each rank of a job that hangs writes where it is; the report says who waits."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import SNAPRT, finish, run_program, start_program
+
+from snaprt.fleet.launch import Job, free_address
+
+BEGIN = """
+import ctypes, os, signal, sys, threading, time
+import jax
+jax.distributed.initialize()
+import jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), ("data",))
+sharding = NamedSharding(mesh, P("data"))
+x = jax.make_array_from_callback((12,), sharding, lambda at: np.arange(12.0)[at])
+rank = jax.process_index()
+"""
+
+STEPS = """
+@jax.jit
+def train_step(x):
+    return jnp.tanh(x), jnp.sum(x)
+
+def wait_for_data():
+    {waits}
+
+for step in range(100):
+    if rank == 1 and step == 3:
+        wait_for_data()
+    x, loss = train_step(x)
+    float(loss)
+"""
+
+LAZY = """
+import snaprt
+
+def wait_for_data():
+    threading.Event().wait()
+
+for step in range(100):
+    if rank == 1 and step == 3:
+        wait_for_data()
+    x = jnp.tanh(x)
+    loss = jnp.sum(x)
+    snaprt.mark_step()
+    float(loss)
+"""
+
+SLEEPS = "threading.Event().wait()"
+# A lock that is never released, taken by native code that keeps Python's own lock.
+HOLDS_LOCK = """
+    from snaprt.fleet.watchdog import _watchdog
+    while _watchdog._told[0] < _watchdog._progress.changes:
+        time.sleep(0.01)
+    libc = ctypes.PyDLL(None)
+    lock = ctypes.create_string_buffer(256)
+    libc.pthread_mutex_lock(lock)
+    libc.pthread_mutex_lock(lock)
+"""
+
+Launched = Callable[..., tuple[subprocess.Popen[str], Path]]
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Launched]:
+    """Start a job that is ended with the test, whatever it does."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(
+        code: str, *options: object, ranks: int = 2, limit: str = "3s"
+    ) -> tuple[subprocess.Popen[str], Path]:
+        script = tmp_path / "train.py"
+        script.write_text(BEGIN + code)
+        process = start_program(
+            (*SNAPRT, "launch", "-n", str(ranks), "--watchdog", limit),
+            *("--dump", tmp_path / "dump", "--when", "name=^nothing$", *options, "--", script),
+            folder=tmp_path,
+            errors=subprocess.STDOUT,
+        )
+        processes.append(process)
+        return process, tmp_path / "dump"
+
+    yield start
+    for process in processes:
+        for _ in range(2):  # the second one kills the ranks
+            process.terminate()
+            time.sleep(0.2)
+        process.communicate()
+
+
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    until = time.monotonic() + 180
+    while not what():
+        assert process is None or process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def dumps_of(hang: Path) -> dict[int, dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in hang.glob("rank-*.json")]
+    return {dump["rank"]: dump for dump in found}
+
+
+def report(hang: Path) -> dict[str, Any]:
+    done = run_program((*SNAPRT, "report", "--json"), hang, status=1)
+    return json.loads(done.stdout)
+
+
+def frames_of_main(dump: dict[str, Any]) -> list[str]:
+    (main,) = [thread for thread in dump["threads"] if thread["thread_name"] == "MainThread"]
+    return [frame["name"] for frame in main["frames"]]
+
+
+@pytest.mark.slow
+def test_a_rank_that_sleeps_is_told_from_those_that_wait_for_it(launched: Launched):
+    process, folder = launched(STEPS.format(waits=SLEEPS), ranks=4)
+    hang = folder / "hang-001"
+    wait_for(lambda: len(dumps_of(hang)) == 4, process)
+    wait_for(lambda: all(dumps_of(hang)[rank]["collectives"] for rank in (0, 2, 3)), process)
+    dumps = dumps_of(hang)
+    assert dumps[1]["state"] == "python"
+    assert dumps[1]["where"]["name"] == "wait_for_data"
+    assert "wait_for_data" in frames_of_main(dumps[1])
+    assert dumps[1]["executions"][-1]["execution"] == 2
+    for rank in (0, 2, 3):
+        assert dumps[rank]["state"] == "waiting"
+        assert dumps[rank]["waits_for"]["name"] == "train_step"
+        assert dumps[rank]["waits_for"]["execution"] == 3
+        assert [each["operation"] for each in dumps[rank]["collectives"]] == ["all-reduce"]
+    found = report(hang)
+    line = dumps[1]["where"]["line"]
+    name = dumps[0]["collectives"][0]["name"]
+    assert found["headline"].startswith(
+        f"rank 1 is at execution 2 of train_step, in Python at train.py:{line}, "
+        f"the others wait at execution 3 in train_step ({name}) at train.py:"
+    )
+    assert [row["rank"] for row in found["rows"]] == [0, 1, 2, 3]
+    shown = run_program((*SNAPRT, "report"), hang, status=1).stdout
+    assert found["headline"] in shown
+    assert [path.name for path in folder.glob("hang-*")] == ["hang-001"]
+
+
+def test_lazy_programs_are_told_by_their_steps(launched: Launched):
+    process, folder = launched(LAZY, "--lazy")
+    hang = folder / "hang-001"
+    wait_for(lambda: len(dumps_of(hang)) == 2, process)
+    wait_for(lambda: bool(dumps_of(hang)[0]["collectives"]), process)
+    found = report(hang)
+    rank_1, rank_0 = found["groups"]
+    assert rank_1["ranks"] == [1]
+    assert rank_1["does"].startswith("is at step 2 of lazy_graph, in Python at train.py:")
+    assert rank_0["ranks"] == [0]
+    assert rank_0["does"].startswith("waits at step 3 in lazy_graph (all-reduce")
+
+
+def test_a_rank_whose_python_cannot_run_is_written_by_the_process_beside(launched: Launched):
+    process, folder = launched(STEPS.format(waits=HOLDS_LOCK))
+    hang = folder / "hang-001"
+    wait_for(lambda: set(dumps_of(hang)) == {0, 1}, process)
+    dump = dumps_of(hang)[1]
+    assert dump["state"] == "stuck"
+    assert "has not run for 3 s" in dump["cause"]
+    assert dump["executions"][-1]["name"] == "train_step"
+    assert dump["executions"][-1]["execution"] == 2
+    if "may not look" not in dump["note"]:
+        assert dump["where"]["name"] == "wait_for_data"
+        assert "wait_for_data" in frames_of_main(dump)
+    assert (
+        "rank 1 is stuck in native code that keeps Python from running"
+        in (report(hang)["headline"])
+    )
+
+
+COORDINATED = """
+if rank == 0:
+    print("ready", flush=True)
+    threading.Event().wait()
+
+mesh = Mesh(np.array(jax.devices()[1:]), ("data",))  # gloo tells its peers of a death at once
+sharding = NamedSharding(mesh, P("data"))
+x = jax.make_array_from_callback((12,), sharding, lambda at: np.arange(12.0)[at])
+
+@jax.jit
+def train_step(x):
+    return jnp.tanh(x), jnp.sum(x)
+
+x, loss = train_step(x)
+float(loss)
+if rank == 2:
+    print("ready", flush=True)
+    threading.Event().wait()
+print("ready", flush=True)
+x, loss = train_step(x)
+float(loss)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_whose_coordinator_is_killed_are_written_as_xla_ends_them(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(BEGIN + COORDINATED)
+    job = Job(processes=3, master=free_address())
+    ranks = [
+        start_program(
+            (*SNAPRT, "run", "--watchdog", "600s", "--dump", str(tmp_path / "dump")),
+            *("--when", "name=^nothing$", "--", script),
+            folder=tmp_path,
+            errors=subprocess.STDOUT,
+            **job.environment(rank, {}),
+        )
+        for rank in job.ranks
+    ]
+    try:
+        for process in ranks:
+            assert process.stdout is not None
+            while process.stdout.readline() != "ready\n":
+                assert process.poll() is None
+        state = tmp_path / "dump" / "ranks" / "rank-000001.json"
+        wait_for(lambda: state.exists() and json.loads(state.read_text())["execution"] == 1)
+        ranks[0].kill()
+        for process in ranks[1:]:
+            finish(process, status=-signal.SIGABRT)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    hang = tmp_path / "dump" / "hang-001"
+    wait_for(lambda: set(dumps_of(hang)) == {1, 2})
+    dumps = dumps_of(hang)
+    for rank in (1, 2):
+        assert dumps[rank]["state"] == "died"
+        assert "Aborted" in dumps[rank]["cause"]
+        assert dumps[rank]["where"]["filename"] == str(script)
+    assert dumps[1]["waits_for"]["execution"] == 1
+    assert dumps[2]["waits_for"] is None
+    found = report(hang)
+    assert "rank 0 wrote nothing" in found["headline"]
+    assert "rank 1 died at train.py:" in found["headline"]
+    assert "while it waited at execution 1 in train_step" in found["headline"]
+
+
+PLAIN_HANG = """
+import threading
+import jax
+from jax.experimental import io_callback
+
+def never(x):
+    threading.Event().wait()
+
+@jax.jit
+def stuck_step(x):
+    io_callback(never, None, x, ordered=False)
+    return x + 1
+
+print(jax.jit(lambda x: x * 2)(1.0), flush=True)
+stuck_step(1.0).block_until_ready()
+"""
+
+
+def test_one_process_alone_is_watched_too_and_writes_no_state(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN_HANG)
+    process = start_program(
+        (*SNAPRT, "run", "--watchdog", "2s", "--", str(script)), folder=tmp_path
+    )
+    try:
+        hang = tmp_path / "snaprt-dump" / "hang-001"
+        wait_for(lambda: set(dumps_of(hang)) == {0}, process)
+    finally:
+        process.kill()
+        process.communicate()
+    assert report(hang)["headline"].startswith("rank 0 waits at execution 0 in stuck_step")
+    assert not (tmp_path / "snaprt-dump" / "ranks").exists()
+    assert not list((tmp_path / "snaprt-dump").glob("*.snap"))
+
+
+@pytest.mark.parametrize("mode", ["jit", "lazy"])
+def test_nothing_is_written_where_nothing_hangs_and_the_end_is_told(launched: Launched, mode: str):
+    code = """
+for step in range(5):
+    x = jax.jit(jnp.tanh)(x)
+    total = float(jnp.sum(x))
+if rank == 1:
+    sys.exit(0)
+"""
+    started = time.monotonic()
+    process, folder = launched(code, *(["--lazy"] if mode == "lazy" else []), limit="600s")
+    finish(process)
+    assert time.monotonic() - started < 120
+    assert [path.name for path in folder.iterdir()] == ["ranks"]
+    states = [json.loads(path.read_text()) for path in sorted((folder / "ranks").iterdir())]
+    assert [(state["rank"], state["ended"]) for state in states] == [
+        (0, "finished"),
+        (1, "finished"),
+    ]
+
+
+@pytest.mark.slow
+def test_slow_progress_just_under_the_limit_is_no_hang(launched: Launched):
+    code = """
+step = jax.jit(lambda x: (jnp.tanh(x), jnp.sum(x)))
+for number in range(4):
+    x, loss = step(x)
+    float(loss)
+    time.sleep(9)
+"""
+    process, folder = launched(code, limit="15s")
+    finish(process)
+    assert not list(folder.glob("hang-*"))
+
+
+def test_a_second_hang_is_written_again_and_one_hang_once(launched: Launched, tmp_path: Path):
+    code = """
+step = jax.jit(lambda x: (jnp.tanh(x), jnp.sum(x)))
+for number in (1, 2):
+    x, loss = step(x)
+    float(loss)
+    while not os.path.exists(f"go-{number}"):
+        time.sleep(0.1)
+"""
+    process, folder = launched(code, limit="2s")
+    wait_for(lambda: len(dumps_of(folder / "hang-001")) == 2, process)
+    time.sleep(6)  # three limits more
+    assert [path.name for path in folder.glob("hang-*")] == ["hang-001"]
+    (tmp_path / "go-1").touch()
+    wait_for(lambda: len(dumps_of(folder / "hang-002")) == 2, process)
+    (tmp_path / "go-2").touch()
+    finish(process)
+    assert len(list(folder.glob("hang-*"))) == 2
+
+
+def test_a_program_that_waits_for_a_word_is_no_hang(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text("import jax\nprint(jax.jit(lambda x: x)(1.0), flush=True)\ninput()\n")
+    process = start_program(
+        (*SNAPRT, "run", "--watchdog", "1s", "--", str(script)), folder=tmp_path
+    )
+    time.sleep(8)
+    process.kill()
+    process.communicate()
+    assert not (tmp_path / "snaprt-dump").exists()
+
+
+def test_a_duration_that_is_none_is_refused(tmp_path: Path):
+    for command in ("run", "launch"):
+        done = run_program((*SNAPRT, command, "--watchdog", "soon", "--", "train.py"), status=2)
+        assert "'soon' is no duration, such as 90s, 5m or 1h" in done.stderr
