@@ -282,7 +282,7 @@ class _LazyEvents(Subscriber):
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
-    def compiling(self, cut: Cut, program: Program) -> None:
+    def compiling(self, cut: Cut, program: Program, promoted: frozenset[int]) -> None:
         self._progress.compile_began("a lazy graph")
 
     def compiled(self, compilation: Compilation) -> None:
