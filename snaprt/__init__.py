@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from snaprt.errors import DeviceError as DeviceError
     from snaprt.errors import ExecutionError as ExecutionError
     from snaprt.errors import GraphBreakError as GraphBreakError
+    from snaprt.errors import NoCompileError as NoCompileError
     from snaprt.errors import ProcessError as ProcessError
     from snaprt.errors import RankError as RankError
     from snaprt.errors import SnaprtError as SnaprtError
     from snaprt.errors import SnapshotError as SnapshotError
     from snaprt.errors import UsageError as UsageError
     from snaprt.explain.cuts import explain as explain
+    from snaprt.explain.no_compile import no_compile as no_compile
     from snaprt.explain.recompiles import CompilationProfiler as CompilationProfiler
     from snaprt.explain.times import compile_times as compile_times
     from snaprt.fleet.loader import MpDeviceLoader as MpDeviceLoader
@@ -63,6 +65,7 @@ __all__ = [
     "ExecutionError",
     "GraphBreakError",
     "MpDeviceLoader",
+    "NoCompileError",
     "ProcessError",
     "RankError",
     "SnaprtError",
@@ -87,6 +90,7 @@ __all__ = [
     "master_print",
     "metrics",
     "next_key",
+    "no_compile",
     "optimizer_step",
     "record",
     "register_hlo_snapshot_callback",
@@ -106,6 +110,7 @@ _WHERE = {
     "ExecutionError": "snaprt.errors:ExecutionError",
     "GraphBreakError": "snaprt.errors:GraphBreakError",
     "MpDeviceLoader": "snaprt.fleet.loader:MpDeviceLoader",
+    "NoCompileError": "snaprt.errors:NoCompileError",
     "ProcessError": "snaprt.errors:ProcessError",
     "RankError": "snaprt.errors:RankError",
     "SnaprtError": "snaprt.errors:SnaprtError",
@@ -129,6 +134,7 @@ _WHERE = {
     "mark_step": "snaprt.runtime.step:mark_step",
     "master_print": "snaprt.processes:master_print",
     "next_key": "snaprt.random_keys:next_key",
+    "no_compile": "snaprt.explain.no_compile:no_compile",
     "optimizer_step": "snaprt.runtime.optimizer:optimizer_step",
     "record": "snaprt.runtime.jit:record",
     "register_hlo_snapshot_callback": (

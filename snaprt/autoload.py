@@ -40,6 +40,12 @@ def _initialize() -> None:
         from snaprt.fleet import watchdog
 
         watchdog.watch()
+    if settings.get("SNAPRT_NO_COMPILE_AFTER") is not None and not _is_snaprt_itself():
+        from snaprt.explain import no_compile
+        from snaprt.runtime.jit import watch_process
+
+        no_compile.start()
+        watch_process()
     if settings.get("SNAPRT_REPRO_AFTER") is not None:
         from snaprt.runtime.jit import watch_process
 

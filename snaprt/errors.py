@@ -32,6 +32,10 @@ class GraphBreakError(UsageError):
     """A graph break inside ``snaprt.lazy(fullgraph=True)``."""
 
 
+class NoCompileError(UsageError):
+    """A program has to be compiled where ``snaprt.no_compile`` allows no compilation."""
+
+
 class CompileError(SnaprtError):
     """XLA could not compile a module."""
 

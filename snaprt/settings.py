@@ -115,6 +115,13 @@ def _url(text: str) -> str:
     return text.strip()
 
 
+def _steps_and_action(text: str) -> tuple[int, str]:
+    steps, _, action = text.strip().partition(":")
+    if action not in ("", "raise", "warn"):
+        raise ValueError(text)
+    return _count(steps), action or "raise"
+
+
 def _text(text: str) -> str:
     return text
 
@@ -306,6 +313,12 @@ SETTINGS: Final = (
         Kind(_path, "a file in an existing directory; .txt for the report, else JSON", "file"),
         "Write the metrics to this file at exit.",
         default_text="nothing is written",
+    ),
+    Setting(
+        "SNAPRT_NO_COMPILE_AFTER",
+        Kind(_steps_and_action, "a number of steps, such as 100; or 100:warn for a warning"),
+        "Raise an error if XLA compiles after this many steps, or calls of one jitted function.",
+        default_text="programs may always compile",
     ),
     _on_off(
         "SNAPRT_PREFETCH",

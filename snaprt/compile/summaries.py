@@ -84,6 +84,7 @@ _LARGEST_TEXT: Final = 1 << 26
 _CAREFULLY_COMPARED: Final = 1500
 
 _MOST_LOCATIONS: Final = 1000
+_MOST_SHOWN: Final = 3  # of each kind of difference
 
 _VALUE: Final = re.compile(r"%[A-Za-z0-9_]+(?:#[0-9]+)?")
 _RESULT: Final = re.compile(r"^((?:%[\w:]+(?:, )?)+) = ")
@@ -321,6 +322,24 @@ def compare(
         constants=tuple(constants[:most]),
         is_partial=before.is_cut or after.is_cut,
     )
+
+
+def difference_lines(before: str, after: str, first: str, second: str) -> Iterator[str]:
+    """Yield how two programs differ, given their summaries' texts, and whose they are."""
+    difference = compare(read_summary(before), read_summary(after), most=_MOST_SHOWN)
+    for name, old, new in difference.arguments[:_MOST_SHOWN]:
+        yield f"argument {name}: {first}: {old or 'none'}; {second}: {new or 'none'}"
+    for where, old, new in difference.attributes[:_MOST_SHOWN]:
+        yield f"{where}: {first}: {old or 'none'}; {second}: {new or 'none'}"
+    width = max(len(first), len(second)) + 1
+    places = dict.fromkeys((*difference.operations, *difference.constants))
+    for place in list(places)[:_MOST_SHOWN]:
+        source = place.after_source or place.before_source or "an unknown line"
+        yield f"operation {place.position}, {source}"
+        for who, text in ((first, place.before), (second, place.after)):
+            yield f"  {who + ':':<{width}} {text.replace('stablehlo.', '') or 'no such operation'}"
+    if difference.kind == "nothing" and not difference.attributes:
+        yield "their operations are the same: compile options (XLA_FLAGS) or devices differ"
 
 
 def _differences(

@@ -15,8 +15,7 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi
-from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Placement
-from snaprt.runtime.events import Compilation
+from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Placement, Program
 from snaprt.runtime.graph_breaks import count_text
 from snaprt.trace.array import LazyArray
 
@@ -61,9 +60,8 @@ class Outline:
         return next((operation for operation, wires in pairs if wire in wires), None)
 
 
-def outline_of(compilation: Compilation) -> Outline:
-    """Return the outline of a program that has been compiled."""
-    program = compilation.program
+def outline_of(program: Program, promoted: frozenset[int], *, is_watched: bool) -> Outline:
+    """Return the outline of a program, given which of its literals are arguments."""
     operations = tuple(
         OutlinedOperation(
             _name(node),
@@ -79,11 +77,11 @@ def outline_of(compilation: Compilation) -> Outline:
         wiring=program.wiring,
         inputs=tuple([jaxapi.describe_input(array) for array in program.inputs]),
         literals=program.literals,
-        promoted=compilation.promoted,
+        promoted=promoted,
         outputs=program.outputs,
-        donated=compilation.executable.donated,
+        donated=program.donated,
         placement=program.placement,
-        is_watched=compilation.executable.is_watched,
+        is_watched=is_watched,
     )
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from snaprt import jaxapi, settings
 from snaprt.explain.reasons import Outline, Reason, name_of, nearest, outline_of, reasons
-from snaprt.runtime.events import Compilation, Subscriber
+from snaprt.graph.program import Program
+from snaprt.runtime.events import Compilation, Cut, Subscriber
 from snaprt.runtime.graph_breaks import count_text
 from snaprt.trace import pacing
 from snaprt.trace.modes import current_modes
@@ -112,7 +114,7 @@ class _History(Subscriber):
         with self._lock:
             site = self._site((cut.cause, cut.stack, compilation.program.placement))
             self._operations -= site.operations()
-            earlier, outline = tuple(site.outlines), outline_of(compilation)
+            earlier, outline = tuple(site.outlines), _outline(compilation)
             site.add(outline, cut.step)
             self._operations += site.operations()
             self._forget()
@@ -126,6 +128,32 @@ class _History(Subscriber):
             events.append(event)
         if is_at_limit:
             _warn(event)
+
+    def reasons_for(
+        self, cut: Cut, program: Program, promoted: frozenset[int], *, is_watched: bool
+    ) -> list[str]:
+        """Return how a program differs from the nearest one of its place, in lines; or nothing."""
+        place = jaxapi.users_place(cut.stack)
+        with self._lock:
+            site = self._sites.get((cut.cause, cut.stack, program.placement))
+            # Else those of the same line, called from elsewhere.
+            sites = (
+                [site]
+                if site
+                else [
+                    other
+                    for (cause, stack, _), other in self._sites.items()
+                    if cause == cut.cause and jaxapi.users_place(stack) == place
+                ]
+            )
+            earlier = tuple(outline for other in sites for outline in other.outlines)
+        if not earlier:
+            return []
+        outline = outline_of(program, promoted, is_watched=is_watched)
+        found = reasons(
+            nearest(earlier, outline), outline, lambda index: name_of(program.inputs[index])
+        )
+        return _lines(found)
 
     def _site(self, key: Any) -> _Site:
         site = self._sites.setdefault(key, _Site())
@@ -228,9 +256,18 @@ def _event_lines(event: CompilationEvent) -> list[str]:
     return [start, *(f"    {line}" for line in _reason_lines(event))]
 
 
+def _outline(compilation: Compilation) -> Outline:
+    is_watched = compilation.executable.is_watched
+    return outline_of(compilation.program, compilation.promoted, is_watched=is_watched)
+
+
 def _reason_lines(event: CompilationEvent) -> list[str]:
-    advice = dict.fromkeys(reason.advice for reason in event.reasons if reason.advice)
+    return _lines(event.reasons)
+
+
+def _lines(differences: Sequence[Reason]) -> list[str]:
+    advice = dict.fromkeys(reason.advice for reason in differences if reason.advice)
     return [
-        *(reason.text for reason in event.reasons),
+        *(reason.text for reason in differences),
         *(f"instead: {one}" for one in advice),
     ]

@@ -23,7 +23,7 @@ from snaprt import jaxapi, metrics, settings
 from snaprt.channel import Channel, channel
 from snaprt.compile.cached.fast_key import devices_of_placement
 from snaprt.compile.lower import digest_of_lowering, lowering, placed
-from snaprt.compile.summaries import compare, read_summary, summarize, summary_text
+from snaprt.compile.summaries import difference_lines, summarize, summary_text
 from snaprt.errors import RankError
 from snaprt.graph.digest import Unstable
 from snaprt.graph.program import Program
@@ -264,7 +264,7 @@ class _Comparison:
         if last is not None and not ended.issuperset(missing):
             yield f"rank {opened.rank} compiles {self._planned.name} again, for it has changed:"
             before, after = summary_text(last()), summary_text(self._planned.summarize())
-            yield from _compared(before, after, "before", "now")
+            yield from difference_lines(before, after, "before", "now")
 
     def _what(self) -> str:
         return self._planned.name + (f" (step {self._step})" if self._step else "")
@@ -283,7 +283,7 @@ class _Comparison:
             return
         first, second = (self._summary(ranks[0]) for ranks in ordered[:2])
         if first and second:
-            yield from _compared(first, second, _ranks(ordered[0]), _ranks(ordered[1]))
+            yield from difference_lines(first, second, _ranks(ordered[0]), _ranks(ordered[1]))
 
     def _summary(self, rank: int) -> str:
         if rank == self._channel.rank:
@@ -302,24 +302,6 @@ _LATE: Final = "SNAPRT_CHECK_RANKS_TIMEOUT sets how many seconds a rank waits fo
 
 def _differs(said: Said) -> bool:
     return len({program["digest"] for program in said.values()}) > 1
-
-
-def _compared(before: str, after: str, first: str, second: str) -> Iterator[str]:
-    """Yield how two programs differ, given their summaries and who runs them."""
-    difference = compare(read_summary(before), read_summary(after), most=_MOST_PLACES)
-    for name, old, new in difference.arguments[:_MOST_PLACES]:
-        yield f"argument {name}: {first}: {old or 'none'}; {second}: {new or 'none'}"
-    for where, old, new in difference.attributes[:_MOST_PLACES]:
-        yield f"{where}: {first}: {old or 'none'}; {second}: {new or 'none'}"
-    width = max(len(first), len(second)) + 1
-    places = dict.fromkeys((*difference.operations, *difference.constants))
-    for place in list(places)[:_MOST_PLACES]:
-        source = place.after_source or place.before_source or "an unknown line"
-        yield f"operation {place.position}, {source}"
-        for who, text in ((first, place.before), (second, place.after)):
-            yield f"  {who + ':':<{width}} {text.replace('stablehlo.', '') or 'no such operation'}"
-    if difference.kind == "nothing" and not difference.attributes:
-        yield "their operations are the same: compile options (XLA_FLAGS) or devices differ"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

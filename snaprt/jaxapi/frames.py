@@ -51,6 +51,13 @@ def user_frames() -> tuple[Frame, ...]:
     return tuple(reversed(frames))
 
 
+def all_frames() -> tuple[Frame, ...]:
+    """Return all frames of this thread as they are now, JAX's too, outermost first."""
+    stack = traceback.walk_stack(sys._getframe(1))
+    frames = [Frame(at.f_code.co_filename, line, at.f_code.co_qualname) for at, line in stack]
+    return tuple(reversed(frames))
+
+
 def main_thread_place() -> str:
     """Return the user's line at which the main thread is, as `place_text` writes it."""
     ident = threading.main_thread().ident

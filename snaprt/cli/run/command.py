@@ -224,6 +224,7 @@ def command(
     if (
         settings.get("SNAPRT_JAX_CACHE")
         or settings.get("SNAPRT_CHECK_RANKS")
+        or settings.get("SNAPRT_NO_COMPILE_AFTER") is not None
         or settings.get("SNAPRT_REPRO_AFTER") is not None
     ):
         after_import.call_after_import("jax", autoload.initialize)

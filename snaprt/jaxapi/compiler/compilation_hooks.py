@@ -44,24 +44,31 @@ def before_compile_or_load(call: Callable[[PlannedCompilation], None]) -> None:
         backend: Any, module: Any, devices: Any, options: Any, *arguments: Any, **named: Any
     ) -> Any:
         if not _own_cache.bypassed:
-            name = module.operation.attributes["sym_name"].value
             written = _options_of_compilation(options, backend)
-            call(PlannedCompilation(name, tuple(devices.flat), written, module))
+            call(PlannedCompilation(module_name(module), tuple(devices.flat), written, module))
         return original(backend, module, devices, options, *arguments, **named)
 
     _compiler.compile_or_get_cached = compile_or_get_cached  # type: ignore[assignment]
 
 
-def before_compile(call: Callable[[str], None]) -> None:
-    """Call ``call`` with the name of each module before XLA compiles it for anybody."""
+def before_compile(call: Callable[[Any, bool], None]) -> None:
+    """Call ``call`` before XLA compiles a module; what it raises goes to the user.
+
+    Its arguments are the module and whether snaprt compiles it for itself, as for a lazy graph.
+    """
     original = _compiler.backend_compile_and_load
 
     @functools.wraps(original)
     def backend_compile_and_load(backend: Any, module: Any, *arguments: Any, **named: Any) -> Any:
-        call(module.operation.attributes["sym_name"].value)
+        call(module, _own_cache.bypassed)
         return original(backend, module, *arguments, **named)
 
     _compiler.backend_compile_and_load = backend_compile_and_load
+
+
+def module_name(module: Any) -> str:
+    """Return the name of a module in MLIR, as in ``jit_train_step``."""
+    return str(module.operation.attributes["sym_name"].value)
 
 
 def content_in_any_process(module: Any, *, names_objects: bool) -> bytes:

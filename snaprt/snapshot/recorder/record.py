@@ -140,6 +140,11 @@ class Recorder:
             self.writer.complain(error)
             return True
 
+    def most_executions(self) -> int:
+        """Return how often the executable ran that was run most often."""
+        # A counter shows its next number to nobody but `repr`.
+        return max((int(repr(seen.counter)[6:-1]) for seen in self._seen.values()), default=0)
+
     def missed(self, name: str, reason: str) -> None:
         """Learn that an execution ran unseen, and why; say so once if it was to be recorded."""
         plan = current_plan()
