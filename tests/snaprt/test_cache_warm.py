@@ -144,7 +144,7 @@ def test_one_program_that_cannot_be_warmed_costs_the_others_nothing(collected, c
         ({"devices": [77], "committed": True}, "does not have them"),
         ({"signature": "other"}, "cannot rebuild the program"),
         ({"schema": "other"}, "is not a readable collected program"),
-        ({"version": 99}, "version 99"),
+        ({"version": 99}, "version is 99"),
     ],
 )
 def test_a_program_for_another_place_is_refused(copied, tmp_path, fields, says):
