@@ -1,7 +1,7 @@
-"""What JAX calls in every process where snaprt is installed: what goes under plain ``jax.jit``.
+"""What JAX calls in every process where snaprt is installed: the plugin for plain ``jax.jit``.
 
-JAX looks for its plugins when it first makes its devices. Unless one of the settings below is on,
-this does nothing, and imports nothing but the settings.
+JAX looks for its plugins when it first creates its devices. Unless one of the settings below is on,
+this does nothing, and imports only the settings.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from snaprt.errors import UsageError
 
 
 def initialize() -> None:
-    """Put under ``jax.jit`` what the settings ask for: the compile cache, the recorder, checks.
+    """Set up ``jax.jit`` as the settings request: the compile cache, the recorder, checks.
 
-    A setting that is not allowed is told here: JAX would show a traceback, and go on.
+    An invalid setting is reported here, because JAX would print a traceback and continue.
     """
     try:
         _initialize()
@@ -53,6 +53,6 @@ def _initialize() -> None:
 
 
 def _is_snaprt_itself() -> bool:
-    """Return whether the process runs one of our own commands, or does a part of its work."""
+    """Return whether the process runs one of our own commands, or works for one."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec is not None and spec.name.partition(".")[0] in ("snaprt", "snaprt_replay")

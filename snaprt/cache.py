@@ -1,4 +1,4 @@
-"""The compile cache as a library: open one, look into it, put it under plain ``jax.jit``."""
+"""The compile cache as a library: open it, inspect it, use it for plain ``jax.jit``."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ __all__ = [
 
 
 def open(path: str | Path | None = None) -> Cache:  # noqa: A001 (read as `snaprt.cache.open`)
-    """Open a compile cache, and have this process and those it starts compile through it.
+    """Open a compile cache, and compile through it in this process and its child processes.
 
     Args:
-        path: Its directory, made when the first entry is stored; by default ``SNAPRT_CACHE_DIR``,
-            else snaprt's in the user's cache directory.
+        path: Its directory, created when the first entry is stored; by default
+            ``SNAPRT_CACHE_DIR``, else snaprt's directory in the user's cache directory.
 
     Returns:
-        The cache that compiled programs go through. What happens in it is counted in
-        ``snaprt.metrics``; with ``SNAPRT_CACHE=off`` nothing but the caller uses it.
+        The cache that compiled programs use. Its events are counted in ``snaprt.metrics``. With
+        ``SNAPRT_CACHE=off``, only the caller uses it.
 
     Raises:
-        CacheError: The directory belongs to another user, or others may write into it.
+        CacheError: The directory belongs to another user, or other users can write to it.
     """
     cache = Cache.open(path)
     os.environ["SNAPRT_CACHE_DIR"] = str(cache.path)
@@ -52,22 +52,22 @@ def open(path: str | Path | None = None) -> Cache:  # noqa: A001 (read as `snapr
 
 
 def install(path: str | Path | None = None) -> Cache:
-    """Put the compile cache under plain ``jax.jit``, in this process.
+    """Use the compile cache for plain ``jax.jit`` in this process.
 
-    It takes the place of JAX's own compilation cache, whatever directory that was given. Programs
-    that compile in under a second are stored too, unless ``jax_persistent_cache_min_compile_time
-    _secs`` is set. What is compiled before the call is not looked for: call it first. Without a
-    change to the program, ``SNAPRT_JAX_CACHE=1`` and ``snaprt run`` do the same.
+    It replaces JAX's own compilation cache, with any directory. Programs that compile in under a
+    second are stored too, unless ``jax_persistent_cache_min_compile_time_secs`` is set. Call it
+    before the program compiles anything. ``SNAPRT_JAX_CACHE=1`` and ``snaprt run`` do the same
+    without a change to the program.
 
     Args:
-        path: The cache's directory, as for ``open``.
+        path: The directory of the cache, as for ``open``.
 
     Returns:
-        The cache. What happens in it is counted in ``snaprt.metrics``. With ``SNAPRT_CACHE=off``
-        JAX stays as it was.
+        The cache. Its events are counted in ``snaprt.metrics``. With ``SNAPRT_CACHE=off``, JAX is
+        unchanged.
 
     Raises:
-        CacheError: The directory belongs to another user, or others may write into it.
+        CacheError: The directory belongs to another user, or other users can write to it.
     """
     cache = open(path)
     install_if_on()
@@ -75,7 +75,7 @@ def install(path: str | Path | None = None) -> Cache:
 
 
 def install_if_on() -> None:
-    """Put the cache that the settings name under ``jax.jit``, if there is one to use."""
+    """Use the configured cache for ``jax.jit``, if there is one."""
     cache = persistent_cache()
     if cache is not None:
         from snaprt.compile.cached import jit_cache

@@ -1,4 +1,4 @@
-"""The devices of this process, under the names of PyTorch/XLA; it knows nothing of lazy arrays."""
+"""The devices of this process, under the names of PyTorch/XLA."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from snaprt.errors import DeviceError, ExecutionError
 def xla_device(n: int | None = None) -> Any:
     """Return a `jax.Device` of this process, for `jax.device_put` or `jax.default_device`.
 
-    Arrays need not be put on a device: JAX makes them on the default one.
+    You need not put arrays on a device: JAX creates them on the default one.
 
     Args:
-        n: Its place among `get_xla_supported_devices`; None for JAX's default device.
+        n: Its index in `get_xla_supported_devices`; None for JAX's default device.
 
     Raises:
-        DeviceError: There are not so many devices.
+        DeviceError: There is no device with this index.
     """
     default = jaxapi.default_device()
     if n is None and default is not None and not isinstance(default, str):
@@ -41,12 +41,12 @@ def get_xla_supported_devices(
     """Return the devices of this process, each a `jax.Device`.
 
     Args:
-        devkind: ``cpu``, ``gpu`` (or ``cuda``, ``rocm``) or ``tpu``, in any case; None for those
-            that JAX prefers here.
-        max_devices: How many to return at most; None for all.
+        devkind: ``cpu``, ``gpu`` (or ``cuda``, ``rocm``) or ``tpu``, in upper or lower case; None
+            for the kind that JAX prefers here.
+        max_devices: The maximum number of devices to return; None for all.
 
     Returns:
-        The devices in the order of their numbers; none where there is none of that kind.
+        The devices in order of their numbers; an empty list if there are none of that kind.
     """
     try:
         devices = jax.local_devices(backend=devkind.lower() if devkind else None)
@@ -56,17 +56,17 @@ def get_xla_supported_devices(
 
 
 def wait_device_ops(devices: Iterable[Any] | Any | None = None) -> None:
-    """Wait until all work that was started on some devices has ended.
+    """Wait until all work that was started on some devices has finished.
 
-    That is every array which is alive, and every effect such as `jax.debug.print`. What is only
-    recorded is not started: `mark_step` starts it.
+    This covers every live array, and every effect such as `jax.debug.print`. Work that is only
+    recorded has not started; `mark_step` starts it.
 
     Args:
-        devices: A `jax.Device` or several; None for all of this process.
+        devices: A `jax.Device` or several; None for all devices of this process.
 
     Raises:
         ExecutionError: Some of the work has failed.
-        DeviceError: One of them is no `jax.Device`.
+        DeviceError: An argument is not a `jax.Device`.
     """
     if devices is None:
         chosen = None

@@ -1,18 +1,18 @@
-"""The errors snaprt raises on purpose; it must know nothing of the rest of the package.
+"""The errors that snaprt raises on purpose.
 
-Each says what happened, with which file, flag or graph, and carries a ``hint`` that says what to
-do. The command line prints both and leaves with status 2; a traceback there means a bug of ours.
+Each says what happened, with the file, flag or graph, and has a ``hint`` that says what to do. The
+command line prints both and exits with status 2; a traceback there means a bug in snaprt.
 """
 
 from __future__ import annotations
 
 
 class SnaprtError(Exception):
-    """Base of every error that snaprt raises on purpose.
+    """Base of all errors that snaprt raises on purpose.
 
     Args:
         message: What happened, in one sentence that names the file, flag or graph.
-        hint: What the user can do about it; empty where there is nothing to do.
+        hint: What the user can do about it; empty if there is nothing to do.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -29,7 +29,7 @@ class UsageError(SnaprtError):
 
 
 class GraphBreakError(UsageError):
-    """Something needs a value inside of ``snaprt.lazy(fullgraph=True)``."""
+    """A graph break inside ``snaprt.lazy(fullgraph=True)``."""
 
 
 class NoCompileError(UsageError):
@@ -41,7 +41,7 @@ class CompileError(SnaprtError):
 
 
 class ExecutionError(SnaprtError):
-    """A compiled graph failed while it ran."""
+    """A compiled graph failed to run."""
 
 
 class NonFiniteError(ExecutionError, FloatingPointError):
@@ -57,7 +57,7 @@ class ProcessError(SnaprtError):
 
 
 class DeviceError(SnaprtError):
-    """A device that was asked for is not there."""
+    """A requested device does not exist."""
 
 
 class RankError(SnaprtError):

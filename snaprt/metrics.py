@@ -1,9 +1,9 @@
-"""Counts and times what snaprt does, and saves it when the process ends; knows nothing of JAX.
+"""Counts and times what snaprt does, and saves it at exit; does not depend on JAX.
 
 A *counter* is a number that only grows. A *metric* keeps the count and the sum of all its samples,
-and the latest samples with their times, from which the report takes rates and percentiles.
-``SNAPRT_METRICS_FILE`` names a file that receives everything when the process ends; a process that
-counted nothing leaves a file that is there alone. How it all looks is `snaprt.metrics_report`'s.
+and the latest samples with their times, for the rates and percentiles in the report.
+``SNAPRT_METRICS_FILE`` names a file that receives everything at exit; a process that counted
+nothing leaves an existing file unchanged. `snaprt.metrics_report` formats the report.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
 
 
 def clear_all() -> None:
-    """Forget every counter and every metric."""
+    """Remove all counters and metrics."""
     with _lock:
         _samples.clear()
         _ended_threads_counts.clear()
@@ -264,7 +264,7 @@ def clear_all() -> None:
 
 
 def current() -> Metrics:
-    """Return all metrics and counters as they stand now."""
+    """Return the current values of all metrics and counters."""
     with _lock:
         metrics = {
             name: Metric(
@@ -291,10 +291,10 @@ def _counters() -> dict[str, int]:
 
 
 def metrics_report(metrics: Metrics | None = None) -> str:
-    """Return the report of every metric and counter, in PyTorch/XLA's format.
+    """Return the report of all metrics and counters, in PyTorch/XLA's format.
 
     Args:
-        metrics: What to report; by default this process as it stands now.
+        metrics: The metrics to report; by default the current ones of this process.
     """
     return _report.to_text(current() if metrics is None else metrics)
 
@@ -302,7 +302,7 @@ def metrics_report(metrics: Metrics | None = None) -> str:
 def short_metrics_report(
     counter_names: Iterable[str] | None = None, metric_names: Iterable[str] | None = None
 ) -> str:
-    """Return the report of the named counters and metrics, and of what cut graphs on the host.
+    """Return a report of the named counters and metrics, and of graph breaks on the host.
 
     Args:
         counter_names: By default ``SHORT_COUNTERS``.
@@ -315,15 +315,15 @@ def to_json(metrics: Metrics | None = None) -> dict[str, Any]:
     """Return metrics as the JSON object that ``from_json`` reads (schema ``snaprt.metrics``).
 
     Args:
-        metrics: What to convert; by default this process as it stands now.
+        metrics: The metrics to convert; by default the current ones of this process.
     """
     return _report.to_json(current() if metrics is None else metrics)
 
 
 def save(path: str | Path) -> None:
-    """Write this process's metrics to ``path``: the report where it ends in .txt, else JSON.
+    """Write this process's metrics to ``path``: the report if it ends in .txt, else JSON.
 
-    The file appears whole or not at all; a pipe or a device is written to.
+    The file is either complete or unchanged; pipes and devices are written to directly.
 
     Raises:
         SnaprtError: The file cannot be written.
@@ -350,7 +350,7 @@ def load(path: str | Path) -> Metrics:
     """Read the metrics that ``save`` wrote as JSON.
 
     Raises:
-        UsageError: The file cannot be read, or is no file of metrics.
+        UsageError: The file cannot be read, or is not a metrics file.
     """
     try:
         with open(path, "rb") as file:

@@ -1,7 +1,4 @@
-"""One seed for a process and the keys that are drawn from it; JAX itself has no global generator.
-
-It must not draw numbers: that is for who gets a key.
-"""
+"""A seed for the process, and the keys derived from it; JAX itself has no global generator."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ from snaprt.errors import UsageError
 
 
 class RngState(NamedTuple):
-    """Where a stream of keys stands.
+    """The state of a stream of keys.
 
     Attributes:
-        seed: What it was seeded with.
+        seed: The seed.
         drawn: How many keys have been drawn since.
     """
 
@@ -31,7 +28,7 @@ class RngState(NamedTuple):
 
 
 class _Stream:
-    """The keys of one device, or those of no device in particular; guarded by `_lock`."""
+    """The keys of one device, or those without a device; guarded by `_lock`."""
 
     def __init__(self, state: RngState, device: Any) -> None:
         self.state = state
@@ -54,13 +51,14 @@ _lock: Final = threading.Lock()
 def manual_seed(seed: int, device: Any = None) -> None:
     """Seed the keys that `next_key` returns from here on, in the whole process.
 
-    Nothing else is seeded: JAX draws from the keys that it is given, and from nothing else. What
-    is never seeded has the seed 0. Processes that share a seed draw the same keys, as programs
-    over several processes need it; add `jax.process_index` to the seed where they should not.
+    Nothing else is seeded, because JAX draws only from the keys that it is given. The default seed
+    is 0. Processes with the same seed draw the same keys, as programs over several processes need;
+    add `jax.process_index` to the seed for different keys.
 
     Args:
-        seed: Any integer that `jax.random.key` takes.
-        device: A `jax.Device` with keys of its own; None for those that belong to no device.
+        seed: Any integer that `jax.random.key` accepts.
+        device: A `jax.Device`, to seed a separate stream for it; None for the stream without a
+            device.
     """
     set_rng_state(seed, device)
 
@@ -68,17 +66,17 @@ def manual_seed(seed: int, device: Any = None) -> None:
 def next_key(device: Any = None) -> jax.Array:
     """Return a key that was not returned before: key ``n`` is ``fold_in(key(seed), n)``.
 
-    It goes wherever JAX takes a key: ``jax.random.normal(snaprt.next_key(), (3,))``,
-    ``flax.nnx.Rngs(snaprt.next_key())``, ``model.init(snaprt.next_key(), x)``. Inside of `lazy` it
-    is recorded like any operation, and a step that repeats compiles nothing. Which thread gets
-    which key is not defined while several draw.
+    Use it wherever JAX takes a key: ``jax.random.normal(snaprt.next_key(), (3,))``,
+    ``flax.nnx.Rngs(snaprt.next_key())``, ``model.init(snaprt.next_key(), x)``. Inside `lazy`, it is
+    recorded like any operation, and a repeated step compiles nothing. If several threads draw, the
+    assignment of keys to threads is undefined.
 
     Args:
-        device: The device whose keys are asked for, see `manual_seed`; they are committed to it.
+        device: The device whose stream to use, see `manual_seed`; its keys are committed to it.
 
     Raises:
-        UsageError: It is called while `jax.jit` or another transformation that stages traces a
-            function: every call of that would then use this one key.
+        UsageError: It is called while `jax.jit` or another staging transformation traces a
+            function: every call of that function would then use this one key.
     """
     if jaxapi.is_staging():
         raise UsageError(
@@ -92,24 +90,24 @@ def next_key(device: Any = None) -> jax.Array:
 
 
 def get_rng_state(device: Any = None) -> RngState:
-    """Return where the keys stand: plain integers, to be stored with a checkpoint.
+    """Return the state of the keys as plain integers, to be stored with a checkpoint.
 
     Args:
-        device: The device whose keys are asked for, see `manual_seed`.
+        device: The device whose stream to use, see `manual_seed`.
     """
     with _lock:
         return _stream(device).state
 
 
 def set_rng_state(state: Sequence[int] | int, device: Any = None) -> None:
-    """Go on with the keys from ``state``.
+    """Continue with the keys from ``state``.
 
     Args:
-        state: What `get_rng_state` returned, or a seed.
-        device: The device whose keys are meant, see `manual_seed`.
+        state: The result of `get_rng_state`, or a seed.
+        device: The device whose stream to use, see `manual_seed`.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: ``state`` is neither.
     """
     try:
         numbers = state if isinstance(state, Sequence) else (state, 0)
@@ -128,10 +126,10 @@ def set_rng_state(state: Sequence[int] | int, device: Any = None) -> None:
 
 @contextmanager
 def fork_rng(device: Any = None, enabled: bool = True) -> Iterator[None]:
-    """Draw keys inside, and go on afterwards as if none had been drawn.
+    """Draw keys inside, and continue afterwards as if none had been drawn.
 
     Args:
-        device: The device whose keys are meant, see `manual_seed`.
+        device: The device whose stream to use, see `manual_seed`.
         enabled: False to do nothing.
     """
     state = get_rng_state(device)

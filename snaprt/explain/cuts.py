@@ -1,4 +1,4 @@
-"""What happened while a program ran lazily: each cut, what ran alone, and a table of both."""
+"""What happened while a program ran lazily: graph breaks, operations that ran alone, a table."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class GraphRecord:
     """A graph that ran.
 
     Attributes:
-        graph_id: As in logs, errors and snapshots.
-        inputs: How many arrays it reads.
-        outputs: How many results it has.
+        graph_id: Its id in logs, errors and snapshots.
+        inputs: The number of arrays it reads.
+        outputs: The number of its results.
         origin: ``compiled``, ``loaded`` from the compile cache, or ``known`` to the process.
     """
 
@@ -39,7 +39,7 @@ class GraphRecord:
 
 @dataclass(frozen=True)
 class CutRecord:
-    """A cut, and the graphs that it ran.
+    """A graph break, and the graphs that it ran.
 
     Attributes:
         cause: ``mark_step``, or what read a value (``float``, ``bool``, ``nonzero``, ...).
@@ -60,21 +60,21 @@ class CutRecord:
 
     @property
     def operations(self) -> int:
-        """How many operations ran."""
+        """The number of operations that ran."""
         return sum(graph.operations for graph in self.graphs)
 
     @property
     def advice(self) -> str:
-        """What to write instead; empty where a cut is what was asked for."""
+        """What to write instead; empty if the break was requested."""
         return describe_break(self.cause).advice
 
 
 @dataclass(frozen=True)
 class AtOnceRecord:
-    """An operation that ran alone, for a graph cannot hold it.
+    """An operation that ran alone because it cannot be part of a graph.
 
     Attributes:
-        cause: Why, as ``device_put`` or ``ref``.
+        cause: The reason, such as ``device_put`` or ``ref``.
         stack: The user's frames, innermost last.
     """
 
@@ -207,11 +207,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a function did to the lazy runtime.
+    """What a function did in the lazy runtime.
 
     Attributes:
-        events: The cuts, and the operations that ran alone, in the order they happened.
-        result: What the function returned.
+        events: The graph breaks, and the operations that ran alone, in order.
+        result: The result of the function.
     """
 
     events: tuple[Event, ...]
@@ -219,7 +219,7 @@ class Explanation:
 
     @property
     def cuts(self) -> tuple[CutRecord, ...]:
-        """The cuts."""
+        """The graph breaks."""
         return tuple(event for event in self.events if isinstance(event, CutRecord))
 
     @property
@@ -234,7 +234,7 @@ class Explanation:
 
     @property
     def compilations(self) -> int:
-        """How many of the graphs had to be compiled."""
+        """The number of graphs that were compiled."""
         return sum(graph.origin == COMPILED for graph in self.graphs)
 
     def __str__(self) -> str:
@@ -297,14 +297,13 @@ def _summary(rows: Iterable[Row]) -> str:
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Run a function lazily, and return what it did to the lazy runtime.
+    """Run a function lazily, and return what it did in the lazy runtime.
 
-    A step is marked before, so that what is pending does not count, and one after it.
+    A step is marked before, so that pending operations do not count, and one after it.
 
     Returns:
-        How many graphs ran, how many operations each, and for each cut its cause and the user's
-        line, in the order they happened; to be printed, or looked at by its attributes. It holds
-        what the function returned.
+        The graphs that ran, with their operations, and for each graph break its cause and the
+        user's line, in order. Print it, or inspect its attributes. It holds the function's result.
     """
     events: list[Event] = []
     collector = Collector(events.append)

@@ -1,7 +1,6 @@
-"""Why programs are compiled again: remembers those of each place, and warns where they do not end.
+"""Why programs are recompiled: remembers the programs of each place, and warns if they keep coming.
 
-It is told of compilations alone, so that it can always be there. What it keeps of a program is its
-outline.
+It is called only for compilations, so it is always on. Of each program, it keeps an outline.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ class CompilationEvent:
     """A program that was compiled, or loaded from the compile cache.
 
     Attributes:
-        cause: Of the cut that led to it: see `snaprt.explain.cuts.CutRecord`.
+        cause: The cause of the graph break: see `snaprt.explain.cuts.CutRecord`.
         step: How many steps the thread had marked before.
-        graph_id: As in logs, errors and snapshots.
+        graph_id: Its id in logs, errors and snapshots.
         number: Counts the programs of its place, from 1.
         reasons: How it differs from the nearest earlier program of its place; empty for the first.
     """
@@ -206,13 +205,14 @@ history: Final = _History()
 
 
 class CompilationProfiler:
-    """Tell why programs are compiled: ``with snaprt.CompilationProfiler() as profiler: ...``.
+    """Record why programs are compiled: ``with snaprt.CompilationProfiler() as profiler: ...``.
 
-    A program is compared with the nearest earlier one that a cut at the same place led to, from
-    the same calls, be it of before the profiler began.
+    A program is compared with the nearest earlier one from a graph break at the same place and with
+    the same call stack, even if that ran before the profiler began.
 
     Attributes:
-        events: What was compiled, or loaded from the compile cache, in any thread, in order.
+        events: The programs that were compiled, or loaded from the compile cache, in any thread, in
+            order.
     """
 
     def __init__(self) -> None:
@@ -231,7 +231,7 @@ class CompilationProfiler:
         return tuple(event for event in self.events if event.number > 1)
 
     def report(self) -> str:
-        """Return in words what was compiled at each place, and why again."""
+        """Return a text of the programs compiled at each place, with the reasons."""
         by_place: dict[Any, list[CompilationEvent]] = {}
         for event in self.events:
             by_place.setdefault((event.cause, event.stack), []).append(event)

@@ -1,4 +1,4 @@
-"""Says where the time of each graph went, as a table and as numbers; measures nothing itself."""
+"""The time spent on each graph, as a table and as numbers."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _LEFT: Final = 2  # how many columns are text
 
 @dataclass(frozen=True)
 class GraphTimes:
-    """Where the time of one graph went, in seconds.
+    """The time spent on one graph, in seconds.
 
     Attributes:
-        graph_id: What identifies it: of a lazy graph the id that snapshots and messages have, of a
-            program of `jax.jit` the start of its key in the compile cache.
+        graph_id: Its id: for a lazy graph, the id in snapshots and messages; for a `jax.jit`
+            program, the start of its key in the compile cache.
         name: The name of its module.
         kind: ``lazy`` or ``jit``.
-        operations: How many operations it was recorded from; ``None`` where JAX traced it.
+        operations: The number of recorded operations; ``None`` if JAX traced it.
         compiled: How often it was compiled in this process.
-        loaded: How often its executable came from the compile cache.
-        executions: How often it was started; ``None`` where JAX starts it without us.
-        record: Recording its operations. Those that follow what an earlier step recorded are not
-            timed: the clock would take longer than they do.
-        key: Finding the keys by which the cache is asked.
+        loaded: How often its executable was loaded from the compile cache.
+        executions: How often it was started; ``None`` if JAX starts it without us.
+        record: Recording its operations, except those that repeat an earlier step, because timing
+            them would take longer than recording.
+        key: Computing cache keys.
         cache: Reading and writing the cache, and waiting for another process to compile it.
         lower: Tracing and lowering it to StableHLO.
         compile: XLA's compiler.
-        load: Making an executable of what the cache held, unless it was loaded in the background.
-        execute: Its executions until JAX handed back the results, which may be still on their way:
-            on an asynchronous device, the time to start them.
+        load: Loading the executable from its cache entry, unless that happened in the background.
+        execute: Its executions until JAX returned the results, which may still be in progress: on
+            an asynchronous device, the time to start them.
     """
 
     graph_id: str
@@ -61,11 +61,11 @@ class GraphTimes:
 
 @dataclass(frozen=True)
 class CompileTimes:
-    """Where the time of each graph of this process went; printed, it is a table.
+    """The time spent on each graph of this process; print it for a table.
 
     Attributes:
-        graphs: The graphs, the one that took longest first.
-        forgotten: How many graphs are not in it, because very many came after them.
+        graphs: The graphs, slowest first.
+        forgotten: The number of graphs that were dropped because there were too many.
     """
 
     graphs: tuple[GraphTimes, ...]
@@ -80,7 +80,7 @@ class CompileTimes:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as what JSON can hold."""
+        """Return all of it as JSON-compatible values."""
         graphs = [{**dataclasses.asdict(graph), "total": graph.total} for graph in self.graphs]
         return {"graphs": graphs, "totals": self.totals, "forgotten": self.forgotten}
 
@@ -101,9 +101,9 @@ class CompileTimes:
 def compile_times() -> CompileTimes:
     """Return how long recording, keys, cache, lowering, compiling, loading and running took.
 
-    By graph, since the process began: every graph that ran lazily, and every program of `jax.jit`
-    that was looked for in the compile cache. ``print(snaprt.compile_times())`` shows a table. What
-    could not be compiled is not in it.
+    The times are by graph, since the process began: every graph that ran lazily, and every
+    `jax.jit` program that was looked up in the compile cache, except those that failed to compile.
+    ``print(snaprt.compile_times())`` prints a table.
     """
     programs, forgotten = times.programs()
     graphs = sorted(map(_graph_times, programs), key=lambda graph: -graph.total)
@@ -148,7 +148,7 @@ def _sum(graphs: Sequence[GraphTimes], count: str) -> int:
 
 
 _UNITS: Final = ((1.0, "s"), (1e-3, "ms"), (0.0, "us"))
-"""From how many seconds on a unit is used, and its name."""
+"""The least number of seconds for which a unit is used, and its name."""
 
 
 def _seconds(seconds: float) -> str:

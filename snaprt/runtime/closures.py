@@ -1,4 +1,4 @@
-"""Functions that wait for the end of a thread's step, with arrays of that step as arguments."""
+"""Functions that run at the end of a thread's step, with arrays of that step as arguments."""
 
 from __future__ import annotations
 
@@ -60,26 +60,26 @@ def add_step_closure(
 ) -> None:
     """Call ``closure(*args)`` after this thread's next `mark_step`.
 
-    So a step is printed or logged without a read in its middle: the arrays among ``args``, also
-    inside of pytrees, are results of the step's one program, and reading them is free. Closures
-    run in the order in which they were added; what one adds itself belongs to the next step.
+    Use it to print or log values without reading them in the middle of a step: the arrays in
+    ``args``, also inside pytrees, are results of the step's program, and reading them is free.
+    Closures run in the order in which they were added; a closure that a closure adds belongs to the
+    next step.
 
-    A closure that raises does not keep the others from running. The error leaves the `mark_step`
-    that ran it, further ones are logged. With ``run_async`` it leaves the first `mark_step` after
-    it has happened, at the earliest that of the next step.
+    If a closure raises, the others still run. Its error is raised by the `mark_step` that ran it;
+    further errors are logged. With ``run_async``, the next `mark_step` after the error raises it.
 
-    A step that fails runs no closures: they wait for the next one, but for those whose own arrays
-    cannot be computed any more, which are dropped. A step that is never marked runs none either,
-    and a warning says so when the process ends. Then the background is waited for.
+    If a step fails, its closures wait for the next step, except those whose own arrays can no
+    longer be computed, which are dropped. Closures of a step that is never marked do not run, and
+    a warning says so at exit. Background closures are waited for at exit.
 
     Args:
-        closure: The function; what it returns is dropped.
+        closure: The function; its result is dropped.
         args: Its arguments.
         run_async: Whether to call it in the background, in one thread for the whole process, while
-            the program goes on. `XLA_MAX_ASYNC_QUEUE` limits how many may wait.
+            the program continues. `XLA_MAX_ASYNC_QUEUE` limits how many may wait.
 
     Raises:
-        UsageError: It is no function.
+        UsageError: ``closure`` is not a function.
     """
     if not callable(closure):
         raise UsageError(
@@ -150,7 +150,7 @@ def _errors_behind(mine: _OfThread) -> list[Exception]:
 
 @atexit.register
 def _tell_at_exit() -> None:
-    """Say what never ran, and what failed with no step after it."""
+    """Warn about closures that never ran, and about errors with no step after them."""
     for mine in list(_all):
         if mine.pending:
             _log.warning(

@@ -545,18 +545,18 @@ def _is_recorded() -> bool:
 class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a scope and a decorator
     """Record calls of jitted functions inside: ``with snaprt.record(): ...``, ``@snaprt.record()``.
 
-    Each call from Python of what `jax.jit` returned is one execution; a function jitted inside it
-    is part of it. Results are those of plain JAX. Functions of JAX's own (`jax.numpy.where`) count
-    where a condition names them. Lazy graphs that run inside are recorded in the same way. Scopes
+    Each call of a `jax.jit` function from Python is one execution; a function jitted inside it is
+    part of it. Results are those of plain JAX. JAX's own functions (`jax.numpy.where`) count only
+    if a condition names them. Lazy graphs that run inside are recorded in the same way. Scopes
     nest, and each thread has its own.
 
     Args:
-        when: Which executions, in the words of SNAPRT_RECORD; several conditions are separated by
-            semicolons. By default what SNAPRT_RECORD and its like say, else all.
-        folder: Where their files go. By default SNAPRT_DUMP_DIR, else ``snaprt-dump``.
+        when: The conditions, as in SNAPRT_RECORD; separate several with semicolons. By default
+            those of SNAPRT_RECORD and related variables, else every execution.
+        folder: The folder for the files. By default SNAPRT_DUMP_DIR, else ``snaprt-dump``.
 
     Raises:
-        UsageError: ``when`` cannot be understood.
+        UsageError: ``when`` is invalid.
     """
 
     def __init__(self, when: str | None = None, folder: str | Path | None = None) -> None:

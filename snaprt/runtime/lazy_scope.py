@@ -19,18 +19,20 @@ _log = logging.getLogger("snaprt.lazy")
 class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a scope and a decorator
     """Run eager JAX code lazily inside: ``with snaprt.lazy(): ...`` or ``@snaprt.lazy()``.
 
-    Operations are recorded and run together at `mark_step`, or when a value is read. When the scope
-    ends, pending effects (`jax.debug.print`, callbacks) run. What else is pending stays so: its
-    arrays compute themselves when they are used. Scopes nest, and each thread has its own.
+    Operations are recorded and run together at `mark_step`, or when a value is read. At the end of
+    the scope, pending effects (`jax.debug.print`, callbacks) run. Other pending work stays pending:
+    its arrays compute themselves when they are used. Scopes nest, and each thread has its own.
 
     Args:
-        words: Nothing is taken without a name.
-        fullgraph: Whether nothing but `mark_step` may cut a graph inside. What would (a read of a
-            value that is not there yet, an operation that no graph can hold) raises before it runs.
+        words: No positional arguments are accepted.
+        fullgraph: Whether only `mark_step` may end a graph inside. A graph break (reading a value
+            that is not computed yet, an operation that cannot be part of a graph) raises before it
+            runs.
 
     Raises:
-        GraphBreakError: With ``fullgraph``, at the first cut: the line, and what to write instead.
-        UsageError: It is given a function: ``@snaprt.lazy`` for ``@snaprt.lazy()``.
+        GraphBreakError: With ``fullgraph``, at the first graph break, with the line and what to
+            write instead.
+        UsageError: It was given a function: ``@snaprt.lazy`` instead of ``@snaprt.lazy()``.
     """
 
     def __init__(self, *words: object, fullgraph: bool = False) -> None:
@@ -79,32 +81,32 @@ def enable() -> None:
 def disable() -> None:
     """Run this thread eagerly again.
 
-    Pending effects run; what else is pending computes itself when it is used.
+    Pending effects run; other pending work runs when its arrays are used.
     """
     jaxapi.set_thread_trace(None)
     run_effects("scope_end")
 
 
 def eager_mode(enable: bool | None = True) -> None:
-    """Compile and run each operation on its own as soon as it is recorded, in every lazy scope.
+    """Compile and run each operation as soon as it is recorded, in every lazy scope.
 
-    This thread does so at once, others from their next step or scope on. It is the function
-    `torch_xla.experimental.eager_mode` of PyTorch/XLA.
+    In this thread it takes effect immediately, in others from their next step or scope on. It
+    corresponds to `torch_xla.experimental.eager_mode` of PyTorch/XLA.
 
     Args:
-        enable: Whether to; ``None`` leaves it to ``XLA_USE_EAGER_DEBUG_MODE``.
+        enable: Whether to do so; ``None`` follows ``XLA_USE_EAGER_DEBUG_MODE``.
     """
     choose_eager(enable)
     _trace_as_asked()
 
 
 def is_eager_mode() -> bool:
-    """Return whether operations in a lazy scope are compiled and run singly; see `eager_mode`."""
+    """Return whether operations in a lazy scope run one by one; see `eager_mode`."""
     return current_modes().eager
 
 
 def _trace_as_asked() -> LazyTrace:
-    """Return this thread's lazy trace, in the modes that are asked for now."""
+    """Return this thread's lazy trace, in the requested modes."""
     trace = thread_trace()
     trace.adopt(current_modes())
     return trace

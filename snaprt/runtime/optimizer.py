@@ -1,6 +1,6 @@
-"""The step of an optimizer with the end of the program's step; it knows optax's and nnx's shapes.
+"""An optimizer's step together with the end of the program's step, for optax and nnx.
 
-Neither library is imported before an optimizer of it is given.
+Neither library is imported before one of its optimizers is given.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ def optimizer_step(optimizer: Any, *arguments: Any, barrier: bool = True, **keyw
         params, state = snaprt.optimizer_step(transformation, grads, state, params)  # optax
         snaprt.optimizer_step(optimizer, model, grads)  # flax.nnx.Optimizer, in place
 
-    Gradients are not reduced over devices first, as PyTorch/XLA does: on JAX that follows from how
-    arrays are sharded, or is a `jax.lax.pmean` of yours inside of `shard_map`.
+    Unlike in PyTorch/XLA, gradients are not reduced over devices first: in JAX, shardings do that,
+    or a `jax.lax.pmean` inside `shard_map`.
 
     Args:
         optimizer: An `optax.GradientTransformation`, or an `flax.nnx.Optimizer`.
-        arguments: What its ``update`` takes.
+        arguments: The arguments of its ``update``.
         barrier: Whether to call `mark_step` afterwards.
-        keywords: What its ``update`` takes by name, such as ``value=loss``.
+        keywords: The keyword arguments of its ``update``, such as ``value=loss``.
 
     Returns:
-        For optax the new parameters and the new state; else what ``update`` returns.
+        For optax, the new parameters and the new state; else the result of ``update``.
 
     Raises:
-        UsageError: ``optimizer`` is neither, or optax's has no parameters to update.
+        UsageError: ``optimizer`` is neither, or an optax optimizer is given no parameters.
     """
     update = getattr(optimizer, "update", None)
     if not callable(update):

@@ -81,23 +81,22 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """Compile and run everything this thread has recorded whose arrays are still alive.
 
     All of it runs as one XLA program (one for each set of devices that it is committed to).
-    Compiled programs are kept, so a step that repeats compiles nothing. Work whose arrays are
-    gone is dropped. At the end the step's closures run, see `add_step_closure`. ``snaprt.sync`` is
-    this function too.
+    Compiled programs are kept, so a repeated step compiles nothing. Work whose arrays are gone is
+    dropped. At the end, the step's closures run, see `add_step_closure`. ``snaprt.sync`` is the
+    same function.
 
     Args:
-        wait: Whether to return only when the devices have finished, as XLA_SYNC_WAIT=1 asks of
+        wait: Whether to return only when the devices have finished, as with XLA_SYNC_WAIT=1 for
             every step.
-        reset_scope: Whether names of `jax.named_scope` end with the step: where one is open, what
-            follows is recorded without its name. They stand in profiles and in the metadata of
-            modules, and change no program.
+        reset_scope: Whether names of `jax.named_scope` end with the step: if a scope is open,
+            later operations are recorded without its name. The names appear in profiles and in the
+            metadata of modules, and do not change programs.
 
     Raises:
-        CompileError: If JAX or XLA refuses the program. The operations that are refused have
-            failed: arrays that depend on them raise the same error when read, all others stay
-            pending.
-        ExecutionError: If it fails while it runs; its arrays raise the same error when read.
-        Exception: What a closure raised, after all have run.
+        CompileError: JAX or XLA rejects the program. The rejected operations have failed: arrays
+            that depend on them raise the same error when read, all others stay pending.
+        ExecutionError: The program fails to run; its arrays raise the same error when read.
+        Exception: The error of a closure, raised after all closures have run.
     """
     metrics.counter_add("MarkStep")
     trace = thread_trace()

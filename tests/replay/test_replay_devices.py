@@ -151,7 +151,7 @@ def test_a_damaged_file_is_named(copied: Path) -> None:
 def test_a_file_of_another_execution_is_named(copied: Path) -> None:
     path = of_executable(copied, 0)[4]
     write_anew(path, path, execution={"step": 77})
-    with pytest.raises(SnapshotError, match=r"-device000004-.* says step 77, not 0"):
+    with pytest.raises(SnapshotError, match=r"-device000004-.* has step 77, not 0"):
         load(of_executable(copied, 0)[0])
 
 
@@ -219,7 +219,7 @@ def test_two_processes_that_ran_together_are_replayed_in_one(tmp_path: Path) -> 
 
 
 def test_a_number_of_a_device_is_refused_where_several_are_needed() -> None:
-    with pytest.raises(UsageError, match="runs on 3 devices, and cpu:0 is one"):
+    with pytest.raises(UsageError, match="runs on 3 devices, but cpu:0 is a single device"):
         devices.find_devices("cpu:0", 3)
     with pytest.raises(DeviceError, match="runs on 99 devices"):
         devices.find_devices("cpu", 99)

@@ -60,7 +60,7 @@ def collected(train: Path) -> Path:
     folder = train.parent / "programs"
     done = snaprt("cache", "collect", "--out", folder, "--steps", 2, "--", train)
     assert done.returncode == 0, done.stderr
-    assert "Collected 2 programs, 2 of them new" in done.stderr
+    assert "Collected 2 programs" in done.stderr
     assert not done.stdout
     return folder
 
@@ -144,7 +144,7 @@ def test_one_program_that_cannot_be_warmed_costs_the_others_nothing(collected, c
         ({"devices": [77], "committed": True}, "does not have them"),
         ({"signature": "other"}, "cannot rebuild the program"),
         ({"schema": "other"}, "is not a readable collected program"),
-        ({"version": 99}, "version 99"),
+        ({"version": 99}, "version is 99"),
     ],
 )
 def test_a_program_for_another_place_is_refused(copied, tmp_path, fields, says):

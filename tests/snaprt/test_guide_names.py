@@ -15,7 +15,7 @@ HERE = PAGE.partition("## What has no counterpart")[0]
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()
-    if line.startswith("| ") and not line.startswith(("| ---", "| what you"))
+    if line.startswith("| ") and not line.startswith(("| ---", "| PyTorch/XLA or NeuronX |"))
 ]
 
 

@@ -229,13 +229,13 @@ def register_hlo_snapshot_callback(callback: Callback | None) -> Callback:
     """Let ``callback`` decide what is recorded of each execution, while recording is on.
 
     It is called before each execution, once for each of its addressable devices, as
-    ``callback(name, addressable_device_index, execution_count)``: the graph's name, the device's
-    place among the executable's addressable devices, and how many executions this executable has
-    had on that device before, so 0 at the first.
+    ``callback(name, addressable_device_index, execution_count)``: the graph's name, the index of
+    the device among the executable's addressable devices, and the number of earlier executions of
+    this executable on that device, so 0 for the first.
 
     It returns a string of words: ``inputs``, ``outputs``, both, or ``''`` to skip the execution.
-    If it raises or returns anything else, the execution is not recorded; the first time that is
-    logged (logger ``snaprt.snapshot``), every time it is counted (``SnapshotCallbackError``).
+    If it raises or returns anything else, the execution is not recorded. The first time, that is
+    logged (logger ``snaprt.snapshot``); every time, it is counted (``SnapshotCallbackError``).
 
     Args:
         callback: The function, or None for the default, which records everything.
