@@ -28,6 +28,7 @@ _FOLDER: Final = "snaprt"
 _POLL_SECONDS: Final = 0.25
 _ANSWER: Final = "answer"
 _MOST_LOST: Final = 3
+_HEAR_SECONDS: Final = 1.0
 
 
 class Channel:
@@ -45,8 +46,9 @@ class Channel:
         self._next = 0  # the number of the next event
         self._questions = 0
         self._ending = threading.Event()
+        self._hearing = threading.RLock()
         self._thread = threading.Thread(target=self._work, name="snaprt-channel", daemon=True)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may come while the main thread has it
 
     def start(self) -> None:
         """Hear events from here on."""
@@ -134,9 +136,7 @@ class Channel:
         failures = 0
         while not self._ending.wait(pause) and self._service.is_current():
             try:
-                while event := self._service.get(f"{_FOLDER}/event/{self._next}"):
-                    self._next += 1
-                    self._hear(event)
+                self._hear_all()
                 failures = 0
             except RuntimeError as error:
                 failures += 1
@@ -145,6 +145,21 @@ class Channel:
                         "rank %d cannot reach the coordinator of the job: %s", self.rank, error
                     )
                     self._call(list(self._lost))
+
+    def hear(self) -> None:
+        """Hear now, in this thread, what has been published so far."""
+        self._try(self._hear_all)
+
+    def _hear_all(self) -> None:
+        # Not for ever: a signal may have stopped this thread where the other one waits for it.
+        if not self._hearing.acquire(timeout=_HEAR_SECONDS):
+            return
+        try:
+            while event := self._service.get(f"{_FOLDER}/event/{self._next}"):
+                self._next += 1
+                self._hear(event)
+        finally:
+            self._hearing.release()
 
     def _hear(self, event: bytes) -> None:
         told = json.loads(event)

@@ -23,6 +23,7 @@ from snaprt.snapshot.recorder.describe import Cause, error_text
 from snaprt.snapshot.recorder.failures import mark_recorded
 from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, Ring, names_of
 from snaprt.snapshot.recorder.pending import HeldExecution
+from snaprt.snapshot.recorder.sharing import Sharing
 from snaprt.snapshot.recorder.triggers import Trigger
 from snaprt.snapshot.recorder.writer import afresh_in_children
 
@@ -189,12 +190,14 @@ class Outcomes:
         ring: What the flight recorder holds; a failure empties it onto the disk.
 
     Attributes:
+        sharing: What it tells the other ranks of a job, and they tell it.
         stop_with: Why the program is to be stopped, once a failure asks for that.
     """
 
     def __init__(self, filing: Filing, ring: Ring) -> None:
         self._filing = filing
         self._ring = ring
+        self.sharing = Sharing(filing, self.dump_ring)
         self.stop_with: str | None = None
 
     def ended(self, held: HeldExecution, error: BaseException | None, nanoseconds: int) -> None:
@@ -234,6 +237,11 @@ class Outcomes:
             self._filing.queue_all(held, files, cause)
         return expected
 
+    def dump_everywhere(self, cause: Cause) -> None:
+        """Have what the ring holds written, and what those of the other ranks hold."""
+        self.sharing.dumped()
+        self.dump_ring(cause)
+
     def _strike(
         self,
         trigger: Trigger,
@@ -244,6 +252,7 @@ class Outcomes:
     ) -> bool:
         """Record an execution; return whether a condition asks for it."""
         if trigger.confirms is not None and not trigger.confirms(held):
+            self.sharing.suspect(held)
             return False
         if trigger.counter:
             metrics.counter_add(trigger.counter)
@@ -255,7 +264,10 @@ class Outcomes:
         reason = trigger.reason(conditions[0].text, nanoseconds)
         cause = Cause(reason, "" if error is None else error_text(error))
         outputs = [] if held.outputs is None or error is not None else held.outputs
-        if self._filing.admits(held, conditions, sum(array.nbytes for array in outputs)):
+        self.sharing.struck(held, reason)
+        if self.sharing.is_new(held) and self._filing.admits(
+            held, conditions, sum(array.nbytes for array in outputs)
+        ):
             self._filing.queue(held, "inputs", conditions, cause)
             if outputs:
                 self._filing.queue(held, "outputs", conditions, cause)
@@ -267,7 +279,7 @@ class Outcomes:
         """Do what follows from a failure, beside recording it: empty the ring, stop the program."""
         metrics.counter_add("SnapshotFailures")
         if held.plan.keep_last:
-            self.dump_ring(Cause(KEEP_LAST, cause.error))
+            self.dump_everywhere(Cause(KEEP_LAST, cause.error))
         if held.plan.stops:
             self.stop_with = (
                 f"execution {held.moment.execution} of {held.executable.name}."

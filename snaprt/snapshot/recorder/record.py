@@ -295,7 +295,7 @@ class Recorder:
             elif last is not None:
                 self._outcomes.ended(last, error, 0)
             elif plan.keep_last:
-                self._outcomes.dump_ring(Cause(KEEP_LAST, error_text(error)))
+                self._outcomes.dump_everywhere(Cause(KEEP_LAST, error_text(error)))
                 mark_recorded(error)
         except Exception as raised:
             self.writer.complain(raised)
@@ -330,13 +330,14 @@ class Recorder:
             self._process = jax.process_index()
         self._plan = plan
         keep_state(plan.folder)
+        self._outcomes.sharing.join(plan)
         if not self._is_flushed_by_signal:
-            self._is_flushed_by_signal = before_terminated(self.writer.end)
+            self._is_flushed_by_signal = before_terminated(self._terminated)
         if plan.waits_for_errors:
             listen_for_uncaught_errors(self)
         if plan.keep_last and not self._listens:
             self._listens = True
-            on_user_signal(lambda: self._outcomes.dump_ring(Cause(KEEP_LAST)))
+            on_user_signal(lambda: self._outcomes.dump_everywhere(Cause(KEEP_LAST)))
         jaxapi.before_deleted(about_to_delete)
         atexit.unregister(self._finish)
         atexit.register(self._finish)
@@ -344,6 +345,10 @@ class Recorder:
             self._is_flushed_by_worker = True
             _flush_as_worker_ends(self)
             multiprocessing.util.register_after_fork(self, _flush_as_worker_ends)
+
+    def _terminated(self) -> None:
+        self._outcomes.sharing.terminated()
+        self.writer.end()
 
     def _meet(self, executable: Executable) -> _Seen:
         return self._seen.setdefault(executable.number, _Seen(executable.name))
@@ -443,6 +448,8 @@ class Recorder:
         remember(held)
         if held.plan.keep_last:
             self._ring.add(held)
+        if held.watching:
+            self._outcomes.sharing.hold(held)
         if held.watching and held.plan.waits_for_errors:
             self._last = held
 
@@ -467,6 +474,7 @@ class Recorder:
         """Record what the last executions turn out to be, before the process ends."""
         stop_listening()
         self._watch.close()
+        self._outcomes.sharing.finish()
         self.writer.flush()
         self._ring.close()
         if self._plan is not None:
@@ -486,7 +494,8 @@ class Recorder:
                 "; ".join(texts),
                 _few({seen.name for seen in self._seen.values()}),
             )
-        if plan.wants_flag and not metrics.counter_value("SnapshotNaN"):
+        is_found = any(map(metrics.counter_value, ("SnapshotNaN", "SnapshotForOtherRank")))
+        if plan.wants_flag and not is_found:
             watched = [seen for seen in self._seen.values() if seen.watched]
             missed = int(metrics.counter_value("SnapshotMissed") or 0)
             _log.warning(

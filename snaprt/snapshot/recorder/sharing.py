@@ -1,0 +1,217 @@
+"""One trigger, all ranks: what one rank records for how it ended, the others record too.
+
+A NaN or an error appears on one rank, and its part of the arrays cannot be replayed without the
+parts of the others. So the rank that strikes publishes which execution it records, and the others
+write that execution from what they hold. Nothing here waits for another rank for more than 10 s.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from snaprt import jaxapi, metrics
+from snaprt.channel import Channel, channel
+from snaprt.snapshot.recorder.conditions import Condition
+from snaprt.snapshot.recorder.describe import Cause
+from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing
+from snaprt.snapshot.recorder.pending import HeldExecution
+from snaprt.snapshot.recorder.plan import Plan
+from snaprt.snapshot.recorder.states import FOLDER
+
+SECONDS: Final = 10.0
+"""How long ranks wait for each other at most."""
+
+_EVENT: Final = "record"
+#: What is held of executions that have ended, for another rank may yet ask for them: at least the
+#: last two, and more while their inputs are small.
+_LEAST_HELD: Final = 2
+_MOST_HELD: Final = 64
+_MOST_BYTES: Final = 64 << 20
+_MOST_SUSPECTS: Final = 4
+_log = logging.getLogger("snaprt.snapshot")
+
+_Key = tuple[str, int]
+"""A graph id, and the number of the execution."""
+
+
+class Sharing:
+    """Tells other ranks what this one records, and records what they tell.
+
+    Args:
+        filing: Writes what is recorded.
+        dump_ring: Writes what the flight recorder holds.
+    """
+
+    def __init__(self, filing: Filing, dump_ring: Callable[[Cause], object]) -> None:
+        self._filing = filing
+        self._dump_ring = dump_ring
+        self._channel: Channel | None = None
+        self._plan: Plan | None = None
+        self._lock = threading.RLock()  # a signal may come while the main thread has it
+        self._lately: deque[tuple[HeldExecution, int]] = deque()
+        self._lately_bytes = 0
+        self._bytes: dict[int, int] = {}  # of the inputs of each executable
+        self._suspects: deque[HeldExecution] = deque(maxlen=_MOST_SUSPECTS)
+        self._begun: dict[str, int] = {}  # the last execution of each graph
+        self._wanted: dict[_Key, Cause] = {}  # that have not begun here
+        self._recorded: set[_Key] = set()
+
+    def join(self, plan: Plan) -> None:
+        """Hear from the other ranks, if this process is one of several and a trigger is armed."""
+        if not plan.triggers and not plan.keep_last:
+            return
+        self._plan = plan
+        if self._channel is None:
+            opened = channel()
+            if opened is not None:
+                opened.listen(_EVENT, self._asked)
+                self._channel = opened
+
+    def hold(self, held: HeldExecution) -> None:
+        """Hold an execution that begins; record it if another rank has asked for it already."""
+        if self._channel is None:
+            return
+        key = _key(held)
+        number = held.executable.number
+        with self._lock:
+            nbytes = self._bytes.get(number)
+            if nbytes is None:
+                nbytes = self._bytes[number] = sum(array.nbytes for array in held.inputs)
+            self._lately.append((held, nbytes))
+            self._lately_bytes += nbytes
+            while len(self._lately) > _LEAST_HELD and (
+                len(self._lately) > _MOST_HELD or self._lately_bytes > _MOST_BYTES
+            ):
+                self._lately_bytes -= self._lately.popleft()[1]
+            self._begun[key[0]] = key[1]
+            cause = self._wanted.pop(key, None) if self._wanted else None
+        if cause is not None:
+            self._filing.writer.call(functools.partial(self._record, held, cause))
+
+    def suspect(self, held: HeldExecution) -> None:
+        """Hold an execution that another rank may accuse: its own arrays say nothing."""
+        if self._channel is not None:
+            with self._lock:
+                self._suspects.append(held)
+
+    def is_new(self, held: HeldExecution) -> bool:
+        """Return whether an execution was not recorded yet because another rank asked for it."""
+        if self._channel is None:
+            return True
+        with self._lock:
+            key = _key(held)
+            is_new = key not in self._recorded
+            self._recorded.add(key)
+        return is_new
+
+    def struck(self, held: HeldExecution, reason: str) -> None:
+        """Tell the other ranks that this one records an execution, and what for."""
+        opened = self._channel
+        if opened is None:
+            return
+        metrics.counter_add("SnapshotShared")
+        graph_id, execution = _key(held)
+        data = {
+            "name": held.executable.name,
+            "graph_id": graph_id,
+            "execution": execution,
+            "reason": reason,
+        }
+        opened.publish(_EVENT, data)  # at once: the launcher may be about to end the others
+
+    def dumped(self) -> None:
+        """Tell the other ranks that this one writes what its flight recorder holds."""
+        if self._channel is not None:
+            self._channel.publish(_EVENT, {"ring": True})
+
+    def terminated(self) -> None:
+        """Record what other ranks have asked for; in the handler of a signal that ends this one."""
+        if self._channel is not None:
+            self._channel.hear()
+
+    def finish(self) -> None:
+        """Record what other ranks ask for while they, too, come to their end."""
+        opened = self._channel
+        if opened is None:
+            return
+        self._filing.writer.flush(SECONDS)
+        jaxapi.all_arrive("snaprt/recorded", range(opened.count), SECONDS)
+        opened.hear()
+        with self._lock:
+            wanted, self._wanted = self._wanted, {}
+        for key, cause in wanted.items():
+            self._miss(key, cause, "it did not run here")
+
+    def _asked(self, rank: int, data: dict[str, Any]) -> None:
+        """Hear that a rank records an execution, in the channel's thread."""
+        opened, plan = self._channel, self._plan
+        if opened is None or plan is None or rank == opened.rank:
+            return
+        if data.get("ring"):
+            if plan.keep_last:
+                self._dump_ring(Cause(KEEP_LAST, f"rank {rank} wrote what it held"))
+            return
+        key = data["graph_id"], data["execution"]
+        cause = Cause(f"rank {rank}: {data['reason']}")
+        with self._lock:
+            if key in self._recorded:
+                return
+            held = self._find(key)
+            if held is None and self._begun.get(key[0], -1) < key[1]:
+                self._wanted[key] = cause
+                return
+        if held is None:
+            self._miss(key, cause, "it holds that execution no longer")
+        else:
+            self._filing.writer.call(functools.partial(self._record, held, cause))
+
+    def _find(self, key: _Key) -> HeldExecution | None:
+        candidates = [*self._suspects, *(held for held, _ in self._lately)]
+        return next((held for held in candidates if _key(held) == key), None)
+
+    def _record(self, held: HeldExecution, cause: Cause) -> None:
+        """Record an execution for another rank, in the writer's thread."""
+        if not self.is_new(held):
+            return
+        conditions: tuple[Condition, ...] = tuple(held.watching) or held.plan.conditions
+        held.ends_within(SECONDS)
+        outputs = held.outputs if held.has_outputs() else None
+        if self._filing.admits(held, conditions, sum(array.nbytes for array in outputs or ())):
+            self._filing.queue(held, "inputs", conditions, cause)
+            if outputs:
+                self._filing.queue(held, "outputs", conditions, cause)
+            metrics.counter_add("SnapshotForOtherRank")
+
+    def _miss(self, key: _Key, cause: Cause, why: str) -> None:
+        """Say that an execution is missing from the set, in the log and beside the states."""
+        opened, plan = self._channel, self._plan
+        assert opened is not None
+        assert plan is not None
+        metrics.counter_add("SnapshotMissing")
+        _log.warning(
+            "execution %d of graph %s is recorded without rank %d: %s (%s)",
+            key[1],
+            key[0],
+            opened.rank,
+            why,
+            cause.reason,
+        )
+        line = {"graph_id": key[0], "execution": key[1], "why": why, "time": time.time()}
+        path = plan.folder / FOLDER / f"missing-{opened.rank:06d}.jsonl"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({**line, "reason": cause.reason}) + "\n")
+        except OSError as error:
+            _log.warning("%s cannot be written: %s", path, error)
+
+
+def _key(held: HeldExecution) -> _Key:
+    return held.executable.graph_id, held.moment.execution

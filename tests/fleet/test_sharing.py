@@ -1,0 +1,115 @@
+"""What one rank records for how it ended, the other ranks record too."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from programs import SNAPRT, run_program
+
+BEGIN = """
+import sys, time
+import jax, jax.numpy as jnp, numpy as np, snaprt
+jax.distributed.initialize()
+rank = jax.process_index()
+mesh = jax.make_mesh((jax.device_count(),), ("d",))
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+def batch(step):
+    values = np.arange(8, dtype=np.float32) + 1
+    if step == 5:
+        values[-1] = -1  # on the last rank alone
+    return jax.make_array_from_callback((8,), sharding, lambda at: values[at])
+@jax.jit
+def train_step(x):
+    return jnp.log(x) * 2
+"""
+OF_ALL = """
+for step in range(8):
+    y = train_step(batch(step))
+    snaprt.mark_step()
+"""
+FILE = re.compile(r"(\w+)\.\w{16}-process(\d{6})-.*-device(\d{6})-execution(\d{6})\.(\w+)\.snap")
+
+
+def launch(folder: Path, code: str, ranks: int, *options: object, status: int = 0) -> str:
+    """Run a program as a job that records into ``dump``; return what it wrote."""
+    (folder / "train.py").write_text(BEGIN + code)
+    words = (*SNAPRT, "launch", "-n", str(ranks), *map(str, options), "--dump", "dump")
+    done = run_program((*words, "--", "train.py"), folder=folder, status=status)
+    return done.stdout + done.stderr
+
+
+def recorded(folder: Path) -> set[tuple[str, int, int, int, str]]:
+    """Return the name, process, device, number and role of each file."""
+    matches = [FILE.fullmatch(path.name) for path in (folder / "dump").glob("*.snap")]
+    assert all(matches)
+    return {(m[1], int(m[2]), int(m[3]), int(m[4]), m[5]) for m in matches if m}
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "devices"), [("--record", 2, 2), ("--lazy", 2, 1), ("--record", 4, 1)]
+)
+def test_a_nan_on_one_rank_is_recorded_by_all_and_the_set_replays(
+    tmp_path: Path, mode: str, ranks: int, devices: int
+):
+    text = launch(tmp_path, OF_ALL, ranks, mode, "--when", "nan", "--devices-per-process", devices)
+    name = "train_step" if mode == "--record" else "lazy_graph"
+    assert recorded(tmp_path) == {
+        (name, rank, device, 5, role)
+        for rank in range(ranks)
+        for device in range(devices)
+        for role in ("inputs", "outputs")
+    }, text
+    assert "no NaN and no infinity" not in text
+    replayed = run_program((*SNAPRT, "replay", "dump"), folder=tmp_path)
+    assert "MATCH" in replayed.stdout
+
+
+def test_an_error_on_one_rank_empties_the_flight_recorders_of_all(tmp_path: Path):
+    code = """
+for step in range(6):
+    jax.block_until_ready(train_step(batch(0)))
+jax._src.distributed.global_state.client.wait_at_barrier("ran", 60_000)
+if rank:
+    raise RuntimeError("the loss is too large")
+time.sleep(5)
+"""
+    launch(tmp_path, code, 2, "--record", "--keep-last", 3, status=1)
+    assert {(each[1], each[3]) for each in recorded(tmp_path)} == {
+        (rank, execution) for rank in (0, 1) for execution in (3, 4, 5)
+    }
+
+
+def test_a_rank_that_holds_an_execution_no_longer_says_so(tmp_path: Path):
+    code = """
+own = jax.jit(lambda x: jnp.log(x) * 3)
+number = 500 if rank == 0 else 4
+for step in range(number):
+    own(np.full(3, -1.0 if rank and step == 3 else 1.0, np.float32)).block_until_ready()
+"""
+    text = launch(tmp_path, code, 2, "--record", "--when", "nan")
+    assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 3)}
+    assert "is recorded without rank 0: it holds that execution no longer" in text
+    missing = (tmp_path / "dump" / "ranks" / "missing-000000.jsonl").read_text()
+    line = json.loads(missing)
+    assert line["execution"] == 3
+    assert line["reason"] == "rank 1: nan"
+
+
+def test_a_rank_records_what_it_has_not_run_yet_when_it_is_asked(tmp_path: Path):
+    code = """
+own = jax.jit(lambda x: jnp.log(x) * 3)
+client = jax._src.distributed.global_state.client
+if rank == 0:
+    client.wait_at_barrier("struck", 60_000)
+    time.sleep(2)  # until it has heard
+for step in range(4):
+    own(np.full(3, -1.0 if rank and step == 3 else 1.0, np.float32)).block_until_ready()
+if rank == 1:
+    time.sleep(1)  # until it has looked
+    client.wait_at_barrier("struck", 60_000)
+"""
+    launch(tmp_path, code, 2, "--record", "--when", "nan")
+    assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 3), (0, 3)}
