@@ -80,6 +80,13 @@ time.sleep(5)
     assert {(each[1], each[3]) for each in recorded(tmp_path)} == {
         (rank, execution) for rank in (0, 1) for execution in (3, 4, 5)
     }
+    listed = run_program((*SNAPRT, "ls", "dump", "--ranks", "--json"), folder=tmp_path)
+    states = [row["state"] for row in json.loads(listed.stdout)["ranks"]]
+    assert [state["program"] for state in states] == ["train_step"] * 2
+    assert [state["ended"] for state in states] == [
+        "terminated",
+        "RuntimeError: the loss is too large",
+    ]
 
 
 def test_a_rank_that_holds_an_execution_no_longer_says_so(tmp_path: Path):
@@ -96,6 +103,17 @@ for step in range(number):
     line = json.loads(missing)
     assert line["execution"] == 3
     assert line["reason"] == "rank 1: nan"
+    listed = run_program((*SNAPRT, "ls", "dump", "--ranks", "--json"), folder=tmp_path)
+    rows = json.loads(listed.stdout)["ranks"]
+    assert [(row["rank"], row["recorded"], len(row["missing"])) for row in rows] == [
+        (0, 0, 1),
+        (1, 1, 0),
+    ]
+    assert rows[0]["missing"][0]["why"] == "it holds that execution no longer"
+    assert rows[0]["state"]["execution"] == 499
+    assert rows[0]["state"]["ended"] == "finished"
+    shown = run_program((*SNAPRT, "ls", "dump", "--ranks"), folder=tmp_path, COLUMNS=160).stdout
+    assert "<lambda> 3 (it holds that execution no longer)" in " ".join(shown.split())
 
 
 def test_a_rank_records_what_it_has_not_run_yet_when_it_is_asked(tmp_path: Path):

@@ -13,6 +13,7 @@ import click
 
 from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.cli.snapshot import ranks
 from snaprt.errors import SnaprtError, SnapshotError, UsageError
 from snaprt.snapshot.format import places, schema
 from snaprt.snapshot.format.read import open_snapshot, read_manifest
@@ -90,6 +91,12 @@ def _range(text: str | None) -> tuple[float, float]:
 @click.option("--execution", metavar="N[:M]", help="Only these executions of each executable.")
 @click.option("--device", type=click.IntRange(min=0), help="Only this device of each executable.")
 @click.option("--failed", is_flag=True, help="Only failed executions.")
+@click.option(
+    "--ranks",
+    "by_rank",
+    is_flag=True,
+    help="Show each rank of a job: how far it is, what it recorded, what is missing.",
+)
 @click.option("--check", is_flag=True, help="Read all modules and arrays to find damage.")
 @output.json_option
 @click.pass_context
@@ -101,6 +108,7 @@ def command(
     execution: str | None,
     device: int | None,
     failed: bool,
+    by_rank: bool,
     check: bool,
     as_json: bool,
 ) -> None:
@@ -116,6 +124,7 @@ def command(
     Example:
       snaprt ls dump
       snaprt ls dump --graph train --step 100:200 --json
+      snaprt ls dump --ranks
     """
     pattern = None if graph is None else _compiled(graph)
     steps, executions = _range(step), _range(execution)
@@ -130,6 +139,13 @@ def command(
         )
 
     files, damaged = _read_all(place)
+    if by_rank:
+        by_ranks = ranks.rows_of_ranks(place, [file.manifest.execution for file in files])
+        if as_json:
+            output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": place, "ranks": by_ranks})
+        else:
+            ranks.show(by_ranks)
+        context.exit(output.EXIT_OK)
     damaged += _damaged_arrays(place, files, check)
     rows = list(filter(is_wanted, _rows(files)))
     store = prune.stored_arrays(place) if place.is_dir() else []

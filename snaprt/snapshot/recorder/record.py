@@ -54,7 +54,7 @@ from snaprt.snapshot.recorder.pending import (
 )
 from snaprt.snapshot.recorder.plan import Plan, current_plan, decide, records_all, steps_ended
 from snaprt.snapshot.recorder.recheck import Rechecks, spans_processes
-from snaprt.snapshot.recorder.states import keep_state
+from snaprt.snapshot.recorder.states import end_state, keep_state
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 _ROOM_SECONDS = 0.05  # how often the ring is weighed against its budget
@@ -109,6 +109,7 @@ class Recorder:
         self._is_flushed_by_signal = False  # SIGTERM
         self._is_flushed_by_worker = False  # of multiprocessing, which ends without `atexit`
         self._listens = False  # to SIGUSR1
+        self._has_failed = False  # the program, or a thread or lazy scope of it
         self._has_met = False  # a condition that does not wait for the end
         self._said: set[str] = set()
 
@@ -279,6 +280,7 @@ class Recorder:
 
     def program_failed(self, error: BaseException) -> None:
         """Learn of an exception that ends the program or leaves a scope: record what ran last."""
+        self._has_failed = True
         plan = current_plan()
         if plan is None or not plan.waits_for_errors:
             return
@@ -333,8 +335,7 @@ class Recorder:
         self._outcomes.sharing.join(plan)
         if not self._is_flushed_by_signal:
             self._is_flushed_by_signal = before_terminated(self._terminated)
-        if plan.waits_for_errors:
-            listen_for_uncaught_errors(self)
+        listen_for_uncaught_errors(self)
         if plan.keep_last and not self._listens:
             self._listens = True
             on_user_signal(lambda: self._outcomes.dump_everywhere(Cause(KEEP_LAST)))
@@ -348,6 +349,7 @@ class Recorder:
 
     def _terminated(self) -> None:
         self._outcomes.sharing.terminated()
+        end_state("terminated")
         self.writer.end()
 
     def _meet(self, executable: Executable) -> _Seen:
@@ -474,7 +476,7 @@ class Recorder:
         """Record what the last executions turn out to be, before the process ends."""
         stop_listening()
         self._watch.close()
-        self._outcomes.sharing.finish()
+        self._outcomes.sharing.finish(has_failed=self._has_failed)
         self.writer.flush()
         self._ring.close()
         if self._plan is not None:

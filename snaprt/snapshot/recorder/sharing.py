@@ -136,13 +136,17 @@ class Sharing:
         if self._channel is not None:
             self._channel.hear()
 
-    def finish(self) -> None:
-        """Record what other ranks ask for while they, too, come to their end."""
+    def finish(self, *, has_failed: bool) -> None:
+        """Record what other ranks ask for while they, too, come to their end.
+
+        A program that has failed waits for nobody: the others may wait for it.
+        """
         opened = self._channel
         if opened is None:
             return
         self._filing.writer.flush(SECONDS)
-        jaxapi.all_arrive("snaprt/recorded", range(opened.count), SECONDS)
+        if not has_failed:
+            jaxapi.all_arrive("snaprt/recorded", range(opened.count), SECONDS)
         opened.hear()
         with self._lock:
             wanted, self._wanted = self._wanted, {}

@@ -215,6 +215,10 @@ class StateKeeper:
         if not self._thread.is_alive():
             self._write(self._ended or "finished")
 
+    def write_end(self, how: str) -> None:
+        """Write how the process ends, unless an error has said so."""
+        self._write(self._ended or how)
+
     def _write(self, ended: str) -> bool:
         try:
             place = place_in_job()
@@ -248,3 +252,9 @@ def keep_state(folder: Path) -> None:
         if _keeper is None and place_in_job().processes > 1 and claim_rank():
             _keeper = StateKeeper(folder, watch_progress())
             _keeper.start()
+
+
+def end_state(how: str) -> None:
+    """Write that this process is about to end, where it may not come to its end by itself."""
+    if _keeper is not None:
+        _keeper.write_end(how)

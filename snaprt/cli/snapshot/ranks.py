@@ -1,0 +1,142 @@
+"""What each rank of a job has recorded and what is missing: ``snaprt ls --ranks``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from snaprt.cli import output, tables
+from snaprt.cli.fitted_table import Column, FittedTable
+from snaprt.snapshot.format import schema
+from snaprt.snapshot.recorder.states import FOLDER, RankState, read_states
+from snaprt.units import format_duration
+
+_COLUMNS: Final = (
+    Column("rank", right=True),
+    Column("host", rank=4),
+    Column("step", right=True, rank=2),
+    Column("last program"),
+    Column("execution", right=True),
+    Column("seen", right=True, rank=3),
+    Column("state", rank=1),
+    Column("recorded", right=True),
+    Column("missing"),
+)
+_MOST_SHOWN: Final = 3
+
+
+@dataclass(frozen=True)
+class Missing:
+    """An execution that other ranks have recorded, and this one has not."""
+
+    graph: str
+    graph_id: str
+    execution: int
+    why: str  # "" if the rank did not say
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank; the keys of ``--json``."""
+
+    rank: int
+    state: RankState | None  # None if it left none
+    recorded: int  # executions
+    missing: tuple[Missing, ...]
+
+
+def rows_of_ranks(place: Path, executions: Iterable[schema.Execution]) -> list[Row]:
+    """Return what is known of each rank, given what was recorded into a folder.
+
+    Raises:
+        UsageError: A state cannot be read.
+    """
+    states = {state.process: state for state in read_states(place)} if place.is_dir() else {}
+    names: dict[tuple[str, int], str] = {}
+    present: dict[tuple[str, int], set[int]] = {}
+    expected: dict[tuple[str, int], set[int]] = {}
+    ranks = {state.process: state.rank for state in states.values()}
+    for execution in executions:
+        key = execution.graph_id, execution.execution_count
+        names[key] = execution.name
+        present.setdefault(key, set()).add(execution.process)
+        processes = {device.process for device in execution.devices}
+        expected.setdefault(key, set()).update(processes)
+        ranks.setdefault(execution.process, execution.rank)
+        for process in processes:
+            ranks.setdefault(process, process)
+    said = {process: _said_missing(place, rank) for process, rank in ranks.items()}
+    rows = []
+    for process, rank in sorted(ranks.items(), key=lambda pair: pair[1]):
+        keys = {
+            key for key in names if process in expected[key] and process not in present[key]
+        } | {key for key in said[process] if key in names and process not in present[key]}
+        missing = [
+            Missing(names[key], *key, why=said[process].get(key, "")) for key in sorted(keys)
+        ]
+        recorded = sum(process in each for each in present.values())
+        rows.append(Row(rank, states.get(process), recorded, tuple(missing)))
+    return rows
+
+
+def _said_missing(place: Path, rank: int) -> Mapping[tuple[str, int], str]:
+    """Return why a rank could not record what others asked it for."""
+    path = place / FOLDER / f"missing-{rank:06d}.jsonl"
+    found: dict[tuple[str, int], str] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return found
+    for line in lines:
+        try:
+            told = json.loads(line)
+            found[str(told["graph_id"]), int(told["execution"])] = str(told["why"])
+        except (ValueError, KeyError, TypeError):
+            continue  # the end of a process that was killed as it wrote
+    return found
+
+
+def show(rows: list[Row]) -> None:
+    """Print a table of ranks."""
+    if not rows:
+        output.log.print("No rank has left a state here, and nothing is recorded.")
+        return
+    output.console.print(FittedTable(_COLUMNS, [_cells(row) for row in rows]))
+
+
+def _cells(row: Row) -> list[str]:
+    state = row.state
+    what = "-"
+    if state is not None:
+        ended = state.ended.strip().splitlines()
+        what = ended[0] if ended else "running, or killed"
+    seen = "-"
+    if state is not None:
+        seen = f"{format_duration(max(0.0, time.time() - state.time))} ago"
+    program = tables.printable(state.program) if state is not None and state.program else "-"
+    return [
+        str(row.rank),
+        tables.printable(state.host) if state is not None else "-",
+        str(state.step) if state is not None else "-",
+        program,
+        str(state.execution) if program != "-" and state is not None else "-",
+        seen,
+        tables.printable(what),
+        str(row.recorded),
+        _missing_text(row.missing),
+    ]
+
+
+def _missing_text(missing: tuple[Missing, ...]) -> str:
+    texts = [
+        f"{tables.printable(each.graph)} {each.execution}"
+        + (f" ({tables.printable(each.why)})" if each.why else "")
+        for each in missing[:_MOST_SHOWN]
+    ]
+    if len(missing) > _MOST_SHOWN:
+        texts.append(f"and {len(missing) - _MOST_SHOWN} more")
+    return ", ".join(texts) or "-"
