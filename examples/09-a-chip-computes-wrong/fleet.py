@@ -44,4 +44,5 @@ weights = spread(np.ones((8, 8), np.float32), P())
 inputs = spread(np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32), P("data"))
 for _ in range(12):
     weights, losses = train_step(weights, inputs)
+jax.block_until_ready(weights)  # Python must not end while a callback runs
 print("trained")

@@ -117,7 +117,7 @@ def test_without_a_command_the_help_is_printed(snaprt, words):
         (("replya", "x.snap"), "replay"),
         (("cache", "sttas"), "stats"),
         (("help", "enviroment"), "environment"),
-        (("replay", "--devise", "cpu", "x.snap"), "--device"),
+        (("replay", "--comple-only", "x.snap"), "--compile-only"),
     ],
 )
 def test_a_mistyped_word_is_guessed(snaprt, words, meant):
