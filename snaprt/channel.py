@@ -10,9 +10,10 @@ import atexit
 import functools
 import json
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from snaprt import jaxapi
@@ -42,9 +43,9 @@ class Channel:
         self.count = service.count
         self._service = service
         self._handlers: dict[str, list[Handler]] = {}
-        self._lost: list[Callable[[], None]] = []
         self._next = 0  # the number of the next event
         self._questions = 0
+        self._process = os.getpid()
         self._ending = threading.Event()
         self._hearing = threading.RLock()
         self._thread = threading.Thread(target=self._work, name="snaprt-channel", daemon=True)
@@ -103,11 +104,6 @@ class Channel:
         with self._lock:
             self._handlers.setdefault(kind, []).append(handler)
 
-    def when_lost(self, handler: Callable[[], None]) -> None:
-        """Call ``handler`` once when the service can no longer be reached, in a thread."""
-        with self._lock:
-            self._lost.append(handler)
-
     def places(self, ranks: Iterable[int], seconds: float) -> dict[int, str]:
         """Return the user's line at which the main thread of each process is.
 
@@ -144,7 +140,6 @@ class Channel:
                     _log.warning(
                         "rank %d cannot reach the coordinator of the job: %s", self.rank, error
                     )
-                    self._call(list(self._lost))
 
     def hear(self) -> None:
         """Hear now, in this thread, what has been published so far."""
@@ -170,17 +165,16 @@ class Channel:
             )
         with self._lock:
             handlers = list(self._handlers.get(kind, ()))
-        self._call([functools.partial(handler, told["rank"], data) for handler in handlers])
-
-    def _call(self, handlers: Sequence[Callable[[], None]]) -> None:
         for handler in handlers:
             try:
-                handler()
+                handler(told["rank"], data)
             except Exception:
                 _log.exception("an event of another rank could not be handled")
 
     def _end(self) -> None:
         """Say that the program has ended; end the thread before JAX closes the connection."""
+        if os.getpid() != self._process:  # a forked child, which is not the rank
+            return
         self._ending.set()
         self._thread.join()
         if self._service.is_current():

@@ -183,6 +183,7 @@ class StateKeeper:
     def start_afresh(self) -> None:
         """Have no thread."""
         self._stop = threading.Event()
+        self._writing = threading.RLock()  # a signal may come while the main thread has it
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -217,19 +218,23 @@ class StateKeeper:
 
     def write_end(self, how: str) -> None:
         """Write how the process ends, unless an error has said so."""
+        self._stop.set()
         self._write(self._ended or how)
 
     def _write(self, ended: str) -> bool:
+        """Write the state; return whether this process keeps one. The last word is how it ended."""
         try:
             place = place_in_job()
             if place.processes < 2:
                 return False
-            state = replace(state_now(self._progress, place), ended=ended)
-            if ended:
-                state = replace(state, where="")
-            path = state_file(self._folder, place.rank)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, msgspec.json.encode(asdict(state)))
+            with self._writing:
+                if ended or not self._stop.is_set():
+                    state = replace(state_now(self._progress, place), ended=ended)
+                    if ended:
+                        state = replace(state, where="")
+                    path = state_file(self._folder, place.rank)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(path, msgspec.json.encode(asdict(state)))
         except Exception as error:
             if not self._has_complained:
                 self._has_complained = True
