@@ -124,7 +124,7 @@ def _about_to_compile(module: Any, is_ours: bool) -> None:
             if before_text
             else []
         )
-    place = jaxapi.place_text(jaxapi.users_place(frames))
+    place = jaxapi.place_text(jaxapi.users_place(jaxapi.user_frames()))
     text = "\n  ".join([f"{what} has to be compiled, at {place}, after the warm-up", *lines])
     if action == "raise":
         raise NoCompileError(text, hint=_HINT)

@@ -135,7 +135,7 @@ def process_of_job() -> tuple[int, int]:
     return state.process_id, state.num_processes or 1
 
 
-def processes_of(devices: Iterable[jax.Device]) -> tuple[int, ...]:
+def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
     """Return the processes that own some of ``devices``, in order."""
     return tuple(sorted({device.process_index for device in devices}))
 
