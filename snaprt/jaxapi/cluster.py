@@ -83,11 +83,16 @@ def register_torchrun() -> None:
 
 
 def process_of_job() -> tuple[int, int]:
-    """Return the number of this process in its job and how many there are, by `jax.distributed`.
+    """Return JAX's number of this process in its job, and how many there are.
 
-    Unlike `jax.process_index` it starts no backend. Before `jax.distributed.initialize` it is 0
-    of 1. Checked with jax 0.10.2 and 0.12.0.
+    Unlike `jax.process_index` it starts no backend, and does not wait for one that starts. Without
+    `jax.distributed.initialize` it is 0 of 1, unless the backend knows of others, as on TPUs.
+    Checked with jax 0.10.2 and 0.12.0.
     """
+    from jax._src import xla_bridge
     from jax._src.distributed import global_state
 
-    return global_state.process_id, global_state.num_processes or 1
+    backend = xla_bridge._default_backend
+    if (global_state.num_processes or 1) > 1 or backend is None:
+        return global_state.process_id, global_state.num_processes or 1
+    return backend.process_index(), 1 + max(device.process_index for device in backend.devices())

@@ -55,31 +55,27 @@ def rows_of_ranks(place: Path, executions: Iterable[schema.Execution]) -> list[R
     Raises:
         UsageError: A state cannot be read.
     """
-    states = {state.process: state for state in read_states(place)} if place.is_dir() else {}
+    states = {state.rank: state for state in read_states(place)} if place.is_dir() else {}
     names: dict[tuple[str, int], str] = {}
     present: dict[tuple[str, int], set[int]] = {}
     expected: dict[tuple[str, int], set[int]] = {}
-    ranks = {state.process: state.rank for state in states.values()}
     for execution in executions:
         key = execution.graph_id, execution.execution_count
         names[key] = execution.name
-        present.setdefault(key, set()).add(execution.process)
-        processes = {device.process for device in execution.devices}
-        expected.setdefault(key, set()).update(processes)
-        ranks.setdefault(execution.process, execution.rank)
-        for process in processes:
-            ranks.setdefault(process, process)
-    said = {process: _said_missing(place, rank) for process, rank in ranks.items()}
+        of_program = {device.process for device in execution.devices}
+        is_of_one = len(of_program) == 1
+        present.setdefault(key, set()).add(execution.rank if is_of_one else execution.process)
+        expected.setdefault(key, set()).update({execution.rank} if is_of_one else of_program)
     rows = []
-    for process, rank in sorted(ranks.items(), key=lambda pair: pair[1]):
-        keys = {
-            key for key in names if process in expected[key] and process not in present[key]
-        } | {key for key in said[process] if key in names and process not in present[key]}
+    for rank in sorted(set(states).union(*expected.values())):
+        said = _said_missing(place, rank)
         missing = [
-            Missing(names[key], *key, why=said[process].get(key, "")) for key in sorted(keys)
+            Missing(names[key], *key, why=said.get(key, ""))
+            for key in sorted(names)
+            if rank not in present[key] and (rank in expected[key] or key in said)
         ]
-        recorded = sum(process in each for each in present.values())
-        rows.append(Row(rank, states.get(process), recorded, tuple(missing)))
+        recorded = sum(rank in each for each in present.values())
+        rows.append(Row(rank, states.get(rank), recorded, tuple(missing)))
     return rows
 
 
