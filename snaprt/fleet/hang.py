@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Final
 
 from snaprt.fleet.hang_files import Dump, Execution, Frame
-from snaprt.snapshot.recorder.states import RankState
+from snaprt.snapshot.recorder.states import RankState, place_text
 from snaprt.units import format_duration, format_spans
 
 _SHOWN_COLLECTIVES: Final = 3
@@ -239,10 +239,6 @@ def _row(dump: Dump, *, counts_steps: bool) -> Row:
         program=last.name if last else dump.compiling,
         execution=last.execution if last else 0,
         seconds=dump.time - dump.since if dump.since else dump.quiet,
-        where="" if dump.where is None else _full_place(dump.where),
+        where=place_text(None if dump.where is None else vars(dump.where)),
         note=dump.note,
     )
-
-
-def _full_place(frame: Frame) -> str:
-    return f"{frame.filename}:{frame.line} ({frame.name})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ _COLUMNS: Final = (
     Column("missing"),
 )
 _MOST_SHOWN: Final = 3
+_MOST_SIGNS: Final = 60  # of how a rank ended
+_KILLED: Final = "killed, or crashed"
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,6 @@ def show(rows: list[Row]) -> None:
 
 def _cells(row: Row) -> list[str]:
     state = row.state
-    what = "-"
-    if state is not None:
-        ended = state.ended.strip().splitlines()
-        what = ended[0] if ended else "running, or killed"
     seen = "-"
     if state is not None:
         seen = f"{format_duration(max(0.0, time.time() - state.time))} ago"
@@ -121,10 +120,31 @@ def _cells(row: Row) -> list[str]:
         program,
         str(state.execution) if program != "-" and state is not None else "-",
         seen,
-        tables.printable(what),
+        "-" if state is None else tables.printable(_shortened(_how_it_is(state))),
         str(row.recorded),
         _missing_text(row.missing),
     ]
+
+
+def _how_it_is(state: RankState) -> str:
+    """Return how a process ended, or what it does now, as far as this machine knows."""
+    if state.ended.strip():
+        return state.ended.strip().splitlines()[0]
+    if state.host != socket.gethostname() or not Path("/proc/self/stat").exists():
+        return "running, or killed"
+    try:
+        process = Path(f"/proc/{state.pid}")
+        flag = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        has_begun_before = process.stat().st_ctime <= state.time
+    except OSError:
+        return _KILLED
+    if flag in "ZX" or not has_begun_before:  # another process has its number now
+        return _KILLED
+    return "stopped" if flag in "Tt" else "running"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_SIGNS else text[: _MOST_SIGNS - 3] + "..."
 
 
 def _missing_text(missing: tuple[Missing, ...]) -> str:
