@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -30,6 +31,7 @@ _COLUMNS: Final = (
 _MOST_SHOWN: Final = 3
 _MOST_SIGNS: Final = 60  # of how a rank ended
 _KILLED: Final = "killed, or crashed"
+_STARTED: Final = 18  # of the numbers of a process in /proc: when it started
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,14 @@ def _how_it_is(state: RankState) -> str:
     if state.host != socket.gethostname() or not Path("/proc/self/stat").exists():
         return "running, or killed"
     try:
-        process = Path(f"/proc/{state.pid}")
-        flag = (process / "stat").read_text().rpartition(")")[2].split()[0]
-        has_begun_before = process.stat().st_ctime <= state.time
+        _, _, fields = Path(f"/proc/{state.pid}/stat").read_text().rpartition(") ")
     except OSError:
         return _KILLED
-    if flag in "ZX" or not has_begun_before:  # another process has its number now
+    flag, *numbers = fields.split()
+    since_boot = int(numbers[_STARTED]) / os.sysconf("SC_CLK_TCK")
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    began = time.time() - up + since_boot
+    if flag in "ZX" or began > state.time + 1:  # another process has its number now
         return _KILLED
     return "stopped" if flag in "Tt" else "running"
 
