@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import jax
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
 
@@ -182,7 +181,7 @@ def process_of_job() -> tuple[int, int]:
     return backend.process_index(), 1 + max(device.process_index for device in backend.devices())
 
 
-def processes_of(devices: Iterable[jax.Device]) -> tuple[int, ...]:
+def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
     """Return the processes that own some of ``devices``, in order."""
     return tuple(sorted({device.process_index for device in devices}))
 
