@@ -1,13 +1,42 @@
-"""Which of the processes of a job this is, as PyTorch/XLA asks for it."""
+"""Which of the processes of a job this is: the one identity that all of snaprt uses."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any, TextIO
 
-import jax
-
 from snaprt import settings
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process of a job this is.
+
+    Attributes:
+        rank: Its rank, which no other process of the job has.
+        process: JAX's number of the process.
+        processes: How many there are.
+    """
+
+    rank: int
+    process: int
+    processes: int
+
+
+def place_in_job() -> Place:
+    """Return which process of a job this is, without starting a backend of JAX.
+
+    The rank is JAX's number of the process where JAX knows of several: a launcher may set RANK per
+    machine, in another order or not at all. RANK counts where JAX knows of one process only.
+    """
+    from snaprt import jaxapi
+
+    process, processes = jaxapi.process_of_job()
+    if processes > 1:
+        return Place(process, process, processes)
+    rank, count = settings.get("RANK"), settings.get("WORLD_SIZE")
+    return Place(process if rank is None else rank, process, count or 1)
 
 
 def is_master_ordinal(local: bool = True) -> bool:
@@ -15,13 +44,16 @@ def is_master_ordinal(local: bool = True) -> bool:
 
     Args:
         local: Whether to ask for the machine: ``LOCAL_RANK`` then says which process it is, and
-            where it is not set each is the only one, as JAX has it on TPUs. Otherwise ``RANK``
-            does, and where it is not set `jax.process_index`.
+            where it is not set each is the only one, as JAX has it on TPUs. Otherwise
+            `jax.process_index` does, and ``RANK`` where JAX knows of one process only.
     """
     if local:
         return settings.get("LOCAL_RANK") in (None, 0)
-    rank = settings.get("RANK")
-    return (jax.process_index() if rank is None else rank) == 0
+    if settings.get("RANK") is None:
+        import jax
+
+        return jax.process_index() == 0
+    return place_in_job().rank == 0
 
 
 def master_print(

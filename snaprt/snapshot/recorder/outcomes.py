@@ -239,8 +239,8 @@ class Outcomes:
 
     def dump_everywhere(self, cause: Cause) -> None:
         """Have what the ring holds written, and what those of the other ranks hold."""
-        self.sharing.dumped()
         self.dump_ring(cause)
+        self.sharing.dumped()
 
     def _strike(
         self,
@@ -264,13 +264,13 @@ class Outcomes:
         reason = trigger.reason(conditions[0].text, nanoseconds)
         cause = Cause(reason, "" if error is None else error_text(error))
         outputs = [] if held.outputs is None or error is not None else held.outputs
-        self.sharing.struck(held, reason)
         if self.sharing.is_new(held) and self._filing.admits(
             held, conditions, sum(array.nbytes for array in outputs)
         ):
             self._filing.queue(held, "inputs", conditions, cause)
             if outputs:
                 self._filing.queue(held, "outputs", conditions, cause)
+        self.sharing.struck(held, reason)  # after what is its own: nobody may hear
         if trigger.is_failure:
             self.fail(held, cause)
         return True

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from snaprt import settings, stacks
+from snaprt import stacks
 from snaprt.errors import UsageError
+from snaprt.processes import Place, place_in_job
 from snaprt.whole_files import write_whole
 
 if TYPE_CHECKING:  # who reads states does not need JAX
@@ -90,30 +91,6 @@ def read_states(folder: Path) -> tuple[RankState, ...]:
                 f"{path} is no state of a rank: {error}", hint="delete it if it is damaged"
             ) from error
     return tuple(sorted(states, key=lambda state: state.rank))
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which process of a job this is.
-
-    Attributes:
-        rank: As RANK says, else as JAX numbers it.
-        process: As JAX numbers it.
-        processes: How many there are.
-    """
-
-    rank: int
-    process: int
-    processes: int
-
-
-def place_in_job() -> Place:
-    """Return which process of a job this is, without starting a backend of JAX."""
-    from snaprt import jaxapi
-
-    process, processes = jaxapi.process_of_job()
-    rank, count = settings.get("RANK"), settings.get("WORLD_SIZE")
-    return Place(process if rank is None else rank, process, max(processes, count or 1))
 
 
 def state_file(folder: Path, rank: int) -> Path:
