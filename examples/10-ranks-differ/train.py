@@ -20,6 +20,6 @@ def train_step(weights, batch):
 data = np.random.default_rng(0).normal(size=(jax.process_count() * 4, 8)).astype(np.float32)
 batch = jax.make_array_from_callback(data.shape, sharding, lambda at: data[at])
 weights = jax.device_put(np.zeros(8, np.float32), NamedSharding(mesh, PartitionSpec()))
-for step in range(10):
+for _ in range(10):
     weights, loss = train_step(weights, batch)
 print(f"loss {float(loss):.4f}, first weight {float(weights[0]):.4f}")
