@@ -1,8 +1,9 @@
-"""Sizes and durations as people write and read them: one meaning of each unit everywhere."""
+"""Sizes, durations and sets of numbers as people write and read them, the same everywhere."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?B)?|B)?", re.IGNORECASE | re.ASCII)
@@ -76,3 +77,14 @@ def format_duration(seconds: float) -> str:
     if seconds >= 0.1 or not seconds:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
+
+
+def format_spans(numbers: Iterable[int]) -> str:
+    """Return different numbers in order, with runs of them as spans: ``0-2, 5``."""
+    spans: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = spans[-1][0], number
+        else:
+            spans.append((number, number))
+    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans)

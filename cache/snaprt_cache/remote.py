@@ -248,6 +248,8 @@ class RemoteTier:
             try:
                 stored = self._write(name, content, "overwrite" if replacing else "create")
             except BaseException as error:  # also a panic in obstore, which is no Exception
+                if self._uploads.abandoned:
+                    return  # close() has counted the blob, and nobody waits for the reason
                 self._write_pause.lengthen()
                 self._read_only = _is_refusal(error)
                 self._failed("cannot be written", error)
@@ -324,6 +326,8 @@ class Uploads:
         self._thread: threading.Thread | None = None
         #: Set when there is no more time: whoever sleeps between two tries wakes up.
         self.closing: Final = threading.Event()
+        #: Whether the upload in progress, if any, has been counted as dropped.
+        self.abandoned = False
 
     def add(self, name: str, content: bytes) -> None:
         """Have a blob stored; one that finds no room is dropped."""
@@ -349,6 +353,7 @@ class Uploads:
             left = len(self._waiting) + self._busy
             self._waiting.clear()
             self._waiting_bytes = 0
+            self.abandoned = True
         if left:
             self._dropped(left)
 

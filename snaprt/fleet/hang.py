@@ -8,8 +8,8 @@ from pathlib import PurePath
 from typing import Final
 
 from snaprt.fleet.hang_files import Dump, Execution, Frame
-from snaprt.snapshot.recorder.states import RankState
-from snaprt.units import format_duration
+from snaprt.snapshot.recorder.states import RankState, place_text
+from snaprt.units import format_duration, format_spans
 
 _SHOWN_COLLECTIVES: Final = 3
 _SHOWN_RANKS: Final = 8
@@ -204,21 +204,10 @@ def _of_group(group: Group, *, is_rest: bool, count: int) -> str:
         return f"the others {does}"
     if len(group.ranks) == count:
         return f"all {count} ranks {does}"
-    return f"ranks {ranks_text(group.ranks)} {does}"
+    return f"ranks {format_spans(group.ranks)} {does}"
 
 
 _PLURALS: Final = {"waits": "wait", "compiles": "compile", "is": "are", "died": "died"}
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks as in ``0-2, 5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
 
 
 def _advice(dumps: Sequence[Dump], groups: Sequence[Group], missing: Sequence[Missing]) -> str:
@@ -250,10 +239,6 @@ def _row(dump: Dump, *, counts_steps: bool) -> Row:
         program=last.name if last else dump.compiling,
         execution=last.execution if last else 0,
         seconds=dump.time - dump.since if dump.since else dump.quiet,
-        where="" if dump.where is None else _full_place(dump.where),
+        where=place_text(None if dump.where is None else vars(dump.where)),
         note=dump.note,
     )
-
-
-def _full_place(frame: Frame) -> str:
-    return f"{frame.filename}:{frame.line} ({frame.name})"

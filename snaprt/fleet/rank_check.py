@@ -29,6 +29,7 @@ from snaprt.graph.digest import Unstable
 from snaprt.graph.program import Program
 from snaprt.runtime.events import Cut, Subscriber, subscribe
 from snaprt.snapshot.recorder.plan import steps_ended
+from snaprt.units import format_spans
 
 #: Seconds that a rank which has found a difference waits for what only others know.
 _PATIENCE: Final = 10.0
@@ -306,11 +307,4 @@ def _differs(said: Said) -> bool:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """Return ranks as in ``rank 3`` or ``ranks 0-2, 5``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-    return f"rank{'' if len(ranks) == 1 else 's'} {text}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_spans(ranks)}"

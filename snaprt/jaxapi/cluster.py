@@ -7,34 +7,9 @@ JAX takes the first subclass, in the order of their definitions, whose variables
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Final
 
-import jax
-
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def all_arrive(name: str, processes: Sequence[int], seconds: float) -> bool:
-    """Wait until these processes of a job have all come here; return whether they have.
-
-    All of them get the same answer: who comes too late is told so, and so are those that waited.
-
-    Args:
-        name: Of this place and time: it can be used once.
-        processes: Of JAX's, this one among them.
-        seconds: How long to wait.
-    """
-    from jax._src.distributed import global_state
-
-    client = global_state.client
-    if client is None:
-        return False
-    try:
-        client.wait_at_barrier(name, int(1000 * seconds), process_ids=list(processes))
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
 
 
 def register_torchrun() -> None:
@@ -80,14 +55,3 @@ def register_torchrun() -> None:
 
     known = ClusterEnv._cluster_types
     known.insert(0, known.pop(known.index(Torchrun)))
-
-
-def process_of_job() -> tuple[int, int]:
-    """Return the number of this process in its job and how many there are, by `jax.distributed`.
-
-    Unlike `jax.process_index` it starts no backend. Before `jax.distributed.initialize` it is 0
-    of 1. Checked with jax 0.10.2 and 0.12.0.
-    """
-    from jax._src.distributed import global_state
-
-    return global_state.process_id, global_state.num_processes or 1

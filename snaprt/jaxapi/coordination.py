@@ -7,10 +7,11 @@ Uses ``jax._src.distributed.global_state``, which has no public name. Its client
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax._src import distributed as _distributed
 
 
@@ -124,11 +125,41 @@ def when_job_is_joined(call: Callable[[], object]) -> None:
     _distributed.State.initialize = initialize  # type: ignore[method-assign]
 
 
+def process_of_job() -> tuple[int, int]:
+    """Return the number of this process in its job and how many there are, by `jax.distributed`.
+
+    Unlike `jax.process_index` it starts no backend. Before `jax.distributed.initialize` it is 0
+    of 1. Checked with jax 0.10.2 and 0.12.0.
+    """
+    state = _distributed.global_state
+    return state.process_id, state.num_processes or 1
+
+
+def processes_of(devices: Iterable[jax.Device]) -> tuple[int, ...]:
+    """Return the processes that own some of ``devices``, in order."""
+    return tuple(sorted({device.process_index for device in devices}))
+
+
+def all_arrive(name: str, processes: Sequence[int], seconds: float) -> bool:
+    """Wait until these processes of a job have all come here; return whether they have.
+
+    All of them get the same answer: who comes too late is told so, and so are those that waited.
+
+    Args:
+        name: Of this place and time: it can be used once.
+        processes: Of JAX's, this one among them.
+        seconds: How long to wait.
+    """
+    client = _distributed.global_state.client
+    if client is None:
+        return False
+    try:
+        client.wait_at_barrier(name, int(1000 * seconds), process_ids=list(processes))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
 def _status(error: RuntimeError) -> str:
     """Return the status that an error of the service begins with, as in ``NOT_FOUND: ...``."""
     return str(error).partition(":")[0].strip().upper()
-
-
-def processes_of(devices: Any) -> tuple[int, ...]:
-    """Return the processes that own some of ``devices``, in order."""
-    return tuple(sorted({device.process_index for device in devices}))

@@ -39,9 +39,8 @@ from snaprt.snapshot.recorder.plan import (
     current_plan,
     plan_with,
     set_thread_plan,
-    steps_ended,
 )
-from snaprt.snapshot.recorder.progress import watched
+from snaprt.snapshot.recorder.progress import run_followed
 from snaprt.snapshot.recorder.record import Recorder, process_recorder
 
 #: How many kinds of calls of a function are remembered.
@@ -307,7 +306,7 @@ class _Watcher:
             function = self._functions.get(id(info)) or self._meet(fun, info)
             known = function.known(args, kwargs)
             if known is not None and not _is_recorded() and not repro.is_asked_for():
-                return _run_followed(known.executable, function.again, args, kwargs)
+                return run_followed(known.executable, function.again, args, kwargs)
             flat = None
             if known is None:
                 flags.take_over()  # the script may have set XLA_FLAGS since
@@ -435,7 +434,7 @@ class _Watcher:
 
     def _run(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an execution, and tell how it ends to whoever wants to know."""
-        return _run_followed(call.executable, self._run_recorded, (call, run, args, kwargs), {})
+        return run_followed(call.executable, self._run_recorded, (call, run, args, kwargs), {})
 
     def _run_recorded(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         token = self._recorder.before(call.executable, call) if _is_recorded() else None
@@ -470,23 +469,6 @@ class _Watcher:
                 "differ from its constructor's",
                 call.executable.name,
             )
-
-
-def _run_followed(
-    executable: JitExecutable, run: Callable[..., Any], args: Any, kwargs: Any
-) -> Any:
-    """Run an execution; tell whoever follows which of them end."""
-    progress = watched()
-    if progress is None:
-        return run(*args, **kwargs)
-    running = progress.begin(executable, steps_ended())
-    try:
-        results = run(*args, **kwargs)
-    except BaseException:
-        progress.failed(running)
-        raise
-    progress.dispatched(running, results)
-    return results
 
 
 class _NotRecordableError(Exception):

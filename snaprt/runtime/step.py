@@ -33,7 +33,7 @@ from snaprt.snapshot.format.trace_errors import describe_trace_error
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.failures import is_recorded, mark_recorded
 from snaprt.snapshot.recorder.plan import current_plan, end_step, steps_ended
-from snaprt.snapshot.recorder.progress import watched
+from snaprt.snapshot.recorder.progress import run_followed
 from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.trace import pacing
 from snaprt.trace.array import LazyArray, answer_for_exact_types, read_for_executable, read_to_host
@@ -326,23 +326,6 @@ def _calls_back(point: Point) -> bool:
     return bool(point.effects) or any("callback" in name for name in names)
 
 
-def _run_followed(executable: Executable, arguments: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    """Run an executable; tell the recorder, and whoever follows which executions end."""
-    if executable.is_collected:
-        return run(executable, arguments, None)
-    followed = watched()
-    if followed is None:
-        return run(executable, arguments, process_recorder())
-    running = followed.begin(executable, steps_ended())
-    try:
-        results = run(executable, arguments, process_recorder())
-    except BaseException:
-        followed.failed(running)
-        raise
-    followed.dispatched(running, results)
-    return results
-
-
 def _failed_alone(part: Part, program: Program, donated: Sequence[int]) -> Sequence[Point]:
     """Return the operations that a run failed of, if it is known of which; else all or none.
 
@@ -386,7 +369,11 @@ def _run_part(
         tell(run_of_cut)
     try:
         # Zeros in place of results are not worth recording.
-        results = _run_followed(executable, arguments)
+        results = (
+            run(executable, arguments, None)
+            if executable.is_collected
+            else run_followed(executable, run, (executable, arguments, process_recorder()), {})
+        )
         if progress.by_operation:
             jax.block_until_ready(results)
         if is_repro_asked_for:

@@ -73,7 +73,7 @@ class Switch:
 
     def __init__(self) -> None:
         watchdog.watch()
-        self._followed = progress.watched()
+        self._followed = progress.watch_progress()
 
     def set(self, is_on: bool) -> None:
         progress._progress = self._followed if is_on else None

@@ -332,6 +332,40 @@ def test_sending_returns_at_once_and_drops_what_finds_no_room(
     assert events.count(DROPPED) == 100
 
 
+def test_an_upload_that_fails_after_the_end_was_counted_and_says_nothing(
+    serve: Callable[[Answer], str],
+    opened: Callable[..., RemoteTier],
+    events: Events,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reached, ended = threading.Event(), threading.Event()
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        reached.set()
+        ended.wait(30)
+        fail(403)(request)
+
+    monkeypatch.setenv("AWS_ENDPOINT", serve(answer))
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    tier = opened("s3://team/prefix")
+    others = threading.enumerate()
+    tier.send(NAME, b"content")
+    (uploads,) = [
+        thread
+        for thread in threading.enumerate()
+        if thread.name == "snaprt-cache-uploads" and thread not in others
+    ]
+    assert reached.wait(30)
+    tier.close(0)
+    ended.set()
+    uploads.join(30)
+    assert not uploads.is_alive()
+    assert events == [DROPPED]
+    assert caplog.messages == []
+
+
 def test_a_system_that_gives_no_thread_costs_the_remote_and_no_more(
     folder: str,
     opened: Callable[..., RemoteTier],

@@ -10,7 +10,7 @@ import pytest
 from programs import SNAPRT, run_program
 
 from snaprt.errors import UsageError
-from snaprt.fleet.hang import conclude, ranks_text
+from snaprt.fleet.hang import conclude
 from snaprt.fleet.hang_files import (
     Collective,
     Dump,
@@ -140,10 +140,6 @@ def test_different_programs_of_one_name_are_named():
 def test_each_state_has_its_words(changes: dict[str, object], said: str):
     dump = dataclasses.replace(in_python(0, 5, count=1), **changes)
     assert conclude([dump]).headline.startswith(said)
-
-
-def test_ranks_are_written_in_runs():
-    assert ranks_text([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
 def written(folder: Path, *dumps: Dump) -> Path:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from snaprt import settings
 from snaprt.cli.cache.words import Size
-from snaprt.units import format_duration, format_size, parse_duration, parse_size
+from snaprt.units import format_duration, format_size, format_spans, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,8 @@ def test_a_size_that_is_shown_is_read_back_to_a_twentieth(count: int) -> None:
 )
 def test_a_duration_is_shown_in_its_unit(seconds: float, expected: str) -> None:
     assert format_duration(seconds) == expected
+
+
+def test_runs_of_numbers_are_shown_as_spans() -> None:
+    assert format_spans({8, 7, 5, 2, 1, 0}) == "0-2, 5, 7-8"
+    assert format_spans([]) == ""

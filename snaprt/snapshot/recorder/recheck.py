@@ -287,7 +287,7 @@ class Rechecks:
         executable = held.executable
         if not spans_processes(executable):
             return True
-        processes = sorted({device.process_index for device in executable.devices})
+        processes = jaxapi.processes_of(executable.devices)
         name = f"snaprt/recheck/{executable.graph_id}/{held.moment.execution}/{run}"
         if jaxapi.all_arrive(name, processes, SECONDS_TO_MEET):
             return True
@@ -302,8 +302,7 @@ class Rechecks:
 
 def spans_processes(executable: Executable) -> bool:
     """Return whether a program runs on devices of several processes."""
-    devices = executable.devices
-    return any(device.process_index != devices[0].process_index for device in devices)
+    return len(jaxapi.processes_of(executable.devices)) > 1
 
 
 def _inputs(held: HeldExecution) -> list[Any]:

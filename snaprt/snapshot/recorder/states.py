@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -143,7 +143,7 @@ def state_now(progress: Progress, place: Place) -> RankState:
     )
 
 
-def place_text(frame: dict[str, Any] | None) -> str:
+def place_text(frame: Mapping[str, Any] | None) -> str:
     """Return a frame as ``FILE:LINE (FUNCTION)``."""
     return "" if frame is None else f"{frame['filename']}:{frame['line']} ({frame['name']})"
 
