@@ -18,6 +18,7 @@ from snaprt.errors import NoCompileError, UsageError
 from snaprt.explain.recompiles import history
 from snaprt.graph.program import Program
 from snaprt.runtime.events import Compilation, Cut, Subscriber, subscribe
+from snaprt.snapshot.recorder import progress
 from snaprt.snapshot.recorder.plan import steps_ended
 from snaprt.snapshot.recorder.record import process_recorder
 
@@ -135,7 +136,9 @@ def _about_to_compile(module: Any, is_ours: bool) -> None:
 
 
 def _is_recorders(frames: Sequence[jaxapi.Frame]) -> bool:
-    return any(frame.file.startswith(_RECORDER) for frame in frames)
+    """Return whether the recorder runs a program of its own, not the user's through `progress`."""
+    files = (frame.file for frame in frames)
+    return any(file.startswith(_RECORDER) and file != progress.__file__ for file in files)
 
 
 def _action() -> Action | None:
