@@ -7,6 +7,8 @@ this does nothing, and imports only the settings.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from snaprt import settings
 from snaprt.errors import UsageError
@@ -23,33 +25,75 @@ def initialize() -> None:
         print(f"snaprt is inactive for jax.jit: {error}", file=sys.stderr)
 
 
+def is_asked_for() -> bool:
+    """Return whether a setting requests anything of plain ``jax.jit``."""
+    return any(_is_on(part) for part in _PARTS)
+
+
 def _initialize() -> None:
-    if settings.get("SNAPRT_JAX_CACHE"):
-        from snaprt import cache
+    for part in _PARTS:
+        if _is_on(part) and not (part.is_for_programs and _is_snaprt_itself()):
+            part.start()
 
-        cache.install_if_on()
-    if settings.get("SNAPRT_CHECK_RANKS"):
-        from snaprt.fleet import rank_check
 
-        rank_check.start()
-    if settings.get("SNAPRT_RECORD_JIT") and not _is_snaprt_itself():
-        from snaprt.runtime.jit import record_process
+def _start_cache() -> None:
+    from snaprt import cache
 
-        record_process()
-    if settings.get("SNAPRT_WATCHDOG") is not None and not _is_snaprt_itself():
-        from snaprt.fleet import watchdog
+    cache.install_if_on()
 
-        watchdog.watch()
-    if settings.get("SNAPRT_NO_COMPILE_AFTER") is not None and not _is_snaprt_itself():
-        from snaprt.explain import no_compile
-        from snaprt.runtime.jit import watch_process
 
-        no_compile.start()
-        watch_process()
-    if settings.get("SNAPRT_REPRO_AFTER") is not None:
-        from snaprt.runtime.jit import watch_process
+def _start_rank_check() -> None:
+    from snaprt.fleet import rank_check
 
-        watch_process()
+    rank_check.start()
+
+
+def _start_recording() -> None:
+    from snaprt.runtime.jit import record_process
+
+    record_process()
+
+
+def _start_watchdog() -> None:
+    from snaprt.fleet import watchdog
+
+    watchdog.watch()
+
+
+def _start_no_compile() -> None:
+    from snaprt.explain import no_compile
+    from snaprt.runtime.jit import watch_process
+
+    no_compile.start()
+    watch_process()
+
+
+def _start_repro() -> None:
+    from snaprt.runtime.jit import watch_process
+
+    watch_process()
+
+
+class _Part(NamedTuple):
+    """What a setting starts, in every program or in those that are no command of ours."""
+
+    setting: str
+    start: Callable[[], None]
+    is_for_programs: bool
+
+
+_PARTS: Final = (
+    _Part("SNAPRT_JAX_CACHE", _start_cache, is_for_programs=False),
+    _Part("SNAPRT_CHECK_RANKS", _start_rank_check, is_for_programs=False),
+    _Part("SNAPRT_RECORD_JIT", _start_recording, is_for_programs=True),
+    _Part("SNAPRT_WATCHDOG", _start_watchdog, is_for_programs=True),
+    _Part("SNAPRT_NO_COMPILE_AFTER", _start_no_compile, is_for_programs=True),
+    _Part("SNAPRT_REPRO_AFTER", _start_repro, is_for_programs=False),
+)
+
+
+def _is_on(part: _Part) -> bool:
+    return settings.get(part.setting) not in (None, False)
 
 
 def _is_snaprt_itself() -> bool:

@@ -130,6 +130,11 @@ for step in range(number):
     assert rows[0]["state"]["ended"] == "finished"
     shown = run_program((*SNAPRT, "ls", "dump", "--ranks"), folder=tmp_path, COLUMNS=160).stdout
     assert "<lambda> 3 (it holds that execution no longer)" in " ".join(shown.split())
+    for file in (tmp_path / "dump").glob("*.snap"):
+        file.write_bytes(file.read_bytes()[:100])
+    damaged = run_program((*SNAPRT, "ls", "dump", "--ranks"), status=1, folder=tmp_path)
+    assert "error: " in damaged.stderr, damaged.stderr
+    assert "499" in damaged.stdout
 
 
 def test_a_rank_records_what_it_has_not_run_yet_when_it_is_asked(tmp_path: Path):

@@ -217,16 +217,9 @@ def command(
         os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
     if watchdog is not None:
         os.environ["SNAPRT_WATCHDOG"] = watchdog
-    if settings.get("SNAPRT_WATCHDOG") is not None:
-        after_import.call_after_import("jax", _watch)
     if check_ranks:
         os.environ["SNAPRT_CHECK_RANKS"] = "1"
-    if (
-        settings.get("SNAPRT_JAX_CACHE")
-        or settings.get("SNAPRT_CHECK_RANKS")
-        or settings.get("SNAPRT_NO_COMPILE_AFTER") is not None
-        or settings.get("SNAPRT_REPRO_AFTER") is not None
-    ):
+    if autoload.is_asked_for():
         after_import.call_after_import("jax", autoload.initialize)
     is_asked_for = record or settings.get("SNAPRT_RECORD_JIT")
     is_recording = is_asked_for or (not is_lazy and (bool(when) or keep_last is not None))
@@ -241,12 +234,6 @@ def command(
         explained.end()
     tell_status(status)
     context.exit(status)
-
-
-def _watch() -> None:
-    from snaprt.fleet import watchdog
-
-    watchdog.watch()
 
 
 def _register_torchrun() -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 import click
 
@@ -142,10 +142,10 @@ def command(
     if by_rank:
         by_ranks = ranks.rows_of_ranks(place, [file.manifest.execution for file in files])
         if as_json:
-            output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": place, "ranks": by_ranks})
+            output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": place, "ranks": by_ranks, "damaged": damaged})
         else:
             ranks.show(by_ranks)
-        context.exit(output.EXIT_OK)
+        _exit(context, damaged)
     damaged += _damaged_arrays(place, files, check)
     rows = list(filter(is_wanted, _rows(files)))
     store = prune.stored_arrays(place) if place.is_dir() else []
@@ -155,6 +155,10 @@ def command(
         output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": place, **told, "bytes": store_bytes})
     else:
         _show(rows, len(store), store_bytes)
+    _exit(context, damaged)
+
+
+def _exit(context: click.Context, damaged: Sequence[str]) -> NoReturn:
     for error in damaged:
         output.error(tables.printable(error))
     context.exit(output.EXIT_MISMATCH if damaged else output.EXIT_OK)
