@@ -80,6 +80,14 @@ def test_a_nan_on_one_rank_is_recorded_by_all_and_the_set_replays(
     assert "no NaN and no infinity" not in text
     replayed = run_program((*SNAPRT, "replay", "dump"), folder=tmp_path)
     assert "MATCH" in replayed.stdout
+    if (ranks, devices) == (2, 2):
+        next((tmp_path / "dump").glob("*-process000001-*-device000001-*.inputs.snap")).unlink()
+        failed = run_program((*SNAPRT, "replay", "dump"), folder=tmp_path, status=2)
+        assert "with the inputs of device 3" in " ".join(failed.stderr.split())
+        listed = run_program((*SNAPRT, "ls", "dump", "--ranks", "--json"), folder=tmp_path)
+        rows = json.loads(listed.stdout)["ranks"]
+        assert [len(row["missing"]) for row in rows] == [0, 1]
+        assert rows[1]["missing"][0]["why"].startswith("no inputs of device")
 
 
 def test_an_error_on_one_rank_empties_the_flight_recorders_of_all(tmp_path: Path):

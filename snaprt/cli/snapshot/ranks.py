@@ -50,6 +50,7 @@ class Row:
 
     rank: int
     state: RankState | None  # None if it left none
+    status: str  # how it ended, or what it does now; "" if it left no state
     recorded: int  # executions
     missing: tuple[Missing, ...]
 
@@ -91,7 +92,9 @@ def rows_of_ranks(place: Path, executions: Iterable[schema.Execution]) -> list[R
             for device in sorted(_without_inputs(devices.get((key, rank), {})))
         ]
         recorded = sum(rank in each for each in present.values())
-        rows.append(Row(rank, states.get(rank), recorded, tuple(missing)))
+        state = states.get(rank)
+        status = "" if state is None else _status(state)
+        rows.append(Row(rank, state, status, recorded, tuple(missing)))
     return rows
 
 
@@ -138,13 +141,13 @@ def _cells(row: Row) -> list[str]:
         program,
         str(state.execution) if program != "-" and state is not None else "-",
         seen,
-        "-" if state is None else tables.printable(_shortened(_how_it_is(state))),
+        tables.printable(_shortened(row.status)) or "-",
         str(row.recorded),
         _missing_text(row.missing),
     ]
 
 
-def _how_it_is(state: RankState) -> str:
+def _status(state: RankState) -> str:
     """Return how a process ended, or what it does now, as far as this machine knows."""
     if state.ended.strip():
         return state.ended.strip().splitlines()[0]
