@@ -146,7 +146,7 @@ own = jax.jit(lambda x: jnp.log(x) * 3)
 client = jax._src.distributed.global_state.client
 if rank == 0:
     client.wait_at_barrier("struck", 60_000)
-    time.sleep(2)  # until it has heard
+    time.sleep(2)  # until it has heard, while nobody listens yet
 for step in range(4):
     own(np.full(3, -1.0 if rank and step == 3 else 1.0, np.float32)).block_until_ready()
 if rank == 1:
@@ -155,6 +155,23 @@ if rank == 1:
 """
     launch(tmp_path, code, 2, "--record", "--when", "nan")
     assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 3), (0, 3)}
+
+
+def test_a_condition_of_one_rank_lets_all_ranks_run_the_same_program(tmp_path: Path):
+    launch(tmp_path, OF_ALL, 2, "--record", "--when", "nan, rank=1")
+    assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 5)}
+
+
+def test_a_rank_that_records_nothing_is_named_and_waited_for_once(tmp_path: Path):
+    code = """
+from contextlib import nullcontext
+from snaprt.snapshot.recorder import sharing
+sharing.SECONDS = 2
+with nullcontext() if rank == 0 else snaprt.record(when="nan", folder="dump"):
+"""
+    text = launch(tmp_path, code + OF_ALL.replace("\n", "\n    "), 2)
+    assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 5)}
+    assert text.count("not all ranks record what rank 1 does (nan); those that do not: 0") == 1
 
 
 def test_a_stopped_coordinator_keeps_nobody_from_recording_and_ending(tmp_path: Path):
