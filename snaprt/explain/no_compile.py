@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import ContextDecorator
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -36,8 +37,8 @@ class no_compile(ContextDecorator):  # noqa: N801 - reads as a function, used as
 
     It holds for lazy graphs and for ``jax.jit``. Executables from the compile cache are loaded as
     always. The message says how the program differs from the last one of its place or name; of
-    ``jax.jit``, that is known of programs which were compiled after the first call of
-    ``no_compile``, so make the object before the warm-up. A call that compiles nothing costs
+    ``jax.jit``, that is known of programs which first ran after the first call of ``no_compile``,
+    so make the object before the warm-up. A call that compiles nothing costs
     nothing. SNAPRT_NO_COMPILE_AFTER does the same for a whole process after so many steps.
 
     Args:
@@ -72,6 +73,7 @@ class _Pending(NamedTuple):
 class _OfThread(threading.local):
     actions: tuple[Action, ...] = ()
     pending: _Pending | None = None
+    before: str = ""  # a summary of the last ``jax.jit`` program with the name of the one under way
 
 
 _of_thread = _OfThread()
@@ -89,25 +91,29 @@ class _Watch(Subscriber):
 def start() -> None:
     """Look at each compilation from here on."""
     subscribe(_Watch())
+    jaxapi.before_compile_or_load(_about_to_obtain)
     jaxapi.before_compile(_about_to_compile)
 
 
 _summaries: OrderedDict[str, str] = OrderedDict()  # of ``jax.jit``, the last of each name
 
 
+def _about_to_obtain(planned: jaxapi.PlannedCompilation) -> None:
+    """Keep a program for later comparisons, whether XLA compiles it or a cache has it."""
+    if _is_recorders(jaxapi.all_frames()):
+        return
+    name = planned.name.removeprefix("jit_")
+    _of_thread.before = _summaries.pop(name, "")
+    _summaries[name] = summarize(planned.module)
+    if len(_summaries) > _MOST_KEPT:
+        _summaries.popitem(last=False)
+
+
 def _about_to_compile(module: Any, is_ours: bool) -> None:
     pending, _of_thread.pending = _of_thread.pending, None
     frames = jaxapi.all_frames()
-    if (is_ours and pending is None) or any(frame.file.startswith(_RECORDER) for frame in frames):
+    if (is_ours and pending is None) or _is_recorders(frames):
         return  # a program that the user did not write
-    name = jaxapi.module_name(module).removeprefix("jit_")
-    before = _summaries.get(name, "")
-    now = ""
-    if not is_ours:
-        now = _summaries[name] = summarize(module)
-        _summaries.move_to_end(name)
-        if len(_summaries) > _MOST_KEPT:
-            _summaries.popitem(last=False)
     action = _action()
     if action is None:
         return
@@ -117,18 +123,20 @@ def _about_to_compile(module: Any, is_ours: bool) -> None:
         is_watched = process_recorder().wants_flag(pending.program.placement.devices)
         lines = history.reasons_for(*pending, is_watched=is_watched)
     else:
-        what = name
-        before_text = summary_text(before)
-        lines = (
-            list(difference_lines(before_text, summary_text(now), "before", "now"))
-            if before_text
-            else []
-        )
-    place = jaxapi.place_text(jaxapi.users_place(frames))
+        what = jaxapi.module_name(module).removeprefix("jit_")
+        before = summary_text(_of_thread.before)
+        now = summary_text(_summaries.get(what, ""))
+        lines = list(difference_lines(before, now, "before", "now")) if before else []
+    place = jaxapi.place_text(jaxapi.users_place(jaxapi.user_frames()))
     text = "\n  ".join([f"{what} has to be compiled, at {place}, after the warm-up", *lines])
     if action == "raise":
         raise NoCompileError(text, hint=_HINT)
     _log.warning("%s", text)
+
+
+def _is_recorders(frames: Sequence[jaxapi.Frame]) -> bool:
+    """Return whether the recorder runs a program of its own."""
+    return any(frame.file.startswith(_RECORDER) for frame in frames)
 
 
 def _action() -> Action | None:

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from blake3 import blake3
@@ -62,7 +61,6 @@ class _Planned:
 @functools.cache
 def start() -> None:
     """Compare programs from here on, of lazy graphs and of ``jax.jit``."""
-    jaxapi.hide_traceback_below(Path(__file__))
     jaxapi.when_job_is_joined(channel)  # others ask where this rank is, or whether it has ended
     check = _RankCheck()
     subscribe(_LazyPrograms(check))

@@ -157,6 +157,33 @@ if rank == 1:
     assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 3), (0, 3)}
 
 
+def test_what_an_execution_took_is_recorded_while_it_still_runs(tmp_path: Path):
+    code = """
+from pathlib import Path
+from snaprt.snapshot.recorder import sharing
+sharing.SECONDS = 600
+def wait(x):
+    if rank:
+        raise ValueError("no")
+    until = time.monotonic() + 60
+    while not any(Path("dump").glob("*-process000000-*.inputs.snap")) and time.monotonic() < until:
+        time.sleep(0.05)
+    return np.float32(time.monotonic() < until)
+own = jax.jit(lambda x: jax.pure_callback(wait, jax.ShapeDtypeStruct((), np.float32), x))
+try:
+    print("in time", float(own(np.float32(1))))
+except Exception:
+    print("failed", rank)
+"""
+    text = launch(tmp_path, code, 2, "--record", "--when", "error", "--keep-last", 2)
+    assert "[0] in time 1.0" in text
+    assert {(each[1], each[4]) for each in recorded(tmp_path)} == {
+        (0, "inputs"),
+        (0, "outputs"),
+        (1, "inputs"),
+    }
+
+
 def test_a_condition_of_one_rank_lets_all_ranks_run_the_same_program(tmp_path: Path):
     launch(tmp_path, OF_ALL, 2, "--record", "--when", "nan, rank=1")
     assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 5)}

@@ -143,6 +143,23 @@ def test_an_executable_from_the_cache_is_no_compilation(tmp_path: Path):
         assert done.stdout.split() == ["26.0", "done"]
 
 
+def test_a_program_is_compared_with_one_that_came_from_the_cache(tmp_path: Path):
+    program = """
+        import sys, jax, numpy as np, snaprt
+        guard = snaprt.no_compile("warn")
+        @jax.jit
+        def train_step(x):
+            return x * 3
+        for size in map(int, sys.argv[1:]):
+            with guard:
+                train_step(np.ones(size, np.float32))
+    """
+    run_program(program, 8, SNAPRT_CACHE_DIR=tmp_path, SNAPRT_JAX_CACHE=1)
+    done = run_program(program, 8, 4, SNAPRT_CACHE_DIR=tmp_path, SNAPRT_JAX_CACHE=1)
+    assert done.stderr.count("has to be compiled") == 1
+    assert "argument arg0: before: tensor<8xf32>; now: tensor<4xf32>" in done.stderr
+
+
 def test_a_wrong_setting_is_refused():
     done = run_program((*SNAPRT, "run", "-m", "this"), status=2, SNAPRT_NO_COMPILE_AFTER="soon")
     assert "SNAPRT_NO_COMPILE_AFTER" in done.stderr
