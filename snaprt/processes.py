@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -17,11 +19,17 @@ class Place:
         rank: Its rank, which no other process of the job has.
         process: JAX's number of the process.
         processes: How many there are.
+        host: The name of its machine.
+        pid: Its process id there.
+        run: 8 hexadecimal digits that tell it from all others, earlier ones of this rank too.
     """
 
     rank: int
     process: int
     processes: int
+    host: str
+    pid: int
+    run: str
 
 
 def place_in_job() -> Place:
@@ -33,10 +41,23 @@ def place_in_job() -> Place:
     from snaprt import jaxapi
 
     process, processes = jaxapi.process_of_job()
-    if processes > 1:
-        return Place(process, process, processes)
-    rank, count = settings.get("RANK"), settings.get("WORLD_SIZE")
-    return Place(process if rank is None else rank, process, count or 1)
+    rank = process
+    if processes == 1:
+        told: int | None = settings.get("RANK")
+        rank = process if told is None else told
+        processes = settings.get("WORLD_SIZE") or 1
+    return Place(rank, process, processes, socket.gethostname(), os.getpid(), run_mark())
+
+
+_run_marks: dict[int, str] = {}  # process id to mark: a forked child has one of its own
+
+
+def run_mark() -> str:
+    """Return 8 hexadecimal digits that tell this process from all others that write to a folder."""
+    process = os.getpid()
+    if process not in _run_marks:
+        _run_marks[process] = os.urandom(4).hex()
+    return _run_marks[process]
 
 
 def is_master_ordinal(local: bool = True) -> bool:

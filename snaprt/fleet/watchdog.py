@@ -16,12 +16,12 @@ import json
 import logging
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +32,6 @@ from snaprt.graph.program import Program
 from snaprt.processes import Place, place_in_job
 from snaprt.runtime.events import Compilation, Cut, Subscriber, subscribe
 from snaprt.runtime.jit import follow_process
-from snaprt.snapshot.recorder.describe import run_mark
 from snaprt.snapshot.recorder.flags import dump_folder_of
 from snaprt.snapshot.recorder.plan import DEFAULT_FOLDER
 from snaprt.snapshot.recorder.progress import Progress, Running, watch_progress
@@ -214,12 +213,7 @@ class Watchdog:
         return {
             "schema": SCHEMA,
             "version": VERSION,
-            "rank": place.rank,
-            "process": place.process,
-            "processes": place.processes,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "run": run_mark(),
+            **asdict(place),
             "known": self._known,
             "limit": self._limit,
             "time": time.time(),
