@@ -197,7 +197,7 @@ class Sharing:
         self._filing.writer.flush(SECONDS)
         if not has_failed and all(self._agreed.values()):
             ranks = range(opened.count)
-            if not jaxapi.all_arrive("snaprt/recorded", ranks, SECONDS):
+            if not jaxapi.all_arrive("snaprt/recorded", ranks, SECONDS - 1):  # with all else, 10 s
                 self._warn_of_others(opened)
         opened.hear()
         with self._lock:
