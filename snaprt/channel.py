@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ _POLL_SECONDS: Final = 0.25
 _ANSWERS_A_SECOND: Final = 1000
 _ANSWER: Final = "answer"
 _MOST_LOST: Final = 3
+_MOST_EARLY: Final = 64
 _HEAR_SECONDS: Final = 1.0
 
 
@@ -44,6 +46,7 @@ class Channel:
         self.count = service.count
         self._service = service
         self._handlers: dict[str, list[Handler]] = {}
+        self._early: deque[dict[str, Any]] = deque(maxlen=_MOST_EARLY)  # nobody listens to yet
         self._next = 0  # the number of the next event
         self._questions = 0
         self._process = os.getpid()
@@ -61,6 +64,16 @@ class Channel:
     def put(self, key: str, value: bytes) -> bool:
         """Store a value for all; return whether the service has it now."""
         return self._try(lambda: self._service.put(f"{_FOLDER}/{key}", value)) is not _LOST
+
+    def put_first(self, key: str, value: bytes) -> bytes | None:
+        """Return the value of a key: this one, unless another process has stored one before.
+
+        Returns:
+            None where the service does not answer.
+        """
+        if self._try(lambda: self._service.put_new(f"{_FOLDER}/{key}", value)) is True:
+            return value
+        return self.get(key)
 
     def get(self, key: str, seconds: float = 0.0) -> bytes | None:
         """Return the value of a key, or None where it has none after so many seconds.
@@ -101,9 +114,17 @@ class Channel:
         return self._try(append) is not _LOST
 
     def listen(self, kind: str, handler: Handler) -> None:
-        """Call ``handler`` for each event of a kind that is published from here on, in a thread."""
+        """Call ``handler`` for each event of a kind, in a thread.
+
+        Events of that kind which came before its first handler are told now, in this thread.
+        """
         with self._lock:
             self._handlers.setdefault(kind, []).append(handler)
+            early = [event for event in self._early if event["kind"] == kind]
+            for event in early:
+                self._early.remove(event)
+        for event in early:
+            self._handle(event, [handler])
 
     def places(self, ranks: Iterable[int], seconds: float) -> dict[int, str]:
         """Return the user's line at which the main thread of each process is.
@@ -164,9 +185,14 @@ class Channel:
             self.put(f"{_ANSWER}/{data['question']}/{self.rank}", _main_thread_place().encode())
         with self._lock:
             handlers = list(self._handlers.get(kind, ()))
+            if not handlers and kind != _ANSWER:
+                self._early.append(told)
+        self._handle(told, handlers)
+
+    def _handle(self, event: dict[str, Any], handlers: Iterable[Handler]) -> None:
         for handler in handlers:
             try:
-                handler(told["rank"], data)
+                handler(event["rank"], event["data"])
             except Exception:
                 _log.exception("an event of another rank could not be handled")
 

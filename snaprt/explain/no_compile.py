@@ -120,7 +120,7 @@ def _about_to_compile(module: Any, is_ours: bool) -> None:
     metrics.counter_add("CompileAfterWarmUp")
     if is_ours and pending is not None:
         what = "the lazy graph"
-        is_watched = process_recorder().wants_flag()
+        is_watched = process_recorder().wants_flag(pending.program.placement.devices)
         lines = history.reasons_for(*pending, is_watched=is_watched)
     else:
         what = jaxapi.module_name(module).removeprefix("jit_")

@@ -36,6 +36,7 @@ _THREAD: Final = re.compile(
 )
 _FRAME: Final = re.compile(r'\s+File "(.*)", line (\d+) in (.*)')
 _FATAL: Final = "Fatal Python error: "
+_UNSAID: Final = "SIGKILL, or a crash without a word"
 
 
 def hang_number(folder: Path) -> int:
@@ -169,6 +170,7 @@ class _Bystander:
         """Write of a process that a fatal signal has ended; another has ended by itself."""
         self._hear(b"\n")
         text = [line for line in self._traceback if line.startswith(_FATAL)]
+        self._mark_ended(f"a fatal error: {text[-1][len(_FATAL) :]}" if text else _UNSAID)
         if not text:
             return
         threads = _threads_of_traceback(self._traceback)
@@ -182,6 +184,16 @@ class _Bystander:
             "where": stacks.user_frame(main) or self._status.get("where"),
         }
         self._write(content)
+
+    def _mark_ended(self, how: str) -> None:
+        """Say in the state of the rank how it ended, if it has one and has not said so itself."""
+        if not self._status:
+            return
+        path = self._folder / "ranks" / f"rank-{self._status['rank']:06d}.json"
+        with contextlib.suppress(OSError, ValueError):
+            state = json.loads(path.read_bytes())
+            if state["run"] == self._status["run"] and not state["ended"]:
+                write_json(path, {**state, "ended": how, "where": ""})
 
     def _write(self, content: dict[str, Any]) -> None:
         if not self._status:

@@ -42,6 +42,7 @@ from snaprt.snapshot.recorder.plan import (
     set_thread_plan,
 )
 from snaprt.snapshot.recorder.record import Recorder, process_recorder
+from snaprt.snapshot.recorder.sharing import tell_plan
 
 #: How many kinds of calls of a function are remembered.
 MAX_KINDS = 256
@@ -408,7 +409,9 @@ class _Watcher:
             may_watch = plan.wants_flag and module.is_pure
             may_withhold = bool(module.donated) and plan.withholds_donation
             if (may_watch or may_withhold) and not self._recorder.ignores(call.executable):
-                is_watched, withholds = may_watch, may_withhold or withholds
+                devices = call.executable.devices
+                is_watched = may_watch and self._recorder.wants_flag(devices)
+                withholds = may_withhold or withholds
         for adds_flag in (True, False) if is_watched else (False,):
             if not adds_flag and not withholds:
                 break
@@ -618,6 +621,7 @@ def record_process() -> None:
         os.environ["SNAPRT_RECORD"] = "all"
     is_watched_already = _is_process_recorded
     watch_process()
+    jaxapi.when_job_is_joined(tell_plan)
     for name, source in () if is_watched_already else jaxapi.jit_calls_under_way():
         if not leaves_to_jax(source):
             process_recorder().missed(name, "recording started while JAX was already calling it")

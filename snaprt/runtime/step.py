@@ -423,7 +423,7 @@ def _executable_for(
     constants: bool,
 ) -> Ready:
     """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
-    is_watched = process_recorder().wants_flag()
+    is_watched = process_recorder().wants_flag(program.placement.devices)
 
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
         at = cut or cut_here(cause, steps_ended(), len(program.nodes))

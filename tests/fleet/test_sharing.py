@@ -80,6 +80,14 @@ def test_a_nan_on_one_rank_is_recorded_by_all_and_the_set_replays(
     assert "no NaN and no infinity" not in text
     replayed = run_program((*SNAPRT, "replay", "dump"), folder=tmp_path)
     assert "MATCH" in replayed.stdout
+    if (ranks, devices) == (2, 2):
+        next((tmp_path / "dump").glob("*-process000001-*-device000001-*.inputs.snap")).unlink()
+        failed = run_program((*SNAPRT, "replay", "dump"), folder=tmp_path, status=2)
+        assert "with the inputs of device 3" in " ".join(failed.stderr.split())
+        listed = run_program((*SNAPRT, "ls", "dump", "--ranks", "--json"), folder=tmp_path)
+        rows = json.loads(listed.stdout)["ranks"]
+        assert [len(row["missing"]) for row in rows] == [0, 1]
+        assert rows[1]["missing"][0]["why"].startswith("no inputs of device")
 
 
 def test_an_error_on_one_rank_empties_the_flight_recorders_of_all(tmp_path: Path):
@@ -143,7 +151,7 @@ own = jax.jit(lambda x: jnp.log(x) * 3)
 client = jax._src.distributed.global_state.client
 if rank == 0:
     client.wait_at_barrier("struck", 60_000)
-    time.sleep(2)  # until it has heard
+    time.sleep(2)  # until it has heard, while nobody listens yet
 for step in range(4):
     own(np.full(3, -1.0 if rank and step == 3 else 1.0, np.float32)).block_until_ready()
 if rank == 1:
@@ -152,6 +160,50 @@ if rank == 1:
 """
     launch(tmp_path, code, 2, "--record", "--when", "nan")
     assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 3), (0, 3)}
+
+
+def test_what_an_execution_took_is_recorded_while_it_still_runs(tmp_path: Path):
+    code = """
+from pathlib import Path
+from snaprt.snapshot.recorder import sharing
+sharing.SECONDS = 600
+def wait(x):
+    if rank:
+        raise ValueError("no")
+    until = time.monotonic() + 60
+    while not any(Path("dump").glob("*-process000000-*.inputs.snap")) and time.monotonic() < until:
+        time.sleep(0.05)
+    return np.float32(time.monotonic() < until)
+own = jax.jit(lambda x: jax.pure_callback(wait, jax.ShapeDtypeStruct((), np.float32), x))
+try:
+    print("in time", float(own(np.float32(1))))
+except Exception:
+    print("failed", rank)
+"""
+    text = launch(tmp_path, code, 2, "--record", "--when", "error", "--keep-last", 2)
+    assert "[0] in time 1.0" in text
+    assert {(each[1], each[4]) for each in recorded(tmp_path)} == {
+        (0, "inputs"),
+        (0, "outputs"),
+        (1, "inputs"),
+    }
+
+
+def test_a_condition_of_one_rank_lets_all_ranks_run_the_same_program(tmp_path: Path):
+    launch(tmp_path, OF_ALL, 2, "--record", "--when", "nan, rank=1")
+    assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 5)}
+
+
+def test_a_rank_that_records_nothing_is_named_and_waited_for_once(tmp_path: Path):
+    code = """
+from contextlib import nullcontext
+from snaprt.snapshot.recorder import sharing
+sharing.SECONDS = 2
+with nullcontext() if rank == 0 else snaprt.record(when="nan", folder="dump"):
+"""
+    text = launch(tmp_path, code + OF_ALL.replace("\n", "\n    "), 2)
+    assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 5)}
+    assert text.count("not all ranks record what rank 1 does (nan); those that do not: 0") == 1
 
 
 def test_a_stopped_coordinator_keeps_nobody_from_recording_and_ending(tmp_path: Path):

@@ -244,6 +244,9 @@ def test_ranks_whose_coordinator_is_killed_are_written_as_xla_ends_them(tmp_path
         assert dump["state"] == "died"
         assert "Aborted" in dump["cause"]
         assert dump["where"]["filename"] == str(script)
+    states = [json.loads(path.read_text()) for path in sorted(state.parent.glob("rank-*.json"))]
+    assert states[0]["ended"] == "SIGKILL, or a crash without a word"
+    assert all(each["ended"] for each in states)
     headline = report(hang)["headline"]
     assert "rank 0 wrote nothing" in headline
     if 1 in dumps:

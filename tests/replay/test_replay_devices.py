@@ -98,8 +98,33 @@ def test_a_folder_that_lacks_a_file_of_a_device_is_a_failure_that_names_it(
     missing = of_executable(copied, 0)[5]
     missing.unlink()
     assert main(["replay", str(copied), "--json"]) == 2
-    reports = json.loads(capfd.readouterr().out)["reports"]
-    assert any(missing.name in one["headline"]["sentence"] for one in reports)
+    (report,) = json.loads(capfd.readouterr().out)["reports"]  # not one for each device
+    assert missing.name in report["headline"]["sentence"]
+
+
+def test_what_runs_on_one_device_takes_the_copies_of_the_file_that_is_named(
+    recorded: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for role in ("inputs", "outputs"):
+        for number, path in enumerate(of_executable(recorded, 2, role)):  # type: ignore[arg-type]
+            nan = np.float32(np.nan if role == "outputs" and number == 5 else 0)
+            write_anew(path, tmp_path / path.name, lambda _, value, nan=nan: value + nan)
+    files = of_executable(tmp_path, 2)
+    for number in (0, 5):
+        case = load(files[number])
+        assert case.inputs is not None
+        assert np.array_equal(case.inputs[0].value, case.input_parts["arg0"][number])
+    assert main(["localize", str(tmp_path)]) == 0
+    told = capfd.readouterr().out
+    assert "the copies of arg0 differ between devices: using those of device 0" in told
+    assert "the recorded outputs of device 5 have NaN or infinity" in told
+    assert "name a file of device 5" in told
+    assert main(["localize", str(files[5])]) == 0
+    told = capfd.readouterr().out
+    assert "using those of device 5" in told
+    assert "name a file" not in told
+    assert main(["replay", str(files[5]), "--b", "cpu"]) == 2
+    assert "came of copies of arg0 that differ between devices" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("localize",), ("minify",), ("replay", "--b", "cpu")])

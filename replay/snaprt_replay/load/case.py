@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from snaprt_replay.floatbits import is_float
+
 if TYPE_CHECKING:
     from snaprt.jaxapi import Partitioning
     from snaprt_replay.load.shards import ShardedArray
@@ -65,6 +67,7 @@ class Case:
     compiler_options: Mapping[str, CompilerOption] = dataclasses.field(default_factory=dict)
     devices: int = 1  # how many devices one execution runs on
     partitioning: Partitioning | None = None  # how XLA was told to spread the module over them
+    device: int = 0  # whose copies the whole arrays hold, where the devices' copies differ
     # By name, what each device held of an input whose copies differed.
     input_parts: Mapping[str, tuple[np.ndarray, ...]] = dataclasses.field(default_factory=dict)
     # What each device held of the recorded outputs, where there are several.
@@ -77,6 +80,34 @@ class Case:
     trusted: bool = False
     notes: tuple[str, ...] = ()  # for the reader of a comparison: a restored module, a missing file
     unfinished: str = ""  # the error that ended the recording of a lazy graph, so nothing ran
+
+
+def notes_on_copies(case: Case) -> tuple[str, ...]:
+    """Say which device's copies a run on one device takes, where the devices' copies differ."""
+    if not case.input_parts:
+        return ()
+    copies = f"the copies of {', '.join(case.input_parts)} differ between devices"
+    notes = [f"{copies}: using those of device {case.device}, which {case.path.name} is of"]
+    wrong = {
+        str(number)
+        for array in case.output_parts
+        if is_float(array.parts[0].dtype)
+        for number, part in enumerate(array.parts)
+        if not np.isfinite(part).all()
+    }
+    if wrong and str(case.device) not in wrong:
+        notes.append(
+            f"the recorded outputs of device {', '.join(sorted(wrong))} have NaN or infinity, "
+            f"those of device {case.device} do not: name a file of device {min(wrong)}"
+        )
+    return tuple(notes)
+
+
+def on_one_device(case: Case) -> Case:
+    """Return a case as one device runs it: without recorded outputs that came of other copies."""
+    if not case.input_parts:
+        return case
+    return dataclasses.replace(case, outputs=None, output_parts=(), second_outputs=None)
 
 
 def name_arrays(values: Sequence[np.ndarray], prefix: str) -> tuple[NamedArray, ...]:

@@ -28,13 +28,13 @@ class ShardedArray:
         """Return whether two devices hold the same part of the whole with different bits."""
         return len({id(part) for part in self.parts}) > len(set(self.indices))
 
-    def whole(self) -> NamedArray:
-        """Return the whole array; of copies that differ, the first device's."""
+    def whole(self, device: int = 0) -> NamedArray:
+        """Return the whole array; of copies that differ, that of a device, else the first one's."""
         if all(part.shape == self.shape for part in self.parts):
-            return NamedArray(self.name, self.parts[0])
+            return NamedArray(self.name, self.parts[device])
         value = np.empty(self.shape, self.parts[0].dtype)
-        for part, index in reversed(list(zip(self.parts, self.indices, strict=True))):
-            value[_slices(index)] = part
+        for number in (*reversed(range(len(self.parts))), device):
+            value[_slices(self.indices[number])] = self.parts[number]
         return NamedArray(self.name, value)
 
     def fills_whole(self) -> bool:

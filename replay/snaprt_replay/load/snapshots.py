@@ -88,6 +88,8 @@ def _of_devices(file: SnapshotFile) -> Case:
             files += [one.path for one in joined]
             arrays[role] = tuple(_joined_array(joined, name) for name in joined[0].array_names)
     inputs, outputs = arrays.get("inputs"), arrays.get("outputs")
+    devices = list(execution.devices)
+    device = devices.index(execution.device) if execution.device in devices else 0
     notes = [f"joined from {len(files)} files: {len(execution.devices)} devices"]
     processes = len({device.process for device in execution.devices})
     if processes > 1:
@@ -106,11 +108,12 @@ def _of_devices(file: SnapshotFile) -> Case:
     if outputs is not None and has_any(file, "outputs", 2):
         joined = files_of_devices(file, "outputs", 2)
         files += [one.path for one in joined]
-        second = tuple(_joined_array(joined, name).whole() for name in joined[0].array_names)
+        second = tuple(_joined_array(joined, name).whole(device) for name in joined[0].array_names)
     return dataclasses.replace(
-        _case(file, _wholes(inputs), _wholes(outputs), [*notes, *_findings(file)]),
+        _case(file, _wholes(inputs, device), _wholes(outputs, device), [*notes, *_findings(file)]),
         second_outputs=second,
         devices=len(execution.devices),
+        device=device,
         partitioning=_partitioning(file),
         input_parts={array.name: array.parts for array in differing},
         output_parts=outputs or (),
@@ -173,8 +176,8 @@ def _arrays(file: SnapshotFile, role: schema.Role) -> tuple[NamedArray, ...]:
     return tuple(NamedArray(name, file.array(name)) for name in file.array_names)
 
 
-def _wholes(arrays: Sequence[ShardedArray] | None) -> tuple[NamedArray, ...] | None:
-    return None if arrays is None else tuple(array.whole() for array in arrays)
+def _wholes(arrays: Sequence[ShardedArray] | None, device: int) -> tuple[NamedArray, ...] | None:
+    return None if arrays is None else tuple(array.whole(device) for array in arrays)
 
 
 def _joined_array(files: Sequence[SnapshotFile], name: str) -> ShardedArray:

@@ -104,7 +104,7 @@ def play_variant(case: Case, variant: Variant, repeat: int, workers: Workers | N
             actual_name="another run",
         )
     return PlayResult(
-        outputs=tuple(array.whole() for array in outputs),
+        outputs=tuple(array.whole(case.device if outcome.layout else 0) for array in outputs),
         parts=outputs if outcome.layout else (),
         device=outcome.device,
         environment=outcome.environment,

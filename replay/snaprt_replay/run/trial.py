@@ -10,7 +10,7 @@ import numpy as np
 
 from snaprt.errors import UsageError
 from snaprt_replay.compare.verdict import Evidence, Judgement, Yardstick, judge
-from snaprt_replay.load.case import Case
+from snaprt_replay.load.case import Case, notes_on_copies, on_one_device
 from snaprt_replay.load.load import load
 from snaprt_replay.run import player
 from snaprt_replay.run.variants.variants import Variant, parse_variant
@@ -88,6 +88,8 @@ def try_case(
     """Do what `hold_trial` does, with what was loaded already."""
     player.check_playable(case, repeat)
     player.check_runs_on_one_device(case)
+    told = notes_on_copies(case)
+    case = on_one_device(case)
     for variant in (a, b, reference):
         _check_recorded(case, variant)
 
@@ -101,14 +103,19 @@ def try_case(
     yardstick, notes = _yardstick(reference, wanted, center.result(), samples.result())
     count = max(len(outcome.outputs or ()) for outcome in (first, second, wanted))
     names = player.output_names(case, count)
-    judgement = judge(_evidence(a, first), _evidence(b, second), yardstick, names, notes)
+    evidence = _evidence(a, first), _evidence(b, second)
+    judgement = judge(*evidence, yardstick, names, (*told, *notes))
     return Trial(case, first, second, wanted, judgement)
 
 
 def _check_recorded(case: Case, variant: Variant) -> None:
     if variant.kind == "recorded" and case.outputs is None:
+        why = "no outputs were recorded for these inputs"
+        if case.input_parts:
+            names = ", ".join(case.input_parts)
+            why = f"the recorded outputs came of copies of {names} that differ between devices"
         raise UsageError(
-            f"{case.path}: no outputs were recorded for these inputs",
+            f"{case.path}: {why}",
             hint="use another variant for this side: --a op-by-op, --a cpu,optimization=0",
         )
 

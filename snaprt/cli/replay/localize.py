@@ -86,8 +86,9 @@ def command(
       snaprt localize on_a.inputs.snap --against on_b.inputs.snap
       snaprt localize step.inputs.snap --find nonfinite
     """
+    file = two_sides.one_execution(file)
     case = load(file, inputs, seed)
-    other = load(against) if against is not None else None
+    other = load(two_sides.one_execution(against)) if against is not None else None
     state = state or file.with_name(file.name + _STATE_SUFFIX)
     request = Request(suspect, reference, find, budget, timeout, state)
     with progress.showing("localizing"):

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 from rich.text import Text
+from snaprt_replay.load.case import Case, notes_on_copies
 from snaprt_replay.load.load import load
 from snaprt_replay.minify.checks import CheckName, Patience
 from snaprt_replay.minify.pipeline import Minified, Request, minify
@@ -138,6 +139,7 @@ def command(
             hint="raise --repeat, or lower --needed",
         )
     name: CheckName = "command" if check_command is not None else check or "mismatch"
+    file = two_sides.one_execution(file)
     case = load(file, inputs, seed)
     if case.inputs is None and name in _WITHOUT_VALUES:
         case = load(file, None, 0)
@@ -155,13 +157,13 @@ def command(
             case,
             request,
             folder or file.with_name(file.name + _SUFFIX),
-            load(against) if against is not None else None,
+            load(two_sides.one_execution(against)) if against is not None else None,
             tell=lambda line: output.log.print(tables.printable(line)),
         )
     if as_json:
         output.emit_json(SCHEMA, SCHEMA_VERSION, _to_json(file, found))
     else:
-        _show(file, name, found)
+        _show(case, name, found)
     context.exit(output.EXIT_OK if found is None else output.EXIT_MISMATCH)
 
 
@@ -189,10 +191,13 @@ def _to_json(file: Path, found: Minified | None) -> dict[str, Any]:
     }
 
 
-def _show(file: Path, check: CheckName, found: Minified | None) -> None:
+def _show(case: Case, check: CheckName, found: Minified | None) -> None:
     console = output.console
     if found is None:
-        console.print(Text.assemble(("NO FAILURE", "green"), f": {file} does not show {check}"))
+        for note in notes_on_copies(case):
+            console.print(f"note: {tables.printable(note)}")
+        none = f": {case.path} does not show {check}"
+        console.print(Text.assemble(("NO FAILURE", "green"), none))
         return
     shrunk = found.shrunk
     for note in found.notes:

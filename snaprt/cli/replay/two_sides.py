@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from snaprt_replay.batch import many
 from snaprt_replay.run.variants.variants import Variant, parse_variant
+
+from snaprt.errors import UsageError
 
 _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 _PATH: Final = click.Path(path_type=Path)
@@ -22,6 +25,23 @@ def _variant(
 def variant_option(flag: str, name: str, help: str) -> Callable[[_AnyFunction], _AnyFunction]:  # noqa: A002 (click's word)
     """Return the option of one side, passed to the command as a `Variant` called ``name``."""
     return click.option(flag, name, metavar="VARIANT", callback=_variant, help=help)
+
+
+def one_execution(path: Path) -> Path:
+    """Return the file that a folder stands for which holds one recorded execution.
+
+    Raises:
+        UsageError: It holds none, or several.
+    """
+    if not path.is_dir():
+        return path
+    files = many.executions([path])
+    files = [file for file in files if file.parent == path] or files  # not those of `minify`
+    if len(files) > 1:
+        raise UsageError(
+            f"{path} holds {len(files)} recorded executions", hint=f"name one, such as {files[0]}"
+        )
+    return files[0]
 
 
 def against_option(function: _AnyFunction) -> _AnyFunction:

@@ -225,6 +225,8 @@ def command(
     is_recording = is_asked_for or (not is_lazy and (bool(when) or keep_last is not None))
     if is_recording:
         os.environ["SNAPRT_RECORD_JIT"] = "1"  # the processes that the program starts record too
+    if is_lazy and conditions:
+        after_import.call_after_import("jax", _tell_plan)
     if "MASTER_ADDR" in os.environ:
         after_import.call_after_import("jax", _register_torchrun)
     explained = RunExplained(shown=explain, file=explain_json)
@@ -234,6 +236,13 @@ def command(
         explained.end()
     tell_status(status)
     context.exit(status)
+
+
+def _tell_plan() -> None:
+    from snaprt import jaxapi
+    from snaprt.snapshot.recorder.sharing import tell_plan
+
+    jaxapi.when_job_is_joined(tell_plan)
 
 
 def _register_torchrun() -> None:

@@ -50,6 +50,7 @@ class Row:
 
     rank: int
     state: RankState | None  # None if it left none
+    status: str  # how it ended, or what it does now; "" if it left no state
     recorded: int  # executions
     missing: tuple[Missing, ...]
 
@@ -64,13 +65,19 @@ def rows_of_ranks(place: Path, executions: Iterable[schema.Execution]) -> list[R
     names: dict[tuple[str, int], str] = {}
     present: dict[tuple[str, int], set[int]] = {}
     expected: dict[tuple[str, int], set[int]] = {}
+    devices: dict[tuple[tuple[str, int], int], dict[schema.Role, set[int]]] = {}
     for execution in executions:
         key = execution.graph_id, execution.execution_count
         names[key] = execution.name
         of_program = {device.process for device in execution.devices}
         is_of_one = len(of_program) == 1
-        present.setdefault(key, set()).add(execution.rank if is_of_one else execution.process)
-        expected.setdefault(key, set()).update({execution.rank} if is_of_one else of_program)
+        rank = execution.rank if is_of_one else execution.process
+        present.setdefault(key, set()).add(rank)
+        expected.setdefault(key, set()).update({rank} if is_of_one else of_program)
+        devices.setdefault((key, rank), {}).setdefault(execution.role, set()).add(
+            execution.device.id
+        )
+    with_inputs = {key for (key, _), roles in devices.items() if "inputs" in roles}
     rows = []
     for rank in sorted(set(states).union(*expected.values())):
         said = _said_missing(place, rank)
@@ -79,9 +86,21 @@ def rows_of_ranks(place: Path, executions: Iterable[schema.Execution]) -> list[R
             for key in sorted(names)
             if rank not in present[key] and (rank in expected[key] or key in said)
         ]
+        missing += [
+            Missing(names[key], *key, why=f"no inputs of device {device}")
+            for key in sorted(with_inputs)
+            for device in sorted(_without_inputs(devices.get((key, rank), {})))
+        ]
         recorded = sum(rank in each for each in present.values())
-        rows.append(Row(rank, states.get(rank), recorded, tuple(missing)))
+        state = states.get(rank)
+        status = "" if state is None else _status(state)
+        rows.append(Row(rank, state, status, recorded, tuple(missing)))
     return rows
+
+
+def _without_inputs(devices: Mapping[schema.Role, set[int]]) -> set[int]:
+    """Return the devices of which the outputs of an execution are there, and not its inputs."""
+    return devices.get("outputs", set()) - devices.get("inputs", set())
 
 
 def _said_missing(place: Path, rank: int) -> Mapping[tuple[str, int], str]:
@@ -122,13 +141,13 @@ def _cells(row: Row) -> list[str]:
         program,
         str(state.execution) if program != "-" and state is not None else "-",
         seen,
-        "-" if state is None else tables.printable(_shortened(_how_it_is(state))),
+        tables.printable(_shortened(row.status)) or "-",
         str(row.recorded),
         _missing_text(row.missing),
     ]
 
 
-def _how_it_is(state: RankState) -> str:
+def _status(state: RankState) -> str:
     """Return how a process ended, or what it does now, as far as this machine knows."""
     if state.ended.strip():
         return state.ended.strip().splitlines()[0]

@@ -44,6 +44,11 @@ class Plan:
     stops: bool  # whether the program is stopped when a failure was recorded
 
     @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Its conditions, as they were written."""
+        return tuple(condition.text for condition in self.conditions)
+
+    @functools.cached_property
     def triggers(self) -> tuple[Trigger, ...]:
         """What its conditions wait for."""
         return tuple(one.trigger for one in self.conditions if one.trigger is not None)

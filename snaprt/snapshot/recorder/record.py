@@ -117,10 +117,16 @@ class Recorder:
 
     # What whoever compiles a program asks.
 
-    def wants_flag(self) -> bool:
-        """Return whether programs are to be compiled with `snaprt.compile.lower.watched`."""
+    def wants_flag(self, devices: Sequence[jaxapi.Device]) -> bool:
+        """Return whether a program is to be compiled with `snaprt.compile.lower.watched`.
+
+        Args:
+            devices: Those that it runs on: either all of their processes compile it so, or none.
+        """
         plan = current_plan()
-        return plan is not None and plan.wants_flag
+        if plan is None or not plan.wants_flag:
+            return False
+        return self._outcomes.sharing.wants_flags(plan, jaxapi.processes_of(devices))
 
     def withholds_donation(self) -> bool:
         """Return whether programs are to be compiled without donation."""
@@ -133,13 +139,23 @@ class Recorder:
         return plan is not None and plan.waits_for_errors
 
     def ignores(self, executable: Executable) -> bool:
-        """Return whether nothing of an executable can be recorded: no condition has its name."""
+        """Return whether nothing of an executable can be recorded: no condition has its name.
+
+        All ranks that run it get the same answer, for it decides what they compile.
+        """
         plan = current_plan()
         if plan is None or plan.keep_last:
             return plan is None
         try:
             self._act_on(plan)
-            return not self._prospect(plan, executable).conditions
+            if self._prospect(plan, executable).conditions:
+                return False
+            here = self._moment(plan, executable, 0, 0)
+            return not any(
+                prospect(plan.conditions, here._replace(rank=rank)).conditions
+                for rank in jaxapi.processes_of(executable.devices)
+                if rank != here.rank
+            )
         except Exception as error:
             self.writer.complain(error)
             return True

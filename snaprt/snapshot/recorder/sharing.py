@@ -13,8 +13,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
+
+from blake3 import blake3
 
 from snaprt import jaxapi, metrics
 from snaprt.channel import Channel, channel
@@ -22,8 +24,9 @@ from snaprt.snapshot.recorder.conditions import Condition
 from snaprt.snapshot.recorder.describe import Cause
 from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing
 from snaprt.snapshot.recorder.pending import HeldExecution
-from snaprt.snapshot.recorder.plan import Plan
+from snaprt.snapshot.recorder.plan import Plan, current_plan
 from snaprt.snapshot.recorder.states import FOLDER
+from snaprt.units import format_spans
 
 SECONDS: Final = 10.0
 """How long ranks wait for each other at most."""
@@ -35,6 +38,7 @@ _LEAST_HELD: Final = 2
 _MOST_HELD: Final = 64
 _MOST_BYTES: Final = 64 << 20
 _MOST_SUSPECTS: Final = 4
+_LOOK_SECONDS: Final = 0.05  # how long the writer waits for outputs before it writes something else
 _log = logging.getLogger("snaprt.snapshot")
 
 _Key = tuple[str, int]
@@ -62,6 +66,49 @@ class Sharing:
         self._begun: dict[str, int] = {}  # the last execution of each graph
         self._wanted: dict[_Key, Cause] = {}  # that have not begun here
         self._recorded: set[_Key] = set()
+        self._has_other_folder = False  # and so has said it
+        self._said = ""  # where all ranks say that they record what this one does
+        self._agreeing = threading.Lock()
+        self._agreed: dict[str, bool] = {}  # whether programs of a group of ranks have flags
+
+    def wants_flags(self, plan: Plan, ranks: Sequence[int]) -> bool:
+        """Return whether programs of these ranks are to say of themselves if they have a NaN.
+
+        Such a program has a collective operation more, so either all of its ranks run it or none
+        does: those that look for nothing, or for something else, run the program as it is.
+        """
+        opened = channel() if len(ranks) > 1 else None
+        if opened is None:
+            return True
+        asked = plan.texts
+        group = _digest((asked, tuple(ranks)))
+        with self._agreeing:
+            if group not in self._agreed:
+                self._agreed[group] = self._agree(opened, asked, group, ranks)
+            return self._agreed[group]
+
+    def _agree(
+        self, opened: Channel, asked: Sequence[str], group: str, ranks: Sequence[int]
+    ) -> bool:
+        said = _tell_what_is_recorded(opened, asked)
+        end = time.monotonic() + SECONDS
+        while True:
+            missing = set(ranks) - {int(rank) for rank in opened.below(said)}
+            if not missing or time.monotonic() > end:
+                break
+            time.sleep(_LOOK_SECONDS)
+        # Who looks a moment later may see one more: the first answer counts for all.
+        answer = opened.put_first(f"flags/{group}", b"no" if missing else b"yes")
+        if answer != b"yes":
+            _log.warning(
+                "not all ranks record what rank %d does (%s)%s: programs that they run together "
+                "stay as they are, and their results are read to find NaN, which takes longer. "
+                "Start all ranks with the same --when.",
+                opened.rank,
+                "; ".join(asked),
+                f"; those that do not: {format_spans(missing)}" if missing else "",
+            )
+        return answer == b"yes"
 
     def join(self, plan: Plan) -> None:
         """Hear from the other ranks, if this process is one of several and a trigger is armed."""
@@ -71,8 +118,10 @@ class Sharing:
         if self._channel is None:
             opened = channel()
             if opened is not None:
-                opened.listen(_EVENT, self._asked)
                 self._channel = opened
+                opened.listen(_EVENT, self._asked)
+        if self._channel is not None:
+            self._said = _tell_what_is_recorded(self._channel, plan.texts)
 
     def hold(self, held: HeldExecution) -> None:
         """Hold an execution that begins; record it if another rank has asked for it already."""
@@ -123,6 +172,7 @@ class Sharing:
             "graph_id": graph_id,
             "execution": execution,
             "reason": reason,
+            "folder": str(held.plan.folder),
         }
         opened.publish(_EVENT, data)  # at once: the launcher may be about to end the others
 
@@ -145,13 +195,27 @@ class Sharing:
         if opened is None:
             return
         self._filing.writer.flush(SECONDS)
-        if not has_failed:
-            jaxapi.all_arrive("snaprt/recorded", range(opened.count), SECONDS)
+        if not has_failed and all(self._agreed.values()):
+            ranks = range(opened.count)
+            if not jaxapi.all_arrive("snaprt/recorded", ranks, SECONDS - 1):  # with all else, 10 s
+                self._warn_of_others(opened)
         opened.hear()
         with self._lock:
             wanted, self._wanted = self._wanted, {}
         for key, cause in wanted.items():
-            self._miss(key, cause, "it did not run here")
+            self._miss(key, cause, "it did not run here while it was watched")
+
+    def _warn_of_others(self, opened: Channel) -> None:
+        """Say which ranks do not share what they record, if some have not said that they do."""
+        missing = set(range(opened.count)) - {int(rank) for rank in opened.below(self._said)}
+        if missing - opened.ended():
+            _log.warning(
+                "rank %d waited %g s for ranks that do not record what it does: %s. Start all "
+                "ranks with the same --when and --keep-last.",
+                opened.rank,
+                SECONDS,
+                format_spans(missing),
+            )
 
     def _asked(self, rank: int, data: dict[str, Any]) -> None:
         """Hear that a rank records an execution, in the channel's thread."""
@@ -162,6 +226,13 @@ class Sharing:
             if plan.keep_last:
                 self._dump_ring(Cause(KEEP_LAST, f"rank {rank} wrote what it held"))
             return
+        if data["folder"] != str(plan.folder) and not self._has_other_folder:
+            self._has_other_folder = True
+            _log.warning(
+                "rank %d records into %s, and rank %d into %s: put the files of all ranks into one "
+                "folder to replay them",
+                *(rank, data["folder"], opened.rank, plan.folder),
+            )
         key = data["graph_id"], data["execution"]
         cause = Cause(f"rank {rank}: {data['reason']}")
         with self._lock:
@@ -185,13 +256,26 @@ class Sharing:
         if not self.is_new(held):
             return
         conditions: tuple[Condition, ...] = tuple(held.watching) or held.plan.conditions
-        held.ends_within(SECONDS)
-        outputs = held.outputs if held.has_outputs() else None
-        if self._filing.admits(held, conditions, sum(array.nbytes for array in outputs or ())):
+        if self._filing.admits(held, conditions, sum(array.nbytes for array in held.outputs or ())):
             self._filing.queue(held, "inputs", conditions, cause)
-            if outputs:
-                self._filing.queue(held, "outputs", conditions, cause)
             metrics.counter_add("SnapshotForOtherRank")
+            self._record_outputs(held, cause, conditions, time.monotonic() + SECONDS)
+
+    def _record_outputs(
+        self, held: HeldExecution, cause: Cause, conditions: Sequence[Condition], until: float
+    ) -> None:
+        """Record the outputs once they are there; an execution may wait for a rank that is dead.
+
+        What else is to be written does not wait for them.
+        """
+        has_ended = held.ends_within(_LOOK_SECONDS)
+        if has_ended and held.has_outputs():
+            self._filing.queue(held, "outputs", conditions, cause)
+        elif has_ended or time.monotonic() > until:
+            self._filing.budget.written(sum(array.nbytes for array in held.outputs or ()))
+        else:
+            again = functools.partial(self._record_outputs, held, cause, conditions, until)
+            self._filing.writer.call(again)
 
     def _miss(self, key: _Key, cause: Cause, why: str) -> None:
         """Say that an execution is missing from the set, in the log and beside the states."""
@@ -215,6 +299,27 @@ class Sharing:
                 file.write(json.dumps({**line, "reason": cause.reason}) + "\n")
         except OSError as error:
             _log.warning("%s cannot be written: %s", path, error)
+
+
+def tell_plan() -> None:
+    """Tell the other ranks what this one records, so that they need not wait for its first program.
+
+    To be called once the job is joined.
+    """
+    plan, opened = current_plan(), channel()
+    if plan is not None and opened is not None:
+        _tell_what_is_recorded(opened, plan.texts)
+
+
+def _tell_what_is_recorded(opened: Channel, asked: Sequence[str]) -> str:
+    """Tell the other ranks for which conditions this one records; return where all do so."""
+    folder = f"recording/{_digest(asked)}"
+    opened.put(f"{folder}/{opened.rank}", b"")
+    return folder
+
+
+def _digest(content: object) -> str:
+    return blake3(repr(content).encode()).hexdigest()[:16]
 
 
 def _key(held: HeldExecution) -> _Key:

@@ -23,6 +23,9 @@ _OF_ONE_DEVICE = re.compile(
 )
 
 
+_OF_ANOTHER_PROCESS = re.compile(r"-run\w{8}-executable\d{6}(?=-device\d{6})")
+
+
 def contradiction(one: schema.Execution, other: schema.Execution) -> str:
     """Say in words why two files are not of one execution; nothing where they are.
 
@@ -115,7 +118,8 @@ def only_execution(pack: Path) -> Path:
 def one_for_each_execution(paths: Sequence[Path]) -> list[Path]:
     """Leave out the files of other devices of an execution that an earlier file stands for.
 
-    A file that cannot be read, or of which others are missing, stays: whoever replays it says so.
+    A file that cannot be read stays, and so does one of an execution of which others are missing:
+    whoever replays it says so.
     """
     joined: set[Path] = set()
     kept = []
@@ -130,11 +134,24 @@ def one_for_each_execution(paths: Sequence[Path]) -> list[Path]:
             again = file.path.with_name(schema.file_name(_second_run(file.manifest.execution)))
             joined.add(again.absolute())
             if len(file.manifest.execution.devices) > 1:
-                joined |= {other.path.absolute() for other in files_of_devices(file, file.role)}
-                if has_any(file, "outputs", 2):
-                    seconds = files_of_devices(file, "outputs", 2)
-                    joined |= {other.path.absolute() for other in seconds}
+                try:
+                    joined |= {other.path.absolute() for other in files_of_devices(file, file.role)}
+                    if has_any(file, "outputs", 2):
+                        seconds = files_of_devices(file, "outputs", 2)
+                        joined |= {other.path.absolute() for other in seconds}
+                except SnapshotError:
+                    joined |= {other.absolute() for other in paths if _is_beside(file, other)}
     return kept
+
+
+def _is_beside(file: SnapshotFile, other: Path) -> bool:
+    """Return whether a file is of the same execution, and whole."""
+    if other.parent != file.path.parent or _stem(other) != _stem(file.path):
+        return False
+    try:
+        return _are_one(file, open_snapshot(other))
+    except SnapshotError:
+        return False
 
 
 def _second_run(execution: schema.Execution) -> schema.Execution:
@@ -192,10 +209,18 @@ def _file_of_device(file: SnapshotFile, role: schema.Role, number: int, run: int
             f"{file.path.name}, but {reasons[0]}",
             hint="it was renamed or overwritten; keep the files of each run in a separate folder",
         )
+    name = _expected_name(execution, role, number, run)
+    hint = "put the files of all devices into one folder; record all devices of an execution"
+    if device.process != execution.process:  # which alone knows its run and its executables
+        name = _OF_ANOTHER_PROCESS.sub("-*", name)
+        hint = (
+            f"put the files of all processes into one folder; `snaprt ls {file.path.parent} "
+            "--ranks` shows what each of them recorded"
+        )
     raise SnapshotError(
         f"{file.path} is part of a program on {len(execution.devices)} devices, and the file "
-        f"with the {role} of {whose} is missing: {_expected_name(execution, role, number, run)}",
-        hint="put the files of all devices into one folder; record all devices of an execution",
+        f"with the {role} of {whose} is missing: {name}",
+        hint=hint,
     )
 
 

@@ -1,0 +1,77 @@
+"""``snaprt ls --ranks``: what became of each rank, and what each recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from snaprt.cli.main import main
+from snaprt.snapshot.recorder.states import RankState, state_file
+
+SLEEPS = "print('sleeping', flush=True); import time; time.sleep(600)"
+
+
+def write_state(folder: Path, rank: int, pid: int, **fields: Any) -> None:
+    """Write the state of a rank of a job whose processes JAX knows nothing of."""
+    state = RankState(
+        rank=rank,
+        process=0,
+        processes=6,
+        host=socket.gethostname(),
+        pid=pid,
+        run="0badcafe",
+        step=0,
+        program="",
+        graph_id="",
+        execution=0,
+        time=time.time(),
+    )
+    path = state_file(folder, rank)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(msgspec.json.encode(asdict(replace(state, **fields))))
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[str]]:
+    """A process that sleeps."""
+    words = [sys.executable, "-c", SLEEPS]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "sleeping\n"
+        yield started
+        started.kill()
+
+
+def test_a_rank_that_said_nothing_is_looked_for_on_its_machine(
+    tmp_path: Path, process: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def statuses() -> list[str]:
+        assert main(["ls", str(tmp_path), "--ranks", "--json"]) == 0
+        return [row["status"] for row in json.loads(capfd.readouterr().out)["ranks"]]
+
+    write_state(tmp_path, 0, os.getpid())
+    write_state(tmp_path, 1, process.pid)
+    write_state(tmp_path, 2, os.getpid(), time=time.time() - 10 * 24 * 3600)
+    write_state(tmp_path, 3, process.pid, host="another")
+    write_state(tmp_path, 4, process.pid, ended="ValueError: no\nwhole text")
+    killed = "killed, or crashed"
+    others = [killed, "running, or killed", "ValueError: no"]
+    assert statuses() == ["running", "running", *others]
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    assert statuses() == ["running", "stopped", *others]
+    process.kill()
+    process.wait()
+    assert statuses() == ["running", killed, *others]
