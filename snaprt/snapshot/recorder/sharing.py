@@ -28,6 +28,7 @@ from snaprt.snapshot.recorder.states import FOLDER
 SECONDS: Final = 10.0
 """How long ranks wait for each other at most."""
 
+_SECONDS_TO_LEAVE: Final = 4.0
 _EVENT: Final = "record"
 #: What is held of executions that have ended, for another rank may yet ask for them: at least the
 #: last two, and more while their inputs are small.
@@ -61,6 +62,7 @@ class Sharing:
         self._suspects: deque[HeldExecution] = deque(maxlen=_MOST_SUSPECTS)
         self._begun: dict[str, int] = {}  # the last execution of each graph
         self._wanted: dict[_Key, Cause] = {}  # that have not begun here
+        self._awaited: set[_Key] = set()  # those of them that run on devices of this rank too
         self._recorded: set[_Key] = set()
 
     def join(self, plan: Plan) -> None:
@@ -94,6 +96,7 @@ class Sharing:
             cause = self._wanted.pop(key, None) if self._wanted else None
         if cause is not None:
             self._filing.writer.call(functools.partial(self._record, held, cause))
+            self._awaited.discard(key)
 
     def suspect(self, held: HeldExecution) -> None:
         """Hold an execution that another rank may accuse: its own arrays say nothing."""
@@ -123,6 +126,7 @@ class Sharing:
             "graph_id": graph_id,
             "execution": execution,
             "reason": reason,
+            "ranks": jaxapi.processes_of(held.executable.devices),
         }
         opened.publish(_EVENT, data)  # at once: the launcher may be about to end the others
 
@@ -131,10 +135,21 @@ class Sharing:
         if self._channel is not None:
             self._channel.publish(_EVENT, {"ring": True})
 
+    def awaits_execution(self) -> bool:
+        """Return whether another rank has recorded an execution that has yet to begin here."""
+        if self._channel is not None:
+            self._channel.hear()
+        return bool(self._awaited)
+
     def terminated(self) -> None:
         """Record what other ranks have asked for; in the handler of a signal that ends this one."""
         if self._channel is not None:
             self._channel.hear()
+
+    def leave(self) -> None:
+        """Let the other ranks write what they have, before a signal ends this one."""
+        if self._channel is not None:
+            self._channel.leave(_SECONDS_TO_LEAVE)
 
     def finish(self, *, has_failed: bool) -> None:
         """Record what other ranks ask for while they, too, come to their end.
@@ -150,6 +165,7 @@ class Sharing:
         opened.hear()
         with self._lock:
             wanted, self._wanted = self._wanted, {}
+            self._awaited.clear()
         for key, cause in wanted.items():
             self._miss(key, cause, "it did not run here")
 
@@ -170,6 +186,8 @@ class Sharing:
             held = self._find(key)
             if held is None and self._begun.get(key[0], -1) < key[1]:
                 self._wanted[key] = cause
+                if opened.rank in data["ranks"]:
+                    self._awaited.add(key)
                 return
         if held is None:
             self._miss(key, cause, "it holds that execution no longer")
@@ -185,13 +203,21 @@ class Sharing:
         if not self.is_new(held):
             return
         conditions: tuple[Condition, ...] = tuple(held.watching) or held.plan.conditions
-        held.ends_within(SECONDS)
-        outputs = held.outputs if held.has_outputs() else None
-        if self._filing.admits(held, conditions, sum(array.nbytes for array in outputs or ())):
+        outputs = sum(array.nbytes for array in held.outputs or ())
+        if self._filing.admits(held, conditions, outputs):
             self._filing.queue(held, "inputs", conditions, cause)
-            if outputs:
-                self._filing.queue(held, "outputs", conditions, cause)
             metrics.counter_add("SnapshotForOtherRank")
+            # It may never end, where another rank has failed: its inputs are written before.
+            self._filing.writer.call(
+                functools.partial(self._record_outputs, held, conditions, cause)
+            )
+
+    def _record_outputs(
+        self, held: HeldExecution, conditions: tuple[Condition, ...], cause: Cause
+    ) -> None:
+        held.ends_within(SECONDS)
+        if held.has_outputs():
+            self._filing.queue(held, "outputs", conditions, cause)
 
     def _miss(self, key: _Key, cause: Cause, why: str) -> None:
         """Say that an execution is missing from the set, in the log and beside the states."""
