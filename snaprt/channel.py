@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from snaprt import jaxapi
+from snaprt import jaxapi, stacks
 
 _log = logging.getLogger("snaprt.fleet")
 
@@ -24,9 +24,10 @@ Handler = Callable[[int, dict[str, Any]], None]
 """``handler(rank, data)`` is called with what a process has published."""
 
 _FOLDER: Final = "snaprt"
-#: How often a process asks for new events, in seconds, and of how many processes at most one
-#: service is asked in a millisecond.
+#: How often a process asks for new events, in seconds.
 _POLL_SECONDS: Final = 0.25
+#: In a large job, each process asks less often: the service answers so many processes a second.
+_ANSWERS_A_SECOND: Final = 1000
 _ANSWER: Final = "answer"
 _MOST_LOST: Final = 3
 _HEAR_SECONDS: Final = 1.0
@@ -138,7 +139,7 @@ class Channel:
             time.sleep(0.02)
 
     def _work(self) -> None:
-        pause = max(_POLL_SECONDS, self.count / 1000)
+        pause = max(_POLL_SECONDS, self.count / _ANSWERS_A_SECOND)
         failures = 0
         while not self._ending.wait(pause) and self._service.is_current():
             try:
@@ -170,9 +171,7 @@ class Channel:
         told = json.loads(event)
         kind, data = told["kind"], told["data"]
         if kind == _ANSWER and self.rank in data["ranks"]:
-            self.put(
-                f"{_ANSWER}/{data['question']}/{self.rank}", jaxapi.main_thread_place().encode()
-            )
+            self.put(f"{_ANSWER}/{data['question']}/{self.rank}", _main_thread_place().encode())
         with self._lock:
             handlers = list(self._handlers.get(kind, ()))
         for handler in handlers:
@@ -197,6 +196,13 @@ class Channel:
             if not self._ending.is_set():
                 _log.info("the coordinator of the job did not answer: %s", error)
             return _LOST
+
+
+def _main_thread_place() -> str:
+    """Return the user's line at which the main thread is."""
+    at = stacks.user_frame(stacks.main_thread_frames())
+    frame = None if at is None else jaxapi.Frame(at["filename"], at["line"], at["name"])
+    return jaxapi.place_text(frame)
 
 
 _LOST: Final = object()

@@ -1,13 +1,63 @@
-"""Which of the processes of a job this is, as PyTorch/XLA asks for it."""
+"""Which of the processes of a job this is: the one identity that all of snaprt uses."""
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+from dataclasses import dataclass
 from typing import Any, TextIO
 
-import jax
-
 from snaprt import settings
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process of a job this is.
+
+    Attributes:
+        rank: Its rank, which no other process of the job has.
+        process: JAX's number of the process.
+        processes: How many there are.
+        host: The name of its machine.
+        pid: Its process id there.
+        run: 8 hexadecimal digits that tell it from all others, earlier ones of this rank too.
+    """
+
+    rank: int
+    process: int
+    processes: int
+    host: str
+    pid: int
+    run: str
+
+
+def place_in_job() -> Place:
+    """Return which process of a job this is, without starting a backend of JAX.
+
+    The rank is JAX's number of the process where JAX knows of several: a launcher may set RANK per
+    machine, in another order or not at all. RANK counts where JAX knows of one process only.
+    """
+    from snaprt import jaxapi
+
+    process, processes = jaxapi.process_of_job()
+    rank = process
+    if processes == 1:
+        told: int | None = settings.get("RANK")
+        rank = process if told is None else told
+        processes = settings.get("WORLD_SIZE") or 1
+    return Place(rank, process, processes, socket.gethostname(), os.getpid(), run_mark())
+
+
+_run_marks: dict[int, str] = {}  # process id to mark: a forked child has one of its own
+
+
+def run_mark() -> str:
+    """Return 8 hexadecimal digits that tell this process from all others that write to a folder."""
+    process = os.getpid()
+    if process not in _run_marks:
+        _run_marks[process] = os.urandom(4).hex()
+    return _run_marks[process]
 
 
 def is_master_ordinal(local: bool = True) -> bool:
@@ -15,13 +65,16 @@ def is_master_ordinal(local: bool = True) -> bool:
 
     Args:
         local: Whether to ask for the machine: ``LOCAL_RANK`` then says which process it is, and
-            where it is not set each is the only one, as JAX has it on TPUs. Otherwise ``RANK``
-            does, and where it is not set `jax.process_index`.
+            where it is not set each is the only one, as JAX has it on TPUs. Otherwise
+            `jax.process_index` does, and ``RANK`` where JAX knows of one process only.
     """
     if local:
         return settings.get("LOCAL_RANK") in (None, 0)
-    rank = settings.get("RANK")
-    return (jax.process_index() if rank is None else rank) == 0
+    if settings.get("RANK") is None:
+        import jax
+
+        return jax.process_index() == 0
+    return place_in_job().rank == 0
 
 
 def master_print(

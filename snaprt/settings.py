@@ -203,7 +203,8 @@ SETTINGS: Final = (
     Setting(
         "RANK",
         NUMBER,
-        "Rank of this process in the job, as set by torchrun and other launchers.",
+        "Rank of this process in the job, as set by torchrun and other launchers; used where JAX "
+        "knows only one process.",
         default_text="`jax.process_index()`",
     ),
     _on_off("SNAPRT_CACHE", "Store compiled programs on disk and reuse them.", default=True),

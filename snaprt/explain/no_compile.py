@@ -18,7 +18,6 @@ from snaprt.errors import NoCompileError, UsageError
 from snaprt.explain.recompiles import history
 from snaprt.graph.program import Program
 from snaprt.runtime.events import Compilation, Cut, Subscriber, subscribe
-from snaprt.snapshot.recorder import progress
 from snaprt.snapshot.recorder.plan import steps_ended
 from snaprt.snapshot.recorder.record import process_recorder
 
@@ -128,7 +127,7 @@ def _about_to_compile(module: Any, is_ours: bool) -> None:
         before = summary_text(_of_thread.before)
         now = summary_text(_summaries.get(what, ""))
         lines = list(difference_lines(before, now, "before", "now")) if before else []
-    place = jaxapi.place_text(jaxapi.users_place(frames))
+    place = jaxapi.place_text(jaxapi.users_place(jaxapi.user_frames()))
     text = "\n  ".join([f"{what} has to be compiled, at {place}, after the warm-up", *lines])
     if action == "raise":
         raise NoCompileError(text, hint=_HINT)
@@ -136,9 +135,8 @@ def _about_to_compile(module: Any, is_ours: bool) -> None:
 
 
 def _is_recorders(frames: Sequence[jaxapi.Frame]) -> bool:
-    """Return whether the recorder runs a program of its own, not the user's through `progress`."""
-    files = (frame.file for frame in frames)
-    return any(file.startswith(_RECORDER) and file != progress.__file__ for file in files)
+    """Return whether the recorder runs a program of its own."""
+    return any(frame.file.startswith(_RECORDER) for frame in frames)
 
 
 def _action() -> Action | None:

@@ -9,6 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from snaprt.errors import UsageError
+from snaprt.processes import Place
 
 SCHEMA: Final = "snaprt.hang"
 VERSION: Final = 1
@@ -61,12 +62,10 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Dump:
+class Dump(Place):
     """What one process wrote of itself, or had written of it.
 
     Attributes:
-        rank: Which it is, of ``processes``; ``process`` is JAX's number.
-        run: 8 hexadecimal digits that tell the process from an earlier one of this rank.
         cause: Why this was written.
         limit: The watchdog's seconds.
         time: Seconds since 1970 when this was written.
@@ -83,12 +82,6 @@ class Dump:
         note: What could not be seen, and why.
     """
 
-    rank: int
-    process: int
-    processes: int
-    host: str
-    pid: int
-    run: str
     cause: str
     limit: float
     time: float

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from blake3 import blake3
@@ -62,7 +61,6 @@ class _Planned:
 @functools.cache
 def start() -> None:
     """Compare programs from here on, of lazy graphs and of ``jax.jit``."""
-    jaxapi.hide_traceback_below(Path(__file__))
     jaxapi.when_job_is_joined(channel)  # others ask where this rank is, or whether it has ended
     check = _RankCheck()
     subscribe(_LazyPrograms(check))
@@ -231,18 +229,23 @@ class _Comparison:
 
     def _follow(self) -> str:
         opened, planned = self._channel, self._planned
-        end = time.monotonic() + self._timeout + 2 * _PATIENCE
+        lead = planned.ranks[0]
+        has_come = False
         is_asked = False
+        end = time.monotonic() + self._timeout
         while True:
             answer = opened.get(f"{self._folder}/answer", _CHUNK)
             if answer is not None:
                 return answer.decode()
+            if not has_come and opened.get(f"{self._folder}/said/{lead}") is not None:
+                has_come = True
+                end = time.monotonic() + self._timeout + 2 * _PATIENCE
             if time.monotonic() > end:
-                return "\n".join(self._missing_lines([planned.ranks[0]]))
+                return "\n".join(self._missing_lines([lead]))
             if not is_asked and opened.get(f"{self._folder}/wanted/{opened.rank}") is not None:
                 is_asked = True
                 opened.put(f"{self._folder}/summary/{opened.rank}", planned.summarize().encode())
-            if opened.get(f"ended/{planned.ranks[0]}") is not None:
+            if opened.get(f"ended/{lead}") is not None:
                 end = 0.0  # its answer may have come just before
 
     def _missing_lines(self, missing: Sequence[int]) -> Iterator[str]:

@@ -16,12 +16,12 @@ import json
 import logging
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,13 +29,13 @@ from snaprt import jaxapi, settings, stacks
 from snaprt.fleet.bystander import claim_hang, dump_file, hang_folder, hang_number, write_json
 from snaprt.fleet.hang_files import SCHEMA, VERSION
 from snaprt.graph.program import Program
+from snaprt.processes import Place, place_in_job
 from snaprt.runtime.events import Compilation, Cut, Subscriber, subscribe
 from snaprt.runtime.jit import follow_process
-from snaprt.snapshot.recorder.describe import run_mark
 from snaprt.snapshot.recorder.flags import dump_folder_of
 from snaprt.snapshot.recorder.plan import DEFAULT_FOLDER
 from snaprt.snapshot.recorder.progress import Progress, Running, watch_progress
-from snaprt.snapshot.recorder.states import Place, claim_rank, keep_state, place_in_job
+from snaprt.snapshot.recorder.states import claim_rank, keep_state
 from snaprt.snapshot.recorder.writer import afresh_in_children
 from snaprt.units import format_duration
 
@@ -213,12 +213,7 @@ class Watchdog:
         return {
             "schema": SCHEMA,
             "version": VERSION,
-            "rank": place.rank,
-            "process": place.process,
-            "processes": place.processes,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "run": run_mark(),
+            **asdict(place),
             "known": self._known,
             "limit": self._limit,
             "time": time.time(),

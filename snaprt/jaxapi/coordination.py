@@ -7,12 +7,14 @@ Uses ``jax._src.distributed.global_state``, which has no public name. Its client
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
 
-import jax
 from jax._src import distributed as _distributed
+from jax._src import xla_bridge as _xla_bridge
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Coordination:
         Raises:
             RuntimeError: The service cannot be reached.
         """
-        self.client.key_value_set_bytes(key, value, allow_overwrite=True)
+        _answered(lambda: self.client.key_value_set_bytes(key, value, allow_overwrite=True))
 
     def put_new(self, key: str, value: bytes) -> bool:
         """Store a value unless the key has one; return whether it had none.
@@ -44,7 +46,7 @@ class Coordination:
             RuntimeError: The service cannot be reached.
         """
         try:
-            self.client.key_value_set_bytes(key, value, allow_overwrite=False)
+            _answered(lambda: self.client.key_value_set_bytes(key, value, allow_overwrite=False))
         except RuntimeError as error:
             if _status(error) == "ALREADY_EXISTS":
                 return False
@@ -58,7 +60,7 @@ class Coordination:
             RuntimeError: The service cannot be reached.
         """
         try:
-            value: bytes = self.client.key_value_try_get_bytes(key)
+            value: bytes = _answered(lambda: self.client.key_value_try_get_bytes(key))
         except RuntimeError as error:
             if _status(error) == "NOT_FOUND":
                 return None
@@ -86,7 +88,7 @@ class Coordination:
         Raises:
             RuntimeError: The service cannot be reached.
         """
-        pairs = self.client.key_value_dir_get_bytes(f"{folder}/")
+        pairs = _answered(lambda: self.client.key_value_dir_get_bytes(f"{folder}/"))
         return {key.rpartition(f"{folder}/")[2]: value for key, value in pairs}
 
     def delete(self, folder: str) -> None:
@@ -95,11 +97,52 @@ class Coordination:
         Raises:
             RuntimeError: The service cannot be reached.
         """
-        self.client.key_value_delete(folder)
+        _answered(lambda: self.client.key_value_delete(folder))
 
     def is_current(self) -> bool:
         """Return whether ``jax.distributed`` has not been shut down since."""
         return _distributed.global_state.client is self.client
+
+
+ANSWER_SECONDS: Final = 5.0
+"""How long a coordinator that is stopped or cannot be reached is waited for."""
+
+_Answer = TypeVar("_Answer")
+_unanswered: list[threading.Thread] = []
+
+
+def _answered(call: Callable[[], _Answer], seconds: float = ANSWER_SECONDS) -> _Answer:
+    """Return what a call of the service returns.
+
+    JAX's own calls wait until the heartbeat fails, which takes 100 s by default. After a call
+    without an answer, others fail at once until that one returns.
+
+    Raises:
+        RuntimeError: The service does not answer in time, or the call has failed.
+    """
+    _unanswered[:] = [thread for thread in _unanswered if thread.is_alive()]
+    if _unanswered:
+        raise RuntimeError("UNAVAILABLE: the coordinator does not answer")
+    answer: Future[_Answer] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    thread = threading.Thread(target=ask, name="snaprt-coordination", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # Python ends, and JAX is about to wait for the coordinator in any case
+        return call()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        _unanswered.append(thread)
+        raise RuntimeError(
+            f"UNAVAILABLE: the coordinator has not answered within {seconds:g} s"
+        ) from None
 
 
 def coordination() -> Coordination | None:
@@ -126,16 +169,19 @@ def when_job_is_joined(call: Callable[[], object]) -> None:
 
 
 def process_of_job() -> tuple[int, int]:
-    """Return the number of this process in its job and how many there are, by `jax.distributed`.
+    """Return JAX's number of this process in its job, and how many there are.
 
-    Unlike `jax.process_index` it starts no backend. Before `jax.distributed.initialize` it is 0
-    of 1. Checked with jax 0.10.2 and 0.12.0.
+    Unlike `jax.process_index` it starts no backend, and does not wait for one that starts. Without
+    `jax.distributed.initialize` it is 0 of 1, unless the backend knows of others, as on TPUs.
+    Checked with jax 0.10.2 and 0.12.0.
     """
-    state = _distributed.global_state
-    return state.process_id, state.num_processes or 1
+    state, backend = _distributed.global_state, _xla_bridge._default_backend
+    if (state.num_processes or 1) > 1 or backend is None:
+        return state.process_id, state.num_processes or 1
+    return backend.process_index(), 1 + max(device.process_index for device in backend.devices())
 
 
-def processes_of(devices: Iterable[jax.Device]) -> tuple[int, ...]:
+def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
     """Return the processes that own some of ``devices``, in order."""
     return tuple(sorted({device.process_index for device in devices}))
 
@@ -154,8 +200,9 @@ def all_arrive(name: str, processes: Sequence[int], seconds: float) -> bool:
     if client is None:
         return False
     try:
-        client.wait_at_barrier(name, int(1000 * seconds), process_ids=list(processes))
-    except jax.errors.JaxRuntimeError:
+        milliseconds, ids = int(1000 * seconds), list(processes)
+        _answered(lambda: client.wait_at_barrier(name, milliseconds, process_ids=ids), seconds + 1)
+    except RuntimeError:
         return False
     return True
 

@@ -58,15 +58,6 @@ def all_frames() -> tuple[Frame, ...]:
     return tuple(reversed(frames))
 
 
-def main_thread_place() -> str:
-    """Return the user's line at which the main thread is, as `place_text` writes it."""
-    ident = threading.main_thread().ident
-    frame = None if ident is None else sys._current_frames().get(ident)
-    stack = [] if frame is None else list(traceback.walk_stack(frame))
-    frames = [Frame(at.f_code.co_filename, line, at.f_code.co_qualname) for at, line in stack]
-    return place_text(users_place(frames[::-1]))
-
-
 def user_variables() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the file and the variables of each of the user's frames now, innermost first.
 
@@ -99,9 +90,8 @@ def frames_to(error: BaseException) -> list[tuple[FrameType, int]]:
     return [*outer, *traceback.walk_tb(first)]
 
 
-_INSTALLED: Final = (
-    *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")),
-    f"{Path(__file__).parents[1]}{os.sep}",  # snaprt, which may be installed elsewhere
+_INSTALLED: Final = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")
 )
 
 

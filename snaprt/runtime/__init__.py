@@ -8,6 +8,6 @@ from snaprt import jaxapi
 
 # What stacks and tracebacks show is the user's lines. The command line adds its own frames: see
 # `snaprt.cli.run.command`.
-for _part in ("compile", "explain", "graph", "jaxapi", "runtime", "snapshot", "trace"):
+for _part in ("compile", "explain", "fleet", "graph", "jaxapi", "runtime", "snapshot", "trace"):
     jaxapi.hide_frames_below(Path(__file__).parents[1] / _part)
     jaxapi.hide_traceback_below(Path(__file__).parents[1] / _part)

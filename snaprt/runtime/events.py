@@ -1,4 +1,4 @@
-"""The events of graphs that are cut, compiled and run, and who has subscribed to them.
+"""The events of graphs that are cut, compiled and run, and who is told of them.
 
 Nothing is made for subscribers while there are none: a cut asks once.
 """
@@ -10,15 +10,20 @@ import pkgutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import jax
 
 from snaprt import jaxapi
+from snaprt.snapshot.recorder.plan import steps_ended
+from snaprt.snapshot.recorder.progress import watched
 
 if TYPE_CHECKING:
     from snaprt.compile.executable import Executable
     from snaprt.graph.program import Program
+    from snaprt.snapshot.recorder import pending
+
+_Results = TypeVar("_Results")
 
 _numbers = itertools.count()
 
@@ -175,3 +180,20 @@ def listeners() -> Listeners:
         with _lock:
             _renew(_subscribed, asked_for)
     return _listeners
+
+
+def run_followed(
+    executable: pending.Executable, run: Callable[..., _Results], args: Any, kwargs: Any
+) -> _Results:
+    """Return ``run(*args, **kwargs)``, an execution; tell whoever follows them of it."""
+    progress = watched()
+    if progress is None:
+        return run(*args, **kwargs)
+    running = progress.begin(executable, steps_ended())
+    try:
+        results = run(*args, **kwargs)
+    except BaseException:
+        progress.failed(running)
+        raise
+    progress.dispatched(running, results)
+    return results

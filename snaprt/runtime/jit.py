@@ -31,6 +31,7 @@ from snaprt.compile.lower import FLAG_NAME, flag_of
 from snaprt.errors import SnapshotError
 from snaprt.graph.artifacts import ModuleArtifacts
 from snaprt.runtime import repro
+from snaprt.runtime.events import run_followed
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
 from snaprt.snapshot.recorder.plan import (
@@ -40,7 +41,6 @@ from snaprt.snapshot.recorder.plan import (
     plan_with,
     set_thread_plan,
 )
-from snaprt.snapshot.recorder.progress import run_followed
 from snaprt.snapshot.recorder.record import Recorder, process_recorder
 
 #: How many kinds of calls of a function are remembered.

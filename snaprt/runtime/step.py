@@ -27,13 +27,20 @@ from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Program
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
-from snaprt.runtime.events import Compilation, Cut, Execution, Listeners, cut_here, listeners
+from snaprt.runtime.events import (
+    Compilation,
+    Cut,
+    Execution,
+    Listeners,
+    cut_here,
+    listeners,
+    run_followed,
+)
 from snaprt.runtime.graph_breaks import graph_break, told_when_slow
 from snaprt.snapshot.format.trace_errors import describe_trace_error
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.failures import is_recorded, mark_recorded
 from snaprt.snapshot.recorder.plan import current_plan, end_step, steps_ended
-from snaprt.snapshot.recorder.progress import run_followed
 from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.trace import pacing
 from snaprt.trace.array import LazyArray, answer_for_exact_types, read_for_executable, read_to_host

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from programs import SNAPRT, run_program
+from programs import SNAPRT, finish, run_program, start_program
+
+from snaprt.fleet.launch import free_address
 
 BEGIN = """
-import sys, time
+import os, sys, time
 import jax, jax.numpy as jnp, numpy as np, snaprt
 jax.distributed.initialize()
 rank = jax.process_index()
@@ -33,9 +37,20 @@ for step in range(8):
 FILE = re.compile(r"(\w+)\.\w{16}-process(\d{6})-.*-device(\d{6})-execution(\d{6})\.(\w+)\.snap")
 
 
-def launch(folder: Path, code: str, ranks: int, *options: object, status: int = 0) -> str:
+# JAX numbers the processes in another order than the launcher.
+IN_ANOTHER_ORDER = BEGIN.replace(
+    "initialize()",
+    """initialize(
+    ":".join(map(os.environ.get, ("MASTER_ADDR", "MASTER_PORT"))), 2, 1 - int(os.environ["RANK"])
+)""",
+)
+
+
+def launch(
+    folder: Path, code: str, ranks: int, *options: object, begin: str = BEGIN, status: int = 0
+) -> str:
     """Run a program as a job that records into ``dump``; return what it wrote."""
-    (folder / "train.py").write_text(BEGIN + code)
+    (folder / "train.py").write_text(begin + code)
     words = (*SNAPRT, "launch", "-n", str(ranks), *map(str, options), "--dump", "dump")
     done = run_program((*words, "--", "train.py"), folder=folder, status=status)
     return done.stdout + done.stderr
@@ -116,7 +131,7 @@ number = 500 if rank == 0 else 4
 for step in range(number):
     own(np.full(3, -1.0 if rank and step == 3 else 1.0, np.float32)).block_until_ready()
 """
-    text = launch(tmp_path, code, 2, "--record", "--when", "nan")
+    text = launch(tmp_path, code, 2, "--record", "--when", "nan", begin=IN_ANOTHER_ORDER)
     assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 3)}
     assert "is recorded without rank 0: it holds that execution no longer" in text
     missing = (tmp_path / "dump" / "ranks" / "missing-000000.jsonl").read_text()
@@ -130,6 +145,7 @@ for step in range(number):
         (1, 1, 0),
     ]
     assert rows[0]["missing"][0]["why"] == "it holds that execution no longer"
+    assert [row["state"]["rank"] for row in rows] == [0, 1]
     assert rows[0]["state"]["execution"] == 499
     assert rows[0]["state"]["ended"] == "finished"
     shown = run_program((*SNAPRT, "ls", "dump", "--ranks"), folder=tmp_path, COLUMNS=160).stdout
@@ -151,3 +167,47 @@ if rank == 1:
 """
     launch(tmp_path, code, 2, "--record", "--when", "nan")
     assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 3), (0, 3)}
+
+
+def test_a_stopped_coordinator_keeps_nobody_from_recording_and_ending(tmp_path: Path):
+    code = """
+import signal
+from pathlib import Path
+own = jax.jit(lambda x: jnp.log(x) * 3)
+own(np.ones(3, np.float32)).block_until_ready()
+jax._src.distributed.global_state.client.wait_at_barrier("ran", 60_000)
+print("ran", flush=True)
+while rank == 0 or not Path("go").exists():
+    time.sleep(0.05)
+own(np.full(3, -1, np.float32)).block_until_ready()
+while not any(Path("dump").glob("*.outputs.snap")):
+    time.sleep(0.05)
+print("recorded", flush=True)
+while True:
+    signal.pause()
+"""
+    (tmp_path / "train.py").write_text(BEGIN + code)
+    address, port = free_address().split(":")
+    job = {"WORLD_SIZE": 2, "MASTER_ADDR": address, "MASTER_PORT": port}
+    words = (*SNAPRT, "run", "--record", "--when", "nan", "--dump", "dump", "--", "train.py")
+    coordinator, other = (
+        start_program(words, folder=tmp_path, RANK=rank, **job) for rank in (0, 1)
+    )
+    try:
+        assert next(iter(other.stdout or ())) == "ran\n"
+        coordinator.send_signal(signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        assert next(iter(other.stdout or ())) == "recorded\n"
+        other.terminate()
+        began = time.monotonic()
+        finish(other, status=-signal.SIGTERM, timeout=60)
+        assert time.monotonic() - began < 10
+    finally:
+        for process in (coordinator, other):
+            process.kill()
+            process.communicate()
+    assert {(each[1], each[4]) for each in recorded(tmp_path)} == {(1, "inputs"), (1, "outputs")}
+    listed = run_program((*SNAPRT, "ls", "dump", "--ranks"), folder=tmp_path, COLUMNS=160).stdout
+    _, of_coordinator, of_other = listed.splitlines()
+    assert "killed, or crashed" in of_coordinator
+    assert "terminated" in of_other

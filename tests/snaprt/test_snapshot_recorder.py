@@ -24,10 +24,10 @@ from programs import finish, start_program
 
 from snaprt import jaxapi, metrics
 from snaprt.compile.executable import Executable, run
+from snaprt.processes import run_mark
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.recorder import plan
-from snaprt.snapshot.recorder.describe import run_mark
 from snaprt.snapshot.recorder.record import Recorder
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 

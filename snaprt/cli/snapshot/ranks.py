@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,6 +29,9 @@ _COLUMNS: Final = (
     Column("missing"),
 )
 _MOST_SHOWN: Final = 3
+_MOST_SIGNS: Final = 60  # of how a rank ended
+_KILLED: Final = "killed, or crashed"
+_STARTED: Final = 18  # of the numbers of a process in /proc: when it started
 
 
 @dataclass(frozen=True)
@@ -55,31 +60,27 @@ def rows_of_ranks(place: Path, executions: Iterable[schema.Execution]) -> list[R
     Raises:
         UsageError: A state cannot be read.
     """
-    states = {state.process: state for state in read_states(place)} if place.is_dir() else {}
+    states = {state.rank: state for state in read_states(place)} if place.is_dir() else {}
     names: dict[tuple[str, int], str] = {}
     present: dict[tuple[str, int], set[int]] = {}
     expected: dict[tuple[str, int], set[int]] = {}
-    ranks = {state.process: state.rank for state in states.values()}
     for execution in executions:
         key = execution.graph_id, execution.execution_count
         names[key] = execution.name
-        present.setdefault(key, set()).add(execution.process)
-        processes = {device.process for device in execution.devices}
-        expected.setdefault(key, set()).update(processes)
-        ranks.setdefault(execution.process, execution.rank)
-        for process in processes:
-            ranks.setdefault(process, process)
-    said = {process: _said_missing(place, rank) for process, rank in ranks.items()}
+        of_program = {device.process for device in execution.devices}
+        is_of_one = len(of_program) == 1
+        present.setdefault(key, set()).add(execution.rank if is_of_one else execution.process)
+        expected.setdefault(key, set()).update({execution.rank} if is_of_one else of_program)
     rows = []
-    for process, rank in sorted(ranks.items(), key=lambda pair: pair[1]):
-        keys = {
-            key for key in names if process in expected[key] and process not in present[key]
-        } | {key for key in said[process] if key in names and process not in present[key]}
+    for rank in sorted(set(states).union(*expected.values())):
+        said = _said_missing(place, rank)
         missing = [
-            Missing(names[key], *key, why=said[process].get(key, "")) for key in sorted(keys)
+            Missing(names[key], *key, why=said.get(key, ""))
+            for key in sorted(names)
+            if rank not in present[key] and (rank in expected[key] or key in said)
         ]
-        recorded = sum(process in each for each in present.values())
-        rows.append(Row(rank, states.get(process), recorded, tuple(missing)))
+        recorded = sum(rank in each for each in present.values())
+        rows.append(Row(rank, states.get(rank), recorded, tuple(missing)))
     return rows
 
 
@@ -110,10 +111,6 @@ def show(rows: list[Row]) -> None:
 
 def _cells(row: Row) -> list[str]:
     state = row.state
-    what = "-"
-    if state is not None:
-        ended = state.ended.strip().splitlines()
-        what = ended[0] if ended else "running, or killed"
     seen = "-"
     if state is not None:
         seen = f"{format_duration(max(0.0, time.time() - state.time))} ago"
@@ -125,10 +122,33 @@ def _cells(row: Row) -> list[str]:
         program,
         str(state.execution) if program != "-" and state is not None else "-",
         seen,
-        tables.printable(what),
+        "-" if state is None else tables.printable(_shortened(_how_it_is(state))),
         str(row.recorded),
         _missing_text(row.missing),
     ]
+
+
+def _how_it_is(state: RankState) -> str:
+    """Return how a process ended, or what it does now, as far as this machine knows."""
+    if state.ended.strip():
+        return state.ended.strip().splitlines()[0]
+    if state.host != socket.gethostname() or not Path("/proc/self/stat").exists():
+        return "running, or killed"
+    try:
+        _, _, fields = Path(f"/proc/{state.pid}/stat").read_text().rpartition(") ")
+    except OSError:
+        return _KILLED
+    flag, *numbers = fields.split()
+    since_boot = int(numbers[_STARTED]) / os.sysconf("SC_CLK_TCK")
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    began = time.time() - up + since_boot
+    if flag in "ZX" or began > state.time + 1:  # another process has its number now
+        return _KILLED
+    return "stopped" if flag in "Tt" else "running"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_SIGNS else text[: _MOST_SIGNS - 3] + "..."
 
 
 def _missing_text(missing: tuple[Missing, ...]) -> str:

@@ -200,7 +200,7 @@ class Execution:
     driver: str = ""  # the device's, where it has one
     processor: str = ""  # the machine's, where the device is one
     run: str = ""  # 8 hex digits that tell this process from others that write into the folder
-    rank: int = 0  # which of the processes of a job, as RANK says, or as `process`
+    rank: int = 0  # which of the processes of a job: `process`, or RANK where JAX knows one only
     reason: str = ""  # the condition that held, as the user wrote it; or `error`, `keep-last`
     error: str = ""  # what the execution, or the program after it, failed with, and its traceback
     host: str = ""  # the name of the machine

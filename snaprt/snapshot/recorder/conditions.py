@@ -267,7 +267,7 @@ WORDS: Final[tuple[Word, ...]] = (
         "rank",
         _rank,
         "numbers and ranges, or master",
-        "Processes by RANK, or where it is not set by `jax.process_index()`; master is 0.",
+        "Processes by `jax.process_index()`, or by RANK if JAX knows only one; master is 0.",
         lambda ranges, moment: moment.rank in ranges,
         lasts=True,
         is_local=True,

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from snaprt import jaxapi, variables
+from snaprt.processes import run_mark
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.content import array_content, gather
 from snaprt.snapshot.recorder.pending import HeldExecution, read_again
@@ -142,17 +143,6 @@ def error_text(error: BaseException) -> str:
         return variables.without_credentials(words[:_LONGEST_ERROR])
     frames = "".join(traceback.format_exception(error))
     return variables.without_credentials(f"{words}\n\n{frames}"[:_LONGEST_ERROR])
-
-
-_run_marks: dict[int, str] = {}  # process id to mark: a forked child has one of its own
-
-
-def run_mark() -> str:
-    """Return 8 hex digits that tell this process from all others that write into a folder."""
-    process = os.getpid()
-    if process not in _run_marks:
-        _run_marks[process] = os.urandom(4).hex()
-    return _run_marks[process]
 
 
 def describe(

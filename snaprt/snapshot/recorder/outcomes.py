@@ -244,8 +244,8 @@ class Outcomes:
 
     def dump_everywhere(self, cause: Cause) -> None:
         """Have what the ring holds written, and what those of the other ranks hold."""
-        self.sharing.dumped()
         self.dump_ring(cause)
+        self.sharing.dumped()
 
     def _strike(
         self,
@@ -271,13 +271,13 @@ class Outcomes:
         outputs = [] if held.outputs is None or error is not None else held.outputs
         self._being_recorded.add(id(held))
         try:
-            self.sharing.struck(held, reason)
             if self.sharing.is_new(held) and self._filing.admits(
                 held, conditions, sum(array.nbytes for array in outputs)
             ):
                 self._filing.queue(held, "inputs", conditions, cause)
                 if outputs:
                     self._filing.queue(held, "outputs", conditions, cause)
+            self.sharing.struck(held, reason)  # after what is its own: nobody may hear
         finally:
             self._being_recorded.discard(id(held))
         if trigger.is_failure:

@@ -42,7 +42,6 @@ class Plan:
     # all on the host.
     hold: Hold
     stops: bool  # whether the program is stopped when a failure was recorded
-    rank: int | None = None  # what RANK says; None where it says nothing
 
     @functools.cached_property
     def triggers(self) -> tuple[Trigger, ...]:
@@ -173,7 +172,6 @@ def _read_plan(given: Path | None = None, otherwise: tuple[Condition, ...] = ())
         keep_bytes=settings.get("SNAPRT_RECORD_KEEP_BYTES"),
         hold=hold,
         stops=stops,
-        rank=settings.get("RANK"),
     )
 
 

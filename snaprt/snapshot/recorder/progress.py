@@ -14,12 +14,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import jax
 
 from snaprt.snapshot.recorder.pending import Executable, is_there_or_gone
-from snaprt.snapshot.recorder.plan import steps_ended
 from snaprt.snapshot.recorder.writer import afresh_in_children
 
 LAST: Final = 16
@@ -29,8 +28,6 @@ _HELD_BYTES: Final = 1 << 16  # an output of so many bytes is held until it is t
 _MANY: Final = 64  # executions under way: the program itself asks which have ended
 _EVERY: Final = 16  # executions of a program, between two times that it asks
 _MOST: Final = 1024  # executions under way that are remembered
-
-_Results = TypeVar("_Results")
 
 Find = Callable[[Any], Any]
 """Finds an output in what an execution returned."""
@@ -237,6 +234,11 @@ _progress: Progress | None = None
 _starting = threading.Lock()
 
 
+def watched() -> Progress | None:
+    """Return what executions are told to; None where nobody wants to know."""
+    return _progress
+
+
 def watch_progress() -> Progress:
     """Follow the executions of this process from here on."""
     global _progress
@@ -244,20 +246,3 @@ def watch_progress() -> Progress:
         if _progress is None:
             _progress = Progress()
     return _progress
-
-
-def run_followed(
-    executable: Executable, run: Callable[..., _Results], args: Any, kwargs: Any
-) -> _Results:
-    """Return ``run(*args, **kwargs)``, an execution; tell whoever follows them of it."""
-    progress = _progress
-    if progress is None:
-        return run(*args, **kwargs)
-    running = progress.begin(executable, steps_ended())
-    try:
-        results = run(*args, **kwargs)
-    except BaseException:
-        progress.failed(running)
-        raise
-    progress.dispatched(running, results)
-    return results

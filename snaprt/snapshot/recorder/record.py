@@ -23,6 +23,7 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.errors import ExecutionError
+from snaprt.processes import place_in_job
 from snaprt.snapshot.recorder.conditions import (
     BOTH_ROLES,
     EVER,
@@ -99,6 +100,7 @@ class Recorder:
         self._plan: Plan | None = None  # the last one that was acted on
         self._began = 0.0  # when the first plan was acted on
         self._process = 0  # of JAX's, once somebody asks to record
+        self._rank = 0  # likewise
         self._filing = Filing(self.writer)
         self._ring = Ring(self._filing.write_now)
         self._outcomes = Outcomes(self._filing, self._ring)
@@ -331,6 +333,7 @@ class Recorder:
             self._began = time.monotonic()
             self._process = jax.process_index()
         self._plan = plan
+        self._rank = place_in_job().rank
         keep_state(plan.folder)
         self._outcomes.sharing.join(plan)
         if not self._is_flushed_by_signal:
@@ -373,8 +376,7 @@ class Recorder:
 
     def _moment(self, plan: Plan, executable: Executable, count: int, step: int) -> Moment:
         seconds = time.monotonic() - self._began
-        rank = plan.rank if plan.rank is not None else self._process
-        return Moment(executable.name, executable.graph_id, count, step, seconds, rank)
+        return Moment(executable.name, executable.graph_id, count, step, seconds, self._rank)
 
     def _begin(
         self,

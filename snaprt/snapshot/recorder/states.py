@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from snaprt import settings, stacks
+from snaprt import stacks
 from snaprt.errors import UsageError
+from snaprt.processes import Place, place_in_job
 from snaprt.whole_files import write_whole
 
 if TYPE_CHECKING:  # who reads states does not need JAX
@@ -37,16 +37,10 @@ _log = logging.getLogger("snaprt.states")
 
 
 @dataclass(frozen=True)
-class RankState:
+class RankState(Place):
     """How far one process of a job is.
 
     Attributes:
-        rank: Its rank.
-        process: JAX's number of the process.
-        processes: How many processes the job has.
-        host: The name of its machine.
-        pid: Its process id there.
-        run: 8 hexadecimal digits that tell it from an earlier process of this rank.
         step: How many steps it has marked.
         program: The name of the program that it ran last; "" where it has run none.
         graph_id: 16 hexadecimal digits that are the same for the same program.
@@ -56,12 +50,6 @@ class RankState:
         ended: "" while it runs; ``finished``, or the error that ended it.
     """
 
-    rank: int
-    process: int
-    processes: int
-    host: str
-    pid: int
-    run: str
     step: int
     program: str
     graph_id: str
@@ -92,30 +80,6 @@ def read_states(folder: Path) -> tuple[RankState, ...]:
     return tuple(sorted(states, key=lambda state: state.rank))
 
 
-@dataclass(frozen=True)
-class Place:
-    """Which process of a job this is.
-
-    Attributes:
-        rank: As RANK says, else as JAX numbers it.
-        process: As JAX numbers it.
-        processes: How many there are.
-    """
-
-    rank: int
-    process: int
-    processes: int
-
-
-def place_in_job() -> Place:
-    """Return which process of a job this is, without starting a backend of JAX."""
-    from snaprt import jaxapi
-
-    process, processes = jaxapi.process_of_job()
-    rank, count = settings.get("RANK"), settings.get("WORLD_SIZE")
-    return Place(process if rank is None else rank, process, max(processes, count or 1))
-
-
 def state_file(folder: Path, rank: int) -> Path:
     """Return where a rank writes its state below the folder of a recording."""
     return folder / FOLDER / f"rank-{rank:06d}.json"
@@ -123,17 +87,10 @@ def state_file(folder: Path, rank: int) -> Path:
 
 def state_now(progress: Progress, place: Place) -> RankState:
     """Return how far this process is."""
-    from snaprt.snapshot.recorder.describe import run_mark
-
     last: Sequence[Running] = tuple(progress.last)
     running = last[-1] if last else None
     return RankState(
-        rank=place.rank,
-        process=place.process,
-        processes=place.processes,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        run=run_mark(),
+        **asdict(place),
         step=max(progress.step, running.step if running else 0),
         program=running.executable.name if running else "",
         graph_id=running.executable.graph_id if running else "",
