@@ -353,7 +353,6 @@ class Recorder:
             multiprocessing.util.register_after_fork(self, _flush_as_worker_ends)
 
     def _terminated(self) -> None:
-        self._outcomes.sharing.terminated()
         end_state("terminated")
         self.writer.end()
         self._outcomes.sharing.leave()

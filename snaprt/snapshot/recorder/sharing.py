@@ -136,15 +136,14 @@ class Sharing:
             self._channel.publish(_EVENT, {"ring": True})
 
     def awaits_execution(self) -> bool:
-        """Return whether another rank has recorded an execution that has yet to begin here."""
-        if self._channel is not None:
+        """Return whether another rank has recorded an execution that has yet to begin here.
+
+        In the handler of a signal, it records what other ranks have asked for. The coordinator may
+        not answer for seconds, so nobody asks it again until the process ends.
+        """
+        if self._channel is not None and threading.current_thread() is threading.main_thread():
             self._channel.hear()
         return bool(self._awaited)
-
-    def terminated(self) -> None:
-        """Record what other ranks have asked for; in the handler of a signal that ends this one."""
-        if self._channel is not None:
-            self._channel.hear()
 
     def leave(self) -> None:
         """Let the other ranks write what they have, before a signal ends this one."""
