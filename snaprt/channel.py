@@ -149,6 +149,16 @@ class Channel:
         """Return the processes whose programs have ended."""
         return frozenset(int(rank) for rank in self.below("ended"))
 
+    def leave(self, seconds: float) -> None:
+        """Say that this process is about to be ended; the first one waits for the others to say so.
+
+        The coordinator is in the first process: without it, XLA aborts the others at once.
+        """
+        self.put(f"ended/{self.rank}", b"")
+        end = time.monotonic() + seconds
+        while not self.rank and len(self.ended()) < self.count and time.monotonic() < end:
+            time.sleep(0.02)
+
     def _work(self) -> None:
         pause = max(_POLL_SECONDS, self.count / _ANSWERS_A_SECOND)
         failures = 0

@@ -112,6 +112,23 @@ time.sleep(5)
     ]
 
 
+def test_a_rank_that_is_told_to_end_runs_and_records_what_another_has_recorded(tmp_path: Path):
+    code = """
+@jax.jit
+def too_large(x):
+    zeros = jnp.zeros((1 << 21, 1 << 24), jnp.float32)
+    return jax.lax.fori_loop(0, 2, lambda i, a: a + x.sum(), zeros).sum()
+x = batch(0)
+jax._src.distributed.global_state.client.wait_at_barrier("ready", 60_000)
+if rank:
+    time.sleep(2)  # until the other one has failed, and the launcher ends this one
+too_large(x).block_until_ready()
+"""
+    text = launch(tmp_path, code, 2, "--when", "error", status=1)
+    assert "rank 0 failed first" in text
+    assert recorded(tmp_path) == {("too_large", rank, 0, 0, "inputs") for rank in (0, 1)}, text
+
+
 def test_a_rank_that_holds_an_execution_no_longer_says_so(tmp_path: Path):
     code = """
 own = jax.jit(lambda x: jnp.log(x) * 3)

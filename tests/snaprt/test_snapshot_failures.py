@@ -241,6 +241,7 @@ def test_outputs_that_an_execution_out_of_memory_left_out_end_no_process(
             filled.block_until_ready()
     errors = [one.manifest.execution.error for one in recorded(folder)]
     assert any("ut of memory" in error for error in errors)
+    assert not any("snapshot/recorder" in error for error in errors)
 
 
 def test_an_exception_that_leaves_a_lazy_scope_records_what_ran_last(

@@ -208,7 +208,8 @@ def of_compilation(case: Case, variant: Variant, outcome: Outcome, saved: Path) 
         sentence = f"for {variant.text}: {failure}: {failure.message}"
         return dataclasses.replace(report, headline=Headline("bad", "DOES NOT COMPILE", sentence))
     memory, cost = outcome.report["memory"], outcome.report["cost"]
-    return dataclasses.replace(report, compiled=Compiled(memory, cost, str(saved)))
+    compiled = Compiled(memory, cost, str(saved), outcome.report["largest"])
+    return dataclasses.replace(report, compiled=compiled)
 
 
 # What may change what an operation accepts; it never reaches a device or a compiler.

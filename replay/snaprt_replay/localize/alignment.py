@@ -24,9 +24,10 @@ from snaprt_replay.hlo.hlo_module import (
     root_instruction,
     set_instructions,
 )
+from snaprt_replay.hlo.instruction import shape_text
 from snaprt_replay.localize.edits import edits_between
 from snaprt_replay.localize.matching import STEPPED, ComputationDiff, Digests, compare
-from snaprt_replay.localize.program import FlatModule, Line, shape_text
+from snaprt_replay.localize.program import FlatModule, Line
 
 _MOST_DEPTH = 8  # of loops and branches in each other
 _MOST_COPIED = 50  # instructions, so that a value that only one program has is in both

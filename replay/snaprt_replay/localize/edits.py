@@ -20,10 +20,11 @@ from snaprt.hlo.literals import literal_to_array
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Piece, Value, attributes_of
 from snaprt_replay.hlo.hlo_module import copy_of, parameters, take_name
+from snaprt_replay.hlo.instruction import shape_text
 from snaprt_replay.localize.findings import InstructionPlace
 from snaprt_replay.localize.matching import STEPPED, ComputationDiff, compare, content_of
 from snaprt_replay.localize.measure import error_between
-from snaprt_replay.localize.program import NO_WORK, FlatModule, Line, shape_text
+from snaprt_replay.localize.program import NO_WORK, FlatModule, Line
 from snaprt_replay.localize.session import Order, Session, Side, Values
 
 RESULT = -1

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.hlo_module import copy_of, parameters
-from snaprt_replay.localize.program import FlatModule, Line, shape_text
+from snaprt_replay.hlo.instruction import shape_text
+from snaprt_replay.localize.program import FlatModule, Line
 
 Matching = Mapping[int, int]
 """The id in the reference of each instruction of the suspect that has its like there."""

@@ -159,11 +159,13 @@ class Compiled:
         memory: Bytes, by XLA's names.
         cost: The compiler's cost analysis, by XLA's names.
         hlo: Where the optimized HLO was saved.
+        largest: The largest arrays, as `largest_arrays` gives them.
     """
 
     memory: Mapping[str, float | int]
     cost: Mapping[str, float | int]
     hlo: str
+    largest: Sequence[Mapping[str, str | int]] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.instruction import shape_text, source_of
 from snaprt_replay.localize.findings import Localization
-from snaprt_replay.localize.program import FlatModule, shape_text, source_of
+from snaprt_replay.localize.program import FlatModule
 from snaprt_replay.report import shown
 
 GRAPHS, ERRORS = "graphs.json", "errors.json"

@@ -128,6 +128,11 @@ def compiled_lines(compiled: Compiled) -> Iterator[str]:
         if name in compiled.memory
     ]
     yield f"memory: {', '.join(memory)}"
+    for array in compiled.largest:
+        source = f" at {shown.name(str(array['source']), 400)}" if array["source"] else ""
+        times = f"{array['count']} x " if array["count"] != 1 else ""
+        size, shape = format_size(int(array["bytes"])), shown.name(str(array["shape"]))
+        yield f"  {times}{size} {shape}, {shown.name(str(array['opcode']))}{source}"
     known = compiled.cost
     cost = [form.format(known[name]) for name, form in _COST.items() if name in known]
     yield f"cost: {', '.join(cost) or 'the compiler provides no analysis'}"

@@ -15,6 +15,7 @@ from snaprt.compile.ahead.ahead_of_time import topology_devices
 from snaprt.compile.module import LoadedModule, compile_partitioned
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
 from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.largest import largest_arrays
 from snaprt_replay.load.case import Signature
 from snaprt_replay.load.shards import Index, sharded
 from snaprt_replay.run import devices, jobs
@@ -265,7 +266,12 @@ def _prepare_compile_only(job: Job) -> Prepared:
         from_cache=False,
         device=name,
         environment={},
-        report={"memory": memory, "cost": cost, "hlo": text},
+        report={
+            "memory": memory,
+            "cost": cost,
+            "hlo": text,
+            "largest": largest_arrays(jaxapi.optimised_hlo_proto(executable)),
+        },
     )
 
 

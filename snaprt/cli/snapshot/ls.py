@@ -142,7 +142,9 @@ def command(
     if by_rank:
         by_ranks = ranks.rows_of_ranks(place, [file.manifest.execution for file in files])
         if as_json:
-            output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": place, "ranks": by_ranks, "damaged": damaged})
+            output.emit_json(
+                SCHEMA, SCHEMA_VERSION, {"path": place, "ranks": by_ranks, "damaged": damaged}
+            )
         else:
             ranks.show(by_ranks)
         _exit(context, damaged)

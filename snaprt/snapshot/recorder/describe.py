@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -132,9 +132,15 @@ class Cause:
     jax_config: Mapping[str, str] = field(default_factory=jax_config)
 
 
+_RECORDER: Final = str(Path(__file__).parent)
+
+
 def error_text(error: BaseException) -> str:
-    """Return the error's kind and words, and below them its traceback."""
+    """Return the error's kind and words, and below them its traceback outside of the recorder."""
     words = "".join(traceback.format_exception_only(error)).strip()
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if all(file.startswith(_RECORDER) for file in files):  # the recorder waited for an execution
+        return variables.without_credentials(words[:_LONGEST_ERROR])
     frames = "".join(traceback.format_exception(error))
     return variables.without_credentials(f"{words}\n\n{frames}"[:_LONGEST_ERROR])
 

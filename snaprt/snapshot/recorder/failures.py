@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -71,12 +72,22 @@ def _tell_listeners(error: BaseException) -> None:
 
 
 _flushes: list[Callable[[], object]] = []
+_unfinished: list[Callable[[], bool]] = []
+_SECONDS_TO_FINISH: Final = 4.0
+_POLL_SECONDS: Final = 0.05
 _dumps: list[Callable[[], object]] = []
 _stops: list[Callable[[], None]] = []
 
 
-def before_terminated(flush: Callable[[], object]) -> bool:
+def before_terminated(
+    flush: Callable[[], object], is_unfinished: Callable[[], bool] = lambda: False
+) -> bool:
     """Call ``flush`` when SIGTERM comes, before the process ends by it or its own handler runs.
+
+    Args:
+        flush: What to call.
+        is_unfinished: Whether the program has to go on a little, so that ``flush`` has all to
+            flush. It may, for some seconds; a second SIGTERM ends it at once.
 
     Returns:
         Whether that could be arranged: only in the main thread.
@@ -84,9 +95,21 @@ def before_terminated(flush: Callable[[], object]) -> bool:
     if not _can_set_handlers():
         return False
     if not _flushes:
-        _set_handler(signal.SIGTERM, lambda: [flush() for flush in _flushes])
+        _set_handler(signal.SIGTERM, lambda: [flush() for flush in _flushes], waits=_is_unfinished)
     _flushes.append(flush)
+    _unfinished.append(is_unfinished)
     return True
+
+
+def _is_unfinished() -> bool:
+    return any(is_unfinished() for is_unfinished in _unfinished)
+
+
+def _signal_when_finished(number: int) -> None:
+    end = time.monotonic() + _SECONDS_TO_FINISH
+    while _is_unfinished() and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+    os.kill(os.getpid(), number)
 
 
 def on_user_signal(dump: Callable[[], object]) -> None:
@@ -150,19 +173,33 @@ def _can_set_handlers() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _set_handler(number: signal.Signals, act: Callable[[], Any], *, ends: bool = True) -> None:
+def _set_handler(
+    number: signal.Signals,
+    act: Callable[[], Any],
+    *,
+    ends: bool = True,
+    waits: Callable[[], bool] = lambda: False,
+) -> None:
     """Set a handler that acts, and then does what would have been done without it.
 
     Args:
         number: The signal. If it is ignored, it stays so; if its handler is not Python's, too.
         act: What to do first.
         ends: Whether the signal ends the process where the program has no handler of its own.
+        waits: Whether the first signal of this kind is to wait for something.
     """
     before = signal.getsignal(number)
     if before is None or before is signal.SIG_IGN:
         return
 
+    is_waiting = False
+
     def handle(received: int, frame: FrameType | None) -> None:
+        nonlocal is_waiting
+        if not is_waiting and waits():
+            is_waiting = True
+            threading.Thread(target=_signal_when_finished, args=(received,), daemon=True).start()
+            return
         act()
         if callable(before):
             before(received, frame)

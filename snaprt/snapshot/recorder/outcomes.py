@@ -199,6 +199,11 @@ class Outcomes:
         self._ring = ring
         self.sharing = Sharing(filing, self.dump_ring)
         self.stop_with: str | None = None
+        self._being_recorded: set[int] = set()  # by id
+
+    def is_unfinished(self) -> bool:
+        """Return whether an execution is about to be recorded, here or for another rank."""
+        return bool(self._being_recorded) or self.sharing.awaits_execution()
 
     def ended(self, held: HeldExecution, error: BaseException | None, nanoseconds: int) -> None:
         """Judge the conditions that had to wait for the end of an execution."""
@@ -264,13 +269,17 @@ class Outcomes:
         reason = trigger.reason(conditions[0].text, nanoseconds)
         cause = Cause(reason, "" if error is None else error_text(error))
         outputs = [] if held.outputs is None or error is not None else held.outputs
-        if self.sharing.is_new(held) and self._filing.admits(
-            held, conditions, sum(array.nbytes for array in outputs)
-        ):
-            self._filing.queue(held, "inputs", conditions, cause)
-            if outputs:
-                self._filing.queue(held, "outputs", conditions, cause)
-        self.sharing.struck(held, reason)  # after what is its own: nobody may hear
+        self._being_recorded.add(id(held))
+        try:
+            if self.sharing.claim(held) and self._filing.admits(
+                held, conditions, sum(array.nbytes for array in outputs)
+            ):
+                self._filing.queue(held, "inputs", conditions, cause)
+                if outputs:
+                    self._filing.queue(held, "outputs", conditions, cause)
+            self.sharing.struck(held, reason)  # after what is its own: nobody may hear
+        finally:
+            self._being_recorded.discard(id(held))
         if trigger.is_failure:
             self.fail(held, cause)
         return True

@@ -353,7 +353,9 @@ class Recorder:
         keep_state(plan.folder)
         self._outcomes.sharing.join(plan)
         if not self._is_flushed_by_signal:
-            self._is_flushed_by_signal = before_terminated(self._terminated)
+            self._is_flushed_by_signal = before_terminated(
+                self._terminated, self._outcomes.is_unfinished
+            )
         listen_for_uncaught_errors(self)
         if plan.keep_last and not self._listens:
             self._listens = True
@@ -367,9 +369,9 @@ class Recorder:
             multiprocessing.util.register_after_fork(self, _flush_as_worker_ends)
 
     def _terminated(self) -> None:
-        self._outcomes.sharing.terminated()
         end_state("terminated")
         self.writer.end()
+        self._outcomes.sharing.leave()
 
     def _meet(self, executable: Executable) -> _Seen:
         return self._seen.setdefault(executable.number, _Seen(executable.name))

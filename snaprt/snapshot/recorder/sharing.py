@@ -31,6 +31,7 @@ from snaprt.units import format_spans
 SECONDS: Final = 10.0
 """How long ranks wait for each other at most."""
 
+_SECONDS_TO_LEAVE: Final = 4.0
 _EVENT: Final = "record"
 #: What is held of executions that have ended, for another rank may yet ask for them: at least the
 #: last two, and more while their inputs are small.
@@ -65,6 +66,7 @@ class Sharing:
         self._suspects: deque[HeldExecution] = deque(maxlen=_MOST_SUSPECTS)
         self._begun: dict[str, int] = {}  # the last execution of each graph
         self._wanted: dict[_Key, Cause] = {}  # that have not begun here
+        self._awaited: set[_Key] = set()  # those of them that run on devices of this rank too
         self._recorded: set[_Key] = set()
         self._has_other_folder = False  # and so has said it
         self._said = ""  # where all ranks say that they record what this one does
@@ -143,6 +145,7 @@ class Sharing:
             cause = self._wanted.pop(key, None) if self._wanted else None
         if cause is not None:
             self._filing.writer.call(functools.partial(self._record, held, cause))
+            self._awaited.discard(key)
 
     def suspect(self, held: HeldExecution) -> None:
         """Hold an execution that another rank may accuse: its own arrays say nothing."""
@@ -150,8 +153,8 @@ class Sharing:
             with self._lock:
                 self._suspects.append(held)
 
-    def is_new(self, held: HeldExecution) -> bool:
-        """Return whether an execution was not recorded yet because another rank asked for it."""
+    def claim(self, held: HeldExecution) -> bool:
+        """Take it upon oneself to record an execution; return whether nobody had yet."""
         if self._channel is None:
             return True
         with self._lock:
@@ -173,6 +176,7 @@ class Sharing:
             "execution": execution,
             "reason": reason,
             "folder": str(held.plan.folder),
+            "ranks": jaxapi.processes_of(held.executable.devices),
         }
         opened.publish(_EVENT, data)  # at once: the launcher may be about to end the others
 
@@ -181,10 +185,20 @@ class Sharing:
         if self._channel is not None:
             self._channel.publish(_EVENT, {"ring": True})
 
-    def terminated(self) -> None:
-        """Record what other ranks have asked for; in the handler of a signal that ends this one."""
-        if self._channel is not None:
+    def awaits_execution(self) -> bool:
+        """Return whether another rank has recorded an execution that has yet to begin here.
+
+        In the handler of a signal, it records what other ranks have asked for. The coordinator may
+        not answer for seconds, so nobody asks it again until the process ends.
+        """
+        if self._channel is not None and threading.current_thread() is threading.main_thread():
             self._channel.hear()
+        return bool(self._awaited)
+
+    def leave(self) -> None:
+        """Let the other ranks write what they have, before a signal ends this one."""
+        if self._channel is not None:
+            self._channel.leave(_SECONDS_TO_LEAVE)
 
     def finish(self, *, has_failed: bool) -> None:
         """Record what other ranks ask for while they, too, come to their end.
@@ -202,6 +216,7 @@ class Sharing:
         opened.hear()
         with self._lock:
             wanted, self._wanted = self._wanted, {}
+            self._awaited.clear()
         for key, cause in wanted.items():
             self._miss(key, cause, "it did not run here while it was watched")
 
@@ -241,6 +256,8 @@ class Sharing:
             held = self._find(key)
             if held is None and self._begun.get(key[0], -1) < key[1]:
                 self._wanted[key] = cause
+                if opened.rank in data["ranks"]:
+                    self._awaited.add(key)
                 return
         if held is None:
             self._miss(key, cause, "it holds that execution no longer")
@@ -253,7 +270,7 @@ class Sharing:
 
     def _record(self, held: HeldExecution, cause: Cause) -> None:
         """Record an execution for another rank, in the writer's thread."""
-        if not self.is_new(held):
+        if not self.claim(held):
             return
         conditions: tuple[Condition, ...] = tuple(held.watching) or held.plan.conditions
         if self._filing.admits(held, conditions, sum(array.nbytes for array in held.outputs or ())):
