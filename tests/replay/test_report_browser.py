@@ -54,7 +54,7 @@ def test_the_page_works_without_javascript_and_from_the_keyboard(browser, pages)
     tab.goto(pages["one"].as_uri())
     tab.keyboard.press("Tab")
     tab.keyboard.press("Enter")  # the first stop is "Skip to the verdict"
-    assert tab.url.endswith("#content")
+    tab.wait_for_url("**#content")
     summary = tab.locator("summary", has_text="The same in words")
     table = tab.get_by_role("table", name="Instructions around what is at fault")
     assert not table.is_visible()

@@ -136,18 +136,31 @@ def test_one_program_that_cannot_be_warmed_costs_the_others_nothing(collected, c
     assert "2 programs compiled for cpu, 0 already in the cache, 1 failed." in done.stderr
 
 
+REFUSED: dict[str, dict[str, object]] = {
+    "collected with jax 0.1.2": {"jax": "0.1.2"},
+    "collected for gpu": {"platform": "gpu"},
+    "does not have them": {"devices": [77], "committed": True},
+    "cannot rebuild the program": {"signature": "other"},
+}
+
+
+def test_a_program_for_another_place_is_refused(copied, tmp_path):
+    paths = []
+    for number, fields in enumerate(REFUSED.values()):
+        paths.append(copied.with_name(f"{number}.{copied.name}"))
+        paths[-1].write_text(copied.read_text())
+        changed(paths[-1], **fields)
+    done = snaprt("cache", "warm", *paths, "--target", "cpu", "--dir", tmp_path / "cache")
+    assert done.returncode == 2
+    assert [says for says in REFUSED if says not in done.stderr] == []
+    assert f"{len(REFUSED)} failed" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
-    [
-        ({"jax": "0.1.2"}, "collected with jax 0.1.2"),
-        ({"platform": "gpu"}, "collected for gpu"),
-        ({"devices": [77], "committed": True}, "does not have them"),
-        ({"signature": "other"}, "cannot rebuild the program"),
-        ({"schema": "other"}, "is not a readable collected program"),
-        ({"version": 99}, "version is 99"),
-    ],
+    [({"schema": "other"}, "is not a readable collected program"), ({"version": 99}, "is 99")],
 )
-def test_a_program_for_another_place_is_refused(copied, tmp_path, fields, says):
+def test_a_file_of_another_kind_or_version_is_refused(copied, tmp_path, fields, says):
     changed(copied, **fields)
     done = snaprt("cache", "warm", copied, "--target", "cpu", "--dir", tmp_path / "cache")
     assert done.returncode == 2
