@@ -52,9 +52,9 @@ def proof_of(executable: Any) -> Proof:
     """
     if executable is None:
         return Proof()
-    printed = jaxapi.optimised_hlo(executable, constants=False)
+    printed = jaxapi.optimized_hlo(executable, constants=False)
     if 0 < _elements_left_out(printed) <= _MOST_CONSTANTS:
-        printed = jaxapi.optimised_hlo(executable, constants=True)
+        printed = jaxapi.optimized_hlo(executable, constants=True)
     header, _, body = printed.partition("\n")
     text = f"{_ALLOWED.sub('', header)}\n{body}"
     return Proof(

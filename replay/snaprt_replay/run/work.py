@@ -270,7 +270,7 @@ def _prepare_compile_only(job: Job) -> Prepared:
             "memory": memory,
             "cost": cost,
             "hlo": text,
-            "largest": largest_arrays(jaxapi.optimised_hlo_proto(executable)),
+            "largest": largest_arrays(jaxapi.optimized_hlo_proto(executable)),
         },
     )
 

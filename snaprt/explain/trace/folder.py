@@ -146,7 +146,7 @@ def _stablehlo(run: Execution, nodes: Sequence[ShownNode]) -> str:
     return jaxapi.stablehlo_with_locations(module, _LARGEST_CONSTANT)
 
 
-def _optimised_hlo(run: Execution, nodes: Sequence[ShownNode]) -> str:
+def _optimized_hlo(run: Execution, nodes: Sequence[ShownNode]) -> str:
     loaded = loaded_executable(run.executable)
     if loaded is None:
         raise ValueError("the graph was not compiled")
@@ -159,7 +159,7 @@ FORMS: Final = (
     Form("graph.dot", "Graphviz", lambda run, nodes: as_dot(nodes)),
     Form("jaxpr.txt", "Jaxpr", _jaxpr),
     Form("module.stablehlo.mlir", "StableHLO", _stablehlo),
-    Form("optimised.hlo", "Optimized HLO", _optimised_hlo),
+    Form("optimised.hlo", "Optimized HLO", _optimized_hlo),
 )
 
 

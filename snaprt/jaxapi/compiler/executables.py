@@ -137,13 +137,13 @@ def executable_report(executable: Any) -> tuple[dict[str, int], dict[str, float]
     return memory, cost, "\n".join(one.to_string() for one in executable.hlo_modules())
 
 
-def optimised_hlo_proto(executable: Any) -> bytes:
+def optimized_hlo_proto(executable: Any) -> bytes:
     """Return the HloModuleProto of what XLA made of an executable's first module, serialized."""
     serialized: bytes = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
     return serialized
 
 
-def optimised_hlo(executable: Any, *, constants: bool) -> str:
+def optimized_hlo(executable: Any, *, constants: bool) -> str:
     """Return what XLA made of a loaded executable's module, as HLO text, "" where it keeps none.
 
     Names and source locations are left out: equal programs have equal texts. No other thread runs
