@@ -97,6 +97,7 @@ def _kill_at_each(tmp_path: Path, work: Callable[[Path], None], step: int) -> No
     assert number > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__[1:])
 def test_a_kill_at_any_of_many_system_calls_leaves_a_usable_cache(
     tmp_path: Path, work: Callable[[Path], None]

@@ -158,6 +158,7 @@ def test_a_read_on_one_rank_alone_cuts_its_graph_and_is_named(tmp_path: Path):
         assert f"rank 0: the lazy graph, at train.py:{line} in run" in text, told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", RUN)
 def test_a_rank_that_does_not_come_is_named_with_its_line(tmp_path: Path, mode: str):
     code = (

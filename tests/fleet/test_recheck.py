@@ -107,6 +107,7 @@ def test_a_device_that_always_computes_wrong_has_other_copies_than_the_others(tm
     assert [rank for _, rank in told] == ["rank 1", "rank 1"]
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_agree_go_on_without_re_checking(tmp_path: Path):
     # Process 1 asks for execution 0 alone, process 0 for execution 2 as well.
     said, counts = run(tmp_path, 2, "late", 0, 99)

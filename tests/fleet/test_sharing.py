@@ -63,6 +63,7 @@ def recorded(folder: Path) -> set[tuple[str, int, int, int, str]]:
     return {(m[1], int(m[2]), int(m[3]), int(m[4]), m[5]) for m in matches if m}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "ranks", "devices"), [("--record", 2, 2), ("--lazy", 2, 1), ("--record", 4, 1)]
 )
