@@ -14,7 +14,7 @@ from typing import Final
 from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.snapshot.format import schema
-from snaprt.snapshot.recorder.states import FOLDER, RankState, read_states
+from snaprt.snapshot.recorder.states import RankState, missing_file, read_states
 from snaprt.units import format_duration
 
 _COLUMNS: Final = (
@@ -105,10 +105,9 @@ def _without_inputs(devices: Mapping[schema.Role, set[int]]) -> set[int]:
 
 def _said_missing(place: Path, rank: int) -> Mapping[tuple[str, int], str]:
     """Return why a rank could not record what others asked it for."""
-    path = place / FOLDER / f"missing-{rank:06d}.jsonl"
     found: dict[tuple[str, int], str] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = missing_file(place, rank).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return found
     for line in lines:

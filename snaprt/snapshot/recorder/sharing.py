@@ -25,7 +25,7 @@ from snaprt.snapshot.recorder.describe import Cause
 from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing
 from snaprt.snapshot.recorder.pending import HeldExecution
 from snaprt.snapshot.recorder.plan import Plan, current_plan
-from snaprt.snapshot.recorder.states import FOLDER
+from snaprt.snapshot.recorder.states import missing_file
 from snaprt.units import format_spans
 
 SECONDS: Final = 10.0
@@ -309,7 +309,7 @@ class Sharing:
             cause.reason,
         )
         line = {"graph_id": key[0], "execution": key[1], "why": why, "time": time.time()}
-        path = plan.folder / FOLDER / f"missing-{opened.rank:06d}.jsonl"
+        path = missing_file(plan.folder, opened.rank)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:

@@ -85,6 +85,11 @@ def state_file(folder: Path, rank: int) -> Path:
     return folder / FOLDER / f"rank-{rank:06d}.json"
 
 
+def missing_file(folder: Path, rank: int) -> Path:
+    """Return where a rank writes which executions it could not record for others."""
+    return folder / FOLDER / f"missing-{rank:06d}.jsonl"
+
+
 def state_now(progress: Progress, place: Place) -> RankState:
     """Return how far this process is."""
     last: Sequence[Running] = tuple(progress.last)
