@@ -58,6 +58,23 @@ def opened(events: Events) -> Iterator[Callable[..., RemoteTier]]:
         tier.close(0)
 
 
+@pytest.fixture
+def opened_s3(
+    serve: Callable[[Answer], str],
+    opened: Callable[..., RemoteTier],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[Answer], RemoteTier]:
+    """Open a bucket of a server that answers every request in the way given."""
+
+    def open_it(answer: Answer) -> RemoteTier:
+        monkeypatch.setenv("AWS_ENDPOINT", serve(answer))
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+        return opened("s3://team/prefix")
+
+    return open_it
+
+
 @pytest.fixture(params=["bucket", "folder"])
 def url(request: pytest.FixtureRequest) -> str:
     return request.getfixturevalue(request.param)
@@ -271,18 +288,13 @@ def test_a_folder_that_is_not_mounted_is_an_error_and_is_not_made(
 
 
 def test_credentials_that_may_only_read_stop_the_uploads_and_not_the_reads(
-    serve: Callable[[Answer], str],
-    opened: Callable[..., RemoteTier],
+    opened_s3: Callable[[Answer], RemoteTier],
     events: Events,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         (give(b"content") if request.command == "GET" else fail(403))(request)
 
-    monkeypatch.setenv("AWS_ENDPOINT", serve(answer))
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    tier = opened("s3://team/prefix")
+    tier = opened_s3(answer)
     tier.send(OTHER, b"more")
     _wait_for(lambda: DROPPED in events)
     tier.send(OTHER, b"more")
@@ -311,16 +323,12 @@ def test_a_remote_that_sends_less_than_it_announced_is_an_error_or_a_shorter_blo
 
 
 def test_sending_returns_at_once_and_drops_what_finds_no_room(
-    serve: Callable[[Answer], str],
-    opened: Callable[..., RemoteTier],
+    opened_s3: Callable[[Answer], RemoteTier],
     events: Events,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("snaprt_cache.remote.MAX_WAITING_BYTES", 10_000)
-    monkeypatch.setenv("AWS_ENDPOINT", serve(stall))
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    tier = opened("s3://team/prefix")
+    tier = opened_s3(stall)
     start = time.monotonic()
     for number in range(100):
         tier.send(f"{number:064x}", bytes(1000))
@@ -333,11 +341,9 @@ def test_sending_returns_at_once_and_drops_what_finds_no_room(
 
 
 def test_an_upload_that_fails_after_the_end_was_counted_and_says_nothing(
-    serve: Callable[[Answer], str],
-    opened: Callable[..., RemoteTier],
+    opened_s3: Callable[[Answer], RemoteTier],
     events: Events,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reached, ended = threading.Event(), threading.Event()
 
@@ -346,10 +352,7 @@ def test_an_upload_that_fails_after_the_end_was_counted_and_says_nothing(
         ended.wait(30)
         fail(403)(request)
 
-    monkeypatch.setenv("AWS_ENDPOINT", serve(answer))
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    tier = opened("s3://team/prefix")
+    tier = opened_s3(answer)
     others = threading.enumerate()
     tier.send(NAME, b"content")
     (uploads,) = [
