@@ -6,7 +6,6 @@ import functools
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from contextlib import ContextDecorator
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -100,7 +99,7 @@ _summaries: OrderedDict[str, str] = OrderedDict()  # of ``jax.jit``, the last of
 
 def _about_to_obtain(planned: jaxapi.PlannedCompilation) -> None:
     """Keep a program for later comparisons, whether XLA compiles it or a cache has it."""
-    if _is_recorders(jaxapi.all_frames()):
+    if _is_recorders():
         return
     name = planned.name.removeprefix("jit_")
     _of_thread.before = _summaries.pop(name, "")
@@ -111,11 +110,9 @@ def _about_to_obtain(planned: jaxapi.PlannedCompilation) -> None:
 
 def _about_to_compile(module: Any, is_ours: bool) -> None:
     pending, _of_thread.pending = _of_thread.pending, None
-    frames = jaxapi.all_frames()
-    if (is_ours and pending is None) or _is_recorders(frames):
-        return  # a program that the user did not write
-    action = _action()
-    if action is None:
+    is_users = not is_ours or pending is not None
+    action = _action() if is_users else None
+    if action is None or _is_recorders():
         return
     metrics.counter_add("CompileAfterWarmUp")
     if is_ours and pending is not None:
@@ -134,9 +131,9 @@ def _about_to_compile(module: Any, is_ours: bool) -> None:
     _log.warning("%s", text)
 
 
-def _is_recorders(frames: Sequence[jaxapi.Frame]) -> bool:
+def _is_recorders() -> bool:
     """Return whether the recorder runs a program of its own."""
-    return any(frame.file.startswith(_RECORDER) for frame in frames)
+    return any(frame.file.startswith(_RECORDER) for frame in jaxapi.all_frames())
 
 
 def _action() -> Action | None:
