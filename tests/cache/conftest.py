@@ -22,7 +22,8 @@ def s3_server() -> Iterator[str]:
     server.start()
     address = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
     make_bucket = urllib.request.Request(f"{address}/team", method="PUT")
-    with urllib.request.urlopen(make_bucket, timeout=10):
+    # The first request makes the server import what answers it: long on a slow disk.
+    with urllib.request.urlopen(make_bucket, timeout=120):
         pass
     yield address
     server.stop()

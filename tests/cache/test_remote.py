@@ -91,7 +91,7 @@ def _drip(request: http.server.BaseHTTPRequestHandler) -> None:
         time.sleep(0.1)
 
 
-def _wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def _wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -65,7 +65,7 @@ def test_every_file_is_replayed_though_a_worker_is_lost(
     assert [reports[number].headline.word for number in range(FILES)] == ["MATCH"] * FILES
     assert reports[FILES].headline.word == "FAILED"
     assert [reports[number].path for number in range(FILES)] == [str(path) for path in paths]
-    assert workers[0].wait(timeout=10) == -signal.SIGKILL
+    assert workers[0].wait(timeout=60) == -signal.SIGKILL
 
 
 def test_a_scheduler_that_is_not_there_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

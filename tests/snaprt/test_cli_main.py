@@ -133,7 +133,7 @@ def test_a_command_at_work_shows_a_line_on_a_terminal_only(monkeypatch, is_termi
     monkeypatch.setattr(output, "log", Console(file=shown, force_terminal=is_terminal, width=80))
     with progress.showing("packing") as line:
         line.done(3, 7)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while is_terminal and "packing: 3 of 7" not in shown.getvalue():
             assert time.monotonic() < deadline
             time.sleep(0.01)

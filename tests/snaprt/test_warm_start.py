@@ -70,7 +70,7 @@ from snaprt import metrics
 snaprt.cache.install()
 step = jax.jit(lambda x: jnp.sin(x @ x) + jax.nn.softmax(x))
 x = jax.device_put(jnp.arange(16.0).reshape(4, 4))
-deadline = time.monotonic() + (20 if __import__("sys").argv[1] == "warm" else 0)
+deadline = time.monotonic() + (60 if __import__("sys").argv[1] == "warm" else 0)
 while not (metrics.counter_value("Prefetched") or 0) >= 3 and time.monotonic() < deadline:
     time.sleep(0.01)
 result = step(x)
