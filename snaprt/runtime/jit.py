@@ -344,7 +344,7 @@ class _Watcher:
             return
         if function.thread != threading.get_ident():  # that one sees it at its next call
             function.thread = function.resting = None
-        elif function.rests in (None, executable):
+        elif function.first is not None and function.rests in (None, executable):
             function.rests = executable
             function.resting = self._recorder.rest(executable)
             resting.judge(id(function.info), function, donates=bool(executable.donated))
