@@ -38,13 +38,15 @@ class NamedArray:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """The shape and dtype that a module expects of one parameter."""
+    """The shape and dtype that a module expects of one parameter; -1 is a dynamic size."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
     def __str__(self) -> str:
-        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+        return (
+            f"{self.dtype.name}[{','.join('?' if size < 0 else str(size) for size in self.shape)}]"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
