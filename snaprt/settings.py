@@ -8,6 +8,7 @@ for. ``snaprt help environment`` prints the table, and
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -511,6 +512,22 @@ class Texts:
     def now(self) -> list[Any]:
         """Return the texts, equal to those of an earlier call exactly where nothing changed."""
         return list(map(self._get, self._keys))
+
+
+_told_of_changes: list[Callable[[], None]] = []
+
+
+def when_changed(tell: Callable[[], None]) -> None:
+    """Call ``tell`` from here on in the thread that changes a variable of the environment."""
+    _told_of_changes.append(tell)
+    if len(_told_of_changes) == 1:
+        sys.addaudithook(_audit)
+
+
+def _audit(event: str, _: Any) -> None:
+    if event == "os.putenv" or event == "os.unsetenv":
+        for tell in _told_of_changes:
+            tell()
 
 
 # What XLA_METRICS_FILE takes in the place of a file.

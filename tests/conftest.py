@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,14 @@ import pytest
 
 # Before snaprt is imported: its consoles read the width once, and pytest-xdist sets one.
 os.environ.pop("COLUMNS", None)
+
+# Where the environment turns bytecode off, each program that a test starts compiles the sources of
+# snaprt again, and those of JAX unless its installer has: up to two seconds of every start.
+if sys.dont_write_bytecode:
+    bytecode = tempfile.TemporaryDirectory(prefix="snaprt-tests-bytecode-")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = bytecode.name
+    sys.dont_write_bytecode = False
 
 # A shell starts a command in the background with Ctrl-C ignored, and so would every program that
 # a test starts and interrupts.

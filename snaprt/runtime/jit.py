@@ -30,7 +30,7 @@ from snaprt.compile.key import module_digest
 from snaprt.compile.lower import FLAG_NAME, flag_of
 from snaprt.errors import SnapshotError
 from snaprt.graph.artifacts import ModuleArtifacts
-from snaprt.runtime import repro
+from snaprt.runtime import repro, resting
 from snaprt.runtime.events import run_followed
 from snaprt.snapshot.recorder import flags
 from snaprt.snapshot.recorder.conditions import names_in, parse_conditions
@@ -41,7 +41,8 @@ from snaprt.snapshot.recorder.plan import (
     plan_with,
     set_thread_plan,
 )
-from snaprt.snapshot.recorder.record import Recorder, process_recorder
+from snaprt.snapshot.recorder.progress import watched
+from snaprt.snapshot.recorder.record import Recorder, Resting, process_recorder
 from snaprt.snapshot.recorder.sharing import tell_plan
 
 #: How many kinds of calls of a function are remembered.
@@ -157,7 +158,7 @@ def executable_of(call: jaxapi.FlatCall) -> JitExecutable:
 jaxapi.know_users_jits()  # before the user jits what is to be recorded
 
 #: How many functions are remembered; a program with more pays for a closer look at each call.
-MAX_FUNCTIONS = 512
+MAX_FUNCTIONS = resting.MAX_FUNCTIONS
 
 _NOT_ARRAYS = "its inputs or results include values that are not arrays"
 _log = logging.getLogger("snaprt.jit")
@@ -181,9 +182,15 @@ class _Function:
         only: What each call runs, while there is no more than one executable.
         entries: How many kinds of calls JAX knew of it when that was last clear.
         kinds: What each kind of call runs, and what must stay alive for that.
+        thread: The only one that calls it; None where there are several.
+        rests: The executable whose executions may rest: the first.
+        resting: What counts those; None where each is to be seen.
     """
 
-    __slots__ = ("again", "entries", "first", "fun", "info", "kinds", "only")
+    __slots__ = (
+        *("again", "entries", "first", "fun", "info", "kinds"),
+        *("only", "resting", "rests", "thread"),
+    )
 
     def __init__(self, fun: Any, info: Any, first: int | None) -> None:
         self.fun = fun
@@ -193,18 +200,31 @@ class _Function:
         self.only: _Known | None = None
         self.entries = -1
         self.kinds: dict[Any, tuple[_Known, Any]] = {}
+        self.thread: int | None = threading.get_ident()
+        self.rests: JitExecutable | None = None
+        self.resting: Resting | None = None
 
-    def known(self, args: Any, kwargs: Any) -> _Known | None:
+    def known(self, args: Any, kwargs: Any, *, is_relaxed: bool) -> _Known | None:
         """Return what a call runs, or None where that takes a closer look."""
-        # JAX makes an entry for a call that is unlike those before, and asks us afterwards.
-        if jaxapi.jit_entries(self.again) != self.entries:
-            return None
-        if self.only is not None:
-            return self.only
+        # JAX makes an entry for a call that is unlike those before, and asks us afterwards. Where
+        # C++ is to forget the call, it makes one for any.
+        if not is_relaxed:
+            if jaxapi.jit_entries(self.again) != self.entries:
+                return None
+            if self.only is not None:
+                return self.only
         kind, _ = jaxapi.kind_of_jit_call(self.info, args, kwargs)
         return self.kinds[kind][0] if kind in self.kinds else None
 
-    def ran(self, executable: JitExecutable, flat: jaxapi.FlatCall, args: Any, kwargs: Any) -> None:
+    def ran(
+        self,
+        executable: JitExecutable,
+        flat: jaxapi.FlatCall,
+        args: Any,
+        kwargs: Any,
+        *,
+        is_relaxed: bool,
+    ) -> None:
         """Learn what a call ran."""
         known = _Known(executable, None if flat.captured else replace(flat, args=()))
         if len(self.kinds) >= MAX_KINDS:
@@ -214,7 +234,7 @@ class _Function:
         if executable.number != self.first:
             self.first = -1
         self.only = known if self.first == executable.number else None
-        self.entries = jaxapi.jit_entries(self.again)
+        self.entries = jaxapi.jit_entries(self.again) - is_relaxed
 
 
 class _Call(Sequence[Any]):
@@ -300,12 +320,42 @@ class _Watcher:
         """Return whether calls of a function are no executions."""
         return leaves_to_jax(source)
 
+    def leaves_call(self, info: Any, args: Any, kwargs: Any) -> bool:
+        """Return whether nothing is wanted of a call, nor of the next ones like it."""
+        function = self._functions.get(id(info))
+        if function is None or function.resting is None:
+            return False
+        kind, _ = jaxapi.kind_of_jit_call(info, args, kwargs)
+        if kind not in function.kinds or function.kinds[kind][0].executable is not function.rests:
+            return False
+        if function.thread != threading.get_ident() or not resting.leave(id(info)):
+            return False
+        if jaxapi.jit_entries(function.again) == function.entries + 1:  # JAX keeps that of this one
+            function.entries += 1
+        return True
+
+    def left(self, info: Any) -> None:
+        """Count a call that C++ has made."""
+        resting.count(id(info))
+
+    def _relax(self, function: _Function, executable: JitExecutable) -> None:
+        """Leave to C++ what may be left to it, after a call of a function that was seen."""
+        if not _is_recorded() or watched() is not None or repro.is_asked_for():
+            return
+        if function.thread != threading.get_ident():  # that one sees it at its next call
+            function.thread = function.resting = None
+        elif function.first is not None and function.rests in (None, executable):
+            function.rests = executable
+            function.resting = self._recorder.rest(executable)
+            resting.judge(id(function.info), function, donates=bool(executable.donated))
+        resting.relax()
+
     def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a jitted function for the user."""
-        jaxapi.pause_watch()
+        is_relaxed = jaxapi.pause_watch()
         try:
             function = self._functions.get(id(info)) or self._meet(fun, info)
-            known = function.known(args, kwargs)
+            known = function.known(args, kwargs, is_relaxed=is_relaxed)
             if known is not None and not _is_recorded() and not repro.is_asked_for():
                 return run_followed(known.executable, function.again, args, kwargs)
             flat = None
@@ -333,13 +383,15 @@ class _Watcher:
             if function.first is None:
                 self._met[fun] = executable.number
             elif flat is not None:
-                function.ran(executable, flat, args, kwargs)
-            return results
+                function.ran(executable, flat, args, kwargs, is_relaxed=is_relaxed)
         finally:
             jaxapi.resume_watch()
+        self._relax(function, executable)
+        return results
 
     def bind(self, args: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:
         """Run what a transformation outside of ``jit`` has made of a jitted function."""
+        resting.see_all()  # they may run the same program
         jaxapi.pause_watch()
         try:
             with jaxapi.evaluating():

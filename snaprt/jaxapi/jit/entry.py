@@ -40,8 +40,18 @@ _ASKED_BY_CPP = next(
     if isinstance(constant, CodeType) and constant.co_name == "cache_miss"
 )
 
-#: Stands beside what a call returns where C++ is to ask at the next one, too.
-NO_FAST_PATH = (None, None, None, SimpleNamespace(effects=(), consts=()), None, None, None)
+_NOTHING = SimpleNamespace(effects=(), consts=())
+
+#: Stands beside what a call returns where C++ is to ask at the next one, too, and ever after.
+NO_FAST_PATH = (None, None, None, _NOTHING, None, None, None)
+
+#: The same where a later answer may be another: C++ forgets the call. To JAX, its program is to be
+#: compiled again for what a profile has shown.
+ASK_AGAIN = (
+    *(None, None, None, _NOTHING, None),
+    SimpleNamespace(is_enabled=lambda: True, is_fdo_consumed=lambda: False),
+    None,
+)
 
 MakeCall = Callable[[], tuple[Any, ...]]
 _AskBeforeJit = Callable[[Any, Any, Any, Any], MakeCall | None]

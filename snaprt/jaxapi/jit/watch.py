@@ -15,9 +15,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import jax
+from jax._src import api as _api
 from jax._src import callback as _callback
 from jax._src import core as _core
 from jax._src import pjit as _pjit
@@ -26,6 +27,7 @@ from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue
 
 from snaprt.jaxapi.jit.calls import FlatCall, named_call
 from snaprt.jaxapi.jit.entry import (
+    ASK_AGAIN,
     NO_FAST_PATH,
     MakeCall,
     UsersSource,
@@ -114,8 +116,29 @@ _watch: Any = _jaxlib.config.Config(
 )
 
 
+class _Relaxed(NamedTuple):
+    """The setting of a thread in which C++ may make calls that the watcher leaves to it.
+
+    C++ finds there only what was left to it in the same generation.
+    """
+
+    words: tuple[str, ...]
+    generation: int
+
+
 class JitWatcher(Protocol):
     """Makes the calls of jitted functions in threads that are watched."""
+
+    def leaves_call(self, info: Any, args: Any, kwargs: Any) -> bool:
+        """Return whether JAX makes this call and those like it, until `watch_closely`.
+
+        Asked where the thread is relaxed, of functions that are watched. Of each call that C++
+        then makes, `left` is told after it.
+        """
+        ...
+
+    def left(self, info: Any) -> None:
+        """Learn that C++ has made a call of a function; none that failed."""
 
     def leaves_to_jax(self, source: str) -> bool:
         """Return whether a function is not watched; ``source`` is ``NAME at FILE:LINE``."""
@@ -139,12 +162,17 @@ def use_jit_watcher(watcher: JitWatcher) -> None:
     clean, source_of = _core.trace_state_clean, _source_of_jaxpr
 
     def ask(fun: Any, info: Any, args: Any, kwargs: Any) -> MakeCall | None:
+        setting = _watch.value
         if (
-            _watch.value is None
+            setting is None
             or not clean()  # it is traced or recorded: a part of another program
             or watcher.leaves_to_jax(_source_of_function(fun, info))
         ):
             return None
+        if type(setting) is _Relaxed:
+            if watcher.leaves_call(info, args, kwargs):
+                return None
+            return lambda: (watcher.call(fun, info, args, kwargs), *ASK_AGAIN)
         return lambda: (watcher.call(fun, info, args, kwargs), *NO_FAST_PATH)
 
     def run_primitive(*args: Any, **params: Any) -> Any:
@@ -157,6 +185,78 @@ def use_jit_watcher(watcher: JitWatcher) -> None:
     watch_compiled(lambda: _watch.value is not None, watcher.call_compiled)
     jit_primitive: Any = _pjit.jit_p
     jit_primitive.def_impl(run_primitive)
+    _left[:] = [watcher.left]
+    module: Any = _api
+    module._post_hook_state = _CallHook()
+
+
+_left: list[Callable[[Any], None]] = []
+
+#: What C++ calls after each call that it makes: JAX's own, which looks for NaN if it is asked to.
+_call_hook: Any = _api._post_hook_state
+
+
+class _Thread(threading.local):
+    """What a thread that is relaxed had before."""
+
+    before: tuple[Any, Any] | None = None  # the watch and the hook
+
+
+_thread = _Thread()
+
+
+class _CallHook:
+    """Stands in the place of that state where JAX's Python sets it."""
+
+    def set_local(self, hook: Any) -> None:
+        watch_closely()
+        _call_hook.set_local(hook)
+
+    def set_global(self, hook: Any) -> None:
+        watch_closely()
+        _call_hook.set_global(hook)
+
+
+def relax_watch(generation: int) -> bool:
+    """Let C++ make the calls of this thread that the watcher leaves to it, until `watch_closely`.
+
+    Checked with jax 0.10.2 and 0.12.0: C++ tells Python of each call that it has made, but not of
+    one for which it asked Python, and not of one that failed.
+
+    Args:
+        generation: C++ makes the calls that were left to it in this one; no other thread's.
+
+    Returns:
+        Whether it does; not where JAX looks for NaN after each call.
+    """
+    words = _watch.value
+    if type(words) is _Relaxed:
+        return True
+    if words is None or _call_hook.value is not None:
+        return False
+    relaxed = _Relaxed(words, generation)
+    _thread.before = _watch.swap_local(relaxed), _call_hook.swap_local(_after_call)
+    return True
+
+
+def watch_closely() -> bool:
+    """Have each watched call of this thread asked about again; return whether it was relaxed."""
+    if _thread.before is None:
+        return False
+    watch, hook = _thread.before
+    _thread.before = None
+    _watch.set_local(watch)
+    _call_hook.set_local(hook)
+    return True
+
+
+def _after_call(function: Any, args: Any, kwargs: Any, results: Any) -> None:
+    info = getattr(function, "_jit_info", None)  # none of what C++ calls for JAX's Python
+    if info is not None:
+        _left[0](info)
+    look = _call_hook.get_global()
+    if look is not None:  # since the thread was relaxed
+        look(function, args, kwargs, results)
 
 
 class _Paused(threading.local):
@@ -169,9 +269,15 @@ class _Paused(threading.local):
 _paused = _Paused()
 
 
-def pause_watch() -> None:
-    """Let JAX make this thread's calls by itself, but those of callbacks, until `resume_watch`."""
+def pause_watch() -> bool:
+    """Let JAX make this thread's calls by itself, but those of callbacks, until `resume_watch`.
+
+    Returns:
+        Whether the thread was relaxed, which it will not be then.
+    """
+    was_relaxed = watch_closely()
     _paused.before.append(_watch.swap_local(None))
+    return was_relaxed
 
 
 def resume_watch() -> None:
@@ -219,11 +325,13 @@ def set_watch(words: tuple[str, ...] | None) -> Any:
     Args:
         words: Anything on which the watcher's `leaves_to_jax` depends; None not to watch.
     """
+    watch_closely()
     return _watch.swap_local(words)
 
 
 def restore_watch(before: Any) -> None:
     """Watch this thread again as it was before `set_watch`."""
+    watch_closely()
     _watch.set_local(before)
 
 
@@ -239,7 +347,8 @@ def process_watch() -> tuple[str, ...] | None:
 
 def watch() -> tuple[str, ...] | None:
     """Return the words with which this thread is watched."""
-    return _watch.value
+    setting = _watch.value
+    return setting.words if type(setting) is _Relaxed else setting
 
 
 def _source_of_function(fun: Any, info: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import functools
 import math
 import re
 import threading
@@ -81,6 +82,7 @@ class Condition:
     executions: Span  # the first and the last execution of which it may hold
     steps: Span  # the first and the last step in which it may hold
     is_local: bool  # whether the processes of a job may differ on what holds
+    depends_on_time: bool  # whether it may begin to hold between two executions
     trigger: Trigger | None  # what must then happen; None where nothing more has to
     value: Any  # what the trigger is given
     devices: Ranges | None  # the addressable devices that are recorded; None for all
@@ -106,6 +108,40 @@ class Condition:
         trigger = self.trigger
         return trigger is not None and not trigger.runs_again and self.tests == self.lasting
 
+    @functools.cached_property
+    def is_judged_each_time(self) -> bool:
+        """Whether no number of executions can be told for which it will want nothing."""
+        waits = self.trigger is not None and not self.trigger.runs_again
+        return waits or self.depends_on_time
+
+    def rest(self, graph_id: str, execution: int, step: int) -> Rest:
+        """Return how long it wants nothing of an executable, for which it may hold.
+
+        Args:
+            graph_id: Of its graph.
+            execution: How many executions of it came before.
+            step: How many steps of the thread came before.
+        """
+        first_step, last_step = self.steps
+        if step < first_step:
+            return Rest(math.inf, first_step)
+        if step > last_step:
+            return Rest()
+        if self.tests == self.lasting and (self.every > 1 or self.first is not None):
+            before = self._passed.get(graph_id, 0)
+            left = -before % self.every
+            if self.first is not None and (before + left) // self.every >= self.first:
+                return Rest()
+            return Rest(execution + left, passing=((self, graph_id),))
+        first, last = self.executions
+        return Rest(max(first, execution)) if execution <= last else Rest()
+
+    def pass_by(self, graph_id: str) -> bool:
+        """Count an execution that it does not take; return whether it takes the next one."""
+        with self._lock:
+            before = self._passed[graph_id] = self._passed.get(graph_id, 0) + 1
+        return before % self.every == 0
+
     def takes(self, graph_id: str) -> bool:
         """Count an execution of which all else holds; return whether ``every``, ``first`` do."""
         if self.every == 1 and self.first is None:
@@ -115,6 +151,24 @@ class Condition:
             self._passed[graph_id] = before + 1
         place, rest = divmod(before, self.every)
         return rest == 0 and (self.first is None or place < self.first)
+
+
+class Rest(NamedTuple):
+    """How long conditions want nothing of an executable; without end by default."""
+
+    execution: float = math.inf  # the first execution of it that one of them may want
+    step: float = math.inf  # the first step in which one of them may
+    # Those that count the executions which they do not take, and of which graph.
+    passing: tuple[tuple[Condition, str], ...] = ()
+
+
+def rest_of(rests: Sequence[Rest]) -> Rest:
+    """Return how long several conditions want nothing."""
+    return Rest(
+        min((rest.execution for rest in rests), default=math.inf),
+        min((rest.step for rest in rests), default=math.inf),
+        tuple(passing for rest in rests for passing in rest.passing),
+    )
 
 
 class Prospect(NamedTuple):
@@ -338,6 +392,7 @@ def _condition(text: str) -> Condition:
         executions=EVER if execution is None else execution.span(),
         steps=EVER if step is None else step.span(),
         is_local=any(word.is_local for word, _ in told),
+        depends_on_time=any(word.is_local and not word.lasts for word, _ in told),
         trigger=triggers[0] if triggers else None,
         value=values[triggers[0].name] if triggers else None,
         devices=values.get("device"),

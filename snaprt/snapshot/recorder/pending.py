@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -126,7 +127,7 @@ class HeldExecution:
 
     def take_outputs(self, outputs: Sequence[Any], flag: Any) -> None:
         """Learn its outputs, which may be on their way, and its flag."""
-        self.outputs, self.flag = list(outputs), flag
+        self.outputs, self.flag = _kept(outputs), flag
         if flag is not None:
             self._last_to_come = flag
         else:
@@ -251,9 +252,37 @@ _MANY = 256  # of these, most are dead
 _most = _MANY
 
 
+_unannounced: dict[int, Callable[[], object]] = {}
+
+
+def donate_unannounced(announce: Callable[[], object] | None) -> None:
+    """Let this thread donate arrays without `about_to_donate`; it does not while some are held.
+
+    Args:
+        announce: Called in this thread when some are about to be held: from then on, it says so.
+            None where it says so already.
+    """
+    if announce is None:
+        _unannounced.pop(threading.get_ident(), None)
+    else:
+        _unannounced[threading.get_ident()] = announce
+
+
+def _kept(arrays: Sequence[Any]) -> list[Any]:
+    """Return arrays that no other thread donates without a word: copies where one might."""
+    if _unannounced:
+        announce = _unannounced.pop(threading.get_ident(), None)
+        if announce is not None:
+            announce()
+        if _unannounced:
+            return [copy(a, "device") if isinstance(a, jax.Array) else a for a in arrays]
+    return list(arrays)
+
+
 def remember(held: HeldExecution) -> None:
     """Let the arrays of ``held`` be copied if somebody donates them while it is alive."""
     global _most
+    held.inputs = _kept(held.inputs)
     _alive.append(weakref.ref(held))
     if len(_alive) > _most:
         _alive[:] = [one for one in _alive if one() is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -88,6 +89,7 @@ _seen: tuple[list[Any], Plan | None] = ([], None)  # the texts, and what follows
 class _OfThread(threading.local):
     plan: Plan | None = None  # what a scope asks for, in place of the environment
     steps = 0  # how many have ended
+    step_to_tell: tuple[float, Callable[[], object]] = (math.inf, int)
 
 
 _of_thread = _OfThread()
@@ -100,8 +102,17 @@ def steps_ended() -> int:
 
 def end_step() -> int:
     """Count one more step of this thread, and return how many there are now."""
-    _of_thread.steps += 1
-    return _of_thread.steps
+    _of_thread.steps = steps = _of_thread.steps + 1
+    number, tell = _of_thread.step_to_tell
+    if steps >= number:
+        _of_thread.step_to_tell = math.inf, int
+        tell()
+    return steps
+
+
+def tell_at_step(number: float, tell: Callable[[], object]) -> None:
+    """Call ``tell`` when this thread has marked so many steps, or earlier; the last one given."""
+    _of_thread.step_to_tell = min(number, _of_thread.step_to_tell[0]), tell
 
 
 def set_thread_plan(plan: Plan | None) -> Plan | None:

@@ -30,7 +30,9 @@ from snaprt.snapshot.recorder.conditions import (
     Condition,
     Moment,
     Prospect,
+    Rest,
     prospect,
+    rest_of,
     shortest_limit,
 )
 from snaprt.snapshot.recorder.describe import Cause, error_text
@@ -76,6 +78,27 @@ class _Seen:
     output_bytes: int = 0  # as far as it is known
     watched: int = 0  # executions of which it was found out whether a NaN appears
     prospect: tuple[Plan | None, Prospect] = (None, _UNJUDGED)  # of that plan
+    never_rests: Plan | None = None  # the plan for which each execution is to be told
+
+    @property
+    def executions(self) -> int:
+        """How many there were."""
+        return int(repr(self.counter)[6:-1])  # it shows its next number to nobody else
+
+
+@dataclass(frozen=True)
+class Resting:
+    """Counts executions of an executable of which nothing is wanted."""
+
+    counter: itertools.count[int]
+    until: Rest
+
+    def count(self) -> bool:
+        """Count one; return whether something may be wanted of the next."""
+        wants_next = next(self.counter) + 1 >= self.until.execution
+        for condition, graph_id in self.until.passing:
+            wants_next |= condition.pass_by(graph_id)
+        return wants_next
 
 
 _Begun = tuple[Executable, Plan, Prospect, _Seen, Sequence[Any], int, int, float]
@@ -160,10 +183,35 @@ class Recorder:
             self.writer.complain(error)
             return True
 
+    def rest(self, executable: Executable) -> Resting | None:
+        """Return what counts the next executions of an executable, of which nothing is wanted.
+
+        Returns:
+            None where each is to be told to `before`.
+        """
+        seen = self._seen.get(executable.number) or self._meet(executable)
+        plan = current_plan()
+        if plan is None:
+            return Resting(seen.counter, Rest())
+        if seen.never_rests is plan:
+            return None
+        hopes = self._prospect(plan, executable)
+        is_changed = plan.wants_flag or (plan.withholds_donation and executable.donated)
+        if (
+            plan.keep_last
+            or plan.stops
+            or any(condition.is_judged_each_time for condition in hopes.conditions)
+            or (is_changed and not self.ignores(executable))
+        ):
+            seen.never_rests = plan
+            return None
+        count, step = seen.executions, self._step()
+        until = rest_of([one.rest(executable.graph_id, count, step) for one in hopes.conditions])
+        return Resting(seen.counter, until) if until.execution > count else None
+
     def most_executions(self) -> int:
         """Return how often the executable ran that was run most often."""
-        # A counter shows its next number to nobody but `repr`.
-        return max((int(repr(seen.counter)[6:-1]) for seen in self._seen.values()), default=0)
+        return max((seen.executions for seen in self._seen.values()), default=0)
 
     def missed(self, name: str, reason: str) -> None:
         """Learn that an execution ran unseen, and why; say so once if it was to be recorded."""

@@ -1,0 +1,154 @@
+"""Leaves to C++ the calls of which nothing is wanted, and counts them.
+
+What is to be recorded is often far away: step 40,000, each hundredth execution, a function of
+another name. Until then a call need not pass through Python, which is slow where the caches of the
+processor hold other things: the thread is relaxed, C++ makes the call as without us, and afterwards
+tells us to count it.
+
+A thread is relaxed while nothing may be wanted of the next call of any function that it has left to
+C++, whatever is called next. It is watched closely again when that changes: with the last execution
+that rests, with a step, a scope or a variable of the environment, and where arrays are held that a
+call may donate.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from typing import Protocol
+
+from snaprt import jaxapi, settings
+from snaprt.snapshot.recorder.pending import donate_unannounced, is_anything_held
+from snaprt.snapshot.recorder.plan import Plan, current_plan, tell_at_step
+from snaprt.snapshot.recorder.progress import watched
+from snaprt.snapshot.recorder.record import Resting
+
+#: How many functions a thread leaves to C++.
+MAX_FUNCTIONS = 512
+
+_MAX_WAITS = 64  # calls that are seen while others are due: those may never come
+
+_generations = itertools.count()
+
+
+class Function(Protocol):
+    """A jitted function, some of whose calls may rest."""
+
+    resting: Resting | None
+    """What counts the executions that rest; None where each is to be seen."""
+
+
+class _Generation:
+    """What a thread has left to C++, under one plan; C++ finds none of it in another generation."""
+
+    def __init__(self, plan: Plan | None) -> None:
+        self.number = next(_generations)
+        self.plan = plan
+        # Those whose calls rest, or did, by the identity of what JAX knows of them.
+        self.functions: dict[int, Function] = {}
+        self.due: set[int] = set()  # of these, those whose next call is to be seen
+        self.donates = False  # whether one of them donates
+        self.waits = 0  # calls that were seen since some are due
+
+
+class _Thread(threading.local):
+    generation = _Generation(None)  # of no thread, until one asks for its own
+    changes = 0  # of the environment, until its plan was looked for
+
+
+_thread = _Thread()
+
+
+def leave(identity: int) -> bool:
+    """Leave a call to C++, and those like it, if it may rest; count it. Return whether it is left.
+
+    Args:
+        identity: Of the function.
+    """
+    is_left = identity in _thread.generation.functions
+    count(identity)
+    return is_left
+
+
+def count(identity: int) -> None:
+    """Count a call that is left to C++, if that is so."""
+    generation = _thread.generation
+    function = generation.functions.get(identity)
+    if function is None:  # JAX's own
+        return
+    resting = function.resting
+    if resting is None or resting.count():
+        generation.due.add(identity)
+        jaxapi.watch_closely()
+    elif _changes != _thread.changes or watched() is not None:
+        jaxapi.watch_closely()
+
+
+def judge(identity: int, function: Function, *, donates: bool) -> None:
+    """Learn of a function, after a call of it that was seen, whether the next ones rest.
+
+    Args:
+        identity: Of the function.
+        function: The function.
+        donates: Whether its calls donate.
+    """
+    generation = _current_generation()
+    if function.resting is None:
+        if identity in generation.functions:
+            generation.due.add(identity)
+        return
+    if len(generation.functions) >= MAX_FUNCTIONS:
+        generation = _thread.generation = _Generation(generation.plan)
+    generation.functions[identity] = function
+    generation.due.discard(identity)
+    generation.donates |= donates
+    tell_at_step(function.resting.until.step, see_all)
+
+
+def relax() -> None:
+    """Relax this thread after a call that was seen, if it may be."""
+    generation = _current_generation()
+    if not generation.functions:
+        return
+    if generation.due:
+        generation.waits += 1
+        if generation.waits > _MAX_WAITS:
+            _thread.generation = _Generation(generation.plan)
+        return
+    generation.waits = 0
+    if generation.donates and is_anything_held():
+        return
+    _listen()
+    if jaxapi.relax_watch(generation.number):
+        donate_unannounced(jaxapi.watch_closely if generation.donates else None)
+
+
+def see_all() -> None:
+    """Have the next call of each function seen that this thread has left to C++."""
+    generation = _thread.generation
+    generation.due |= generation.functions.keys()
+    jaxapi.watch_closely()
+
+
+def _current_generation() -> _Generation:
+    plan = current_plan()
+    generation = _thread.generation
+    if plan is not generation.plan or _thread.changes != _changes:
+        _thread.changes = _changes
+        _thread.generation = generation = _Generation(plan)
+    return generation
+
+
+_changes = 1  # of the environment, since a thread was first relaxed
+
+
+def _environment_changed() -> None:
+    global _changes
+    _changes += 1
+    jaxapi.watch_closely()
+
+
+@functools.cache
+def _listen() -> None:
+    settings.when_changed(_environment_changed)
