@@ -231,9 +231,27 @@ def _cut(trace: LazyTrace, cause: str) -> None:
     with trace.lock:
         metrics.counter_add(f"cut::{cause}")
         begins = trace.pacer.begins(cause)
-        arrays = trace.recording.live_arrays()
-        _run(trace, arrays, arrays, cause, listeners())
+        _run_all_that_can(trace, trace.recording.live_arrays(), cause, listeners())
         _forget(trace, -1 if begins else MAX_POINTS)
+
+
+def _run_all_that_can(
+    trace: LazyTrace, arrays: Sequence[LazyArray], cause: str, told: Listeners
+) -> None:
+    """Run all that is pending, where nobody asked for all: errors wait for reads of their arrays.
+
+    Raises:
+        CompileError: An effect cannot be compiled, of which no array would tell.
+        ExecutionError: The same where it runs; or the recorder stops the program.
+    """
+    while True:
+        try:
+            return _run(trace, arrays, arrays, cause, told)
+        except (CompileError, ExecutionError) as error:
+            if not any(array.has_failed() and array._origin is error for array in arrays):
+                raise
+            error.__traceback__ = None  # it holds the arrays of this cut
+            arrays = trace.recording.live_arrays()
 
 
 def _run(
@@ -266,7 +284,7 @@ def _run(
         )
         recording.point.keep_plan(key, found)
     if targets and not at_step and trace.pacer.runs_all(found.left, recording.is_carried):
-        _run(trace, alive, alive, cause, told)
+        _run_all_that_can(trace, alive, cause, told)
         return
     trace.pacer.was_cut(cause, path, recording.point.weight)
     if not found.parts:

@@ -19,8 +19,9 @@ from several_devices import (
     write_anew,
 )
 from snaprt_replay.compare.results import IDENTICAL
+from snaprt_replay.load.case import Case, NamedArray, on_one_device
 from snaprt_replay.load.load import load
-from snaprt_replay.load.shards import sharded
+from snaprt_replay.load.shards import ShardedArray, sharded
 from snaprt_replay.run import devices
 from snaprt_replay.run.rerun import replay
 
@@ -272,3 +273,22 @@ def test_equal_copies_are_held_once(dtype: Callable[..., Any]) -> None:
     assert array.parts[1] is array.parts[0]
     assert array.copies_differ
     assert array.whole().value is array.parts[0]
+
+
+def test_devices_with_wrong_outputs_are_told_in_the_order_of_their_numbers() -> None:
+    parts = tuple(np.full(1, np.nan if number in (2, 10) else 0.0) for number in range(12))
+    output = ShardedArray("out0", (1,), parts, (((0, 1),),) * 12)
+    case = Case(
+        path=Path("step.inputs.snap"),
+        format="",
+        name="step",
+        stablehlo=b"",
+        inputs=(),
+        outputs=(NamedArray("out0", parts[0]),),
+        input_parts={"x": parts},
+        output_parts=(output,),
+    )
+    alone, notes = on_one_device(case)
+    assert alone.outputs is None
+    assert "outputs of device 2, 10 have NaN or infinity" in notes[1]
+    assert notes[1].endswith("name a file of device 2")

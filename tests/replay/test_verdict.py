@@ -3,11 +3,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from snaprt_replay.compare.verdict import LIMIT, Evidence, Judgement, Yardstick, judge
+from snaprt_replay.load.load import load
+from snaprt_replay.run.jobs import STABLEHLO, Job
+from snaprt_replay.run.variants.variants import compile_only
+from snaprt_replay.run.work import Event, perform
 
+from snaprt import jaxapi
 from snaprt.cli.main import main
 
 RANDOM = np.random.default_rng(0)
@@ -204,6 +210,35 @@ def test_compiling_only_tells_memory_and_cost_and_saves_the_hlo(
     status, out, _ = snaprt(*words, "--xla-flag", "xla_nope=1")
     assert status == 1
     assert "DOES NOT COMPILE: for cpu: compile error" in out
+
+
+def test_compiling_only_asks_xla_for_the_optimized_modules_once(
+    modules: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_module = jaxapi.compile_module
+    asked = []
+
+    class Counted:
+        def __init__(self, executable: Any) -> None:
+            self._executable = executable
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "hlo_modules":
+                asked.append(name)
+            return getattr(self._executable, name)
+
+    def counted(*arguments: Any) -> Counted:
+        return Counted(compile_module(*arguments))
+
+    monkeypatch.setattr(jaxapi, "compile_module", counted)
+    case = load(next(iter(modules.values())))
+    job = Job(compile_only("cpu", {}), case.stablehlo, (), form=STABLEHLO)
+    told: list[Event] = []
+    perform(job, told.append)
+    report = told[0]["report"]
+    assert report["hlo"].startswith("HloModule")
+    assert report["largest"]
+    assert len(asked) == 1
 
 
 def test_an_unknown_topology_or_no_libtpu_is_an_error_with_a_hint(

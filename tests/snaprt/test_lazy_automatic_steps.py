@@ -377,6 +377,72 @@ def test_a_compilation_that_takes_long_is_told_while_it_runs(monkeypatch, caplog
     assert "test_lazy_automatic_steps.py" in caplog.text
 
 
+def refused(x, **options):
+    """Record a call of a function that XLA does not know."""
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ffi.ffi_call("no_such_target", shape, **options)(x)
+
+
+def test_what_fails_in_an_automatic_step_raises_only_where_it_is_read(monkeypatch):
+    monkeypatch.setenv("SNAPRT_AUTO_STEP_SIZE", "16")
+
+    def boom(_):
+        raise ValueError("boom")
+
+    def program():
+        x = jnp.ones(3) * 2
+        failed = refused(x)
+        dependent = failed + 1
+        raised = jax.pure_callback(boom, jax.ShapeDtypeStruct((3,), jnp.float32), x)
+        y, kept = x, []
+        for _ in range(200):
+            y = y + 1
+            kept.append(y)
+        jax.block_until_ready([array._value for array in kept if array._value is not None])
+        assert kept[0]._value is not None
+        np.testing.assert_array_equal(y, [202, 202, 202])
+        for array in (failed, dependent, dependent * 2):
+            with pytest.raises(snaprt.CompileError, match="no_such_target"):
+                np.asarray(array)
+        with pytest.raises(snaprt.ExecutionError, match="boom"):
+            np.asarray(raised + 1)
+        np.testing.assert_array_equal(x * 5, [10, 10, 10])
+
+    before = cuts("graph_size") + cuts("repeats")
+    in_new_thread(program)
+    assert cuts("graph_size") + cuts("repeats") > before
+
+
+def test_an_effect_that_fails_in_an_automatic_step_raises_there(monkeypatch):
+    monkeypatch.setenv("SNAPRT_AUTO_STEP_SIZE", "16")
+
+    def program():
+        x = jnp.ones(3) * 2
+        refused(x, has_side_effect=True)
+        with pytest.raises(snaprt.CompileError, match="no_such_target"):
+            for _ in range(200):
+                x = x + 1
+        np.testing.assert_array_equal(x * 0 + 1, [1, 1, 1])
+
+    in_new_thread(program)
+
+
+def test_a_read_that_runs_the_rest_raises_nothing_of_that():
+    def program():
+        failed = refused(jnp.ones(3) * 2)
+        x = jnp.zeros(3)
+        rest = x
+        for _ in range(300):
+            rest = jnp.sin(rest)
+        np.testing.assert_array_equal(x, [0, 0, 0])  # leaves the rest pending
+        np.testing.assert_array_equal(x + 1, [1, 1, 1])  # runs that as well
+        assert rest._value is not None
+        with pytest.raises(snaprt.CompileError, match="no_such_target"):
+            np.asarray(failed)
+
+    in_new_thread(program)
+
+
 UNREAD = """
 import jax, jax.numpy as jnp
 @jax.jit

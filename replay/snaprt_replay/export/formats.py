@@ -108,7 +108,17 @@ def _write_stablehlo(case: Case, path: Path) -> None:
     elif case.stablehlo.startswith(b"ML\xefR"):
         path.write_bytes(case.stablehlo)
     else:
-        path.write_bytes(jaxapi.portable_artifact(jaxapi.parse_module(case.stablehlo)))
+        path.write_bytes(_portable(case))
+
+
+def _portable(case: Case) -> bytes:
+    try:
+        return jaxapi.portable_artifact(jaxapi.parse_module(case.stablehlo))
+    except ValueError as error:
+        raise SnapshotError(
+            f"cannot convert the module of {case.path} to a portable artifact: {error}",
+            hint="write text: --to stablehlo -o FILE.mlir",
+        ) from error
 
 
 def write_hlo_snapshot(case: Case, path: Path) -> None:
@@ -167,14 +177,14 @@ def write_script(case: Case, folder: Path) -> None:
     The script uses neither snaprt nor what is not public in JAX: it exports a function that takes
     and returns arrays of the same types, and puts the recorded module in its place.
     """
+    artifact = _portable(case)
     folder.mkdir()
     inputs, outputs = case.inputs or (), case.outputs or ()
     named = [(f"input{number}", one.value) for number, one in enumerate(inputs)]
     named += [(f"output{number}", one.value) for number, one in enumerate(outputs)]
     write_members(named, folder / ARRAYS)
-    module = jaxapi.parse_module(case.stablehlo)
-    (folder / MODULE).write_bytes(jaxapi.portable_artifact(module))
-    _, results = jaxapi.module_signature(module)
+    (folder / MODULE).write_bytes(artifact)
+    _, results = jaxapi.module_signature(jaxapi.parse_module(artifact))
     template = importlib.resources.files("snaprt_replay.export").joinpath(_TEMPLATE).read_text()
     filled = {
         "NAME": pprint.pformat(case.name),

@@ -38,13 +38,15 @@ class NamedArray:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """The shape and dtype that a module expects of one parameter."""
+    """The shape and dtype that a module expects of one parameter; -1 is a dynamic size."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
     def __str__(self) -> str:
-        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
+        return (
+            f"{self.dtype.name}[{','.join('?' if size < 0 else str(size) for size in self.shape)}]"
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,32 +84,29 @@ class Case:
     unfinished: str = ""  # the error that ended the recording of a lazy graph, so nothing ran
 
 
-def notes_on_copies(case: Case) -> tuple[str, ...]:
-    """Say which device's copies a run on one device takes, where the devices' copies differ."""
+def on_one_device(case: Case) -> tuple[Case, tuple[str, ...]]:
+    """Return a case as one device runs it, and notes on whose copies of the inputs that takes.
+
+    Where the devices' copies differ, it has no recorded outputs: those came from other copies too.
+    """
     if not case.input_parts:
-        return ()
+        return case, ()
     copies = f"the copies of {', '.join(case.input_parts)} differ between devices"
     notes = [f"{copies}: using those of device {case.device}, which {case.path.name} is of"]
     wrong = {
-        str(number)
+        number
         for array in case.output_parts
         if is_float(array.parts[0].dtype)
         for number, part in enumerate(array.parts)
         if not np.isfinite(part).all()
     }
-    if wrong and str(case.device) not in wrong:
+    if wrong and case.device not in wrong:
         notes.append(
-            f"the recorded outputs of device {', '.join(sorted(wrong))} have NaN or infinity, "
-            f"those of device {case.device} do not: name a file of device {min(wrong)}"
+            f"the recorded outputs of device {', '.join(map(str, sorted(wrong)))} have NaN or "
+            f"infinity, those of device {case.device} do not: name a file of device {min(wrong)}"
         )
-    return tuple(notes)
-
-
-def on_one_device(case: Case) -> Case:
-    """Return a case as one device runs it: without recorded outputs that came of other copies."""
-    if not case.input_parts:
-        return case
-    return dataclasses.replace(case, outputs=None, output_parts=(), second_outputs=None)
+    alone = dataclasses.replace(case, outputs=None, output_parts=(), second_outputs=None)
+    return alone, tuple(notes)
 
 
 def name_arrays(values: Sequence[np.ndarray], prefix: str) -> tuple[NamedArray, ...]:

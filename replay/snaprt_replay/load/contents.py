@@ -78,7 +78,10 @@ class Contents:
                 return jaxapi.hlo_text(jaxapi.module_to_hlo_proto(module))
             return jaxapi.stablehlo_text(module)
         except ValueError as error:
-            raise SnapshotError(f"cannot print the module in {self.path}: {error}") from error
+            raise SnapshotError(
+                f"cannot print the module in {self.path}: {error}",
+                hint="print it as StableHLO: --stablehlo" if form == "hlo" else "",
+            ) from error
 
 
 def read(path: str | Path) -> Contents:

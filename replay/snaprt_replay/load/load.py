@@ -44,6 +44,13 @@ def load(
     if inputs is None and random_seed is None:
         return case
     parameters = modules.module_parameters(case.stablehlo, path)
+    dynamic = next((one for one in parameters if -1 in one.shape), None)
+    if dynamic is not None:
+        raise UsageError(
+            f"{path} cannot run: its module takes {dynamic}, and XLA runs only fixed shapes",
+            hint="set the sizes in the module (jax.export.Exported.call does this for a program "
+            "with symbolic shapes)",
+        )
     if inputs is not None:
         arrays = modules.read_inputs(Path(inputs), parameters)
         source = f"the inputs are from {inputs}"

@@ -133,10 +133,8 @@ def module_parameters(stablehlo: bytes, path: Path) -> tuple[Signature, ...]:
         module = jaxapi.parse_module(stablehlo)
         parameters, _ = jaxapi.module_signature(module)
     except ValueError as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        why = next((line for line in lines if "error:" in line), (lines or ["no reason given"])[0])
         raise SnapshotError(
-            f"cannot read the module in {path}: {why.strip()}",
-            hint="the file is damaged, or uses dialects that this jaxlib does not support",
+            f"cannot read the module in {path}: {error}",
+            hint="the file was edited or is damaged, or needs another version of jaxlib",
         ) from error
     return tuple(Signature(tuple(shape), np.dtype(dtype)) for shape, dtype in parameters)

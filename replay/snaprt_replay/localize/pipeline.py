@@ -19,7 +19,7 @@ from snaprt.errors import SnapshotError, UsageError
 from snaprt.hlo.proto import HloModuleProto, parse
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.extract import Value
-from snaprt_replay.load.case import Case, NamedArray, notes_on_copies, on_one_device
+from snaprt_replay.load.case import Case, NamedArray, on_one_device
 from snaprt_replay.localize import nonfinite
 from snaprt_replay.localize.alignment import aligned
 from snaprt_replay.localize.edits import MOST_NAMED, Edit, edits_between, prove, whole
@@ -94,7 +94,7 @@ def localize(
     request = request or Request()
     check_playable(case, 1)
     check_runs_on_one_device(case)
-    told, case = notes_on_copies(case), on_one_device(case)
+    case, told = on_one_device(case)
     suspect = suspect_of(case, request.suspect)
     reference = _runnable(request.reference) or (
         suspect if against is not None else parse_variant(_DEFAULT_REFERENCE)

@@ -19,7 +19,7 @@ import numpy as np
 from snaprt.errors import UsageError
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.hlo_module import instructions
-from snaprt_replay.load.case import Case, notes_on_copies, on_one_device
+from snaprt_replay.load.case import Case, on_one_device
 from snaprt_replay.localize.measure import error_between
 from snaprt_replay.localize.pipeline import read_program, suspect_of
 from snaprt_replay.minify import checks
@@ -108,7 +108,7 @@ def minify(
     """
     check_playable(case, 1)
     check_runs_on_one_device(case)
-    told, case = notes_on_copies(case), on_one_device(case)
+    case, told = on_one_device(case)
     caching = _cache_off() if request.check == "slow-compile" else contextlib.nullcontext()
     with caching:
         with Workers(request.patience.jobs, request.timeout) as workers:

@@ -10,7 +10,7 @@ import numpy as np
 
 from snaprt.errors import UsageError
 from snaprt_replay.compare.verdict import Evidence, Judgement, Yardstick, judge
-from snaprt_replay.load.case import Case, notes_on_copies, on_one_device
+from snaprt_replay.load.case import Case, on_one_device
 from snaprt_replay.load.load import load
 from snaprt_replay.run import player
 from snaprt_replay.run.variants.variants import Variant, parse_variant
@@ -88,8 +88,7 @@ def try_case(
     """Do what `hold_trial` does, with what was loaded already."""
     player.check_playable(case, repeat)
     player.check_runs_on_one_device(case)
-    told = notes_on_copies(case)
-    case = on_one_device(case)
+    case, told = on_one_device(case)
     for variant in (a, b, reference):
         _check_recorded(case, variant)
 

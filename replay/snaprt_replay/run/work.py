@@ -260,17 +260,17 @@ def _prepare_compile_only(job: Job) -> Prepared:
             executable = jaxapi.compile_module(module, there, compile_options)
     except Exception as error:
         raise CompileError(f"cannot compile the program for {name}: {error}") from error
-    memory, cost, text = jaxapi.executable_report(executable)
+    text, proto = jaxapi.optimized_program(executable)
     return Prepared(
         run=lambda _: (),
         from_cache=False,
         device=name,
         environment={},
         report={
-            "memory": memory,
-            "cost": cost,
+            "memory": jaxapi.executable_memory(executable),
+            "cost": jaxapi.executable_cost(executable),
             "hlo": text,
-            "largest": largest_arrays(jaxapi.optimized_hlo_proto(executable)),
+            "largest": largest_arrays(proto),
         },
     )
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 from rich.text import Text
-from snaprt_replay.load.case import Case, notes_on_copies
+from snaprt_replay.load.case import Case, on_one_device
 from snaprt_replay.load.load import load
 from snaprt_replay.minify.checks import CheckName, Patience
 from snaprt_replay.minify.pipeline import Minified, Request, minify
@@ -194,7 +194,7 @@ def _to_json(file: Path, found: Minified | None) -> dict[str, Any]:
 def _show(case: Case, check: CheckName, found: Minified | None) -> None:
     console = output.console
     if found is None:
-        for note in notes_on_copies(case):
+        for note in on_one_device(case)[1]:
             console.print(f"note: {tables.printable(note)}")
         none = f": {case.path} does not show {check}"
         console.print(Text.assemble(("NO FAILURE", "green"), none))

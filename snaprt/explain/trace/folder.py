@@ -92,8 +92,10 @@ def loaded_executable(executable: Executable) -> Any:
 
 def _memory_and_cost(executable: Executable) -> tuple[dict[str, int], dict[str, float]]:
     loaded = loaded_executable(executable)
+    if loaded is None:
+        return {}, {}
     try:
-        return ({}, {}) if loaded is None else jaxapi.executable_report(loaded)[:2]
+        return jaxapi.executable_memory(loaded), jaxapi.executable_cost(loaded)
     except Exception:  # of a plugin that does not know, in its own words
         return {}, {}
 
@@ -150,7 +152,7 @@ def _optimized_hlo(run: Execution, nodes: Sequence[ShownNode]) -> str:
     loaded = loaded_executable(run.executable)
     if loaded is None:
         raise ValueError("the graph was not compiled")
-    return jaxapi.executable_report(loaded)[2]
+    return jaxapi.optimized_program(loaded)[0]
 
 
 FORMS: Final = (

@@ -127,20 +127,19 @@ def executable_memory(executable: Any) -> dict[str, int]:
     }
 
 
-def executable_report(executable: Any) -> tuple[dict[str, int], dict[str, float], str]:
-    """Return an executable's memory in bytes by use, its cost analysis, and its optimized HLO."""
-    memory = executable_memory(executable)
+def executable_cost(executable: Any) -> dict[str, float]:
+    """Return an executable's cost analysis, empty where the plugin has none."""
     try:
-        cost = dict(executable.cost_analysis())
-    except Exception:  # not every plugin has one
-        cost = {}
-    return memory, cost, "\n".join(one.to_string() for one in executable.hlo_modules())
+        return dict(executable.cost_analysis())
+    except Exception:  # of several types
+        return {}
 
 
-def optimized_hlo_proto(executable: Any) -> bytes:
-    """Return the HloModuleProto of what XLA made of an executable's first module, serialized."""
-    serialized: bytes = executable.hlo_modules()[0].as_serialized_hlo_module_proto()
-    return serialized
+def optimized_program(executable: Any) -> tuple[str, bytes]:
+    """Return what XLA made of an executable: HLO text, and the first module's HloModuleProto."""
+    modules = executable.hlo_modules()
+    text = "\n".join(one.to_string() for one in modules)
+    return text, modules[0].as_serialized_hlo_module_proto()
 
 
 def optimized_hlo(executable: Any, *, constants: bool) -> str:

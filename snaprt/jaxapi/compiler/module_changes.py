@@ -10,7 +10,7 @@ from typing import Any
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
-from snaprt.jaxapi.compiler.modules import parse_module, portable_artifact
+from snaprt.jaxapi.compiler.modules import is_main, parse_module, portable_artifact
 
 
 @contextmanager
@@ -95,8 +95,13 @@ def without_tokens(module: Any) -> bool:
     """Make the tokens that ``main`` takes inside of it, and return none; say if there were any.
 
     A token only orders effects. No array can stand for it.
+
+    Raises:
+        ValueError: The module has no ``main``.
     """
-    main = next(one for one in module.body.operations if _is_main(one))
+    main = next((one for one in module.body.operations if is_main(one)), None)
+    if main is None:
+        raise ValueError("the module has no function 'main'")
     block = main.regions[0].blocks[0]
     taken = [number for number, one in enumerate(block.arguments) if _is_token(one)]
     last = list(block.operations)[-1]
@@ -125,11 +130,6 @@ def without_tokens(module: Any) -> bool:
                 told = enumerate(ir.ArrayAttr(main.attributes[name]))
                 main.attributes[name] = ir.ArrayAttr.get([a for n, a in told if n not in gone])
     return True
-
-
-def _is_main(operation: Any) -> bool:
-    attributes = operation.attributes
-    return "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == "main"
 
 
 def _is_token(value: Any) -> bool:

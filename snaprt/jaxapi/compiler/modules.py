@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jax._src.interpreters import mlir as _mlir
 from jaxlib import _hlo  # type: ignore[attr-defined]
@@ -26,27 +28,56 @@ def parse_module(module: bytes | str) -> Any:
     """Parse StableHLO text, MLIR bytecode or a portable artifact into an MLIR module.
 
     Raises:
-        ValueError: If it is none of them.
+        ValueError: If it is none of them. The message names line and column of text.
     """
     try:
         return parse_alone.parse(module, _mlir.make_ir_context())
     except ir.MLIRError as error:
-        raise ValueError(str(error).strip()) from None
+        raise ValueError("; ".join(map(_as_sentence, error.error_diagnostics))) from None
+
+
+_PLACE = re.compile(r'"-":([1-9]\d*):(\d+)')  # bytecode has 0:0
+_OF_XLA = re.compile(r"[A-Z_]+: (?:\S*?:\d+:\d+: error: )?(.*)")
+
+
+def _as_sentence(diagnostic: Any) -> str:
+    place = _PLACE.search(str(diagnostic.location))
+    where = f"line {place[1]}, column {place[2]}: " if place else ""
+    return where + diagnostic.message
+
+
+def _first_of_xla(error: Exception) -> str:
+    """Return what XLA says first, without its status code and the place in its own copy."""
+    text = str(error)
+    told = _OF_XLA.match(text)
+    return told[1] if told else text
 
 
 def module_signature(module: Any) -> tuple[list[Any], list[Any]]:
-    """Return the (shape, dtype) of each parameter and of each result of ``main``."""
+    """Return the (shape, dtype) of each parameter and of each result of ``main``.
+
+    A dynamic size is -1.
+    """
     for operation in module.body.operations:
-        if operation.operation.name == "func.func" and operation.sym_name.value == "main":
+        if is_main(operation):
             kind = operation.function_type.value
             return [_tensor(t) for t in kind.inputs], [_tensor(t) for t in kind.results]
     raise ValueError("the module has no function 'main'")
 
 
+def is_main(operation: Any) -> bool:
+    """Return whether an MLIR operation is the function ``main``, with a body."""
+    attributes = operation.attributes
+    named = "sym_name" in attributes and ir.StringAttr(attributes["sym_name"]).value == "main"
+    return named and len(operation.regions[0].blocks) > 0
+
+
 def _tensor(kind: Any) -> tuple[tuple[int, ...], np.dtype]:
     if not isinstance(kind, ir.RankedTensorType):
         raise ValueError(f"a parameter or result of type {kind} cannot be passed as an array")
-    return tuple(kind.shape), _mlir_dtype(str(kind.element_type))
+    return tuple(-1 if size < 0 else size for size in kind.shape), _mlir_dtype(
+        str(kind.element_type)
+    )
 
 
 def _mlir_dtype(name: str) -> np.dtype:
@@ -82,8 +113,15 @@ def portable_artifact(module: Any) -> bytes:
     """Return an MLIR module as a portable StableHLO artifact, as `portable_stablehlo` does.
 
     It has the form of `jax.export.Exported.mlir_module_serialized` (tried with 0.10.2 and 0.12.0).
+
+    Raises:
+        ValueError: The module uses an operation that StableHLO cannot store.
     """
-    return _jaxlib.mlir.serialize_portable_artifact(module, stablehlo.get_current_version(), True)
+    version = stablehlo.get_current_version()
+    try:
+        return _jaxlib.mlir.serialize_portable_artifact(module, version, True)
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(_first_of_xla(error)) from None
 
 
 def stablehlo_text(module: Any) -> str:
@@ -151,7 +189,7 @@ def module_to_hlo_proto(module: Any) -> bytes:
     try:
         computation = _jaxlib.mlir.mlir_module_to_xla_computation(buffer.getvalue())
     except Exception as error:  # of several types, by version and cause
-        raise ValueError(str(error)) from None
+        raise ValueError(_first_of_xla(error)) from None
     return computation.as_serialized_hlo_module_proto()
 
 
@@ -183,12 +221,17 @@ def parse_hlo_text(text: str) -> bytes:
     """Parse HLO text into a serialized ``xla.HloModuleProto``.
 
     Raises:
-        ValueError: XLA's parser refuses it; the message names line and column.
+        ValueError: XLA's parser refuses it; the message names the first line and column.
     """
     try:
         return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
     except Exception as error:
-        raise ValueError(str(error)) from None
+        first = _HLO_PLACE.search(str(error))
+        told = f"line {first[1]}, column {first[2]}: {first[3]}" if first else str(error)
+        raise ValueError(told) from None
+
+
+_HLO_PLACE = re.compile(r"was parsing (\d+):(\d+): error: (.*)")
 
 
 def interpret(module: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

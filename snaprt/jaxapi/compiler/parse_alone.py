@@ -9,24 +9,45 @@ is over.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo
 
 
 def parse(module: bytes | str, context: ir.Context) -> Any:
-    """Parse StableHLO text, MLIR bytecode or a portable artifact; raise whatever MLIR answers."""
+    """Parse StableHLO text, MLIR bytecode or a portable artifact; print nothing.
+
+    Raises:
+        ir.MLIRError: MLIR refuses it.
+        ValueError: It is a portable artifact that this version of StableHLO cannot convert.
+    """
+    why_not_portable: list[str] = []
     if isinstance(module, bytes) and module.startswith(b"ML\xefR"):
+        handler: Any = context.attach_diagnostic_handler(_collect_into(why_not_portable))
         try:
-            return _jaxlib.mlir.deserialize_portable_artifact(module, context)
-        except Exception:  # not portable: plain bytecode
+            # The function of that name in jaxlib._jax calls handlers without the GIL in 0.12.
+            return stablehlo.deserialize_portable_artifact(context, module)
+        except ValueError:  # plain bytecode, or damaged
             pass
+        finally:
+            handler.detach()
     with context:
-        return ir.Module.parse(module)
+        parsed = ir.Module.parse(module)
+    if any(one.operation.name.startswith("vhlo.") for one in parsed.body.operations):
+        raise ValueError("; ".join(why_not_portable))
+    return parsed
+
+
+def _collect_into(messages: list[str]) -> Callable[[ir.Diagnostic], bool]:
+    def collect(diagnostic: ir.Diagnostic) -> bool:
+        messages.append(diagnostic.message)
+        return True
+
+    return collect
 
 
 def _context() -> ir.Context:
