@@ -16,7 +16,8 @@ from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.key import MODULE, Subject, module_digest
 from snaprt.compile.obtain import Request, obtain, refuse_objects_of_another_process
 from snaprt.errors import CompileError, ExecutionError
-from snaprt.graph.artifacts import Proof, proof_of
+from snaprt.graph.artifacts import proof_of
+from snaprt.graph.proof import Proof
 
 _Type = tuple[tuple[int, ...], np.dtype]
 Index = tuple[tuple[int, int], ...]

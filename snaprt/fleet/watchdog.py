@@ -59,7 +59,7 @@ def watch() -> None:
     with _starting:
         if limit is None or _watchdog is not None or not claim_rank():
             return
-        _watchdog = Watchdog(limit, folder, watch_progress())
+        _watchdog = Watchdog(limit, folder, watch_progress(closely=True))
         _watchdog.start()
     keep_state(folder)
     follow_process()

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from blake3 import blake3
 
 from snaprt import jaxapi
+from snaprt.graph.proof import Proof
 
 # What the partitioner was allowed, which shows in what it did; with one device it does nothing.
 _ALLOWED = re.compile(r", allow_spmd_sharding_propagation_to_\w+=\{[^}]*\}")
 _LEFT_OUT = re.compile(r"\[([0-9,]*)\]\S* constant\(\{\.\.\.\}\)")  # group: its dimensions
 _MOST_CONSTANTS = 1 << 14  # elements: printing so many takes 5 ms, and nobody can run meanwhile
 _ALIAS = re.compile(r"\{([0-9, ]*)\}: \(([0-9]+), \{[0-9, ]*\}, (?:may|must)-alias\)")
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What tells which executable ran; snapshots hold it as it is."""
-
-    fingerprint: str = ""  # XLA's own; it changes where an executable is loaded from a cache
-    optimised_hlo: str = ""  # BLAKE3 in hex, see `proof_of`; empty where the platform hides it
-    aliases: tuple[str, ...] = ()  # `result <- parameter` for each shared piece of memory
 
 
 @dataclass(frozen=True)
@@ -39,7 +31,7 @@ class ModuleArtifacts:
     hlo: bytes  # serialized `xla.HloModuleProto`, before optimization
     compile_options: bytes  # serialized `xla.CompileOptionsProto`
     num_devices: int  # how many devices one execution runs on
-    proof: Proof = Proof()
+    proof: Proof = field(default_factory=Proof)
     trace_error: Any = None  # what a snapshot says of the error that ended its recording
 
 

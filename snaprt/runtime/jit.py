@@ -41,7 +41,7 @@ from snaprt.snapshot.recorder.plan import (
     plan_with,
     set_thread_plan,
 )
-from snaprt.snapshot.recorder.progress import watched
+from snaprt.snapshot.recorder.progress import is_watched_closely
 from snaprt.snapshot.recorder.record import Recorder, Resting, process_recorder
 from snaprt.snapshot.recorder.sharing import tell_plan
 
@@ -340,7 +340,7 @@ class _Watcher:
 
     def _relax(self, function: _Function, executable: JitExecutable) -> None:
         """Leave to C++ what may be left to it, after a call of a function that was seen."""
-        if not _is_recorded() or watched() is not None or repro.is_asked_for():
+        if not _is_recorded() or is_watched_closely() or repro.is_asked_for():
             return
         if function.thread != threading.get_ident():  # that one sees it at its next call
             function.thread = function.resting = None

@@ -19,9 +19,9 @@ import threading
 from typing import Protocol
 
 from snaprt import jaxapi, settings
-from snaprt.snapshot.recorder.pending import donate_unannounced, is_anything_held
-from snaprt.snapshot.recorder.plan import Plan, current_plan, tell_at_step
-from snaprt.snapshot.recorder.progress import watched
+from snaprt.snapshot.recorder.pending import Executable, donate_unannounced, is_anything_held
+from snaprt.snapshot.recorder.plan import Plan, current_plan, steps_ended, tell_at_step
+from snaprt.snapshot.recorder.progress import is_watched_closely, watched
 from snaprt.snapshot.recorder.record import Resting
 
 #: How many functions a thread leaves to C++.
@@ -35,8 +35,15 @@ _generations = itertools.count()
 class Function(Protocol):
     """A jitted function, some of whose calls may rest."""
 
-    resting: Resting | None
-    """What counts the executions that rest; None where each is to be seen."""
+    @property
+    def rests(self) -> Executable | None:
+        """What they run."""
+        ...
+
+    @property
+    def resting(self) -> Resting | None:
+        """What counts their executions; None where each is to be seen."""
+        ...
 
 
 class _Generation:
@@ -81,8 +88,11 @@ def count(identity: int) -> None:
     if resting is None or resting.count():
         generation.due.add(identity)
         jaxapi.watch_closely()
-    elif _changes != _thread.changes or watched() is not None:
+    elif _changes != _thread.changes or is_watched_closely():
         jaxapi.watch_closely()
+    progress = watched()
+    if progress is not None and function.rests is not None:
+        progress.passed(function.rests, steps_ended())
 
 
 def judge(identity: int, function: Function, *, donates: bool) -> None:

@@ -74,7 +74,7 @@ class Switch:
 
     def __init__(self) -> None:
         watchdog.watch()
-        self._followed = progress.watch_progress()
+        self._followed = progress.watch_progress(closely=True)
 
     def set(self, is_on: bool) -> None:
         progress._progress = self._followed if is_on else None

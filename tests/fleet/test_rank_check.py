@@ -12,7 +12,7 @@ from programs import SNAPRT, run_program
 
 PROGRAM = """
 import functools, json, sys, time
-import jax, jax.numpy as jnp, numpy as np, snaprt
+import jax, jax.numpy as jnp, numpy as np, snaprt, snaprt.runtime.step
 jax.distributed.initialize()
 rank = jax.process_index()
 mesh = jax.make_mesh((jax.device_count(),), ("d",))
@@ -38,35 +38,43 @@ def train_step(x, case, odd):
     return y.sum()
 def evaluate(x):
     return (x * x).sum()
-cases, odd = sys.argv[1].split(","), rank == int(sys.argv[2])
-"""
-RUN = {
-    "jit": """
-train_step, evaluate = jax.jit(train_step, static_argnums=(1, 2)), jax.jit(evaluate)
-def run(case):
+jitted = jax.jit(train_step, static_argnums=(1, 2))
+def run_jit(case):
     for step in range(3):
-        value = float(train_step(x, case, odd))
+        value = float(jitted(x, case, odd))
     return value
-""",
-    "lazy": """
-def run(case):
+def run_lazy(case):
     with snaprt.lazy():
         for step in range(3):
             if odd and step == 2 and case == "late": load_data()
-            if not rank and step == 2 and case == "one more": float(evaluate(x))
             value = train_step(x, case, odd) + step // 2
             snaprt.mark_step()
     return float(value)
-""",
-}
+def run_lazily_with_a_read(case):
+    with snaprt.lazy():
+        value = (x - 1.0).sum()
+        if not rank: float(evaluate(x))
+        snaprt.mark_step()
+def run_lazily_with_another_number(case):
+    with snaprt.lazy():
+        value = (x + (3.0 if odd else 2.0)).sum()
+        snaprt.mark_step()
+    return float(value)
+def run_in_one_process(case):
+    return float(jax.jit(lambda y: y.sum() * (rank + 2))(jnp.arange(3.0)))
+cases, odd = sys.argv[1].split(","), rank == int(sys.argv[2])
+"""
 EACH = """
-for case in cases:
-    try:
-        value, error = run(case), None
-    except snaprt.RankError as raised:
-        value, error = None, str(raised)
-    checks = snaprt.metrics.counter_value("RankChecks")
-    print(json.dumps({"case": case, "value": value, "error": error, "checks": checks}))
+def each(run, cases):
+    for case in cases:
+        try:
+            value, error = run(case), None
+        except snaprt.RankError as raised:
+            value, error = None, str(raised)
+            snaprt.runtime.step.thread_trace().begin()  # nothing of it is left for the next case
+        checks = snaprt.metrics.counter_value("RankChecks") or 0
+        result = {"run": run.__name__, "case": case, "value": value, "error": error}
+        print(json.dumps({**result, "checks": checks}))
 """
 DIFFER = {
     "constant": ["rank 0: ", "dense<2.", "rank 1: ", "dense<3."],
@@ -79,7 +87,14 @@ DIFFER = {
 # A number that has changed is one too, from then on.
 DIFFER_LAZILY = ["operation", "shape"]
 AGREE = ["same", "equal table", "callback"]
+Results = dict[tuple[str, str], dict[str, Any]]
+Job = tuple[Path, list[Results]]
+
 EXPECTED = {"same": 56, "equal table": 84 + 4, "callback": 56 + 8}
+
+
+# Without this service of JAX, SIGTERM ends a rank at once; otherwise the launcher kills it later.
+STOPS_SOON = {"SNAPRT_CHECK_RANKS_TIMEOUT": 4, "JAX_ENABLE_PREEMPTION_SERVICE": 0}
 
 
 def launch(
@@ -97,9 +112,10 @@ def launch(
     ]
 
 
-def results(text: str) -> dict[str, Any]:
+def results(text: str) -> Results:
+    """Return what a rank has printed, by the function that was run and the case."""
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    return {line["case"]: line for line in lines}
+    return {(line["run"], line["case"]): line for line in lines}
 
 
 def line_of(folder: Path, mark: str) -> int:
@@ -107,21 +123,43 @@ def line_of(folder: Path, mark: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if mark in line)
 
 
-@pytest.mark.parametrize("mode", RUN)
-def test_every_rank_learns_which_operation_differs_and_goes_on(tmp_path: Path, mode: str):
-    differ = DIFFER_LAZILY if mode == "lazy" else list(DIFFER)
-    status, told = launch(tmp_path, RUN[mode] + EACH, *AGREE, *differ)
+# One job runs them all, for each rank goes on after an error.
+RUNS = {
+    "jit": [*AGREE, *DIFFER],
+    "lazy": [*AGREE, *DIFFER_LAZILY],
+    "lazily_with_a_read": ["on rank 0"],
+    "lazily_with_another_number": ["on rank 1"],
+    "in_one_process": ["on both ranks"],
+}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Return the folder of a job that runs all of RUNS, and the results of each rank."""
+    folder = tmp_path_factory.mktemp("job")
+    calls = [f"each(run_{mode}, {cases})" for mode, cases in RUNS.items()]
+    every = dict.fromkeys(case for cases in RUNS.values() for case in cases)
+    status, told = launch(folder, "\n".join([EACH, *calls]), *every)
     assert status == 0, told
-    per_rank = [results(text) for text in told]
+    return folder, [results(text) for text in told]
+
+
+@pytest.mark.parametrize("mode", ["jit", "lazy"])
+def test_every_rank_learns_which_operation_differs_and_goes_on(job: Job, mode: str):
+    folder, per_rank = job
+    run = f"run_{mode}"
     for case in AGREE:
-        assert per_rank[0][case] == per_rank[1][case]
-        assert per_rank[0][case]["value"] == EXPECTED[case] + (mode == "lazy")
-    assert per_rank[0][AGREE[-1]]["checks"] <= 3 * len(AGREE)  # not each step
-    for case in differ:
-        errors = {each[case]["error"] for each in per_rank}
+        assert per_rank[0][run, case] == per_rank[1][run, case]
+        assert per_rank[0][run, case]["error"] is None
+    for case, value in EXPECTED.items():
+        assert per_rank[0][run, case]["value"] == value + (mode == "lazy")
+    before = per_rank[0]["run_jit", list(DIFFER)[-1]]["checks"] if mode == "lazy" else 0
+    assert per_rank[0][run, AGREE[-1]]["checks"] - before <= 3 * len(AGREE)  # not each step
+    for case in DIFFER_LAZILY if mode == "lazy" else DIFFER:
+        errors = {each[run, case]["error"] for each in per_rank}
         assert len(errors) == 1, errors
         error = re.sub(" +", " ", errors.pop() or "")
-        assert "ranks are about to run different programs" in error, (case, told)
+        assert "ranks are about to run different programs" in error, (case, per_rank)
         if mode == "lazy":  # what differs first is a number that has changed before
             continue
         for part in DIFFER[case]:
@@ -129,43 +167,46 @@ def test_every_rank_learns_which_operation_differs_and_goes_on(tmp_path: Path, m
         line = re.search(r"operation \d+, .*train.py:(\d+)", error)
         assert line, error
         if case in ("operation", "shape"):
-            assert int(line[1]) == line_of(tmp_path, f"# case: {case}"), error
+            assert int(line[1]) == line_of(folder, f"# case: {case}"), error
+
+
+def test_a_number_that_differs_in_a_lazy_graph_is_named(job: Job):
+    for found in job[1]:
+        error = found["run_lazily_with_another_number", "on rank 1"]["error"]
+        told = r"rank 0: +constant dense<2.0.*\n.*rank 1: +constant dense<3.0"
+        assert re.search(told, error), error
+
+
+def test_a_read_on_one_rank_alone_cuts_its_graph_and_is_named(job: Job):
+    folder, per_rank = job
+    line = line_of(folder, "if not rank: float(")
+    for found in per_rank:
+        error = found["run_lazily_with_a_read", "on rank 0"]["error"]
+        assert f"rank 0: the lazy graph, at train.py:{line} in run_lazily_with_a_read" in error
+
+
+def test_programs_of_one_process_are_not_compared(job: Job):
+    values = [found["run_in_one_process", "on both ranks"] for found in job[1]]
+    assert [(each["value"], each["error"]) for each in values] == [(6.0, None), (9.0, None)]
 
 
 def test_of_four_ranks_the_odd_one_and_what_it_runs_are_named(tmp_path: Path):
-    code = RUN["jit"] + EACH.replace("try:", "try:\n        if odd: evaluate(x)")
-    status, told = launch(tmp_path, code, "same", ranks=4, odd=2)
+    each = EACH.replace("try:", "try:\n            if odd: jax.jit(evaluate)(x)")
+    status, told = launch(tmp_path, each + "each(run_jit, cases)", "same", ranks=4, odd=2)
     assert status == 0, told
-    line = line_of(tmp_path, "if odd: evaluate")
+    line = line_of(tmp_path, "if odd: jax.jit(evaluate)")
     for text in told:
-        error = results(text)["same"]["error"]
-        assert re.search(r"ranks 0-1, 3: train_step, at train.py:\d+ in run", error), told
-        assert f"rank 2: evaluate, at train.py:{line} in <module>" in error, told
-
-
-def test_a_number_that_differs_in_a_lazy_graph_is_named(tmp_path: Path):
-    status, told = launch(tmp_path, RUN["lazy"] + EACH, "constant")
-    assert status == 0, told
-    for text in told:
-        assert re.search(r"rank 0: +constant dense<2.0.*rank 1: +constant dense<3.0", text), told
-
-
-def test_a_read_on_one_rank_alone_cuts_its_graph_and_is_named(tmp_path: Path):
-    status, told = launch(tmp_path, RUN["lazy"] + EACH, "one more")
-    assert status == 0, told
-    line = line_of(tmp_path, '"one more": float(')
-    for text in told:
-        assert f"rank 0: the lazy graph, at train.py:{line} in run" in text, told
+        error = results(text)["run_jit", "same"]["error"]
+        assert re.search(r"ranks 0-1, 3: train_step, at train.py:\d+ in run_jit", error), told
+        assert f"rank 2: evaluate, at train.py:{line} in each" in error, told
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", RUN)
+@pytest.mark.parametrize("mode", ["jit", "lazy"])
 def test_a_rank_that_does_not_come_is_named_with_its_line(tmp_path: Path, mode: str):
-    code = (
-        RUN[mode] + "\nif odd and 'late' in cases and not 'lazy' in cases: load_data()\nrun('late')"
-    )
-    cases = ("late", "lazy") if mode == "lazy" else ("late",)
-    status, told = launch(tmp_path, code, *cases, SNAPRT_CHECK_RANKS_TIMEOUT=4)
+    begin = "if odd: load_data()\n" if mode == "jit" else ""
+    code = f"{begin}run_{mode}('late')"
+    status, told = launch(tmp_path, code, "late", **STOPS_SOON)
     assert status == 1
     what = "the lazy graph (step 2)" if mode == "lazy" else "train_step"
     line = line_of(tmp_path, "# case: late")
@@ -174,10 +215,10 @@ def test_a_rank_that_does_not_come_is_named_with_its_line(tmp_path: Path, mode: 
 
 
 def test_a_rank_whose_program_changes_alone_says_what_has_changed(tmp_path: Path):
-    code = RUN["jit"] + "\nrun('same')\n"
+    code = "run_jit('same')\n"
     code += "if odd: x = jax.make_array_from_callback((4,), sharding, lambda at: np.ones(8)[at])\n"
-    code += "run('same')"
-    status, told = launch(tmp_path, code, "same", SNAPRT_CHECK_RANKS_TIMEOUT=4)
+    code += "run_jit('same')"
+    status, told = launch(tmp_path, code, "same", **STOPS_SOON)
     assert status == 1
     assert "rank 0 has not reached train_step after 4 s; it is at train.py:" in told[1], told
     assert "rank 1 compiles train_step again, for it has changed:" in told[1], told
@@ -185,14 +226,6 @@ def test_a_rank_whose_program_changes_alone_says_what_has_changed(tmp_path: Path
 
 
 def test_a_rank_that_has_ended_is_named_at_once(tmp_path: Path):
-    status, told = launch(tmp_path, RUN["jit"] + "\nif odd: sys.exit()\nrun('same')", "same")
+    status, told = launch(tmp_path, "if odd: sys.exit()\nrun_jit('same')", "same")
     assert status == 1
     assert "rank 1 has not reached train_step; its program has ended" in told[0]
-
-
-def test_programs_of_one_process_are_not_compared(tmp_path: Path):
-    code = "print(float(jax.jit(lambda y: y.sum() * (rank + 2))(jnp.arange(3.0))))"
-    status, told = launch(tmp_path, code, "same")
-    assert status == 0
-    assert told[0].endswith("6.0")
-    assert told[1].endswith("9.0")

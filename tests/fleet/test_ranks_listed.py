@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from programs import SNAPRT, run_program
 
 from snaprt.cli.main import main
-from snaprt.snapshot.recorder.states import RankState, state_file
+from snaprt.snapshot.recorder.states import RankState, read_states, state_file
 
 SLEEPS = "print('sleeping', flush=True); import time; time.sleep(600)"
 
@@ -75,3 +76,20 @@ def test_a_rank_that_said_nothing_is_looked_for_on_its_machine(
     process.kill()
     process.wait()
     assert statuses() == ["running", killed, *others]
+
+
+def test_a_rank_whose_calls_nobody_sees_says_how_far_it_is(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import jax, jax.numpy as jnp\n"
+        "step, x = jax.jit(lambda x: x + 1), jnp.zeros(3)\n"
+        "for _ in range(130): x = step(x)\n"
+    )
+    run_program(
+        *((*SNAPRT, "launch", "-n", "2"), "--when", "every=50", "--dump", tmp_path / "dump"),
+        *("--", script),
+    )
+    states = read_states(tmp_path / "dump")
+    # The first call has the state kept from there on.
+    assert [(state.execution, state.ended) for state in states] == [(128, "finished")] * 2
+    assert len({(state.program, state.graph_id) for state in states}) == 1

@@ -239,6 +239,16 @@ def test_what_needs_no_jax_does_not_import_it(tmp_path: Path, words):
     assert done.stderr.endswith("set()\n")
 
 
+def test_snapshots_are_listed_without_jax():
+    code = (
+        "import sys; from snaprt.cli.main import main; main(sys.argv[1:]); "
+        "print({'jax', 'jaxlib'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = run_program(code, "ls", Path(__file__).parents[1] / "support" / "snapshots")
+    assert "lazy_graph" in done.stdout
+    assert done.stderr.endswith("set()\n")
+
+
 @pytest.mark.parametrize("words", [("replay", "m.mlir"), ("inspect", "--hlo", "m.mlir")])
 def test_a_flag_that_xla_does_not_know_is_said_before_xla_ends_the_process(tmp_path: Path, words):
     (tmp_path / "m.mlir").write_text("module { func.func public @main() { return } }")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from snaprt.graph.artifacts import Proof
+from snaprt.graph.proof import Proof
 
 FORMAT_NAME = "snaprt-snapshot"
 FORMAT_MAJOR = 2

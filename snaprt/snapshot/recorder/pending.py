@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import threading
 import time
 import weakref
@@ -274,6 +275,8 @@ def _kept(arrays: Sequence[Any]) -> list[Any]:
         announce = _unannounced.pop(threading.get_ident(), None)
         if announce is not None:
             announce()
+        for ended in _unannounced.keys() - sys._current_frames().keys():
+            _unannounced.pop(ended, None)
         if _unannounced:
             return [copy(a, "device") if isinstance(a, jax.Array) else a for a in arrays]
     return list(arrays)

@@ -68,11 +68,13 @@ class Progress:
         changes: Goes up with whatever happens.
         progressed: `time.monotonic()` when an execution, a step or a compilation was last seen to
             end.
+        is_close: Whether each call is told before it is made, and its end looked for.
         compiling: What each thread that compiles a lazy program compiles, and since when.
         step: The last step that a thread marked.
     """
 
     def __init__(self) -> None:
+        self.is_close = False
         self.start_afresh()
         afresh_in_children(self)
 
@@ -115,6 +117,15 @@ class Progress:
             running.phase = "dispatched"
         except Exception:  # it returned nothing that can be asked
             self._end(running, "ended")
+
+    def passed(self, executable: Executable, step: int) -> None:
+        """Learn of an execution after its call, where nobody looks closely."""
+        count = self._counts.get(executable.number, 0)
+        self._counts[executable.number] = count + 1
+        running = Running(executable, count, step)
+        running.phase = "ended"  # nobody asks for those under way
+        self.last.append(running)
+        self.changes += 1
 
     def failed(self, running: Running) -> None:
         """Learn that an execution raised an error."""
@@ -239,10 +250,20 @@ def watched() -> Progress | None:
     return _progress
 
 
-def watch_progress() -> Progress:
-    """Follow the executions of this process from here on."""
+def is_watched_closely() -> bool:
+    """Return whether each call is to be told before it is made."""
+    return _progress is not None and _progress.is_close
+
+
+def watch_progress(*, closely: bool) -> Progress:
+    """Follow the executions of this process from here on.
+
+    Args:
+        closely: Whether each call is to be told before it is made. Others may be told after it.
+    """
     global _progress
     with _starting:
         if _progress is None:
             _progress = Progress()
+        _progress.is_close |= closely
     return _progress

@@ -217,7 +217,7 @@ def keep_state(folder: Path) -> None:
         return
     with _starting:
         if _keeper is None and place_in_job().processes > 1 and claim_rank():
-            _keeper = StateKeeper(folder, watch_progress())
+            _keeper = StateKeeper(folder, watch_progress(closely=False))
             _keeper.start()
 
 

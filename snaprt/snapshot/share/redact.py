@@ -21,7 +21,7 @@ import jax
 
 from snaprt import jaxapi, variables
 from snaprt.errors import SnapshotError
-from snaprt.graph.artifacts import Proof
+from snaprt.graph.proof import Proof
 from snaprt.hlo.proto import HloModuleProto, parse, serialize
 from snaprt.snapshot.format import schema, seeded
 from snaprt.snapshot.format.read import SnapshotFile
