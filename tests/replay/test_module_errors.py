@@ -74,7 +74,7 @@ def test_damaged_bytecode_prints_nothing_of_mlir(
     (tmp_path / "good.mlirbc").write_bytes(artifact)
     (tmp_path / "bad.mlirbc").write_bytes(artifact[: len(artifact) // 2])
     told = refused(snaprt, "diff", tmp_path / "good.mlirbc", tmp_path / "bad.mlirbc")
-    assert "cannot read the module in" in told and "bad.mlirbc: " in told
+    assert "bad.mlirbc: " in told
 
 
 def test_hlo_text_that_cannot_be_read_is_told_with_its_place(
