@@ -428,10 +428,13 @@ class _Watcher:
                     "through jax.jit are seen",
                 )
                 return results
-            executable = executable_ahead(ahead)
-            if not executable.module.is_recordable:
+            try:
+                executable = executable_ahead(ahead)
+                if not executable.module.is_recordable:
+                    raise _NotRecordableError(_NOT_ARRAYS)
+            except Exception as error:
                 results = run()
-                self._missed(name, _NOT_ARRAYS)
+                self._missed(name, str(error))
                 return results
             return self._run(_Call(executable, jaxapi.called_with(ahead, args)), run, (), {})
         finally:

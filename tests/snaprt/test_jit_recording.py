@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify, io_callback
+from jax.sharding import NamedSharding, PartitionSpec
 
 import snaprt
 from snaprt import jaxapi
@@ -608,6 +609,19 @@ def test_what_was_compiled_ahead_of_time_is_recorded_when_it_is_called(dump: Pat
     assert array_names(first) == ["state['w']", "scale"]
     assert array_names(recorded(dump, "outputs")[0]) == ["result['w']"]
     assert first.module.compile_options != second.module.compile_options
+
+
+def test_what_was_compiled_for_devices_that_were_chosen_last_is_recorded(dump: Path) -> None:
+    mesh = jax.make_mesh((1,), ("x",))
+    kind = jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=NamedSharding(mesh.abstract_mesh, PartitionSpec("x"))
+    )
+    placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec("x")))
+    with snaprt.record(folder=dump):
+        lowered = jax.jit(lambda x: x * 2).trace(kind).lower(lowering_platforms=("cpu",))
+        compiled = lowered.compile(device_assignment=tuple(mesh.devices.flat))
+        assert_same(compiled(placed), jax.device_put(x * 2, placed.sharding))
+    assert len(names(dump)) == 1
 
 
 def test_a_call_that_cannot_be_seen_is_told_once(

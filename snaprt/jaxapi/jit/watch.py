@@ -25,6 +25,7 @@ from jax._src import pjit as _pjit
 from jax._src import tree_util as _tree_util
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
 
+from snaprt.jaxapi.installation import device_list
 from snaprt.jaxapi.jit.calls import FlatCall, named_call
 from snaprt.jaxapi.jit.entry import (
     ASK_AGAIN,
@@ -58,8 +59,9 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
     def compile_and_keep(lowered: Any, *args: Any, **kwargs: Any) -> Any:
         compiled: Any = compile_lowered(lowered, *args, **kwargs)
         options = args[0] if args else kwargs.get("compiler_options")
+        devices = kwargs.get("device_assignment")
         # Made at the first call: few are called while somebody looks.
-        compiled.snaprt_ahead = functools.cache(lambda: _ahead(lowered, compiled, options))
+        compiled.snaprt_ahead = functools.cache(lambda: _ahead(lowered, compiled, options, devices))
         return compiled
 
     @functools.wraps(call_compiled)
@@ -82,8 +84,10 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
     stages.Compiled.__call__ = call
 
 
-def _ahead(lowered: Any, compiled: Any, options: Any) -> CompiledAhead | None:
+def _ahead(lowered: Any, compiled: Any, options: Any, devices: Any) -> CompiledAhead | None:
     lowering = copy.copy(lowered._lowering)
+    if devices is not None:  # it was lowered for an abstract mesh
+        lowering._device_list = device_list(devices)
     arguments: dict[str, Any] = getattr(lowering, "compile_args", {})
     described = arguments.get("all_args_info")
     if described is None:
