@@ -426,6 +426,24 @@ def test_what_is_queued_is_written_before_the_process_ends(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_that_ends_by_os_exit_has_written_what_it_waited_for(tmp_path: Path) -> None:
+    program = """
+    import os, sys
+    import jax, numpy as np, snaprt
+
+    child = os.fork()
+    if child == 0:
+        with snaprt.record(folder=sys.argv[1]):
+            jax.jit(lambda x: x + 1)(np.ones(400_000, np.float32))
+        snaprt.dump_now()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    """
+    run_program(program, tmp_path)
+    assert len(list(tmp_path.glob("*.snap"))) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_writes_its_own_snapshots_and_not_its_parents(tmp_path: Path) -> None:
     program = """
         def late():
