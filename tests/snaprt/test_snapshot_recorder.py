@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import finish, start_program
+from programs import finish, run_program, start_program
 
 from snaprt import jaxapi, metrics
 from snaprt.compile.executable import Executable, run
