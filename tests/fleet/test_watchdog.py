@@ -323,17 +323,36 @@ if rank == 1:
 
 
 @pytest.mark.slow
-def test_slow_progress_just_under_the_limit_is_no_hang(launched: Launched):
-    code = """
+def test_neither_slow_progress_just_under_the_limit_nor_input_is_a_hang(
+    launched: Launched, tmp_path: Path
+):
+    script = tmp_path / "asks" / "train.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import os\nimport jax\nos.dup2(os.pipe()[0], 0)  # nobody writes into it\n"
+        "print(jax.jit(lambda x: x)(1.0), flush=True)\ninput()\n"
+    )
+    asks = start_program(
+        (*SNAPRT, "run", "--watchdog", "1s", "--", str(script)), folder=script.parent
+    )
+    try:
+        assert asks.stdout is not None
+        assert asks.stdout.readline() == "1.0\n"
+        code = """
 step = jax.jit(lambda x: (jnp.tanh(x), jnp.sum(x)))
 for number in range(2):
     x, loss = step(x)
     float(loss)
     time.sleep(9)
 """
-    process, folder = launched(code, limit="15s")
-    finish(process)
+        process, folder = launched(code, limit="15s")
+        finish(process)
+        assert asks.poll() is None
+    finally:
+        asks.kill()
+        asks.communicate()
     assert not list(folder.glob("hang-*"))
+    assert not (script.parent / "snaprt-dump").exists()
 
 
 def test_a_second_hang_is_written_again_and_one_hang_once(launched: Launched, tmp_path: Path):
@@ -354,18 +373,6 @@ for number in (1, 2):
     (tmp_path / "go-2").touch()
     finish(process)
     assert len(list(folder.glob("hang-*"))) == 2
-
-
-def test_a_program_that_waits_for_a_word_is_no_hang(tmp_path: Path):
-    script = tmp_path / "train.py"
-    script.write_text("import jax\nprint(jax.jit(lambda x: x)(1.0), flush=True)\ninput()\n")
-    process = start_program(
-        (*SNAPRT, "run", "--watchdog", "1s", "--", str(script)), folder=tmp_path
-    )
-    time.sleep(8)
-    process.kill()
-    process.communicate()
-    assert not (tmp_path / "snaprt-dump").exists()
 
 
 def test_a_duration_that_is_none_is_refused(tmp_path: Path):
