@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import finish, start_program
+from programs import finish, run_program, start_program
 
 from snaprt import jaxapi, metrics
 from snaprt.compile.executable import Executable, run
@@ -423,6 +423,24 @@ def test_what_is_queued_is_written_before_the_process_ends(tmp_path: Path) -> No
     for path in tmp_path.iterdir():
         snapshot = open_snapshot(path)
         assert snapshot.array(snapshot.array_names[0]).shape == (5_000_000,)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_that_ends_by_os_exit_has_written_what_it_waited_for(tmp_path: Path) -> None:
+    program = """
+    import os, sys
+    import jax, numpy as np, snaprt
+
+    child = os.fork()
+    if child == 0:
+        with snaprt.record(folder=sys.argv[1]):
+            jax.jit(lambda x: x + 1)(np.ones(400_000, np.float32))
+        snaprt.dump_now()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    """
+    run_program(program, tmp_path)
+    assert len(list(tmp_path.glob("*.snap"))) == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -54,7 +54,7 @@ def _of_one_device(file: SnapshotFile) -> Case:
         expected = path.name.removesuffix(schema.SUFFIXES["inputs"]) + schema.SUFFIXES["outputs"]
         notes.append(f"there is no {expected} next to it: nothing to compare with")
     if execution.error.strip():
-        notes.append(f"recorded when this was raised: {execution.error.strip().splitlines()[0]}")
+        notes.append(f"recorded when this was raised: {schema.first_line(execution.error)}")
     inputs = _arrays(open_snapshot(inputs_path), "inputs") if inputs_path else None
     outputs = None
     if outputs_path is not None:

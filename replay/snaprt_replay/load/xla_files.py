@@ -193,8 +193,8 @@ def _recorded_results(snapshot: XlaMessage, path: Path) -> tuple[_Arrays | None,
     if len(outputs) == len(expected):
         return outputs, ()
     return None, [
-        f"XLA recorded {len(outputs)} of {len(expected)} results: an input was donated, or the "
-        "file is truncated; there is nothing to compare with"
+        f"the file holds {len(outputs)} of {len(expected)} results: the execution failed, an "
+        "input was donated, or the file is truncated; there is nothing to compare with"
     ]
 
 

@@ -134,7 +134,8 @@ def compiled_lines(compiled: Compiled) -> Iterator[str]:
         size, shape = format_size(int(array["bytes"])), shown.name(str(array["shape"]))
         yield f"  {times}{size} {shape}, {shown.name(str(array['opcode']))}{source}"
     known = compiled.cost
-    cost = [form.format(known[name]) for name, form in _COST.items() if name in known]
+    # XLA says -1 where it cannot tell, as of custom calls.
+    cost = [form.format(known[name]) for name, form in _COST.items() if known.get(name, -1) >= 0]
     yield f"cost: {', '.join(cost) or 'the compiler provides no analysis'}"
     yield f"optimized HLO: {shown.name(compiled.hlo, 400)}"
 

@@ -13,6 +13,7 @@ import numpy as np
 from snaprt import jaxapi, metrics
 from snaprt.compile.ahead.ahead_of_time import topology_devices
 from snaprt.compile.module import LoadedModule, compile_partitioned
+from snaprt.compile.obtain import refuse_objects_of_another_process
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.largest import largest_arrays
@@ -221,6 +222,13 @@ def _prepare_interpreter(job: Job) -> Prepared:
     readable = interpret.make_readable(_hlo_of(job))
     stablehlo = _to_stablehlo(readable.module.SerializeToString())
     module = jaxapi.parse_module(stablehlo)
+    calls = jaxapi.custom_calls(module)
+    refuse_objects_of_another_process(calls)
+    if calls.targets:  # it would end the process
+        raise CompileError(
+            f"the StableHLO interpreter cannot run custom calls: {', '.join(calls.targets)}",
+            hint="use op-by-op or cpu,optimization=0",
+        )
     cpu = devices.find_device("cpu")
 
     def run(inputs: Sequence[Any]) -> Outputs:

@@ -11,6 +11,7 @@ from typing import Final
 import click
 from rich.text import Text
 from snaprt_replay.compare.differences import ArrayDifference, Differences, find_differences
+from snaprt_replay.report import shown
 
 from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, FittedTable
@@ -55,7 +56,7 @@ def _show(found: Differences) -> None:
     if found.facts:
         columns = (Column("differs"), Column("A"), Column("B"))
         rows = [
-            [tables.printable(text) or "-" for text in (one.what, one.first, one.second)]
+            [shown.sentence(text) or "-" for text in (one.what, one.first, one.second)]
             for one in found.facts
         ]
         output.console.print(FittedTable(columns, rows))

@@ -15,6 +15,7 @@ from snaprt_replay.compare.array_statistics import describe
 from snaprt_replay.load import contents
 from snaprt_replay.load.case import NamedArray
 from snaprt_replay.load.contents import Contents
+from snaprt_replay.report import shown
 
 from snaprt.cli import output, tables
 from snaprt.errors import UsageError
@@ -107,7 +108,7 @@ def _print_summary(found: Contents, as_json: bool) -> None:
         }
         output.emit_json(SCHEMA, SCHEMA_VERSION, data)
         return
-    output.console.print(f"{found.path}: {found.format}, module {tables.printable(found.name)}")
+    output.console.print(f"{found.path}: {found.format}, module {shown.name(found.name)}")
     width = max((len(label) for label in found.facts), default=0)
     for label, value in found.facts.items():
         told = tables.printable(value).replace("\n", "\n    ")

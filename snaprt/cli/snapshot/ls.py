@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
 import click
+from snaprt_replay.report import shown
 
 from snaprt.cli import output, tables
 from snaprt.cli.fitted_table import Column, FittedTable
@@ -271,7 +272,7 @@ def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:
 
 def _cells(row: Row) -> list[str]:
     return [
-        tables.printable(row.graph),
+        shown.name(row.graph),
         "-" if row.step < 0 else str(row.step),
         str(row.execution) if row.run == 1 else f"{row.execution} (run {row.run})",
         row.device,
@@ -279,12 +280,12 @@ def _cells(row: Row) -> list[str]:
         _few(row.outputs),
         format_size(row.file_bytes + row.stored_bytes),
         tables.printable(row.reason) or "-",
-        tables.printable(row.error.strip().splitlines()[0]) if row.error.strip() else "-",
+        tables.printable(schema.first_line(row.error)) or "-",
     ]
 
 
 def _few(types: tuple[str, ...] | None, most: int = 2) -> str:
-    if types is None:
-        return "-"
-    shown = ", ".join(types[:most])
-    return shown if len(types) <= most else f"{shown} and {len(types) - most} more"
+    if not types:
+        return "-" if types is None else "none"
+    first = ", ".join(types[:most])
+    return first if len(types) <= most else f"{first} and {len(types) - most} more"

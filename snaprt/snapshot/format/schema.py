@@ -208,6 +208,16 @@ class Execution:
     recheck: RecheckRecord | None = None  # of an execution that gave other bits when it ran again
 
 
+def first_line(error: str) -> str:
+    """Return what an `Execution.error` says first; where that is a traceback, what it ends with."""
+    first, *rest = error.strip().splitlines() or [""]
+    before, is_traceback, _ = first.partition("Traceback (most recent call last):")
+    if not is_traceback:
+        return first
+    last = next((line for line in rest if line and not line.startswith(" ")), "")
+    return (before + last).rstrip(" :")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Everything in a snapshot file but the bytes of the module and of the arrays."""

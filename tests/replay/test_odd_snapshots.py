@@ -1,0 +1,125 @@
+"""Odd but valid executions, recorded for real, through the commands that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from programs import run_program
+
+from snaprt.snapshot.format.schema import first_line
+
+Command = Callable[..., tuple[int, str, str]]
+
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp, numpy as np, snaprt
+
+folder = sys.argv[1]
+
+def fails(x):
+    raise ValueError("boom")
+
+@jax.jit
+def calls(x):
+    return jax.pure_callback(fails, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
+
+def named(x):
+    return x * 2
+
+named.__name__ = "first line\\nsecond line " + "n" * 300
+x = np.ones((2, 3), np.float32)
+with snaprt.record(folder=folder + "/nothing"):
+    jax.jit(lambda: ())()
+with snaprt.record(folder=folder + "/named"):
+    jax.jit(named)(x)
+with snaprt.record(when="error", folder=folder + "/failed"):
+    try:
+        jax.block_until_ready(calls(x))
+    except jax.errors.JaxRuntimeError:
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("odd")
+    run_program(PROGRAM, folder)
+    return folder
+
+
+def inputs_of(folder: Path) -> Path:
+    (path,) = folder.glob("*.inputs.snap")
+    return path
+
+
+def test_an_execution_without_arrays_is_listed_as_such(snaprt: Command, odd: Path) -> None:
+    _, out, _ = snaprt("ls", odd / "nothing")
+    assert out.split().count("none") == 2
+
+
+def test_a_name_of_several_lines_is_shown_in_one(snaprt: Command, odd: Path) -> None:
+    path = inputs_of(odd / "named")
+    _, out, _ = snaprt("ls", odd / "named")
+    assert len(out.splitlines()) == 2
+    assert r"first line\x0asecond line" in out
+    assert "n" * 200 not in out
+    assert r"first line\x0asecond line" in snaprt("inspect", path)[1].splitlines()[0]
+    _, out, _ = snaprt("diff", path, inputs_of(odd / "nothing"))
+    assert any("first line second line" in line for line in out.splitlines())
+
+
+def test_a_failed_callback_is_told_by_its_own_error(
+    snaprt: Command, odd: Path, tmp_path: Path
+) -> None:
+    path = inputs_of(odd / "failed")
+    _, out, _ = snaprt("ls", odd / "failed")
+    assert "boom" in out
+    assert "Traceback" not in out
+    status, out, _ = snaprt("replay", path, "--compile-only", "--save-hlo", tmp_path / "hlo.txt")
+    assert status == 0
+    assert "flops" in out
+    assert "-1 s" not in out
+    assert "Traceback" not in out
+
+
+def test_the_results_that_an_exported_failure_lacks_are_not_blamed_on_xla(
+    snaprt: Command, odd: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "step.pb"
+    recorded = inputs_of(odd / "named")
+    without_outputs = tmp_path / recorded.name
+    without_outputs.write_bytes(recorded.read_bytes())
+    assert snaprt("export", without_outputs, "--to", "hlo-snapshot", "-o", path)[0] == 0
+    _, out, _ = snaprt("inspect", path)
+    assert "the file holds 0 of 1 results: the execution failed, an input was donated" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("", ""),
+        ("ValueError: boom\n\nTraceback ...", "ValueError: boom"),
+        (
+            'X: calling: Traceback (most recent call last):\n  File "a"\n\nValueError: boom\nmore',
+            "X: calling: ValueError: boom",
+        ),
+        ("X: Traceback (most recent call last):", "X"),
+    ],
+)
+def test_the_first_line_of_an_error_is_never_the_head_of_a_traceback(error: str, line: str) -> None:
+    assert first_line(error) == line
+
+
+def test_the_interpreter_refuses_what_it_cannot_run(snaprt: Command, tmp_path: Path) -> None:
+    module = tmp_path / "custom.mlir"
+    module.write_text(
+        "module { func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {\n"
+        "%0 = stablehlo.custom_call @somewhere(%a) : (tensor<4xf32>) -> tensor<4xf32>\n"
+        "return %0 : tensor<4xf32> } }"
+    )
+    words = ("replay", module, "--random", "0", "--a", "interpreter", "--b", "interpreter")
+    _, out, err = snaprt(*words)
+    assert "the StableHLO interpreter cannot run custom calls: somewhere" in out + err
+    assert "SIGABRT" not in out + err
