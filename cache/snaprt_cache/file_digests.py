@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -56,7 +57,9 @@ def file_digest(path: str | Path, memo_folder: Path | None = None) -> str:
 
 
 def _digest_of_content(path: str | Path) -> str:
-    return blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path).hexdigest()
+    # Read, not mapped: the pages of a mapped file count as memory of this process.
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, blake3.blake3).hexdigest()
 
 
 def _remembered_digest(path: str | Path, memo: Folder, row: str) -> str:
