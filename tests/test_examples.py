@@ -1,6 +1,9 @@
 """Every command in every example's README runs, leaves with the status it names, and prints what
-the README shows: the lines below a command are parts of lines that must appear, in any order."""
+the README shows: the lines below a command are parts of lines that must appear, in any order.
 
+An example that says `<!-- needs MODULE -->` is skipped where that module is not installed."""
+
+import importlib.util
 import os
 import re
 import shutil
@@ -13,6 +16,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/README.md"))
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NEEDS = re.compile(r"<!-- needs (\w+) -->")
 STATUS = re.compile(r"#\s*exits with (\d+)\s*$")
 
 
@@ -28,6 +32,10 @@ def commands(readme):
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_commands_of_the_readme_do_what_it_says(folder, tmp_path):
+    readme = (folder / "README.md").read_text()
+    for module in NEEDS.findall(readme):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
     shutil.copytree(folder, tmp_path / "example")
     environment = {
         **os.environ,
@@ -36,7 +44,7 @@ def test_the_commands_of_the_readme_do_what_it_says(folder, tmp_path):
         "NO_COLOR": "1",
     }
     ran = 0
-    for command, status, expected in commands((folder / "README.md").read_text()):
+    for command, status, expected in commands(readme):
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=tmp_path / "example",

@@ -19,6 +19,7 @@ FILE_NAME: Final = "file-digests.json"
 _VERSION: Final = 2
 _LARGEST_BYTES: Final = 1 << 20
 _MEMO_ROWS: Final = 64
+_CHUNK_BYTES: Final = 1 << 18
 # A file that changed this recently may change again without a new time stamp.
 _MEMO_MIN_AGE_SECONDS: Final = 2.0
 # Reading a file takes less than waiting for a process that does not get on with it.
@@ -56,7 +57,12 @@ def file_digest(path: str | Path, memo_folder: Path | None = None) -> str:
 
 
 def _digest_of_content(path: str | Path) -> str:
-    return blake3.blake3(max_threads=blake3.blake3.AUTO).update_mmap(path).hexdigest()
+    # Read, not mapped: the pages of a mapped file count as memory of this process.
+    digest = blake3.blake3()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _remembered_digest(path: str | Path, memo: Folder, row: str) -> str:

@@ -230,9 +230,10 @@ def _cut(trace: LazyTrace, cause: str) -> None:
     """Run all that is pending, where nobody asked for it: an automatic step."""
     with trace.lock:
         metrics.counter_add(f"cut::{cause}")
-        begins = trace.pacer.begins(cause)
-        _run_all_that_can(trace, trace.recording.live_arrays(), cause, listeners())
-        _forget(trace, -1 if begins else MAX_POINTS)
+        arrays = trace.recording.live_arrays()
+        begins_anew = trace.pacer.begins(cause, trace.recording.point, len(arrays))
+        _run_all_that_can(trace, arrays, cause, listeners())
+        _forget(trace, -1 if begins_anew else MAX_POINTS)
 
 
 def _run_all_that_can(
@@ -274,10 +275,8 @@ def _run(
     found = recording.point.plans.get(key)
     path = None
     if found is None:
-        ends: Sequence[int] = ()
-        if is_automatic:
-            path = recording.point.operations()
-            ends = trace.pacer.ends_of(path)
+        path = recording.point.operations()
+        ends = trace.pacer.ends_of(path) if is_automatic else ()
         places = modes.places_in_modules
         found = plan_cut(
             recording, wanted, numbers, by_operation=by_operation, places=places, ends=ends

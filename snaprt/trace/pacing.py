@@ -41,6 +41,16 @@ _MAX_LEFT: Final = 32
 _MAX_HISTORY: Final = 1 << 15
 _MAX_ENDS: Final = 256
 
+#: After so many cuts around operations of JAX's own that stand alone, an iteration becomes one
+#: program: by then, running it in pieces has cost about what XLA takes to compile it whole.
+_JOIN_AFTER: Final = 2048
+
+#: How many more cuts are looked at to find the iteration.
+_JOIN_LOOK: Final = 128
+
+#: With more programs than these, what was joined does not repeat, and is cut as before.
+_MAX_JOINED: Final = 8
+
 #: A thread that marks steps may have so much more than its largest step pending, and this at least.
 #: Before its first step, it may have so much more pending than between automatic steps.
 _MARKED_STEPS: Final = 4
@@ -72,6 +82,15 @@ class Pacer:
         self._wait_until = 0
         self._largest = 0
         self._so_far = 0
+        # Operations that would stand alone, but belong to an iteration that is one program; and how
+        # many programs have been made with them.
+        self._joined: set[tuple[Any, Any]] = set()
+        self._programs_joined = 0
+        self._begins_anew = False
+        # Cuts around operations that stand alone, when to look at them, and what was seen of each.
+        self._alone = 0
+        self._join_after = _JOIN_AFTER
+        self._seen: list[tuple[list[Point], int]] = []
 
     def look(self, point: Point) -> None:
         """Mark ``point``, which has just been made, if a recording is to be cut after it."""
@@ -101,13 +120,61 @@ class Pacer:
         if not (is_of_user or self.is_on):
             return False
         least = MIN_CALL if is_of_user else MIN_ALONE
-        return jaxapi.equations_within(primitive, params) >= least
+        return (
+            jaxapi.equations_within(primitive, params) >= least
+            and _identity(primitive, params) not in self._joined
+        )
 
-    def begins(self, cause: str) -> bool:
-        """Take note that a cut is due; say whether steps are automatic from here on."""
-        if self.is_on or (cause == ALONE and not self._has_stepped):
+    def begins(self, cause: str, point: Point, alive: int) -> bool:
+        """Take note that a cut is due; return whether the thread's paths are to begin anew.
+
+        They are when steps become automatic, and where an iteration is cut changes.
+
+        Args:
+            cause: Why the cut is due.
+            point: How far the recording has come.
+            alive: How many arrays of the recording the user holds.
+        """
+        if self.is_on:
+            anew, self._begins_anew = self._begins_anew, False
+            return anew or (cause == ALONE and self._joins(point, alive))
+        if cause == ALONE and not self._has_stepped:
             return False
         self.is_on = True
+        return True
+
+    def _joins(self, point: Point, alive: int) -> bool:
+        """Take note of a cut around what stands alone; return whether it no longer does."""
+        self._alone += 1
+        if self._alone <= self._join_after:
+            return False
+        self._seen.append((point.operations(), alive))
+        if len(self._seen) < _JOIN_LOOK:
+            return False
+        seen, self._seen = self._seen, []
+        self._alone, self._join_after = 0, 2 * self._join_after
+        symbols = [point.symbol for path, _ in seen for point in path]
+        period = _period(symbols, len(symbols) // 2)
+        iteration: list[Point] = []
+        ends: list[tuple[int, int]] = []
+        for path, alive in reversed(seen):
+            if len(iteration) < period:
+                ends.append((alive, len(iteration)))
+                iteration += path
+        joined = {
+            _identity(point.primitive, point.params)
+            for point in iteration
+            if self.stands_alone(point.primitive, point.params)
+            and not jaxapi.is_call_of_users_jit(point.primitive, point.params)
+        }
+        if not joined or sum(point.extent()[0] for point in iteration) > _automatic_limit():
+            return False
+        self._joined |= joined
+        self._programs_joined = 0
+        for point in iteration:  # where its pieces were cut
+            self._ends.pop(point.symbol, None)
+        _, back = min(ends)
+        self._remember_end(symbols, period, back)
         return True
 
     def _cause_to_begin(self, point: Point) -> str | None:
@@ -172,6 +239,14 @@ class Pacer:
         """
         self._so_far += weight
         self._wait_until = 0
+        if path is not None and self._joined:
+            self._programs_joined += any(
+                _identity(point.primitive, point.params) in self._joined for point in path
+            )
+            if self._programs_joined > _MAX_JOINED:
+                self._joined.clear()
+                self._join_after *= 8
+                self._begins_anew = True
         if path is None or cause not in (SIZE, WORK, BYTES):
             self._history.clear()
         else:
@@ -184,6 +259,8 @@ class Pacer:
         self._so_far = 0
         self._has_stepped = True
         self.is_on = False
+        self._joined.clear()
+        self._alone = 0
         marked, self.has_marked = self.has_marked, False
         return marked
 
@@ -202,15 +279,24 @@ class Pacer:
             is_near = True
         else:  # nearly all of what is pending is one round: any place of it is as good
             back, is_near = 0, False
+        self._remember_end(symbols, period, back)
+        if is_near:
+            self._wait_until = point.depth + period + 1
+        return is_near
+
+    def _remember_end(self, symbols: Sequence[int], period: int, back: int) -> None:
+        """Cut from here on where what repeats ends, ``back`` operations before the last one."""
         known = self._ends.setdefault(symbols[-1 - back], [])
         end = _telling_end(symbols[: len(symbols) - back][-period:])
         if end not in known:
             if len(self._ends) > _MAX_ENDS:
                 self._ends = {end[0]: known}
             known.append(end)
-        if is_near:
-            self._wait_until = point.depth + period + 1
-        return is_near
+
+
+def _identity(primitive: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what an operation that stands alone is known by: its primitive and what it calls."""
+    return primitive, params.get("jaxpr")
 
 
 def _limit() -> int:

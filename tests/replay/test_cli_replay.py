@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from snaprt_replay.compare.results import comparison_from_json
 from snaprt_replay.load import sniff
+from snaprt_replay.load.load import load
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -115,6 +116,43 @@ def test_a_bare_module_takes_inputs_from_a_file_and_saves_its_outputs(
         assert saved["out1"] == np.True_
 
 
+def test_saved_outputs_are_compared_with_those_of_a_later_replay(
+    snaprt: Run, modules: Mapping[str, Path], tmp_path: Path
+) -> None:
+    x, w = np.ones((4, 3), np.float32), np.ones((3, 2), np.float32)
+    inputs, outputs = tmp_path / "in.npz", tmp_path / "out.npz"
+    np.savez(inputs, arg0=x, arg1=w)
+    module = modules[sniff.MLIR_BYTECODE]
+    assert snaprt("replay", module, "--inputs", inputs, "--save", outputs)[0] == 0
+    status, out, _ = snaprt("replay", module, "--inputs", inputs, "--outputs", outputs)
+    assert (status, "MATCH: all 2 outputs are identical" in out) == (0, True)
+    assert f"the recorded outputs from {outputs}" in " ".join(out.split())
+    with np.load(outputs) as saved:
+        changed = {name: saved[name].copy() for name in saved.files}
+    changed["out0"][1, 1] += 0.5
+    np.savez(outputs, **changed)
+    status, out, _ = snaprt("replay", module, "--inputs", inputs, "--outputs", outputs)
+    assert (status, "MISMATCH" in out) == (1, True)
+    changed["out0"][1, 1] -= 0.5
+    np.savez(outputs, out0=changed["out0"])
+    status, out, _ = snaprt("replay", module, "--inputs", inputs, "--outputs", outputs)
+    assert status == 1
+    assert "missing in recorded" in out
+
+
+def test_outputs_as_raw_bytes_have_the_dtype_that_the_module_returns(
+    snaprt: Run, recorded: Path, tmp_path: Path
+) -> None:
+    module, outputs = tmp_path / "step.mlirbc", tmp_path / "out.npz"
+    assert snaprt("export", recorded, "--to", "stablehlo", "-o", module)[0] == 0
+    inputs = tmp_path / "in.npz"
+    np.savez(inputs, *[array.value for array in load(recorded).inputs or ()])
+    assert snaprt("replay", module, "--inputs", inputs, "--save", outputs)[0] == 0
+    status, out, _ = snaprt("replay", module, "--inputs", inputs, "--outputs", outputs, "--json")
+    assert status == 0
+    assert "bfloat16" in out
+
+
 def test_saved_bfloat16_outputs_can_be_read_back(
     snaprt: Run, recorded: Path, tmp_path: Path
 ) -> None:
@@ -148,6 +186,7 @@ def test_xlas_own_snapshot_replays(snaprt: Run, xla_snapshot: Path) -> None:
         (["--xla-flag", "xla_no_such_option=1"], "xla_no_such_option"),
         (["--random", "1", "--inputs", "x.npz"], "not both"),
         (["--inputs", "absent.npz"], "there is no file"),
+        (["--outputs", "out.npz"], "need the inputs"),
         (["--save", "out.txt"], "only .npz is supported"),
     ],
 )

@@ -1,3 +1,4 @@
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -54,6 +55,27 @@ def test_the_module_is_what_it_would_have_been(folder, called):
     assert module.__spec__.loader is module.__loader__
     assert module.__spec__ == expected.__spec__
     assert inspect.getsource(module) == inspect.getsource(expected)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+@pytest.mark.parametrize("ending", ["", "raise ValueError('no')"])
+def test_the_garbage_collector_is_paused_while_the_module_is_imported(
+    folder, called, is_enabled, ending
+):
+    (folder / f"{NAME}.py").write_text(f"import gc\nseen = gc.isenabled()\nprint(seen)\n{ending}\n")
+    call_after_import(NAME, lambda: called.append(gc.isenabled()))
+    was_enabled = gc.isenabled()
+    try:
+        gc.enable() if is_enabled else gc.disable()
+        if ending:
+            with pytest.raises(ValueError, match="no"):
+                importlib.import_module(NAME)
+        else:
+            assert importlib.import_module(NAME).seen is False
+        assert gc.isenabled() is is_enabled
+    finally:
+        gc.enable() if was_enabled else gc.disable()
+    assert called == ([] if ending else [False])
 
 
 def test_looking_for_the_module_is_not_importing_it(folder, called):

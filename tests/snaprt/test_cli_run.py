@@ -197,3 +197,35 @@ def test_a_setting_that_cannot_be_is_told_before_the_program_runs(
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr.startswith("error: ")
     assert named in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "is_kept"),
+    [
+        ("import jax", True),
+        ("import importlib; importlib.import_module('jax')", True),
+        ("import imports_jax", True),
+        ("def main():\n    import jax\nmain()", False),
+        ("import imports_jax_late; imports_jax_late.main()", False),
+        ("", False),
+    ],
+)
+def test_modules_are_kept_out_of_collections_but_not_what_a_program_made(
+    tmp_path: Path, source, is_kept
+):
+    (tmp_path / "imports_jax.py").write_text("import jax\n")
+    (tmp_path / "imports_jax_late.py").write_text("def main():\n    import jax\n")
+    (tmp_path / "program.py").write_text(
+        "import gc\n"
+        f"{source}\n"
+        "print(gc.get_freeze_count() > 10_000, gc.isenabled())\n"
+        "class Node:\n"
+        "    def __del__(self):\n"
+        "        print('collected')\n"
+        "node = Node()\n"
+        "node.itself = node\n"
+        "del node\n"
+        "gc.collect()\n"
+    )
+    ended = run("--lazy", "--", "program.py", folder=tmp_path)
+    assert (ended.stdout, ended.returncode) == (f"{is_kept} True\ncollected\n", 0), ended.stderr

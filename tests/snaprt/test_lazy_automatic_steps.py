@@ -17,6 +17,7 @@ import snaprt
 from snaprt.explain.cuts import Collector
 from snaprt.runtime.events import Subscriber, subscribe, unsubscribe
 from snaprt.runtime.step import thread_trace
+from snaprt.trace import pacing
 
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 
@@ -301,6 +302,78 @@ def test_what_draws_random_numbers_is_compiled_once_whatever_stands_around_it():
     ]
     assert names
     assert counts.compiled <= 20  # twelve of them are the sums of other lengths
+
+
+def walk(rounds, reads=0, odd=0):
+    """Return a random walk's places; read it, and draw once more, every so many rounds."""
+    key, place = jax.random.key(0), jnp.zeros((16, 2))
+    read = []
+    for number in range(1, rounds + 1):
+        key, first, second = jax.random.split(key, 3)
+        place = place + 0.1 * jax.random.normal(first, (16, 2))
+        place = jnp.where(jax.random.uniform(second, (16, 1)) < 0.1, 0.0, place)
+        if odd and number % odd == 0:
+            place = place + jax.random.normal(second, (16, 2))
+        if reads and number % reads == 0:
+            read.append(float(place.sum()))
+    return [*read, *np.asarray(place).ravel().tolist()]
+
+
+@pytest.fixture
+def joins_soon(monkeypatch):
+    monkeypatch.setattr(pacing, "_JOIN_AFTER", 128)
+
+
+@pytest.mark.parametrize(
+    ("loop", "most_new"),
+    [({}, 2), ({"reads": 7}, 16), ({"odd": 50}, 8), ({"reads": 20, "odd": 50}, 16)],
+)
+def test_a_long_loop_that_draws_random_numbers_becomes_one_program_a_round(
+    joins_soon, loop, most_new
+):
+    def run():
+        walk(40, **loop)
+        with counting() as first:
+            values = walk(400, **loop)
+        with counting() as then:
+            values_then = walk(400, **loop)
+        return first, values, then, values_then
+
+    first, values, then, values_then = in_new_thread(run)
+    expected = walk(400, **loop)
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values_then, expected, rtol=1e-5, atol=1e-6)
+    assert first.graphs < 400 * 3
+    assert then.graphs < 400 * 1.5, then
+    assert then.compiled <= most_new, then
+
+
+def test_a_loop_whose_rounds_all_differ_goes_back_to_small_programs(joins_soon, monkeypatch):
+    monkeypatch.setattr(pacing, "_MAX_JOINED", 2)
+
+    def differing(rounds):
+        key, place = jax.random.key(0), jnp.zeros((16, 2))
+        for number in range(rounds):
+            key, own = jax.random.split(key)
+            place = place + jax.random.normal(own, (16, 2))
+            for _ in range(number % 23):
+                place = place * 0.5
+        return np.asarray(place)
+
+    def run():
+        walk(400)
+        assert thread_trace().pacer._joined
+        first = differing(300)
+        assert not thread_trace().pacer._joined
+        return first, differing(300)
+
+    first, again = in_new_thread(run)
+    np.testing.assert_allclose(first, differing(300), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(first, again)
+
+    with counting() as counts:
+        in_new_thread(lambda: (walk(400), differing(300)))
+    assert counts.compiled <= 60, counts
 
 
 def test_bytes_that_pile_up_are_bounded(monkeypatch):

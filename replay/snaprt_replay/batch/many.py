@@ -44,6 +44,7 @@ class ReplayRequest:
         tolerance: What to allow.
         inputs: An ``.npz`` file with other inputs.
         random_seed: Draw other inputs, from this seed.
+        outputs: An ``.npz`` file with the recorded results of ``inputs``.
         isolated: Run in a process of its own? None for "if snaprt did not write the module".
         timeout: Seconds for one run in a process of its own; None for any.
         save: Where to save the outputs, as ``.npz``.
@@ -58,6 +59,7 @@ class ReplayRequest:
     tolerance: ToleranceRequest = dataclasses.field(default_factory=ToleranceRequest)
     inputs: Path | None = None
     random_seed: int | None = None
+    outputs: Path | None = None
     isolated: bool | None = None
     timeout: float | None = 120.0
     save: Path | None = None
@@ -143,7 +145,7 @@ def replay_file(path: Path, request: ReplayRequest, workers: Workers) -> Report:
         raised = gather.of_trace_error(path) if runs_once else None
         if raised is not None:
             return raised
-        case = load(path, request.inputs, request.random_seed)
+        case = load(path, request.inputs, request.random_seed, request.outputs)
         if request.sides is not None:
             trial = try_case(case, *request.sides, workers=workers, repeat=request.repeat)
             return gather.of_trial(trial, request.words)

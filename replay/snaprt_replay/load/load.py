@@ -20,7 +20,10 @@ from snaprt_replay.process.parsing import check_parses
 
 
 def load(
-    path: str | Path, inputs: str | Path | None = None, random_seed: int | None = None
+    path: str | Path,
+    inputs: str | Path | None = None,
+    random_seed: int | None = None,
+    outputs: str | Path | None = None,
 ) -> Case:
     """Load a file for replay.
 
@@ -28,10 +31,12 @@ def load(
         path: A snapshot of snaprt's or XLA's, or a bare module in any form.
         inputs: An ``.npz`` file to take the inputs from instead of the recorded ones.
         random_seed: Draw the inputs instead, from this seed.
+        outputs: An ``.npz`` file with the results that ``inputs`` gave where they were recorded.
 
     Returns:
         The case. Its inputs are None where the file has none and none were asked for. Recorded
-        outputs are dropped where the inputs are not the recorded ones.
+        outputs are dropped where the inputs are not the recorded ones, unless ``outputs`` has
+        others.
 
     Raises:
         SnapshotError: The file cannot be read, is damaged, or is of no known format.
@@ -39,6 +44,11 @@ def load(
     """
     if inputs is not None and random_seed is not None:
         raise UsageError("inputs can come from a file or a seed, not both")
+    if outputs is not None and inputs is None:
+        raise UsageError(
+            f"the outputs in {outputs} need the inputs that they were computed from",
+            hint="pass both files: --inputs IN.npz --outputs OUT.npz",
+        )
     path = Path(path)
     case = _LOADERS[sniff.sniff(path)](path)
     if inputs is None and random_seed is None:
@@ -58,15 +68,21 @@ def load(
         assert random_seed is not None
         arrays = modules.random_inputs(random_seed, parameters)
         source = f"the inputs are random, with seed {random_seed}"
-    dropped = ", not the recorded ones: there is nothing to compare with" if case.outputs else ""
+    recorded = None
+    if outputs is not None:
+        recorded = modules.read_outputs(Path(outputs), case.stablehlo)
+        source += f", the recorded outputs from {outputs}"
+    elif case.outputs:
+        source += ", not the recorded ones: there is nothing to compare with"
     return dataclasses.replace(
         case,
         inputs=arrays,
-        outputs=None,
+        outputs=recorded,
         input_parts={},
         output_parts=(),
+        second_outputs=None,
         parameters=parameters,
-        notes=(*case.notes, source + dropped),
+        notes=(*case.notes, source),
     )
 
 

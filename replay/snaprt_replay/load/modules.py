@@ -1,8 +1,9 @@
-"""Bare modules: what they take, and inputs for them, from an ``.npz`` file or random."""
+"""Bare modules: what they take, and arrays for them, from ``.npz`` files or random."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,36 @@ def read_inputs(path: Path, parameters: Sequence[Signature]) -> tuple[NamedArray
     )
 
 
-def _read_npz(path: Path) -> Mapping[str, np.ndarray]:
+def read_outputs(path: Path, stablehlo: bytes) -> tuple[NamedArray, ...]:
+    """Read the recorded outputs of a module from an ``.npz`` file.
+
+    They keep the file's order and names. Arrays that are not what the module returns are kept as
+    they are: comparing them says how they differ.
+
+    Args:
+        path: bfloat16 and the like may be saved as NumPy saves them, as raw bytes.
+        stablehlo: The module.
+
+    Raises:
+        SnapshotError: The file cannot be read.
+    """
+    _, results = jaxapi.module_signature(jaxapi.parse_module(stablehlo))
+    dtypes = [np.dtype(dtype) for _, dtype in results]
+    arrays = _read_npz(path, "check --outputs")
+    return tuple(
+        NamedArray(name, _named(value, dtype))
+        for (name, value), dtype in itertools.zip_longest(arrays.items(), dtypes[: len(arrays)])
+    )
+
+
+def _named(value: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
+    """Return an array that NumPy has saved as nameless bytes under the dtype that it had."""
+    if dtype is not None and value.dtype.kind == "V" and value.itemsize == dtype.itemsize:
+        return value.view(dtype)
+    return value
+
+
+def _read_npz(path: Path, check: str = "check --inputs") -> Mapping[str, np.ndarray]:
     wanted = "write an .npz file with numpy.savez(FILE, arg0=..., arg1=...)"
     try:
         loaded = np.load(path, allow_pickle=False)
@@ -55,14 +85,13 @@ def _read_npz(path: Path) -> Mapping[str, np.ndarray]:
         with loaded:
             return {name: loaded[name] for name in loaded.files}
     except FileNotFoundError as error:
-        raise SnapshotError(f"there is no file {path}", hint="check --inputs") from error
+        raise SnapshotError(f"there is no file {path}", hint=check) from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise SnapshotError(f"cannot read inputs from {path}: {error}", hint=wanted) from error
+        raise SnapshotError(f"cannot read arrays from {path}: {error}", hint=wanted) from error
 
 
 def _as_expected(value: np.ndarray, expected: Signature, what: str) -> np.ndarray:
-    if value.dtype.kind == "V" and value.itemsize == expected.dtype.itemsize:
-        value = value.view(expected.dtype)  # NumPy saves ml_dtypes' types as nameless bytes
+    value = _named(value, expected.dtype)
     if value.shape != expected.shape or value.dtype.newbyteorder("=") != expected.dtype:
         raise UsageError(
             f"{what} is {Signature(value.shape, value.dtype)}, but the module takes {expected}",

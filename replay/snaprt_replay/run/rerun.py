@@ -68,6 +68,7 @@ def replay(
     tolerance: ToleranceRequest | None = None,
     inputs: str | Path | None = None,
     random_seed: int | None = None,
+    outputs: str | Path | None = None,
     compiler_options: Mapping[str, CompilerOption] | None = None,
     isolated: bool | None = None,
 ) -> Replay:
@@ -80,6 +81,7 @@ def replay(
         tolerance: What to allow; None for the defaults, see docs/comparison.md.
         inputs: An ``.npz`` file with other inputs.
         random_seed: Draw other inputs, from this seed.
+        outputs: An ``.npz`` file with the recorded results of ``inputs``, to compare with.
         compiler_options: XLA options for this replay, by name without dashes.
         isolated: Run in a process of its own? None for "if snaprt did not write the module".
 
@@ -89,7 +91,7 @@ def replay(
     variant = Variant(device or "default", "device", device)
     with Workers(1, timeout=None) as workers:
         return replay_case(
-            load(path, inputs, random_seed),
+            load(path, inputs, random_seed, outputs),
             with_options(variant, compiler_options or {}),
             workers,
             repeat=repeat,

@@ -73,6 +73,9 @@ def _compiler_options(
 @click.option("--save", type=_PATH, metavar="FILE.npz", help="Save the outputs.")
 @click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs.")
 @click.option(
+    "--outputs", type=_PATH, metavar="FILE.npz", help="Compare with these results of --inputs."
+)
+@click.option(
     "--random", "seed", type=click.IntRange(min=0), help="Run on random inputs with this seed."
 )
 @click.option(
@@ -139,6 +142,7 @@ def command(
     all_devices: bool,
     save: Path | None,
     inputs: Path | None,
+    outputs: Path | None,
     seed: int | None,
     compiler_options: Mapping[str, CompilerOption],
     disabled_passes: tuple[str, ...],
@@ -177,6 +181,7 @@ def command(
       snaprt replay step.inputs.snap --device gpu --max-ulp 4 --repeat 3
       snaprt replay step.inputs.snap --repeat 20 --all-devices
       snaprt replay module.mlir --random 0 --save out.npz
+      snaprt replay module.mlirbc --inputs in.npz --outputs recorded.npz
       snaprt replay step.inputs.snap --a recorded --b cpu,optimization=0 --reference f64
       snaprt replay step.inputs.snap --device tpu:v5e:2x2 --compile-only
       snaprt replay dump -j 4 --junit replay.xml --html replay.html
@@ -208,6 +213,7 @@ def command(
         tolerance=ToleranceRequest(rtol, atol, max_ulp),
         inputs=inputs,
         random_seed=seed,
+        outputs=outputs,
         isolated=isolated,
         timeout=timeout,
         save=save,

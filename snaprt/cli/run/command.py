@@ -8,6 +8,7 @@ it has set what JAX is to find.
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib.machinery
 import importlib.util
 import io
@@ -19,7 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, Final
 
 import click
@@ -423,6 +424,7 @@ def _execute(program: Program, *, lazy: bool, recording: bool, at_end: Callable[
             after_import.call_after_import("jax", recorder.begin)
         if lazy:
             after_import.call_after_import("jax", laziness.begin)
+        after_import.call_after_import("jax", _keep_imported)
         exec(program.code, module.__dict__)
     except BaseException as error:
         ended_by = error
@@ -441,6 +443,24 @@ def _execute(program: Program, *, lazy: bool, recording: bool, at_end: Callable[
                 raise
             ended_by = error
     return output.EXIT_OK if ended_by is None else _leave_with(ended_by)
+
+
+def _keep_imported() -> None:
+    """Move all objects out of the garbage collector's sight: modules, which stay to the end.
+
+    No collection visits them again, the one at Python's exit included. Objects of the program must
+    not stay with them, so this is only for a program that imports JAX at its top level; one that
+    imports it from a function may have made any number of objects by then.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "__main__":
+        name = frame.f_code.co_filename
+        is_import = name in _IMPORTERS or name.startswith("<frozen importlib")
+        if frame.f_code.co_name != "<module>" and not is_import:
+            return
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_name == "<module>":
+        gc.freeze()
 
 
 class _Recording:
@@ -509,6 +529,7 @@ def _leave_with(error: BaseException) -> int:
 
 
 _OURS: Final = (__file__, after_import.__file__)
+_IMPORTERS: Final = (*_OURS, importlib.__file__)
 
 
 def _of_program(traceback: TracebackType | None) -> TracebackType | None:
