@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from snaprt.torch.versions import check_installed
 
 if TYPE_CHECKING:
+    from snaprt.torch.compiled import jit as jit
     from snaprt.torch.modules import unwrap as unwrap
     from snaprt.torch.modules import wrap as wrap
     from snaprt.torch.scope import device as device
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from snaprt.torch.scope import to_jax as to_jax
     from snaprt.torch.scope import to_torch as to_torch
 
-__all__ = ["device", "lazy", "to_jax", "to_torch", "unwrap", "wrap"]
+__all__ = ["device", "jit", "lazy", "to_jax", "to_torch", "unwrap", "wrap"]
 
 # Public name -> the module that defines it.
 _WHERE = {
     "device": "scope",
+    "jit": "compiled",
     "lazy": "scope",
     "to_jax": "scope",
     "to_torch": "scope",

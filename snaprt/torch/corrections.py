@@ -77,6 +77,33 @@ def type_as(tensor: Any, other: Any) -> Any:
     return tensor.to(other.dtype)
 
 
+_T = torch.Tensor
+
+# As `torch.autocast` does on the CPU; torchax knows only what reaches it as an operator of C++.
+NARROWED: Final[frozenset[Any]] = frozenset(
+    [
+        *(functional.linear, functional.conv1d, functional.conv2d, functional.conv3d),
+        *(functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d),
+        *(functional.scaled_dot_product_attention, functional.bilinear, torch.matmul, _T.matmul),
+        *(_T.__matmul__, _T.__rmatmul__, torch.mm, _T.mm, torch.bmm, _T.bmm, torch.mv, _T.mv),
+        *(torch.addmm, _T.addmm, torch.baddbmm, _T.baddbmm, torch.addbmm, _T.addbmm, torch.einsum),
+        *(torch.conv1d, torch.conv2d, torch.conv3d, torch.lstm, torch.gru, torch.rnn_tanh),
+        *(torch.rnn_relu,),
+    ]
+)
+"""The functions that autocast computes in its narrow type."""
+
+WIDENED: Final[frozenset[Any]] = frozenset(
+    [
+        *(functional.cross_entropy, functional.nll_loss, functional.mse_loss, functional.l1_loss),
+        *(functional.smooth_l1_loss, functional.huber_loss, functional.kl_div),
+        *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
+        *(functional.cosine_embedding_loss, functional.margin_ranking_loss, functional.ctc_loss),
+        *(functional.triplet_margin_loss, functional.soft_margin_loss, functional.poisson_nll_loss),
+    ]
+)
+"""The functions that autocast computes in float32."""
+
 CORRECTIONS: Final[dict[Any, Callable[..., Any]]] = {
     functional.batch_norm: batch_norm,
     functional.instance_norm: instance_norm,

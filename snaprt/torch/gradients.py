@@ -31,11 +31,17 @@ class Differentiable:
         function: ``function(params, inputs, key)`` returns a list of arrays that depend on
             ``params`` differentiably, and any other results.
         name: What it is called in modules and profiles.
+        is_quiet: Whether nobody needs to know that it cannot be compiled.
     """
 
     def __init__(
-        self, function: Callable[[Arrays, Arrays, Any], tuple[list[Any], Any]], name: str
+        self,
+        function: Callable[[Arrays, Arrays, Any], tuple[list[Any], Any]],
+        name: str,
+        *,
+        is_quiet: bool = False,
     ) -> None:
+        self._level = logging.DEBUG if is_quiet else logging.WARNING
         self._function = function
         self._name = name
         self._residuals: Any = None  # the structure of what forward hands to backward
@@ -91,7 +97,7 @@ class Differentiable:
                     lambda primals: function(primals, inputs, key), primals, has_aux=True
                 )
                 (gradients,) = pull_back(cotangents)
-                return [gradients[name] for name in primals], None
+                return [gradients[name] for name in sorted(primals)], None
 
             self._gradient = Differentiable(gradient, f"{self._name}_gradient")
         return self._gradient
@@ -100,12 +106,13 @@ class Differentiable:
         if self._is_compiled:
             try:
                 return compiled(*args)
-            except _NEEDS_VALUES as error:
+            except NEEDS_VALUES as error:
                 self._is_compiled = False
                 place = (*jaxapi.user_stack(error), self._name)[
                     -2 if jaxapi.user_stack(error) else -1
                 ]
-                _log.warning(
+                _log.log(
+                    self._level,
                     "%s runs operation by operation, which is slow: %s needs the values of a "
                     "tensor (use torch.where, or compute it outside)",
                     self._name,
@@ -137,7 +144,7 @@ class Differentiable:
         return backward
 
 
-_NEEDS_VALUES = (
+NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,  # and its kinds: bool(tensor), numpy, indices
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -250,7 +257,8 @@ def _graph_of_gradients(
         zeros = Tensor(jnp.zeros(aval.shape, aval.dtype)) if cotangent is None else cotangent
         given[f"c:{index}"] = zeros
     results, _ = apply(ctx.function.gradient(), given, ctx.call.inputs, ctx.call.key)
-    return list(results)
+    by_name = dict(zip(sorted(ctx.call.names), results, strict=True))
+    return [by_name[name] for name in ctx.call.names]
 
 
 def _deliver(

@@ -23,6 +23,7 @@ from snaprt.torch.tensors import (
     Tensor,
     array_of,
     host_values,
+    in_transit,
     plainly,
     scalar,
     to_cpu,
@@ -63,6 +64,17 @@ _ARITHMETIC: Final = frozenset(
     for name in (base, f"{base}_", f"__{base}__", f"__r{base}__", f"__i{base}__")
     if hasattr(place, name)
 ) | {_T.__truediv__, _T.__rtruediv__, _T.__itruediv__}
+
+_CONSTANT_NAMES: Final = (
+    *("new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like"),
+    *("empty_like", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial"),
+)
+_CONSTANT: Final = frozenset(
+    getattr(place, name)
+    for name in _CONSTANT_NAMES
+    for place in (torch, _T)
+    if hasattr(place, name)
+)
 
 _VIEW_NAMES: Final = (
     *("chunk", "diagonal", "expand", "expand_as", "flatten", "movedim", "narrow", "permute"),
@@ -114,7 +126,7 @@ def _run(
     given: list[torch.Tensor] = []
     structure = flatten((tuple(args), kwargs), given)
     tensors = on_device(given)
-    grad_mode = torch.is_grad_enabled() and not below_autograd
+    grad_mode = torch.is_grad_enabled() and not below_autograd and func not in _CONSTANT
     with plainly():
         needed = tuple([grad_mode and tensor.requires_grad for tensor in tensors])
     autocast = None if below_autograd else autocast_type()
@@ -291,6 +303,14 @@ def _contains(tensor: Tensor, element: Any) -> bool:
     return bool((tensor == element).any())
 
 
+def _new_tensor(
+    tensor: Tensor, data: Any, *, dtype: Any = None, device: Any = None, **options: Any
+) -> torch.Tensor:
+    return torch.tensor(
+        data, dtype=dtype or tensor.dtype, device=device or tensor.device, **options
+    )
+
+
 def _pointless(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
     """Return the tensor: what was asked for has no meaning on this device."""
     return tensor
@@ -319,6 +339,7 @@ _OWN: Final[dict[Any, Callable[..., Any]]] = {
     _T.__repr__: lambda tensor, **_: repr(tensor),
     _T.__format__: lambda tensor, spec: format(tensor, spec),
     _T.type_as: lambda tensor, other: _to(tensor, other.dtype),
+    _T.new_tensor: _new_tensor,
     _T.pin_memory: _pointless,
     _T.share_memory_: _pointless,
     _T.record_stream: _pointless,
@@ -384,7 +405,7 @@ _aten = torch.ops.aten
 _DISPATCHED: Final[dict[Any, Callable[..., Any]]] = {
     _aten.detach.default: _detach,
     _aten.alias.default: _detach,
-    _aten.lift_fresh.default: _pointless,
+    _aten.lift_fresh.default: _detach,
     _aten.copy_.default: _copy,
     _aten._to_copy.default: lambda tensor, **kwargs: _to(
         tensor, kwargs.get("device"), kwargs.get("dtype")
@@ -404,7 +425,19 @@ def _filled(fill: Any) -> Callable[..., Tensor]:
 def _empty_strided(
     size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
-    return Tensor(jnp.zeros(tuple(size), _jax_type(dtype)))
+    array = jnp.zeros(tuple(size), _jax_type(dtype))
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
+        # `torch.tensor` hides our class from what it calls, until `lift_fresh`.
+        return in_transit(array, torch.device("jax", 0))
+    return Tensor(array)
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, _: bool = False) -> torch.Tensor:
+    """Copy between the CPU and a tensor in transit."""
+    if isinstance(target, Tensor):
+        (moved,) = on_device([source])
+        target.box.write(array_of(moved).astype(target.box.array.dtype))
+    return target
 
 
 def _full(size: Sequence[int], value: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
@@ -429,6 +462,7 @@ def _from_cpu(overload: Any) -> Callable[..., Tensor]:
 FACTORIES: Final[dict[str, Callable[..., Any]]] = {
     "empty.memory_format": _filled(0),
     "empty_strided": _empty_strided,
+    "_copy_from": _copy_from,
     "zeros": _filled(0),
     "ones": _filled(1),
     "full": _full,

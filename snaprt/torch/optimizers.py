@@ -90,6 +90,25 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         optimizer.param_groups = groups
 
 
+_rates: dict[int, Any] = {}  # of optimizers in functions that are being traced
+
+
+@contextmanager
+def with_rates(optimizer: torch.optim.Optimizer, rates: Any) -> Iterator[None]:
+    """Let steps of an optimizer take their learning rates from an array."""
+    _rates[id(optimizer)] = rates
+    try:
+        yield
+    finally:
+        del _rates[id(optimizer)]
+
+
+def can_be_compiled(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether steps of an optimizer are compiled."""
+    steps = _optimizers.get(optimizer)
+    return type(optimizer) in _KNOWN and not (steps and steps.is_given_up)
+
+
 def _is_ours(optimizer: torch.optim.Optimizer) -> bool:
     return all(type(p) is Tensor for group in optimizer.param_groups for p in group["params"])
 
@@ -100,13 +119,13 @@ class _Steps:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._traces: dict[Any, _Step] = {}
         self._made = 0
-        self._is_given_up = False
+        self.is_given_up = False
         self._rates: list[float] = []
         self._rates_on_device: Any = None
 
     def run(self, optimizer: torch.optim.Optimizer) -> bool:
         """Run a step; return whether it could be compiled."""
-        if self._is_given_up:
+        if self.is_given_up:
             return False
         groups = optimizer.param_groups
         rates = [group["lr"] for group in groups]
@@ -138,7 +157,7 @@ class _Steps:
             self._made += 1
             trace = _Step(optimizer)
         try:
-            trace.run(optimizer, present, states, self._on_device(rates))
+            trace.run(optimizer, present, states, self._rates_of(optimizer, rates))
         except (RuntimeError, TypeError, ValueError, AssertionError, jax.errors.JAXTypeError) as e:
             if key in self._traces:
                 raise
@@ -148,11 +167,15 @@ class _Steps:
         return True
 
     def _give_up(self, optimizer: torch.optim.Optimizer, reason: str) -> None:
-        self._is_given_up = True
+        self.is_given_up = True
         metrics.counter_add("torch::untraced_optimizers")
         _log.warning(
             "%s runs operation by operation, which is slow: %s", type(optimizer).__name__, reason
         )
+
+    def _rates_of(self, optimizer: torch.optim.Optimizer, rates: list[float]) -> Any:
+        given = _rates.get(id(optimizer))
+        return self._on_device(rates) if given is None else given
 
     def _on_device(self, rates: list[float]) -> Any:
         if rates != self._rates or self._rates_on_device is None:

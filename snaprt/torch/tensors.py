@@ -118,6 +118,18 @@ class Tensor(torch.Tensor):
     def __init__(self, *_: Any, **__: Any) -> None:
         """Leave everything to ``__new__``."""
 
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        """Say that `nn.Module.to` has to swap parameters: their memory cannot be replaced."""
+        raise UsageError(
+            "tensors on the device jax cannot be taken apart by torch.compile or torch.export",
+            hint="use snaprt.torch.wrap or snaprt.torch.jit",
+        )
+
+    @staticmethod
+    def __tensor_unflatten__(*_: Any) -> Tensor:
+        """Never called, but looked for with `__tensor_flatten__`."""
+        raise UsageError("tensors on the device jax cannot be put together from others")
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -216,6 +228,16 @@ def scalar(value: float) -> Tensor:
     """Return a number as a tensor that gives way to the dtypes of others, as numbers do."""
     tensor = torch.Tensor._make_wrapper_subclass(Tensor, (), dtype=torch.float32, device=_NO_MEMORY)
     tensor.box = Box(value)
+    tensor.view_of = tensor.label = None
+    return tensor
+
+
+def in_transit(array: Any, device: torch.device) -> Tensor:
+    """Return a tensor that C++ takes for one with memory on the device, and copies to."""
+    tensor = torch.Tensor._make_wrapper_subclass(
+        Tensor, array.shape, dtype=DTYPES[array.dtype], device=device
+    )
+    tensor.box = Box(array)
     tensor.view_of = tensor.label = None
     return tensor
 

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch import gradients, versions
-from snaprt.torch.corrections import CORRECTIONS
+from snaprt.torch.corrections import CORRECTIONS, NARROWED, WIDENED
 from snaprt.torch.gradients import Arrays, Differentiable
 from snaprt.torch.structure import Structure, flatten, unflatten
 from snaprt.torch.tensors import Tensor, array_of, host_values, to_device, write
@@ -120,7 +120,8 @@ class Traced:
         """Let gradients be computed for the tensors at these positions."""
         self._variables = sorted({*variables})
         self._others = sorted({*range(len(self._names))} - {*variables})
-        self._jax = Differentiable(self._evaluate, self._name)
+        is_quiet = not self._state.modules  # an operation, or a function without state
+        self._jax = Differentiable(self._evaluate, self._name, is_quiet=is_quiet)
 
     def _run(self, tensors: list[Tensor], key: Any) -> Any:
         names = self._names
@@ -170,7 +171,7 @@ class Traced:
             stack.enter_context(torch.set_grad_enabled(self._grad_mode))
             stack.enter_context(_without_fast_path())
             stack.enter_context(environment)
-            stack.enter_context(_Mode(environment, self._grad_mode))
+            stack.enter_context(_Mode(environment, self._grad_mode, self._autocast))
             count = len(self._state.tensors)
             args, kwargs = unflatten(self._structure, iter(tensors[count:]))
             result = self._function(*args, **kwargs)
@@ -400,11 +401,39 @@ def _randomness(environment: Any, randomness: _Randomness) -> Iterator[None]:
         environment._property.content = outer
 
 
-def draw_key() -> np.ndarray:
+class _Source(threading.local):
+    """Where this thread draws keys from, while a function that draws some is traced."""
+
+    key: Any = None
+    drawn = 0
+
+
+_source = _Source()
+
+
+@contextmanager
+def drawing_from(key: Any) -> Iterator[None]:
+    """Draw the keys of this thread from ``key``."""
+    outer = _source.key, _source.drawn
+    _source.key, _source.drawn = key, 0
+    try:
+        yield
+    finally:
+        _source.key, _source.drawn = outer
+
+
+def draw_key() -> Any:
     """Return the data of a random key, drawn from PyTorch's generator of the CPU.
 
     So `torch.manual_seed`, `torch.set_rng_state` and `torch.random.fork_rng` have their meaning.
     """
+    source = _source.key
+    if source is not None:
+        _source.drawn += 1
+        folded = jax.random.fold_in(
+            jax.random.wrap_key_data(source, impl="threefry2x32"), _source.drawn
+        )
+        return jax.random.key_data(folded)
     number = int(torch.empty((), dtype=torch.int64).random_().item())
     return np.array([number >> 32, number & 0xFFFFFFFF], np.uint32)
 
@@ -412,8 +441,9 @@ def draw_key() -> np.ndarray:
 class _Mode(TorchFunctionMode):
     """What a traced function sees besides tensors of torchax: tensors of the CPU, `no_grad`."""
 
-    def __init__(self, environment: Any, grad_mode: bool) -> None:
+    def __init__(self, environment: Any, grad_mode: bool, autocast: torch.dtype | None) -> None:
         self._environment = environment
+        self._autocast = autocast
         self._grad_mode = grad_mode
 
     def __torch_function__(
@@ -425,6 +455,8 @@ class _Mode(TorchFunctionMode):
                 kwargs["device"] = "jax"
         elif any(hasattr(t, "__subclasshook__") and t is not torch.Tensor for t in types):
             args, kwargs = self._moved(args, kwargs)
+        if self._autocast is not None and func in (NARROWED | WIDENED):
+            args, kwargs = self._cast(func, args, kwargs)
         correction = CORRECTIONS.get(func)
         if correction is not None:
             with self:
@@ -440,6 +472,16 @@ class _Mode(TorchFunctionMode):
         if not any(hasattr(tensor, "jax") for tensor in tensors):
             return args, kwargs
         return unflatten(structure, iter([self._constant(tensor) for tensor in tensors]))
+
+    def _cast(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return arguments in the type that `torch.autocast` computes a function in."""
+        dtype = torch.float32 if func in WIDENED else self._autocast
+        tensors: list[torch.Tensor] = []
+        structure = flatten((tuple(args), kwargs), tensors)
+        return unflatten(
+            structure,
+            iter([t.to(dtype) if t.dtype.is_floating_point else t for t in tensors]),
+        )
 
     def _constant(self, tensor: torch.Tensor) -> Any:
         if hasattr(tensor, "jax"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ class Example:
     make: Callable[[], nn.Module]
     batch: Callable[[torch.Generator], Batch]
     loss: Callable[[], nn.Module]
+    value: Callable[[nn.Module, nn.Module, torch.Tensor, torch.Tensor], torch.Tensor] = (
+        lambda model, loss, x, y: loss(model(x), y)
+    )
 
 
 class Cnn(nn.Module):
@@ -166,6 +170,77 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
+def library_examples() -> dict[str, Example]:
+    """Return models of torchvision and transformers, with random weights, as far as installed."""
+    examples: dict[str, Example] = {}
+    if importlib.util.find_spec("torchvision"):
+        examples |= _torchvision()
+    if importlib.util.find_spec("transformers"):
+        examples |= _transformers()
+    return examples
+
+
+def _torchvision() -> dict[str, Example]:
+    from torchvision import models
+
+    def vit() -> nn.Module:
+        return models.VisionTransformer(16, 4, 2, 2, 16, 32, num_classes=5)
+
+    return {
+        "torchvision ResNet-18": Example(
+            lambda: models.resnet18(num_classes=5), images(3, 32), nn.CrossEntropyLoss
+        ),
+        "torchvision ViT": Example(vit, images(3, 16), nn.CrossEntropyLoss),
+    }
+
+
+def _transformers() -> dict[str, Example]:
+    import transformers as tf
+
+    size = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+    def language(generator: torch.Generator) -> Batch:
+        x = torch.randint(0, 32, (2, 8), generator=generator)
+        return x, x
+
+    def labels(generator: torch.Generator) -> Batch:
+        x = torch.randint(0, 32, (2, 8), generator=generator)
+        return x, torch.randint(0, 2, (2,), generator=generator)
+
+    def value(model: nn.Module, loss: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return model(input_ids=x, labels=y).loss
+
+    def bert() -> nn.Module:
+        config = tf.BertConfig(**size, **no_dropout, intermediate_size=32)
+        return tf.BertForSequenceClassification(config)
+
+    def gpt2() -> nn.Module:
+        dropout: dict[str, float] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config = tf.GPT2Config(
+            vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2, **dropout
+        )
+        return tf.GPT2LMHeadModel(config)
+
+    def llama() -> nn.Module:
+        config = tf.LlamaConfig(**size, intermediate_size=32, num_key_value_heads=1)
+        return tf.LlamaForCausalLM(config)
+
+    def t5() -> nn.Module:
+        config = tf.T5Config(
+            vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, dropout_rate=0.0
+        )
+        config.decoder_start_token_id = 0
+        return tf.T5ForConditionalGeneration(config)
+
+    return {
+        "transformers BERT": Example(bert, labels, nn.Identity, value),
+        "transformers GPT-2": Example(gpt2, language, nn.Identity, value),
+        "transformers Llama": Example(llama, language, nn.Identity, value),
+        "transformers T5": Example(t5, language, nn.Identity, value),
+    }
+
+
 def all_examples() -> dict[str, Example]:
     """Return the models above, and those of other libraries that are installed."""
-    return EXAMPLES
+    return {**EXAMPLES, **library_examples()}

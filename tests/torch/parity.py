@@ -6,6 +6,7 @@ Run ``python tests/torch/parity.py`` for the table.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -42,10 +43,10 @@ def compare(
     torch.manual_seed(0)
     reference = example.make().train()
     model = copy.deepcopy(reference)
-    expected, _ = _train(reference, example.loss(), make_optimizer, example.batch, steps, clip)
+    expected, _ = _train(reference, example.loss(), example, make_optimizer, steps, clip)
     model, loss = snaprt.torch.wrap(model), snaprt.torch.wrap(example.loss())
     with snaprt.torch.lazy():
-        losses, late = _train(model, loss, make_optimizer, example.batch, steps, clip)
+        losses, late = _train(model, loss, example, make_optimizer, steps, clip)
     apart = [abs(a - b) / max(abs(b), 1e-6) for a, b in zip(losses, expected, strict=True)]
     states = zip(model.state_dict().values(), reference.state_dict().values(), strict=True)
     return Difference(max(apart), max((a.cpu() - b).abs().max().item() for a, b in states), late)
@@ -54,8 +55,8 @@ def compare(
 def _train(
     model: nn.Module,
     loss: nn.Module,
+    example: models.Example,
     make_optimizer: Optimizer,
-    batch: Callable[[torch.Generator], models.Batch],
     steps: int,
     clip: bool,
 ) -> tuple[list[float], int]:
@@ -64,9 +65,9 @@ def _train(
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
     losses, compiled = [], 0
     for step in range(steps):
-        x, y = batch(generator)
+        x, y = example.batch(generator)
         optimizer.zero_grad()
-        value = loss(model(x), y)
+        value = example.value(model, loss, x, y)
         value.backward()
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -84,7 +85,10 @@ def main() -> None:
     """Print the table of all models and optimizers."""
     print(f"torch {torch.__version__}: 20 steps, a scheduler, gradients clipped to norm 1")
     print(f"{'model':28} {'optimizer':14} {'loss, relative':>15} {'parameters':>11} {'late':>5}")
+    wanted = sys.argv[1:]
     for name, example in models.all_examples().items():
+        if wanted and not any(word in name for word in wanted):
+            continue
         for optimizer_name, optimizer in OPTIMIZERS.items():
             apart = compare(example, optimizer)
             print(
