@@ -1,0 +1,84 @@
+"""Functions that torchax 0.0.13 computes wrongly, or not at all, as they run while traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as functional
+
+
+def batch_norm(
+    input: Any,  # noqa: A002 - the name in PyTorch
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """Normalize as PyTorch does, and update the running statistics, which torchax leaves."""
+    if not training or running_mean is None:
+        return torch.batch_norm(
+            input, weight, bias, running_mean, running_var, training, momentum, eps, False
+        )
+    axes = [axis for axis in range(input.ndim) if axis != 1]
+    _update(input, axes, running_mean, running_var, momentum, [])
+    return torch.batch_norm(input, weight, bias, None, None, True, momentum, eps, False)
+
+
+def instance_norm(
+    input: Any,  # noqa: A002 - the name in PyTorch
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """Normalize as PyTorch does, with or without running statistics."""
+    axes = list(range(2, input.ndim))
+    if use_input_stats:
+        if running_mean is not None:
+            _update(input, axes, running_mean, running_var, momentum, [0])
+        mean = input.mean(axes, keepdim=True)
+        variance = input.var(axes, unbiased=False, keepdim=True)
+    else:
+        shape = [1, -1, *[1] * len(axes)]
+        mean, variance = running_mean.reshape(shape), running_var.reshape(shape)
+    result = (input - mean) * torch.rsqrt(variance + eps)
+    shape = [1, -1, *[1] * len(axes)]
+    if weight is not None:
+        result = result * weight.reshape(shape)
+    return result if bias is None else result + bias.reshape(shape)
+
+
+def _update(
+    values: Any,
+    axes: Sequence[int],
+    running_mean: Any,
+    running_var: Any,
+    momentum: float,
+    then_over: Sequence[int],
+) -> None:
+    seen = values.detach()
+    mean, variance = seen.mean(axes), seen.var(axes, unbiased=True)
+    if then_over:
+        mean, variance = mean.mean(then_over), variance.mean(then_over)
+    for running, new in ((running_mean, mean), (running_var, variance)):
+        running.copy_(running * (1 - momentum) + new.to(running.dtype) * momentum)
+
+
+def type_as(tensor: Any, other: Any) -> Any:
+    """Return a tensor of the other's dtype; torchax changes the tensor itself."""
+    return tensor.to(other.dtype)
+
+
+CORRECTIONS: Final[dict[Any, Callable[..., Any]]] = {
+    functional.batch_norm: batch_norm,
+    functional.instance_norm: instance_norm,
+}
+"""The functions, and what runs in the place of each."""

@@ -1,0 +1,297 @@
+"""A JAX function as one node of PyTorch's autograd, with `jax.vjp` as its gradient.
+
+Forward and backward are compiled functions, traced once. In a lazy scope, each is one operation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from snaprt import jaxapi, metrics
+from snaprt.torch.tensors import Tensor, array_of, plainly, write
+
+Arrays = dict[str, Any]
+"""Arrays by the names that snapshots show."""
+
+Written = Callable[[], dict[int, Tensor]]
+
+_log = logging.getLogger("snaprt.torch")
+
+
+class Differentiable:
+    """A JAX function of some arrays, with its gradient.
+
+    Args:
+        function: ``function(params, inputs, key)`` returns a list of arrays that depend on
+            ``params`` differentiably, and any other results.
+        name: What it is called in modules and profiles.
+    """
+
+    def __init__(
+        self, function: Callable[[Arrays, Arrays, Any], tuple[list[Any], Any]], name: str
+    ) -> None:
+        self._function = function
+        self._name = name
+        self._residuals: Any = None  # the structure of what forward hands to backward
+        self._types: list[Any] = []  # of the results
+        self._is_compiled = True
+        self._evaluate = self._jit(function, "")
+        self._forward = self._jit(self._with_residuals, "")
+        self._backwards: dict[tuple[bool, ...], Any] = {}
+        self._gradient: Differentiable | None = None
+
+    def _jit(self, function: Callable[..., Any], suffix: str) -> Callable[..., Any]:
+        """Return a function compiled under our name, with the names that snapshots show."""
+
+        def forward(params: Any, inputs: Any, key: Any) -> Any:
+            return function(params, inputs, key)
+
+        def backward(residuals: Any, cotangents: Any) -> Any:
+            return function(residuals, cotangents)
+
+        named: Callable[..., Any] = backward if suffix else forward
+
+        named.__name__ = named.__qualname__ = f"{self._name}{suffix}"
+        return jax.jit(named)
+
+    def evaluate(self, params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any]:
+        """Return the results, without what a gradient needs."""
+        return self._call(self._evaluate, self._function, params, inputs, key)
+
+    def forward(self, params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any, list[Any]]:
+        """Return the results, and the arrays that `backward` needs."""
+        return self._call(self._forward, self._with_residuals, params, inputs, key)
+
+    def backward(self, residuals: list[Any], cotangents: Sequence[Any]) -> Arrays:
+        """Return the gradients of ``params``; None stands for a cotangent of zeros."""
+        present = tuple([cotangent is not None for cotangent in cotangents])
+        given = [cotangent for cotangent in cotangents if cotangent is not None]
+        compiled = self._backwards.get(present)
+        if compiled is None:
+            compiled = self._backwards[present] = self._jit(self._transposed(present), "_backward")
+        if self._is_compiled:
+            return compiled(residuals, given)
+        return self._transposed(present)(residuals, given)
+
+    def gradient(self) -> Differentiable:
+        """Return the function of parameters and cotangents that computes the gradients."""
+        if self._gradient is None:
+            function = self._function
+
+            def gradient(params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any]:
+                primals = {name[2:]: a for name, a in params.items() if name.startswith("p:")}
+                cotangents = [params[f"c:{i}"] for i in range(len(params) - len(primals))]
+                _, pull_back, _ = jax.vjp(
+                    lambda primals: function(primals, inputs, key), primals, has_aux=True
+                )
+                (gradients,) = pull_back(cotangents)
+                return [gradients[name] for name in primals], None
+
+            self._gradient = Differentiable(gradient, f"{self._name}_gradient")
+        return self._gradient
+
+    def _call(self, compiled: Any, function: Any, *args: Any) -> Any:
+        if self._is_compiled:
+            try:
+                return compiled(*args)
+            except _NEEDS_VALUES as error:
+                self._is_compiled = False
+                place = (*jaxapi.user_stack(error), self._name)[
+                    -2 if jaxapi.user_stack(error) else -1
+                ]
+                _log.warning(
+                    "%s runs operation by operation, which is slow: %s needs the values of a "
+                    "tensor (use torch.where, or compute it outside)",
+                    self._name,
+                    place,
+                )
+        metrics.counter_add("torch::untraced_calls")
+        return function(*args)
+
+    def _with_residuals(
+        self, params: Arrays, inputs: Arrays, key: Any
+    ) -> tuple[list[Any], Any, list[Any]]:
+        results, pull_back, others = jax.vjp(
+            lambda params: self._function(params, inputs, key), params, has_aux=True
+        )
+        self._types = [jax.typeof(result) for result in results]
+        residuals, self._residuals = jax.tree.flatten(pull_back)
+        return results, others, residuals
+
+    def _transposed(self, present: tuple[bool, ...]) -> Callable[..., Arrays]:
+        def backward(residuals: list[Any], cotangents: list[Any]) -> Arrays:
+            given = iter(cotangents)
+            whole = [
+                next(given).astype(aval.dtype) if there else jnp.zeros(aval.shape, aval.dtype)
+                for there, aval in zip(present, self._types, strict=True)
+            ]
+            (gradients,) = jax.tree.unflatten(self._residuals, residuals)(whole)
+            return gradients
+
+        return backward
+
+
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,  # and its kinds: bool(tensor), numpy, indices
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+class _Node(torch.autograd.Function):
+    """One call of a `Differentiable`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        function: Differentiable,
+        call: _Call,
+        *variables: Tensor,
+    ) -> tuple[Tensor, ...]:
+        arrays = [array_of(variable) for variable in variables]
+        with torch.enable_grad():  # what is traced sees the mode of the call
+            results, call.others, residuals = function.forward(
+                dict(zip(call.names, arrays, strict=True)), call.inputs, call.key
+            )
+        holder = torch.empty(0)
+        holder.saved = (residuals, variables, arrays)  # type: ignore[attr-defined]
+        ctx.save_for_backward(holder)  # PyTorch lets go of it, or says that it has
+        ctx.set_materialize_grads(False)
+        ctx.function, ctx.call = function, call.without_results()
+        tensors, dirty = [], []
+        written = call.written()
+        for index, result in enumerate(results):
+            target = written.get(index)
+            if target is None:
+                tensors.append(Tensor(result))
+            else:
+                write(target, result)
+                dirty.append(target)
+                tensors.append(target)
+        if dirty:
+            ctx.mark_dirty(*dirty)
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+        (holder,) = ctx.saved_tensors
+        residuals, variables, arrays = holder.saved
+        needed = ctx.needs_input_grad[2:]
+        if not any(needed) or all(cotangent is None for cotangent in cotangents):
+            return (None,) * (2 + len(variables))
+        if torch.is_grad_enabled():
+            return (None, None, *_graph_of_gradients(ctx, variables, arrays, cotangents))
+        gradients = ctx.function.backward(
+            residuals, [None if c is None else array_of(c) for c in cotangents]
+        )
+        ordered = [gradients[name] for name in ctx.call.names]
+        return (None, None, *_deliver(ctx, variables, ordered, needed))
+
+
+class _Call:
+    """What a call of a `Differentiable` gets besides its variables, and its other results."""
+
+    __slots__ = ("inputs", "key", "names", "others", "written")
+
+    def __init__(self, names: Sequence[str], inputs: Arrays, key: Any, written: Written) -> None:
+        self.names = names
+        self.inputs = inputs
+        self.key = key
+        self.others: Any = None
+        self.written = written  # results that take the place of a tensor's values
+
+    def without_results(self) -> _Call:
+        return _Call(self.names, self.inputs, self.key, dict)
+
+
+def apply(
+    function: Differentiable,
+    variables: dict[str, Tensor],
+    inputs: Arrays,
+    key: Any,
+    written: Written = dict,
+) -> tuple[tuple[Tensor, ...], Any]:
+    """Call a function as one node of autograd.
+
+    Args:
+        function: What to call.
+        variables: The tensors that gradients are computed for.
+        inputs: The other arrays.
+        key: The data of the random key.
+        written: Tells, once the function is traced, which results are written to which tensors.
+
+    Returns:
+        The tensors that depend on the variables, and the other results.
+    """
+    call = _Call(tuple(variables), inputs, key, written)
+    results = _Node.apply(function, call, *variables.values())
+    return results, call.others
+
+
+def _graph_of_gradients(
+    ctx: Any, variables: Sequence[Tensor], arrays: Sequence[Any], cotangents: Sequence[Any]
+) -> list[Tensor | None]:
+    """Return gradients that can be differentiated again: the function is computed once more."""
+    for variable, array in zip(variables, arrays, strict=True):
+        if variable.box.array is not array:
+            raise RuntimeError(
+                "a tensor that is needed for a second derivative was changed in place after the "
+                "forward pass; compute all derivatives before the optimizer's step"
+            )
+    given: dict[str, Tensor] = dict(zip((f"p:{n}" for n in ctx.call.names), variables, strict=True))
+    for index, (cotangent, aval) in enumerate(zip(cotangents, ctx.function._types, strict=True)):
+        zeros = Tensor(jnp.zeros(aval.shape, aval.dtype)) if cotangent is None else cotangent
+        given[f"c:{index}"] = zeros
+    results, _ = apply(ctx.function.gradient(), given, ctx.call.inputs, ctx.call.key)
+    return list(results)
+
+
+def _deliver(
+    ctx: Any, variables: Sequence[Tensor], gradients: list[Any], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Return the gradients for the engine; those of plain leaves are put into ``.grad`` at once.
+
+    Through the engine, each leaf would cost two calls of Python more.
+    """
+    returned: list[Tensor | None] = [None] * len(variables)
+    nodes = ctx.next_functions if len(gradients) > 1 else ()
+    held: list[tuple[Tensor, Any]] = []
+    with plainly():
+        for index, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            if not needed[index]:
+                continue
+            if nodes and _goes_to_leaf(variable, nodes[index][0]):
+                present: Any = variable.grad
+                if present is None:
+                    variable.grad = Tensor(gradient)
+                else:
+                    held.append((present, gradient))
+            else:
+                returned[index] = Tensor(gradient)
+        if held:
+            sums = _add([array_of(t) for t, _ in held], [gradient for _, gradient in held])
+            for (present, _), total in zip(held, sums, strict=True):
+                write(present, total)
+    return returned
+
+
+@jax.jit
+def _add(left: list[Any], right: list[Any]) -> list[Any]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _goes_to_leaf(variable: Tensor, node: Any) -> bool:
+    """Return whether the engine would add a gradient to ``.grad``, and nothing else."""
+    if not variable.is_leaf or variable._backward_hooks or variable._post_accumulate_grad_hooks:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # torch.autograd.grad: the caller gets the gradients
+        return False

@@ -1,0 +1,309 @@
+"""`wrap`: a module, a loss or a function of PyTorch as one compiled operation with a gradient."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import torch
+
+from snaprt.errors import UsageError
+from snaprt.torch import traced
+from snaprt.torch.operations import kind_of
+from snaprt.torch.setup import set_up
+from snaprt.torch.structure import flatten
+from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
+from snaprt.torch.traced import NO_STATE, Place, State, Traced, autocast_type, on_device
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_MAX_SNAPSHOTS: Final = 16
+_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def wrap(target: _F) -> _F:
+    """Let a module, a loss or a function run as one compiled operation, forward and backward.
+
+    A module is changed in place and returned: its parameters and buffers move to the device of
+    `snaprt.torch.device`, and keep their identity, so that an optimizer made before keeps working.
+    Its type stays a subclass of what it was. A function is returned as a new one.
+
+    The Python code runs when a call is traced: once for each kind of arguments (shapes, dtypes,
+    numbers and flags by value), mode (training, autocast, gradients) and state of the module.
+
+    Args:
+        target: An `nn.Module`, or a function of tensors.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    set_up()
+    if isinstance(target, torch.nn.Module):
+        return _wrap_module(target)  # type: ignore[return-value]
+    if not callable(target) or isinstance(target, type):
+        raise UsageError(
+            f"snaprt.torch.wrap needs a module or a function, not {target!r}",
+            hint="wrap an instance: snaprt.torch.wrap(nn.CrossEntropyLoss())",
+        )
+    calls = Calls(getattr(target, "__name__", type(target).__name__))
+
+    @functools.wraps(target)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if traced.is_tracing():
+            return target(*args, **kwargs)
+        return calls.run(target, _NO_MODULE, args, kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def unwrap(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a wrapped module as a plain one of the CPU; it is changed in place.
+
+    Raises:
+        UsageError: It is not a wrapped module.
+    """
+    plain = getattr(type(module), "_snaprt_plain", None)
+    if plain is None:
+        raise UsageError(
+            f"snaprt.torch.unwrap needs a wrapped module, not {type(module).__name__}",
+            hint="only the module that was given to snaprt.torch.wrap can be unwrapped",
+        )
+    module.__class__ = plain
+    vars(module).pop("_snaprt_calls", None)
+    _replace_tensors(module, Tensor, to_cpu)
+    return module
+
+
+def _wrap_module(module: torch.nn.Module) -> torch.nn.Module:
+    move(module)
+    if not hasattr(type(module), "_snaprt_plain"):
+        module.__class__ = _wrapped_class(type(module))
+    return module
+
+
+def move(module: torch.nn.Module) -> None:
+    """Move the parameters and buffers of a module to the device; they keep their identity."""
+    _replace_tensors(module, torch.Tensor, to_device)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        tensor.label = name  # type: ignore[attr-defined]
+
+
+def _replace_tensors(
+    module: torch.nn.Module, kind: type, convert: Callable[[Any], torch.Tensor]
+) -> None:
+    recurrent = [m for m in module.modules() if isinstance(m, torch.nn.RNNBase)]
+    for each in recurrent:
+        vars(each)["_flat_weight_refs"] = []  # weak references would hold the tensors in place
+    with torch.no_grad(), plainly():
+        for tensor in [*module.parameters(), *module.buffers()]:
+            is_ours = type(tensor) is Tensor
+            if is_ours != (kind is Tensor):
+                continue
+            new = convert(tensor)
+            if isinstance(tensor, torch.nn.Parameter):
+                if is_ours:
+                    new = torch.nn.Parameter(new, tensor.requires_grad)
+                else:
+                    new._is_param = True
+                    new.requires_grad_(tensor.requires_grad)
+            gradient, tensor.grad = tensor.grad, None
+            _swap(tensor, new)
+            if gradient is not None:
+                tensor.grad = convert(gradient)
+    for each in recurrent:
+        each._init_flat_weights()
+
+
+def _swap(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    try:
+        torch.utils.swap_tensors(tensor, new)
+    except RuntimeError as error:
+        raise UsageError(
+            f"a parameter or buffer cannot be moved, because something refers to it: {error}",
+            hint="call snaprt.torch.wrap before the module is used, and before anything keeps a "
+            "weak reference to its parameters",
+        ) from error
+
+
+@functools.cache
+def _wrapped_class_of(plain: Any) -> type[torch.nn.Module]:
+    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if traced.is_tracing():
+            return plain.__call__(self, *args, **kwargs)
+        calls = vars(self).get("_snaprt_calls")
+        if calls is None:
+            calls = Calls(plain.__name__)
+            vars(self)["_snaprt_calls"] = calls
+        function = functools.partial(plain.__call__, self)
+        return calls.run(function, self, args, kwargs)
+
+    names = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
+    body = {**names, "__call__": __call__, "_snaprt_plain": plain, "__reduce_ex__": _reduce}
+    return type(plain.__name__, (plain,), body)
+
+
+def _wrapped_class(plain: Any) -> Any:
+    return _wrapped_class_of(plain)
+
+
+def _reduce(self: torch.nn.Module, protocol: Any) -> Any:
+    """Pickle or copy as a plain module that is wrapped again."""
+    plain = type(self)._snaprt_plain  # type: ignore[attr-defined]
+    state = {name: value for name, value in vars(self).items() if name != "_snaprt_calls"}
+    return _rebuild, (plain,), state
+
+
+def _rebuild(plain: type[torch.nn.Module]) -> torch.nn.Module:
+    module = plain.__new__(plain)
+    set_up()
+    module.__class__ = _wrapped_class(plain)
+    return module
+
+
+_NO_MODULE: Final = torch.nn.Module()
+
+
+class Calls:
+    """The traced calls of a module or function.
+
+    Args:
+        name: What it is called in modules and profiles.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = f"torch_{name.strip('_<>')}"
+        self._snapshots: list[_Snapshot] = []
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        module: torch.nn.Module,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call ``function`` with the state of ``module``."""
+        snapshot = self._snapshot(module)
+        given: list[torch.Tensor] = []
+        structure = flatten((tuple(args), kwargs), given)
+        tensors = on_device(given)
+        grad_mode = torch.is_grad_enabled()
+        with plainly():
+            needed = tuple([grad_mode and tensor.requires_grad for tensor in tensors])
+        kinds = tuple([kind_of(tensor.box.array) for tensor in tensors])
+        key = (structure, kinds, needed, grad_mode, autocast_type())
+        known = snapshot.calls.get(key)
+        if known is None:
+            flags = snapshot.needs_gradient if grad_mode else (False,) * len(snapshot.flags)
+            known = Traced(
+                function, structure, snapshot.state, (*flags, *needed), autocast_type(), self._name
+            )
+            result = known.call(tensors)
+            snapshot.calls[key] = known
+            snapshot.take_attributes()
+            return result
+        return known.call(tensors)
+
+    def _snapshot(self, module: torch.nn.Module) -> _Snapshot:
+        snapshots = self._snapshots
+        if snapshots and snapshots[0].holds():
+            return snapshots[0]
+        for index, snapshot in enumerate(snapshots):
+            if snapshot.holds():
+                snapshots.insert(0, snapshots.pop(index))
+                return snapshot
+        snapshot = _Snapshot(module)
+        snapshots.insert(0, snapshot)
+        del snapshots[_MAX_SNAPSHOTS:]
+        return snapshot
+
+
+class _Snapshot:
+    """What a module consisted of when its calls were traced."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        modules = dict(module.named_modules())
+        if any(vars(m)[name] for m in modules.values() for name in _HOOKS[2:]):
+            raise UsageError(
+                f"a module inside the wrapped {type(module).__name__} has a backward hook, which "
+                "would not be called",
+                hint="remove it, or register a hook on a tensor outside of the module",
+            )
+        if any(type(tensor) is not Tensor for tensor in (*module.parameters(), *module.buffers())):
+            move(module)
+        self.calls: dict[Any, Traced] = {}
+        self._modules = [*modules.values()]
+        self._holders = [d for m in self._modules for d in (m._parameters, m._buffers)]
+        self._children = [m._modules for m in self._modules]
+        self._hooks = [vars(m)[name] for m in self._modules for name in _HOOKS]
+        self._keys = [
+            (holder, name)
+            for holder in self._holders
+            for name, tensor in holder.items()
+            if tensor is not None
+        ]
+        self._held = [holder[name] for holder, name in self._keys]
+        self.state = self._make_state(module)
+        with plainly():
+            self.flags = [tensor.requires_grad for tensor in self.state.tensors]
+        self._types = [tensor.box.array.aval for tensor in self.state.tensors]
+        self._sizes = self._count()
+        self._below = self._submodules()
+        self.needs_gradient = tuple(self.flags)
+        self.take_attributes()
+
+    def take_attributes(self) -> None:
+        """Take note of the attributes of the modules, which a trace may have changed."""
+        self._attributes = [(vars(module), dict(vars(module))) for module in self._modules]
+
+    def _make_state(self, module: torch.nn.Module) -> State:
+        tensors: list[Any] = []
+        position_of: dict[int, int] = {}
+        for tensor in self._held:
+            if id(tensor) not in position_of:
+                position_of[id(tensor)] = len(tensors)
+                tensors.append(tensor)
+        names = {
+            id(tensor): name
+            for name, tensor in reversed([*module.named_parameters(), *module.named_buffers()])
+        }
+        places: list[Place] = [
+            (holder, name, position_of[id(tensor)])
+            for (holder, name), tensor in zip(self._keys, self._held, strict=True)
+        ]
+        owners = dict(module.named_modules())
+        return State(tensors, [names[id(tensor)] for tensor in tensors], places, owners)
+
+    def _count(self) -> list[int]:
+        return [*map(len, self._holders), *map(len, self._hooks)]
+
+    def _submodules(self) -> list[Any]:
+        return [module for children in self._children for module in children.values()]
+
+    def holds(self) -> bool:
+        """Return whether the module is still what it was."""
+        try:
+            if not all(now == then for now, then in self._attributes):
+                return False
+        except Exception:  # attributes that cannot be compared, as tensors and arrays
+            return False
+        held = [holder.get(name) for holder, name in self._keys]
+        below = self._submodules()
+        if len(below) != len(self._below) or self._count() != self._sizes:
+            return False
+        if not all(map(operator.is_, held, self._held)):
+            return False
+        if not all(map(operator.is_, below, self._below)):
+            return False
+        with plainly():
+            if [tensor.requires_grad for tensor in self.state.tensors] != self.flags:
+                return False
+        types = [tensor.box.array.aval for tensor in self.state.tensors]
+        if types != self._types:
+            return False
+        self._types = types
+        return True
+
+
+__all__ = ["NO_STATE", "unwrap", "wrap"]

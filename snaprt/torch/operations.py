@@ -1,0 +1,455 @@
+"""Functions and methods of PyTorch that are called with tensors on the device ``jax``.
+
+Each runs as a traced function of its own, with its gradient. Outside of PyTorch's autograd, what
+its C++ calls comes here, too.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from snaprt import jaxapi
+from snaprt.errors import UsageError
+from snaprt.torch import traced
+from snaprt.torch.structure import flatten, unflatten
+from snaprt.torch.tensors import (
+    DTYPES,
+    Tensor,
+    array_of,
+    host_values,
+    plainly,
+    scalar,
+    to_cpu,
+    write,
+)
+from snaprt.torch.traced import NO_STATE, Traced, autocast_type, on_device
+
+_MAX_KINDS: Final = 4096
+_kinds: dict[Any, Traced] = {}
+
+_T = torch.Tensor
+_C: Any = torch._C
+
+# Functions that only ask or set what is known of a tensor, or that call others that come here.
+_PLAIN_NAMES: Final = (
+    *("__hash__", "__len__", "__dir__", "__reduce__", "__setstate__", "__get__", "__set__"),
+    *("backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_"),
+    *("retain_grad", "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size"),
+    *("is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_inference", "is_pinned"),
+    *("storage_offset", "get_device", "is_set_to", "is_same_size", "data_ptr", "sym_numel"),
+    *("is_conj", "is_neg", "dim_order", "_is_view", "unsafe_chunk", "has_names", "is_shared"),
+)
+_ASKING: Final[tuple[Any, ...]] = (
+    *(torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor),
+    *(torch.is_same_size, torch.result_type, torch.is_conj, torch.is_neg, torch.is_inference),
+    *(torch.autograd.backward, torch.autograd.grad),
+)
+_PLAIN: Final = frozenset(
+    [*_ASKING, *[getattr(_T, name) for name in _PLAIN_NAMES if hasattr(_T, name)]]
+)
+_SLOTS: Final = frozenset({"__get__", "__set__", "__delete__"})
+
+# Numbers in these calls may change from step to step without a new program.
+_ARITHMETIC: Final = frozenset(
+    getattr(place, name)
+    for place in (torch, _T)
+    for base in ("add", "sub", "mul", "div", "true_divide", "lerp", "addcmul", "addcdiv")
+    for name in (base, f"{base}_", f"__{base}__", f"__r{base}__", f"__i{base}__")
+    if hasattr(place, name)
+) | {_T.__truediv__, _T.__rtruediv__, _T.__itruediv__}
+
+_VIEW_NAMES: Final = (
+    *("chunk", "diagonal", "expand", "expand_as", "flatten", "movedim", "narrow", "permute"),
+    *("reshape", "reshape_as", "select", "split", "squeeze", "swapaxes", "swapdims", "t"),
+    *("tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as"),
+    *("split_with_sizes", "hsplit", "vsplit", "dsplit"),
+)
+_VIEWS: Final = frozenset(
+    getattr(place, name) for name in _VIEW_NAMES for place in (torch, _T) if hasattr(place, name)
+)
+
+
+def run_function(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run a function or method of PyTorch that was given a tensor of ours."""
+    if func in _PLAIN:
+        with plainly():
+            return func(*args, **kwargs)
+    own = _OWN.get(func)
+    if own is not None:
+        return own(*args, **kwargs)
+    if func.__name__ in _SLOTS:
+        attribute = getattr(func.__self__, "__name__", "")
+        own = _ATTRIBUTES.get((attribute, func.__name__))
+        if own is not None:
+            return own(*args)
+        with plainly():
+            return func(*args, **kwargs)
+    return _run(func, args, kwargs)
+
+
+def run_dispatched(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an overload that PyTorch's C++ calls, below autograd."""
+    own = _DISPATCHED.get(func)
+    if own is not None:
+        return own(*args, **kwargs)
+    return _run(func, args, kwargs, below_autograd=True)
+
+
+def _run(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, below_autograd: bool = False
+) -> Any:
+    out = kwargs.get("out")
+    if isinstance(out, torch.Tensor):
+        rest = {name: value for name, value in kwargs.items() if name != "out"}
+        return _copy(out, _run(func, args, rest, below_autograd=below_autograd))
+    if func in _ARITHMETIC:
+        args = [scalar(a) if type(a) is float else a for a in args]
+        kwargs = {name: scalar(a) if type(a) is float else a for name, a in kwargs.items()}
+    given: list[torch.Tensor] = []
+    structure = flatten((tuple(args), kwargs), given)
+    tensors = on_device(given)
+    grad_mode = torch.is_grad_enabled() and not below_autograd
+    with plainly():
+        needed = tuple([grad_mode and tensor.requires_grad for tensor in tensors])
+    autocast = None if below_autograd else autocast_type()
+    kinds = tuple([kind_of(tensor.box.array) for tensor in tensors])
+    key = (func, structure, kinds, needed, autocast)
+    known = _kinds.get(key)
+    if known is None:
+        if len(_kinds) >= _MAX_KINDS:
+            _kinds.clear()
+        name = _name(func)
+        function = _OPERATORS.get(func, func)
+        with torch.set_grad_enabled(grad_mode):
+            known = Traced(function, structure, NO_STATE, needed, autocast, name)
+    result = known.call(tensors)
+    _kinds[key] = known
+    if func in _VIEWS or (func is _T.__getitem__ and len(given) == 1):
+        _mark_views(result, tensors[0])
+    return result
+
+
+def kind_of(array: Any) -> Any:
+    """Return what a program knows of an array: its shape, dtype and whether the dtype is weak."""
+    return float if type(array) is float else array.aval
+
+
+def _name(func: Any) -> str:
+    name = getattr(func, "__name__", None) or str(func)
+    return f"torch_{name.strip('_').replace('.', '_')}"
+
+
+def _mark_views(result: Any, base: Tensor) -> None:
+    shown = base.view_of or (base.box, base.box.version)
+    for tensor in result if isinstance(result, tuple | list) else (result,):
+        if tensor is not base:
+            tensor.view_of = shown
+
+
+def _detach(tensor: Tensor) -> Tensor:
+    """Return a tensor without history, with the same memory."""
+    detached = Tensor(array_of(tensor), box=tensor.box)
+    detached.view_of = tensor.view_of
+    detached.label = tensor.label
+    return detached
+
+
+def _set_data(tensor: Tensor, value: torch.Tensor) -> None:
+    (moved,) = on_device([value])
+    array = array_of(moved)
+    with plainly():
+        if tuple(tensor.shape) != tuple(array.shape) or tensor.dtype != DTYPES.get(array.dtype):
+            raise UsageError(
+                "tensor.data was set to a tensor of another shape or dtype",
+                hint="make a new tensor or parameter instead",
+            )
+    write(tensor, array)
+
+
+class _ToCpu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> torch.Tensor:
+        return to_cpu(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return on_device([gradient])[0]
+
+
+class _ToDevice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> Tensor:
+        return on_device([tensor])[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return to_cpu(gradient)
+
+
+def moved(tensor: torch.Tensor) -> Tensor:
+    """Return a tensor of the CPU on the device; gradients flow back."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return _ToDevice.apply(tensor)
+    return on_device([tensor])[0]
+
+
+def _cpu(tensor: Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    with plainly():
+        needed = tensor.requires_grad and torch.is_grad_enabled()
+    return _ToCpu.apply(tensor) if needed else to_cpu(tensor)
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    copy = kwargs.pop("copy", False)
+    other = kwargs.pop("other", None)
+    if args and isinstance(args[0], torch.Tensor):
+        other, args = args[0], args[1:]
+    if other is not None:
+        device: torch.device | None = other.device
+        dtype: torch.dtype | None = other.dtype
+    else:
+        device, dtype, *_ = _C._nn._parse_to(*args, **kwargs)
+    if not isinstance(tensor, Tensor):  # the other one is ours
+        return moved(tensor).to(dtype)
+    if device is not None and device.type != "jax":
+        if device.type == "meta":
+            return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=device)
+        plain = _cpu(tensor)
+        return plain.to(device, dtype) if device.type != "cpu" or dtype else plain
+    if dtype is not None and _available(dtype) != tensor.dtype:
+        return _run(_T.to, (tensor, dtype), {})
+    return tensor.clone() if copy else tensor
+
+
+def _available(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that JAX has for ``dtype``: by default, it has none of 64 bits."""
+    return dtype if jaxapi.x64_enabled() else _NARROW.get(dtype, dtype)
+
+
+_NARROW: Final = {
+    torch.int64: torch.int32,
+    torch.uint64: torch.uint32,
+    torch.float64: torch.float32,
+    torch.complex128: torch.complex64,
+}
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+    """Write the values of a tensor to another one, on whichever device each is."""
+    if not isinstance(target, Tensor):
+        assert isinstance(source, Tensor)
+        return target.copy_(to_cpu(source))
+    (on_jax,) = on_device([source])
+    with plainly():
+        needed = torch.is_grad_enabled() and (target.requires_grad or on_jax.requires_grad)
+        dtype, shape = target.box.array.dtype, tuple(target.shape)
+    if needed:
+        return _run(_T.copy_, (target, on_jax), {})
+    array = array_of(on_jax)
+    if array.dtype != dtype:
+        array = array.astype(dtype)
+    if tuple(array.shape) != shape:
+        array = jnp.broadcast_to(array, shape)
+    write(target, array)
+    return target
+
+
+def _read(name: str) -> Callable[..., Any]:
+    def read(tensor: Tensor, *args: Any) -> Any:
+        return getattr(array_of(tensor), name)(*args)
+
+    return read
+
+
+def _item(tensor: Tensor) -> Any:
+    value = array_of(tensor)
+    return value if type(value) is float else value.item()
+
+
+def _numpy(tensor: Tensor, *, force: bool = False) -> np.ndarray:
+    with plainly():
+        if tensor.requires_grad and not force:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
+                "instead."
+            )
+    return tensor.read()
+
+
+def _array(tensor: Tensor, dtype: Any = None) -> np.ndarray:
+    values = _numpy(tensor)
+    return values if dtype is None else values.astype(dtype)
+
+
+def _contains(tensor: Tensor, element: Any) -> bool:
+    return bool((tensor == element).any())
+
+
+def _pointless(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return the tensor: what was asked for has no meaning on this device."""
+    return tensor
+
+
+_OWN: Final[dict[Any, Callable[..., Any]]] = {
+    _T.detach: _detach,
+    torch.detach: _detach,
+    _T.detach_: lambda tensor: tensor.requires_grad_(False),
+    _T.to: _to,
+    _T.cpu: _cpu,
+    _T.copy_: _copy,
+    _T.item: _item,
+    _T.tolist: _read("tolist"),
+    _T.numpy: _numpy,
+    _T.__array__: _array,
+    _T.__bool__: _read("__bool__"),
+    _T.__float__: _read("__float__"),
+    _T.__int__: _read("__int__"),
+    _T.__index__: _read("__index__"),
+    _T.__complex__: _read("__complex__"),
+    _T.__contains__: _contains,
+    _T.__iter__: lambda tensor: iter(torch.unbind(tensor, 0)),
+    _T.__deepcopy__: lambda tensor, memo: Tensor.__deepcopy__(tensor, memo),
+    _T.__reduce_ex__: lambda tensor, protocol: Tensor.__reduce_ex__(tensor, protocol),
+    _T.__repr__: lambda tensor, **_: repr(tensor),
+    _T.__format__: lambda tensor, spec: format(tensor, spec),
+    _T.type_as: lambda tensor, other: _to(tensor, other.dtype),
+    _T.pin_memory: _pointless,
+    _T.share_memory_: _pointless,
+    _T.record_stream: _pointless,
+    torch.equal: lambda a, b: a.shape == b.shape and bool((a == b).all()),
+    _T.equal: lambda a, b: a.shape == b.shape and bool((a == b).all()),
+    torch.allclose: lambda *args, **kwargs: bool(torch.isclose(*args, **kwargs).all()),
+    _T.allclose: lambda *args, **kwargs: bool(torch.isclose(*args, **kwargs).all()),
+}
+
+_ATTRIBUTES: Final[dict[tuple[str, str], Callable[..., Any]]] = {
+    ("data", "__get__"): lambda tensor, *_: _detach(tensor),
+    ("data", "__set__"): _set_data,
+    **{
+        (name, "__get__"): lambda tensor, *_, name=name: _run(_ATTRIBUTE_VIEWS[name], (tensor,), {})
+        for name in ("T", "mT", "H", "mH", "real", "imag")
+    },
+}
+_ATTRIBUTE_VIEWS: Final[dict[str, Any]] = {
+    name: operator.attrgetter(name) for name in ("T", "mT", "H", "mH", "real", "imag")
+}
+for _getter_name, _getter in _ATTRIBUTE_VIEWS.items():
+
+    def _named(tensor: Any, getter: Any = _getter) -> Any:
+        return getter(tensor)
+
+    _named.__name__ = _getter_name
+    _ATTRIBUTE_VIEWS[_getter_name] = _named
+
+
+def _with_factor(base: str, keyword: str) -> dict[Any, Callable[..., Any]]:
+    """Return functions whose keyword may be a tensor, for PyTorch's, which then read its value."""
+
+    def call(tensor: Any, first: Any, second: Any = None, **factor: Any) -> Any:
+        if base == "addcmul":
+            first = first * second
+        elif base == "addcdiv":
+            first = first / second
+        term = first * factor[keyword] if keyword in factor else first
+        return tensor - term if base == "sub" else tensor + term
+
+    def write(tensor: Any, *args: Any, **factor: Any) -> Any:
+        return tensor.copy_(call(tensor, *args, **factor))
+
+    call.__name__, write.__name__ = base, f"{base}_"
+    return {
+        getattr(torch, base): call,
+        getattr(_T, base): call,
+        getattr(_T, f"{base}_"): write,
+    }
+
+
+# How a function is called on tensors of torchax, where PyTorch's own is not the right way.
+_OPERATORS: Final[dict[Any, Any]] = {
+    **_with_factor("add", "alpha"),
+    **_with_factor("sub", "alpha"),
+    **_with_factor("addcmul", "value"),
+    **_with_factor("addcdiv", "value"),
+    _T.__setitem__: operator.setitem,
+    _T.__getitem__: operator.getitem,
+}
+
+_aten = torch.ops.aten
+_DISPATCHED: Final[dict[Any, Callable[..., Any]]] = {
+    _aten.detach.default: _detach,
+    _aten.alias.default: _detach,
+    _aten.lift_fresh.default: _pointless,
+    _aten.copy_.default: _copy,
+    _aten._to_copy.default: lambda tensor, **kwargs: _to(
+        tensor, kwargs.get("device"), kwargs.get("dtype")
+    ),
+    _aten._local_scalar_dense.default: _item,
+    torch.ops.prim.device.default: lambda tensor: tensor.device,
+}
+
+
+def _filled(fill: Any) -> Callable[..., Tensor]:
+    def make(size: Sequence[int], *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return Tensor(jnp.full(tuple(size), fill, _jax_type(dtype)))
+
+    return make
+
+
+def _empty_strided(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
+    return Tensor(jnp.zeros(tuple(size), _jax_type(dtype)))
+
+
+def _full(size: Sequence[int], value: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    if dtype is None and not isinstance(value, float):
+        dtype = torch.bool if isinstance(value, bool) else torch.int64
+    return Tensor(jnp.full(tuple(size), value, _jax_type(dtype)))
+
+
+def _jax_type(dtype: torch.dtype | None) -> Any:
+    wanted = _available(dtype or torch.get_default_dtype())
+    return next(known for known, name in DTYPES.items() if name == wanted)
+
+
+def _from_cpu(overload: Any) -> Callable[..., Tensor]:
+    def make(*args: Any, **kwargs: Any) -> Tensor:
+        values = overload(*args, **{**kwargs, "device": "cpu", "pin_memory": False})
+        return Tensor(jnp.asarray(host_values(values)))
+
+    return make
+
+
+FACTORIES: Final[dict[str, Callable[..., Any]]] = {
+    "empty.memory_format": _filled(0),
+    "empty_strided": _empty_strided,
+    "zeros": _filled(0),
+    "ones": _filled(1),
+    "full": _full,
+    **{
+        f"{name}.{overload}" if overload else name: _from_cpu(
+            getattr(getattr(_aten, name), overload or "default")
+        )
+        for name, overload in (
+            *(("arange", ""), ("arange", "start"), ("arange", "start_step")),
+            *(("linspace", ""), ("logspace", ""), ("eye", ""), ("eye", "m"), ("randperm", "")),
+            *(("tril_indices", ""), ("triu_indices", "")),
+        )
+    },
+}
+"""What makes tensors on the device, by the names of PyTorch's overloads."""
+
+
+def arguments_on_device(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return arguments with copies on the device in the place of tensors of the CPU."""
+    given: list[torch.Tensor] = []
+    structure = flatten((args, kwargs), given)
+    if all(type(tensor) is Tensor for tensor in given):
+        return args, kwargs
+    return unflatten(structure, iter(traced.on_device(given)))

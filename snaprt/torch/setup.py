@@ -1,0 +1,59 @@
+"""What PyTorch is taught, once a process: the device ``jax``, and how its tensors are run."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from snaprt import jaxapi
+from snaprt.torch import operations, optimizers, tensors, versions
+from snaprt.torch.tensors import Tensor
+
+_C: Any = torch._C
+_libraries: list[torch.library.Library] = []  # what they register is gone with them
+
+
+@functools.cache
+def set_up() -> None:
+    """Let PyTorch make tensors on the device ``jax``; no mode of PyTorch is switched on.
+
+    Raises:
+        UsageError: torch or torchax is missing, or they do not fit.
+    """
+    torchax = versions.torchax()
+    for module in (torch, torchax):
+        jaxapi.hide_frames_below(Path(str(module.__file__)).parent)
+        jaxapi.hide_traceback_below(Path(str(module.__file__)).parent)
+    for folder in (Path(__file__).parent,):
+        jaxapi.hide_frames_below(folder)
+        jaxapi.hide_traceback_below(folder)
+    _register_device()
+    tensors.set_device("jax")
+    tensors.handle_with(operations.run_function, operations.run_dispatched)
+    optimizers.watch_steps()
+
+
+def _register_device() -> None:
+    """Register what C++ asks of a device: a guard, and how its tensors are allocated.
+
+    Checked with torch 2.12.1 and 2.13.0.
+    """
+
+    class Guard(_C._acc.DeviceGuard):
+        def type_(self) -> Any:
+            return _C._autograd.DeviceType.PrivateUse1
+
+    _C._acc.register_python_privateuseone_device_guard(Guard())
+    library = torch.library.Library("aten", "IMPL")
+    for name, kernel in operations.FACTORIES.items():
+        library.impl(name, kernel, "PrivateUse1")
+    _libraries.append(library)
+
+
+def tensor_type() -> type[Tensor]:
+    """Return the class of tensors on the device ``jax``."""
+    set_up()
+    return Tensor

@@ -1,0 +1,145 @@
+"""Arguments and results as tensors and the structure around them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from snaprt.errors import UsageError
+
+Structure = Any
+"""What is left of a value without its tensors: nested tuples, hashable, compared by value."""
+
+_TENSOR: Final = ("tensor",)
+_SEQUENCES: Final = frozenset({tuple, list, torch.Size})
+_PLAIN: Final = frozenset({bool, int, str, bytes, type(None), complex, torch.dtype, torch.device})
+_MAX_DEPTH: Final = 40
+
+
+class Context:
+    """The context of a node of PyTorch's pytrees; equal to an equal one."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Context) and bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+
+def flatten(value: Any, tensors: list[torch.Tensor], depth: int = 0) -> Structure:
+    """Append the tensors of ``value`` to ``tensors`` and return the structure around them.
+
+    Looks into sequences, dictionaries, PyTorch's pytrees, dataclasses and other objects that hold
+    tensors in their attributes; everything else is part of the structure.
+
+    Raises:
+        UsageError: It is nested too deeply, or refers to itself.
+    """
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _TENSOR
+    if kind in _PLAIN:
+        return (kind, value)
+    if kind is float:
+        return (kind, value.hex(), value)  # so that NaN equals itself, and 0.0 is not -0.0
+    if depth > _MAX_DEPTH:
+        raise UsageError(
+            f"an argument or a result is nested more than {_MAX_DEPTH} deep, or refers to itself",
+            hint="pass and return tensors in tuples, lists and dictionaries",
+        )
+    below = depth + 1
+    if kind in _SEQUENCES:
+        return (kind, tuple([flatten(item, tensors, below) for item in value]))
+    if kind is dict or kind is collections.OrderedDict:
+        return (kind, tuple(value), tuple([flatten(v, tensors, below) for v in value.values()]))
+    if kind in pytree.SUPPORTED_NODES:
+        children, context = pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+        parts = tuple([flatten(child, tensors, below) for child in children])
+        return ("node", kind, Context(context), parts)
+    if kind is slice:
+        parts = tuple([flatten(v, tensors, below) for v in (value.start, value.stop, value.step)])
+        return ("slice", parts)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return ("named", kind, tuple([flatten(item, tensors, below) for item in value]))
+    return _object(value, tensors, below)
+
+
+def _object(value: Any, tensors: list[torch.Tensor], depth: int) -> Structure:
+    attributes = _attributes(value)
+    if attributes:
+        inside: list[torch.Tensor] = []
+        parts = tuple([flatten(item, inside, depth) for item in attributes.values()])
+        if inside:
+            tensors += inside
+            return ("object", type(value), tuple(attributes), parts)
+    return ("static", Static(value))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    if isinstance(value, type | torch.nn.Module) or callable(value):
+        return {}
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return dict(getattr(value, "__dict__", {}))
+
+
+class Static:
+    """A value without tensors, compared by value where it can be hashed, else by identity."""
+
+    __slots__ = ("_key", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        try:
+            hash(value)
+            self._key: Any = (type(value), value)
+        except TypeError:
+            self._key = (type(value), id(value))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and bool(self._key == other._key)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def unflatten(structure: Structure, tensors: Iterator[Any]) -> Any:
+    """Return the value of which `flatten` returned ``structure``, with other tensors."""
+    kind = structure[0]
+    if kind == "tensor":
+        return next(tensors)
+    if kind in _PLAIN:
+        return structure[1]
+    if kind is float:
+        return structure[2]
+    if kind in _SEQUENCES:
+        return kind([unflatten(part, tensors) for part in structure[1]])
+    if kind is dict or kind is collections.OrderedDict:
+        values = [unflatten(part, tensors) for part in structure[2]]
+        return kind(zip(structure[1], values, strict=True))
+    if kind == "node":
+        _, node, context, parts = structure
+        children = [unflatten(part, tensors) for part in parts]
+        return pytree.SUPPORTED_NODES[node].unflatten_fn(children, context.value)
+    if kind == "slice":
+        return slice(*[unflatten(part, tensors) for part in structure[1]])
+    if kind == "named":
+        return structure[1](*[unflatten(part, tensors) for part in structure[2]])
+    if kind == "object":
+        _, cls, names, parts = structure
+        value = cls.__new__(cls)
+        for name, part in zip(names, parts, strict=True):
+            object.__setattr__(value, name, unflatten(part, tensors))
+        return value
+    return structure[1].value

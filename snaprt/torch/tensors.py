@@ -1,0 +1,310 @@
+"""The tensor of snaprt: what PyTorch holds in place of a JAX array.
+
+It is a subclass of `torch.Tensor` without memory of its own. Functions and methods of PyTorch that
+are given one are run by `snaprt.torch.operations`, wherever they are called: no mode of PyTorch is
+switched on, and other tensors are not affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import ml_dtypes
+import numpy as np
+import torch
+
+from snaprt import jaxapi, metrics
+from snaprt.errors import UsageError
+from snaprt.trace.array import counted_transfer
+
+DTYPES: Final[dict[Any, torch.dtype]] = {
+    np.dtype(name): dtype
+    for name, dtype in {
+        "bool": torch.bool,
+        "int8": torch.int8,
+        "int16": torch.int16,
+        "int32": torch.int32,
+        "int64": torch.int64,
+        "uint8": torch.uint8,
+        "uint16": torch.uint16,
+        "uint32": torch.uint32,
+        "uint64": torch.uint64,
+        "float16": torch.float16,
+        "float32": torch.float32,
+        "float64": torch.float64,
+        "complex64": torch.complex64,
+        "complex128": torch.complex128,
+        ml_dtypes.bfloat16: torch.bfloat16,
+        ml_dtypes.float8_e4m3fn: torch.float8_e4m3fn,
+        ml_dtypes.float8_e5m2: torch.float8_e5m2,
+    }.items()
+}
+"""The dtypes of arrays that PyTorch has, too."""
+
+# What NumPy has no type for travels as integers of the same size.
+_AS_INTEGERS: Final = {
+    torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),
+    torch.float8_e4m3fn: (torch.int8, np.dtype(ml_dtypes.float8_e4m3fn)),
+    torch.float8_e5m2: (torch.int8, np.dtype(ml_dtypes.float8_e5m2)),
+}
+
+_NO_MEMORY: Final = torch.device("meta")
+
+plainly = torch._C.DisableTorchFunctionSubclass
+"""The context in which attributes of tensors are read and set without asking `operations`."""
+
+
+class Box:
+    """The array of a tensor, shared with those that PyTorch says share its memory.
+
+    Attributes:
+        array: The array: a `jax.Array`, a lazy array, or a tracer while a function is traced.
+        version: Counts the writes.
+    """
+
+    __slots__ = ("array", "version")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.version = 0
+
+    def write(self, array: Any) -> None:
+        """Put another array of the same shape and dtype in the place of the present one."""
+        self.array = array
+        self.version += 1
+
+
+Handler = Callable[[Any, Any, Any], Any]
+_handlers: list[Handler] = []
+
+
+def handle_with(function: Handler, dispatch: Handler) -> None:
+    """Run functions of PyTorch with ``function``, and what its C++ calls with ``dispatch``."""
+    _handlers[:] = [function, dispatch]
+
+
+class Tensor(torch.Tensor):
+    """A `torch.Tensor` whose values are a JAX array, on the device ``jax``.
+
+    Attributes:
+        box: Where the array is.
+        view_of: For a view, the box that it was taken of, and the version that it shows.
+        label: The name of a parameter or buffer in its module.
+    """
+
+    box: Box
+    view_of: tuple[Box, int] | None
+    label: str | None
+
+    @staticmethod
+    def __new__(cls, array: Any, requires_grad: bool = False, box: Box | None = None) -> Tensor:
+        """Make a tensor of an array, or of the box that it shares with another tensor."""
+        dtype = DTYPES.get(array.dtype)
+        if dtype is None:
+            raise UsageError(
+                f"PyTorch has no type for an array of {array.dtype}",
+                hint="convert the array first: array.astype('float32')",
+            )
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls, array.shape, dtype=dtype, device=_NO_MEMORY, requires_grad=requires_grad
+        )
+        tensor.box = Box(array) if box is None else box
+        tensor.view_of = None
+        tensor.label = None
+        return tensor
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Leave everything to ``__new__``."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return _handlers[0](func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return _handlers[1](func, args, kwargs or {})
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device ``jax``."""
+        return DEVICE
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        """False: the tensor has values."""
+        return False
+
+    def read(self) -> np.ndarray:
+        """Return the values as a NumPy array of their own; this ends a lazy graph."""
+        return np.array(array_of(self))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        with plainly():
+            text = repr(to_cpu(self))
+            if self.grad_fn is not None:
+                return f"{text[:-1]}, device='{DEVICE}', grad_fn=<{type(self.grad_fn).__name__}>)"
+            flag = ", requires_grad=True" if self.requires_grad else ""
+            return f"{text[:-1]}, device='{DEVICE}'{flag})"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.ndim == 0 else object.__format__(self, spec)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as a tensor of the CPU, which plain PyTorch can load."""
+        return _plain_copy(self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        with plainly():
+            if not self.is_leaf:
+                raise RuntimeError(
+                    "Only Tensors created explicitly by the user (graph leaves) support the "
+                    "deepcopy protocol at the moment"
+                )
+            copy = Tensor(array_of(self), self.requires_grad)
+            copy.label = self.label
+            if isinstance(self, torch.nn.Parameter):
+                copy._is_param = True
+            if self.grad is not None:
+                copy.grad = self.grad.__deepcopy__(memo)
+        memo[id(self)] = copy
+        return copy
+
+
+def array_of(tensor: Tensor) -> Any:
+    """Return the array of a tensor.
+
+    Raises:
+        UsageError: It is a view of a tensor that was written to since.
+    """
+    view = tensor.view_of
+    if view is not None and view[0].version != view[1]:
+        raise UsageError(
+            "a tensor is used that was a view of another one before that was changed in place; "
+            "tensors on this device do not share memory",
+            hint="take the view again after the change, or do both in a wrapped function",
+        )
+    return tensor.box.array
+
+
+def write(tensor: Tensor, array: Any) -> None:
+    """Put another array of the same shape and dtype in the place of a tensor's.
+
+    Raises:
+        UsageError: The tensor is a view of another one, which would not change.
+    """
+    if tensor.view_of is not None:
+        raise UsageError(
+            "a view of a tensor is changed in place, which would not change the tensor itself",
+            hint="assign to the tensor: x[0] = x[0] + 1 for x[0].add_(1), or do it in a wrapped "
+            "function",
+        )
+    tensor.box.write(array)
+
+
+def scalar(value: float) -> Tensor:
+    """Return a number as a tensor that gives way to the dtypes of others, as numbers do."""
+    tensor = torch.Tensor._make_wrapper_subclass(Tensor, (), dtype=torch.float32, device=_NO_MEMORY)
+    tensor.box = Box(value)
+    tensor.view_of = tensor.label = None
+    return tensor
+
+
+def to_jax(tensor: torch.Tensor) -> jax.Array:
+    """Return the array of a tensor on the device ``jax``; nothing is copied.
+
+    Inside `snaprt.torch.lazy`, it may be a lazy array. Gradients do not flow through.
+
+    Raises:
+        UsageError: The tensor is on another device.
+    """
+    if not isinstance(tensor, Tensor):
+        raise UsageError(
+            f"snaprt.torch.to_jax needs a tensor on {DEVICE}, not on {tensor.device}",
+            hint="move it first: tensor.to(snaprt.torch.device())",
+        )
+    return array_of(tensor)
+
+
+def to_torch(array: jax.Array) -> torch.Tensor:
+    """Return an array as a tensor on the device ``jax``; nothing is copied.
+
+    Raises:
+        UsageError: It is not a JAX array, or PyTorch has no such dtype.
+    """
+    if not isinstance(array, jax.Array):
+        raise UsageError(
+            f"snaprt.torch.to_torch needs a jax.Array, not {type(array).__name__}",
+            hint="use torch.as_tensor for NumPy arrays and numbers",
+        )
+    return Tensor(array)
+
+
+def host_values(tensor: torch.Tensor) -> np.ndarray:
+    """Return the values of a tensor of the CPU as a NumPy array of their own."""
+    plain = tensor.detach()
+    if plain.device.type != "cpu":
+        plain = plain.cpu()
+    if plain.is_sparse or plain.is_quantized:
+        raise UsageError(
+            "sparse and quantized tensors cannot be moved to the device jax",
+            hint="call .to_dense() or .dequantize() first",
+        )
+    plain = plain.resolve_conj().resolve_neg().contiguous()
+    if plain.dtype in _AS_INTEGERS:
+        integers, dtype = _AS_INTEGERS[plain.dtype]
+        return plain.view(integers).numpy().copy().view(dtype)
+    return plain.numpy().copy()
+
+
+def to_device(tensor: torch.Tensor) -> Tensor:
+    """Return a copy of a tensor of the CPU on the device ``jax``; 64-bit types become 32-bit ones.
+
+    The copy is counted as ``torch::moved_to_device``. Gradients do not flow through.
+    """
+    metrics.counter_add("torch::moved_to_device")
+    values = host_values(tensor)
+    with jaxapi.evaluating():
+        return Tensor(counted_transfer(lambda: [jaxapi.to_device(values)])[0])
+
+
+def from_host(values: np.ndarray) -> torch.Tensor:
+    """Return a tensor of the CPU with the values of a NumPy array, whose memory it takes."""
+    for integers, dtype in _AS_INTEGERS.values():
+        if values.dtype == dtype:
+            width = np.int16 if integers is torch.int16 else np.int8
+            return torch.from_numpy(values.view(width)).view(DTYPES[dtype])
+    return torch.from_numpy(values)
+
+
+def to_cpu(tensor: Tensor) -> torch.Tensor:
+    """Return a copy of a tensor on the CPU; this ends a lazy graph. Gradients do not flow."""
+    return from_host(tensor.read())
+
+
+def _plain_copy(tensor: Tensor) -> torch.Tensor:
+    with plainly():
+        plain = to_cpu(tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(plain, tensor.requires_grad)
+        return plain.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
+DEVICE: torch.device
+"""The device of tensors whose values are JAX arrays."""
+
+
+def set_device(name: str) -> None:
+    """Name the device, once PyTorch knows it."""
+    global DEVICE
+    DEVICE = torch.device(name, 0)

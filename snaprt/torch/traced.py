@@ -1,0 +1,515 @@
+"""Functions of PyTorch as JAX functions: traced with torchax once for each kind of call.
+
+The Python code of a function runs while it is traced, with tensors of torchax in the place of its
+tensors. What it writes to its arguments and its module's state is a result of the JAX function.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from snaprt import jaxapi
+from snaprt.errors import UsageError
+from snaprt.torch import gradients, versions
+from snaprt.torch.corrections import CORRECTIONS
+from snaprt.torch.gradients import Arrays, Differentiable
+from snaprt.torch.structure import Structure, flatten, unflatten
+from snaprt.torch.tensors import Tensor, array_of, host_values, to_device, write
+
+Place = tuple[dict[str, Any], str, int]
+"""Where a module holds a tensor: a dictionary, a key, and the position among the tensors."""
+
+_NO_KEY: Final = np.zeros(2, np.uint32)
+_lock = threading.RLock()  # modules hold tracers while they are traced
+
+
+class State:
+    """The tensors of a module that a traced function may use and change.
+
+    Args:
+        tensors: Each once, however often it is used.
+        names: Their names.
+        places: Where they are.
+        modules: The modules that hold them, by name.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        names: Sequence[str],
+        places: Sequence[Place],
+        modules: dict[str, torch.nn.Module],
+    ) -> None:
+        self.tensors = list(tensors)
+        self.names = list(names)
+        self.places = list(places)
+        self.modules = modules
+
+
+NO_STATE: Final = State((), (), (), {})
+
+
+class Traced:
+    """A function of PyTorch, traced for one kind of call.
+
+    Args:
+        function: The function.
+        structure: The structure of ``(args, kwargs)``.
+        state: The state of its module.
+        needs_gradient: Which tensors, of the state and the arguments, gradients are computed for.
+        autocast: The type that `torch.autocast` asks for.
+        name: What it is called in modules and profiles.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        structure: Structure,
+        state: State,
+        needs_gradient: Sequence[bool],
+        autocast: torch.dtype | None,
+        name: str,
+    ) -> None:
+        self._function = function
+        self._name = name
+        self._structure = structure
+        self._state = state
+        self._autocast = autocast
+        count = len(needs_gradient) - len(state.tensors)
+        self._names = [*state.names, *[f"arg{index}" for index in range(count)]]
+        self._grad_mode = torch.is_grad_enabled()
+        self._is_traced = False
+        self._draws = True
+        # What the results are, known once it is traced.
+        self._result: Structure = None
+        self._leaves: list[tuple[str, int]] = []
+        self._written: dict[int, int] = {}
+        self._writes: list[int] = []
+        self._replaced: list[Any] = []
+        self._vary([i for i, needed in enumerate(needs_gradient) if needed])
+
+    def call(self, arguments: Sequence[Tensor]) -> Any:
+        """Call the function with these tensors in the place of its arguments' and its state's."""
+        tensors = [*self._state.tensors, *arguments]
+        if self._is_traced:
+            return self._run(tensors, draw_key() if self._draws else _NO_KEY)
+        with _lock:
+            generator = torch.get_rng_state()
+            key = draw_key()
+            try:
+                result = self._run(tensors, key)
+            except _WritesToConstantError:  # which then depends on the variables
+                self._vary([*self._variables, *self._written.values()])
+                result = self._run(tensors, key)
+            self._is_traced = True
+            if not self._draws:
+                torch.set_rng_state(generator)
+        return result
+
+    def _vary(self, variables: Sequence[int]) -> None:
+        """Let gradients be computed for the tensors at these positions."""
+        self._variables = sorted({*variables})
+        self._others = sorted({*range(len(self._names))} - {*variables})
+        self._jax = Differentiable(self._evaluate, self._name)
+
+    def _run(self, tensors: list[Tensor], key: Any) -> Any:
+        names = self._names
+        inputs = {names[i]: array_of(tensors[i]) for i in self._others}
+        results: Sequence[Tensor] = ()
+        if self._variables:
+            variables = {names[i]: tensors[i] for i in self._variables}
+
+            def written() -> dict[int, Tensor]:
+                if not {*self._written.values()} <= {*self._variables}:
+                    raise _WritesToConstantError
+                return {index: tensors[i] for index, i in self._written.items()}
+
+            results, others = gradients.apply(self._jax, variables, inputs, key, written)
+        else:
+            _, others = self._jax.evaluate({}, inputs, key)
+        plain, writes, replaced = others
+        for position, array in zip(self._writes, writes, strict=True):
+            write(tensors[position], array)
+        for (holder, name), array in zip(self._replaced, replaced, strict=True):
+            holder[name] = Tensor(array)
+        given, rest = iter(results), iter(plain)
+        leaves: list[Tensor] = []
+        for kind, position in self._leaves:
+            if kind is _SAME:
+                leaves.append(tensors[position])
+            else:
+                leaves.append(next(given) if kind is _RESULT else Tensor(next(rest)))
+        return unflatten(self._result, iter(leaves))
+
+    def _evaluate(self, params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any]:
+        """Run the Python code of the function, on tracers, as a JAX function."""
+        with _inside(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Explicitly requested dtype")
+            return self._trace(params, inputs, key)
+
+    def _trace(self, params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any]:
+        tx = versions.torchax().tensor
+        environment = environment_of_thread()
+        named = {**params, **inputs}
+        arrays = [named[name] for name in self._names]
+        tensors = [tx.Tensor(array, environment) for array in arrays]
+        randomness = _Randomness(environment.param, key, self._autocast)
+        with ExitStack() as stack:
+            stack.enter_context(self._state_of(tensors))
+            stack.enter_context(_randomness(environment, randomness))
+            stack.enter_context(torch.set_grad_enabled(self._grad_mode))
+            stack.enter_context(_without_fast_path())
+            stack.enter_context(environment)
+            stack.enter_context(_Mode(environment, self._grad_mode))
+            count = len(self._state.tensors)
+            args, kwargs = unflatten(self._structure, iter(tensors[count:]))
+            result = self._function(*args, **kwargs)
+            replaced = self._changes_of_state(tensors)
+            outputs: list[torch.Tensor] = []
+            self._result = flatten(result, outputs)
+            values = [_value(output) for output in outputs]
+        self._draws = randomness.is_used
+        changed = {i for i, array in enumerate(arrays) if tensors[i]._elem is not array}
+        for position in changed:
+            self._check_write(position, arrays[position], tensors[position]._elem)
+        return self._sort(tensors, outputs, values, changed, replaced)
+
+    def _sort(
+        self,
+        tensors: list[Any],
+        outputs: list[Any],
+        values: list[Any],
+        changed: set[int],
+        replaced: dict[int, Any],
+    ) -> tuple[list[Any], Any]:
+        """Return the results with and without gradient, and note what each is."""
+        position_of = {id(tensor): position for position, tensor in enumerate(tensors)}
+        variables = {*self._variables}
+        results: list[Any] = []
+        plain: list[Any] = []
+        self._leaves = []
+        for output, value in zip(outputs, values, strict=True):
+            position = position_of.get(id(output))
+            if position is not None and (position in changed or position not in variables):
+                self._leaves.append((_SAME, position))
+            elif variables and _is_differentiable(value):
+                self._leaves.append((_RESULT, len(results)))
+                results.append(value)
+            else:
+                self._leaves.append((_PLAIN, len(plain)))
+                plain.append(value)
+        self._written, self._writes = {}, []
+        writes = []
+        for position in sorted(changed):
+            value = tensors[position]._elem
+            is_state = position < len(self._state.tensors)
+            if variables and not is_state and self._grad_mode and _is_differentiable(value):
+                self._written[len(results)] = position
+                results.append(value)
+            else:
+                self._writes.append(position)
+                writes.append(jax.lax.stop_gradient(value))
+        places = self._state.places
+        self._replaced = [places[index][:2] for index in replaced]
+        return results, (plain, writes, list(replaced.values()))
+
+    @contextmanager
+    def _state_of(self, tensors: list[Any]) -> Iterator[None]:
+        """Let the module hold these tensors, and what it held before at the end."""
+        held = [holder[name] for holder, name, _ in self._state.places]
+        attributes = {name: dict(vars(m)) for name, m in self._state.modules.items()}
+        try:
+            for holder, name, position in self._state.places:
+                if isinstance(self._state.tensors[position], torch.nn.Parameter):
+                    tensors[position]._is_param = True
+                holder[name] = tensors[position]
+            yield
+        finally:
+            for (holder, name, _), tensor in zip(self._state.places, held, strict=True):
+                holder[name] = tensor
+            known = {id(tensor) for tensor in tensors}
+            for name, module in self._state.modules.items():
+                _restore_attributes(name, module, attributes[name], known)
+
+    def _changes_of_state(self, tensors: list[Any]) -> dict[int, Any]:
+        """Return the arrays of the state that were replaced by others, by the number of place."""
+        replaced = {}
+        for index, (holder, name, position) in enumerate(self._state.places):
+            present = holder.get(name)
+            if present is tensors[position]:
+                continue
+            if not isinstance(present, torch.Tensor):
+                raise UsageError(
+                    f"the forward pass of a module replaced its {name!r} by {present!r}",
+                    hint="a wrapped module may only replace a buffer by another tensor",
+                )
+            array = _value(present)
+            old = tensors[position]._elem
+            if array.shape == old.shape and array.dtype == old.dtype:
+                tensors[position]._elem = array
+            else:
+                replaced[index] = jax.lax.stop_gradient(array)
+        return replaced
+
+    def _check_write(self, position: int, old: Any, new: Any) -> None:
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise UsageError(
+                f"{self._name} changes the shape or dtype of a tensor in place, from "
+                f"{old.dtype}{list(old.shape)} to {new.dtype}{list(new.shape)}",
+                hint="use the function that returns a new tensor, such as x.t() for x.t_()",
+            )
+
+
+_SAME, _RESULT, _PLAIN = "same", "result", "plain"
+
+
+class _WritesToConstantError(Exception):
+    """A function wrote what depends on its variables to a tensor that is none of them."""
+
+
+def _is_differentiable(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+def _value(tensor: torch.Tensor) -> Any:
+    """Return the array of a tensor that a traced function returned."""
+    if isinstance(tensor, Tensor):
+        return array_of(tensor)
+    jax_of = getattr(tensor, "jax", None)
+    return jnp.asarray(host_values(tensor)) if jax_of is None else jax_of()
+
+
+def _restore_attributes(
+    name: str, module: torch.nn.Module, before: dict[str, Any], state: set[int]
+) -> None:
+    """Take tensors of a trace out of a module's attributes.
+
+    Lists of its own parameters, as recurrent modules keep them, become what they were.
+
+    Raises:
+        UsageError: The forward pass kept a tensor that it computed.
+    """
+    for attribute, value in [*vars(module).items()]:
+        if attribute in ("_parameters", "_buffers", "_modules"):
+            continue
+        if value is before.get(attribute) and not isinstance(value, list | dict):
+            continue
+        inside: list[torch.Tensor] = []
+        try:
+            flatten(value, inside)
+        except UsageError:
+            continue
+        leaked = [tensor for tensor in inside if hasattr(tensor, "jax")]
+        if not leaked:
+            continue
+        if attribute in before and before[attribute] is not value:
+            vars(module)[attribute] = before[attribute]
+        else:
+            del vars(module)[attribute]
+        if not all(id(tensor) in state for tensor in leaked):
+            where = f"{name}.{attribute}" if name else attribute
+            raise UsageError(
+                f"the forward pass keeps a tensor in the attribute {where!r} of its module",
+                hint="return the tensor, or register a buffer for it: "
+                f"self.register_buffer({attribute!r}, ...)",
+            )
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Let attention take the path whose operations torchax knows."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+class _Depth(threading.local):
+    """How many functions of PyTorch this thread is tracing."""
+
+    value = 0
+
+
+_depth = _Depth()
+
+
+def is_tracing() -> bool:
+    """Return whether this thread traces a function: its tensors are those of torchax."""
+    return _depth.value > 0
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    _depth.value += 1
+    try:
+        yield
+    finally:
+        _depth.value -= 1
+
+
+def environment_of_thread() -> Any:
+    """Return torchax's environment, with what it keeps for this thread."""
+    environment = versions.torchax().default_env()
+    with jaxapi.evaluating():  # it makes a random key the first time
+        environment.param  # noqa: B018
+    return environment
+
+
+class _Randomness:
+    """What torchax asks for while a function is traced: random keys, and the type of autocast."""
+
+    def __init__(self, outer: Any, key: Any, autocast: torch.dtype | None) -> None:
+        self.mesh = outer.mesh
+        self.autocast_dtype = autocast
+        self._data = key
+        self._count = 0
+
+    @property
+    def is_used(self) -> bool:
+        return self._count > 0
+
+    @property
+    def prng(self) -> Any:
+        return self.get_and_rotate_prng_key()
+
+    def get_and_rotate_prng_key(self) -> Any:
+        key = jax.random.wrap_key_data(self._data, impl="threefry2x32")
+        self._count += 1
+        return jax.random.fold_in(key, self._count)
+
+
+@contextmanager
+def _randomness(environment: Any, randomness: _Randomness) -> Iterator[None]:
+    outer = environment._property.content
+    environment._property.content = randomness
+    try:
+        yield
+    finally:
+        environment._property.content = outer
+
+
+def draw_key() -> np.ndarray:
+    """Return the data of a random key, drawn from PyTorch's generator of the CPU.
+
+    So `torch.manual_seed`, `torch.set_rng_state` and `torch.random.fork_rng` have their meaning.
+    """
+    number = int(torch.empty((), dtype=torch.int64).random_().item())
+    return np.array([number >> 32, number & 0xFFFFFFFF], np.uint32)
+
+
+class _Mode(TorchFunctionMode):
+    """What a traced function sees besides tensors of torchax: tensors of the CPU, `no_grad`."""
+
+    def __init__(self, environment: Any, grad_mode: bool) -> None:
+        self._environment = environment
+        self._grad_mode = grad_mode
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _constructors() and kwargs.get("device") is None:
+            if torch.get_default_device().type == "cpu":
+                kwargs["device"] = "jax"
+        elif any(hasattr(t, "__subclasshook__") and t is not torch.Tensor for t in types):
+            args, kwargs = self._moved(args, kwargs)
+        correction = CORRECTIONS.get(func)
+        if correction is not None:
+            with self:
+                return correction(*args, **kwargs)
+        if not self._grad_mode or torch.is_grad_enabled():
+            return _call(func, args, kwargs)
+        return self._without_gradient(func, args, kwargs)
+
+    def _moved(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return arguments with constants in the place of tensors that are not of the trace."""
+        tensors: list[torch.Tensor] = []
+        structure = flatten((tuple(args), kwargs), tensors)
+        if not any(hasattr(tensor, "jax") for tensor in tensors):
+            return args, kwargs
+        return unflatten(structure, iter([self._constant(tensor) for tensor in tensors]))
+
+    def _constant(self, tensor: torch.Tensor) -> Any:
+        if hasattr(tensor, "jax"):
+            return tensor
+        if isinstance(tensor, Tensor):
+            raise UsageError(
+                "a wrapped function uses a tensor that is neither an argument, nor a parameter or "
+                f"buffer of its module: {tensor.dtype}{list(tensor.shape)}",
+                hint="pass it as an argument, or register it: module.register_buffer(name, tensor)",
+            )
+        array = jnp.asarray(host_values(tensor))
+        return versions.torchax().tensor.Tensor(array, self._environment)
+
+    def _without_gradient(self, func: Any, args: Any, kwargs: Any) -> Any:
+        target = args[0] if args and hasattr(args[0], "_elem") else None
+        before = None if target is None else target._elem
+        result = _call(func, args, kwargs)
+        if target is not None and target._elem is not before:
+            target._elem = _in_place(before, target._elem)
+            return result
+        tensors: list[torch.Tensor] = []
+        structure = flatten(result, tensors)
+        if not tensors:
+            return result
+        stopped = [t.detach() if hasattr(t, "_elem") else t for t in tensors]
+        return unflatten(structure, iter(stopped))
+
+
+def _call(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function; one that writes in place and is not known becomes one that does not."""
+    not_known = versions.torchax().tensor.OperatorNotFound
+    try:
+        return func(*args, **kwargs)
+    except not_known:
+        name = getattr(func, "__name__", "")
+        functional = getattr(torch.Tensor, name[:-1], None)
+        if not name.endswith("_") or name.startswith("_") or functional is None:
+            raise
+        return args[0].copy_(functional(*args, **kwargs))
+
+
+def _in_place(old: Any, new: Any) -> Any:
+    """Return the new values with the gradient of the old: a write that autograd does not see."""
+    if old.shape != new.shape or old.dtype != new.dtype or not _is_differentiable(old):
+        return jax.lax.stop_gradient(new)
+    return _straight_through(old, jax.lax.stop_gradient(new))
+
+
+@jax.custom_jvp
+def _straight_through(old: Any, new: Any) -> Any:
+    return new
+
+
+@_straight_through.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return primals[1], tangents[0]
+
+
+def _constructors() -> Any:
+    return versions.torchax().tensor.TENSOR_CONSTRUCTORS
+
+
+def on_device(tensors: Sequence[torch.Tensor]) -> list[Tensor]:
+    """Return tensors with copies on the device in the place of those of the CPU."""
+    return [t if type(t) is Tensor else to_device(t) for t in tensors]
+
+
+def autocast_type() -> torch.dtype | None:
+    """Return the type of `torch.autocast` for this device or the CPU, None outside of it."""
+    for device in ("jax", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    return None
