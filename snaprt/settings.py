@@ -544,15 +544,26 @@ def get(name: str) -> Any:
         UsageError: The text of the variable is not one that it allows.
         KeyError: The table has no row of this name.
     """
-    setting = _BY_NAME[name]
-    text = os.environ.get(name, "")
+    now = _texts_by_name[name].now()
+    known = _known.get(name)
+    if known is None or known[0] != now:
+        known = _known[name] = now, _value(_BY_NAME[name], os.environ.get(name, ""))
+    return known[1]
+
+
+#: The values of variables and the texts that they were read from: some are asked for at every cut.
+_known: dict[str, tuple[list[Any], Any]] = {}
+_texts_by_name: Final = {name: Texts(name) for name in _BY_NAME}
+
+
+def _value(setting: Setting, text: str) -> Any:
     if not text.strip():
         return setting.default
     try:
         return setting.kind.parse(text)
     except ValueError as error:
         raise UsageError(
-            f"the environment variable {name} is {text!r}, which is not allowed",
+            f"the environment variable {setting.name} is {text!r}, which is not allowed",
             hint=f"Allowed: {setting.kind.allowed}. "
             f"Unset it for the default: {setting.shown_default}.",
         ) from error

@@ -188,7 +188,11 @@ def compile_partitioned(
         raise
     except Exception as error:
         where = ", ".join(map(str, devices))
-        raise CompileError(f"the module failed to compile for {where}: {error}") from error
+        raise CompileError(
+            f"the module failed to compile for {where}: {error}",
+            hint="`snaprt inspect --stablehlo` prints the module; another variant (--a, --b), "
+            "device or version of jaxlib may compile it",
+        ) from error
     return LoadedModule(
         parameters=tuple(parameters),
         results=tuple(results),

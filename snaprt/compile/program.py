@@ -73,7 +73,7 @@ def compile_program(
         raise
     except Exception as error:
         raise CompileError(
-            f"the graph of {size} operations that ends here could not be compiled: {error}",
+            f"the graph of {size} operations could not be compiled: {error}",
             hint="the traceback above shows the error of JAX or XLA; arrays that do not depend "
             "on the failed graph stay pending",
         ) from error

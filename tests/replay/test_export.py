@@ -124,7 +124,9 @@ def test_safetensors_reads_its_own(tmp_path: Path) -> None:
 
 def test_what_safetensors_cannot_hold_is_an_error(recorded: Path, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
-    with pytest.raises(UsageError, match="safetensors cannot hold all arrays"):
+    with pytest.raises(
+        UsageError, match=r"safetensors cannot hold the arrays .* no name for the dtype of"
+    ):
         export(recorded, "safetensors", tmp_path / "step.safetensors")  # int4
     assert list(tmp_path.iterdir()) == []
 

@@ -15,6 +15,8 @@ Command = Callable[..., tuple[int, str, str]]
 PROGRAM = """
 import sys
 import jax, jax.numpy as jnp, numpy as np, snaprt
+from jax.experimental import io_callback
+from jax.sharding import NamedSharding, PartitionSpec
 
 folder = sys.argv[1]
 
@@ -29,7 +31,28 @@ def named(x):
     return x * 2
 
 named.__name__ = "first line\\nsecond line " + "n" * 300
+def prints(x):
+    jax.debug.print("{}", x.sum())
+    jax.debug.print("{}", x.mean(), ordered=True)
+    io_callback(lambda value: None, None, x)
+
+    def body(i, y):
+        jax.debug.print("{}", y.sum(), ordered=True)
+        return y + 1
+
+    return jax.lax.fori_loop(0, 3, body, x)
+
+def prints_sharded(x):
+    jax.debug.print("{}", x.sum())
+    return x * 2
+
 x = np.ones((2, 3), np.float32)
+with snaprt.record(folder=folder + "/prints"):
+    jax.jit(prints)(x)
+sharding = NamedSharding(jax.make_mesh((2,), ("d",)), PartitionSpec("d"))
+with snaprt.record(folder=folder + "/prints_sharded"):
+    jax.jit(prints_sharded)(jax.device_put(np.arange(8.0, dtype=np.float32), sharding))
+jax.effects_barrier()
 with snaprt.record(folder=folder + "/nothing"):
     jax.jit(lambda: ())()
 with snaprt.record(folder=folder + "/named"):
@@ -45,13 +68,12 @@ with snaprt.record(when="error", folder=folder + "/failed"):
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("odd")
-    run_program(PROGRAM, folder)
+    run_program(PROGRAM, folder, XLA_FLAGS="--xla_force_host_platform_device_count=2")
     return folder
 
 
 def inputs_of(folder: Path) -> Path:
-    (path,) = folder.glob("*.inputs.snap")
-    return path
+    return min(folder.glob("*.inputs.snap"))
 
 
 def test_an_execution_without_arrays_is_listed_as_such(snaprt: Command, odd: Path) -> None:
@@ -82,6 +104,24 @@ def test_a_failed_callback_is_told_by_its_own_error(
     assert "flops" in out
     assert "-1 s" not in out
     assert "Traceback" not in out
+
+
+@pytest.mark.parametrize("name", ["prints", "prints_sharded"])
+def test_a_program_that_prints_is_replayed_without_printing(
+    snaprt: Command, odd: Path, tmp_path: Path, name: str
+) -> None:
+    path = inputs_of(odd / name)
+    status, out, _ = snaprt("replay", path)
+    assert status == 0
+    assert "callbacks that return nothing, such as jax.debug.print, were left out" in out
+    assert "MATCH: the output is identical, bit for bit" in out
+    assert snaprt("replay", path, "--random", "0")[0] == 0
+    if name == "prints":
+        status, out, _ = snaprt("localize", path, "--a", "cpu", "--b", "cpu,optimization=0")
+        assert (status, "NOTHING FOUND" in out.upper()) == (0, True), out
+        module = tmp_path / "module.mlir"
+        assert snaprt("export", path, "--to", "stablehlo", "-o", module)[0] == 0
+        assert snaprt("replay", module, "--random", "0")[0] == 0
 
 
 def test_the_results_that_an_exported_failure_lacks_are_not_blamed_on_xla(

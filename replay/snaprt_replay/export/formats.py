@@ -94,9 +94,23 @@ def write_safetensors(case: Case, path: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # of its own kind, which changed between versions
+        refused = [
+            f"{name} ({value.dtype})"
+            for name, value in arrays.items()
+            if not _is_known_to(safetensors, value.dtype)
+        ]
+        why = f"it has no name for the dtype of {', '.join(refused)}" if refused else str(error)
         raise UsageError(
-            f"safetensors cannot hold all arrays of {case.path}: {error}", hint="use --to npz"
+            f"safetensors cannot hold the arrays of {case.path}: {why}", hint="use --to npz"
         ) from error
+
+
+def _is_known_to(safetensors: Any, dtype: np.dtype) -> bool:
+    try:
+        safetensors.save({"": np.zeros(0, dtype)})
+    except Exception:  # of its own kind, as above
+        return False
+    return True
 
 
 # --- the module ---

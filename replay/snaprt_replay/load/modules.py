@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from snaprt import jaxapi
 from snaprt.errors import SnapshotError, UsageError
 from snaprt_replay import floatbits
 from snaprt_replay.load.case import Case, NamedArray, Signature
+from snaprt_replay.load.restore import CALLBACKS_LEFT_OUT
 
 # Integers are drawn below this: they are mostly indices, labels and counts, and must stay inside
 # arrays that may be small.
@@ -128,9 +128,7 @@ def load_module_file(path: Path, form: str) -> Case:
     Raises:
         SnapshotError: The module cannot be parsed.
     """
-    module = path.read_bytes()
-    with contextlib.suppress(ValueError):  # `module_parameters` says what is wrong with it
-        module = without_tokens(module)
+    module, notes = without_effects(path.read_bytes())
     return Case(
         path=path,
         format=form,
@@ -139,17 +137,25 @@ def load_module_file(path: Path, form: str) -> Case:
         inputs=None,
         outputs=None,
         parameters=module_parameters(module, path),
+        notes=notes,
     )
 
 
-def without_tokens(stablehlo: bytes) -> bytes:
-    """Return a module whose ``main`` neither takes nor returns tokens, which no array can be.
+def without_effects(stablehlo: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """Return a module without what only its own process can do, and a note of what is left out.
 
-    Raises:
-        ValueError: It cannot be parsed.
+    Python functions that return nothing are not called. ``main`` neither takes nor returns tokens,
+    which order effects and which no array can be. A module that cannot be parsed stays as it is.
     """
-    parsed = jaxapi.parse_module(stablehlo)
-    return jaxapi.portable_artifact(parsed) if jaxapi.without_tokens(parsed) else stablehlo
+    try:
+        module = jaxapi.parse_module(stablehlo)
+        has_printed = jaxapi.without_printing(module)
+        has_changed = jaxapi.without_tokens(module) or has_printed
+    except ValueError:
+        return stablehlo, ()
+    if not has_changed:
+        return stablehlo, ()
+    return jaxapi.portable_artifact(module), (CALLBACKS_LEFT_OUT,) if has_printed else ()
 
 
 def module_parameters(stablehlo: bytes, path: Path) -> tuple[Signature, ...]:

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
+from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.hlo.literals import (
     ELEMENT_TYPES,
@@ -26,14 +27,13 @@ from snaprt.hlo.literals import (
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.hlo_module import Editor, entry_computation, instructions, parameters, verify
 
-CALLBACK_WORDS = ("python", "callback")
-"""Both are in the target of every custom call by which JAX calls back into Python."""
+CALLBACKS_LEFT_OUT = "Python callbacks that return nothing, such as jax.debug.print, were left out"
 
 _NOTES = {
     "fusion": "fusions became calls",
     "bitcast": "bitcasts became transposes and reshapes",
     "async": "asynchronous operations became plain ones",
-    "callback": "host callbacks without a result were left out",
+    "callback": CALLBACKS_LEFT_OUT,
     "tuple": "tuple parameters were split",
     "layout": "layouts were dropped",
     "schedule": "the schedule was dropped",
@@ -100,7 +100,9 @@ def _refuse_exchanges(module: XlaMessage) -> None:
                 f"runs ({instruction.opcode} {instruction.name!r}), so it cannot be replayed "
                 "alone."
             )
-        if _is_callback(instruction) and not _gives_nothing(instruction.shape):
+        if jaxapi.is_python_callback(instruction.custom_call_target) and not _gives_nothing(
+            instruction.shape
+        ):
             raise SnapshotError(
                 f"Module {module.name!r} calls back into Python ({instruction.name}, "
                 f"{instruction.metadata.op_name or instruction.custom_call_target}): a host "
@@ -108,11 +110,6 @@ def _refuse_exchanges(module: XlaMessage) -> None:
                 hint="Remove the callback (jax.pure_callback, io_callback) from the compiled "
                 "function and record it again.",
             )
-
-
-def _is_callback(instruction: XlaMessage) -> bool:
-    target = instruction.custom_call_target
-    return instruction.opcode == "custom-call" and all(word in target for word in CALLBACK_WORDS)
 
 
 def _gives_nothing(shape: XlaMessage) -> bool:
@@ -239,7 +236,7 @@ def _restore_constant(constant: XlaMessage, restoration: _Restoration) -> Sequen
 
 
 def _restore_custom_call(call: XlaMessage, restoration: _Restoration) -> Sequence[XlaMessage]:
-    if _is_callback(call):
+    if jaxapi.is_python_callback(call.custom_call_target):
         return _leave_out(call, restoration)
     # Its code reads and writes buffers as they lie, so the layouts it ran with are part of what it
     # computes; its backend_config holds its arguments.

@@ -23,7 +23,7 @@ from snaprt.snapshot.format.read import (
 from snaprt.snapshot.share.executions import contradiction, files_of_devices, has_any
 from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Case, NamedArray, Signature
-from snaprt_replay.load.modules import module_parameters
+from snaprt_replay.load.modules import module_parameters, without_effects
 from snaprt_replay.load.shards import ShardedArray, sharded
 from snaprt_replay.process.parsing import can_parse
 
@@ -134,6 +134,9 @@ def _case(
     notes: Sequence[str],
 ) -> Case:
     module, made = readable_module(file)
+    left_out: tuple[str, ...] = ()
+    if b"callback" in module:
+        module, left_out = without_effects(module)
     return Case(
         path=file.path,
         format=sniff.SNAPSHOT,
@@ -148,7 +151,7 @@ def _case(
         ),
         environment=recorded_environment(file),
         trusted=True,
-        notes=(*notes, *made),
+        notes=(*notes, *made, *left_out),
     )
 
 

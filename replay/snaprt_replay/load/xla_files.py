@@ -47,7 +47,7 @@ from snaprt_replay.hlo.hlo_module import (
 )
 from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Case, Signature, name_arrays
-from snaprt_replay.load.modules import without_tokens
+from snaprt_replay.load.modules import without_effects
 from snaprt_replay.load.restore import restore
 from snaprt_replay.load.shards import same_bits
 
@@ -316,7 +316,7 @@ def _load(
             changes = restore(module)
             taken = parameters(entry_computation(module))
             are_arrays = [parameter.shape.element_type != TOKEN for parameter in taken]
-            stablehlo = without_tokens(jaxapi.hlo_to_stablehlo(serialize(module)))
+            stablehlo, _ = without_effects(jaxapi.hlo_to_stablehlo(serialize(module)))
             signature = []
             for parameter in itertools.compress(taken, are_arrays):
                 with _naming(path, f"parameter {parameter.parameter_number}, {parameter.name}"):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.hlo_module import instructions
@@ -162,11 +163,11 @@ def _candidate(
 
 def _check_alone(case: Case, module: XlaMessage) -> None:
     for one in instructions(module):
-        if "python" in one.custom_call_target and "callback" in one.custom_call_target:
+        if jaxapi.is_python_callback(one.custom_call_target):
             raise UsageError(
                 f"{case.path}: the program calls back into Python at {one.name}, which is "
                 "impossible from a file",
-                hint="remove the callback: jax.debug.print, jax.pure_callback, io_callback",
+                hint="remove jax.pure_callback or io_callback from it, and record it again",
             )
 
 

@@ -30,8 +30,9 @@ class CustomCalls:
 
 #: Targets whose configuration names Python objects by address or by number, and what those are.
 #: Sources: jax/_src/callback.py, custom_partitioning.py and debugging.py of 0.10.2 and 0.12.0.
+_CALLBACK: Final = r"xla_\w*python\w*callback"
 _OBJECTS: Final[Mapping[str, str]] = {
-    r"xla_\w*python\w*callback": "a Python callback",
+    _CALLBACK: "a Python callback",
     r"CustomSPMDPartitioning": "the Python functions of custom_partitioning",
     r"InspectSharding": "the Python function of inspect_array_sharding",
 }
@@ -60,6 +61,11 @@ def custom_calls(module: Any, bytecode: bytes | None = None) -> CustomCalls:
 
     module.operation.walk(look)
     return CustomCalls(tuple(sorted(targets)), next(filter(None, bound_to), ""))
+
+
+def is_python_callback(target: str) -> bool:
+    """Return whether a custom call of this target calls back into Python."""
+    return re.fullmatch(_CALLBACK, target) is not None
 
 
 def _objects_named_by(target: str, attributes: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
+from snaprt.jaxapi.compiler.custom_calls import is_python_callback
 from snaprt.jaxapi.compiler.modules import is_main, parse_module, portable_artifact
 
 
@@ -130,6 +131,33 @@ def without_tokens(module: Any) -> bool:
                 told = enumerate(ir.ArrayAttr(main.attributes[name]))
                 main.attributes[name] = ir.ArrayAttr.get([a for n, a in told if n not in gone])
     return True
+
+
+def without_printing(module: Any) -> bool:
+    """Remove calls of Python that return no array, as of `jax.debug.print`; say if there were any.
+
+    An ordered call returns a token: the one that it takes is used in its place.
+    """
+    calls: list[Any] = []
+
+    def look(operation: Any) -> Any:
+        if (
+            operation.name == "stablehlo.custom_call"
+            and is_python_callback(ir.StringAttr(operation.attributes["call_target_name"]).value)
+            and all(_is_token(result) for result in operation.results)
+        ):
+            calls.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    with changing_module(module):
+        for call in calls:
+            tokens = [operand for operand in call.operands if _is_token(operand)]
+            for result in call.results:
+                with ir.InsertionPoint(call):
+                    result.replace_all_uses_with(tokens[0] if tokens else stablehlo.after_all([]))
+            call.operation.erase()
+    return bool(calls)
 
 
 def _is_token(value: Any) -> bool:
