@@ -158,13 +158,7 @@ class _State:
         """Return what a trace depends on, apart from the values."""
         with plainly():
             flags = tuple([tensor.requires_grad for tensor in self.tensors.values()])
-        settings = tuple(
-            [
-                tuple([(k, v) for k, v in group.items() if k not in ("params", "lr")])
-                for optimizer in self.optimizers
-                for group in optimizer.param_groups
-            ]
-        )
+        settings = tuple(map(optimizers.settings_of, self.optimizers))
         training = tuple([m.training for module in self.modules for m in module.modules()])
         identities = tuple(map(id, self.tensors.values()))
         return (tuple(self.tensors), identities, flags, settings, training)

@@ -41,16 +41,15 @@ def instance_norm(
 ) -> Any:
     """Normalize as PyTorch does, with or without running statistics."""
     axes = list(range(2, input.ndim))
+    shape = [1, -1, *[1] * len(axes)]
     if use_input_stats:
         if running_mean is not None:
             _update(input, axes, running_mean, running_var, momentum, [0])
         mean = input.mean(axes, keepdim=True)
         variance = input.var(axes, unbiased=False, keepdim=True)
     else:
-        shape = [1, -1, *[1] * len(axes)]
         mean, variance = running_mean.reshape(shape), running_var.reshape(shape)
     result = (input - mean) * torch.rsqrt(variance + eps)
-    shape = [1, -1, *[1] * len(axes)]
     if weight is not None:
         result = result * weight.reshape(shape)
     return result if bias is None else result + bias.reshape(shape)

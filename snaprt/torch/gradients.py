@@ -108,9 +108,7 @@ class Differentiable:
                 return compiled(*args)
             except NEEDS_VALUES as error:
                 self._is_compiled = False
-                place = (*jaxapi.user_stack(error), self._name)[
-                    -2 if jaxapi.user_stack(error) else -1
-                ]
+                place = (jaxapi.user_stack(error) or (self._name,))[-1]
                 _log.log(
                     self._level,
                     "%s runs operation by operation, which is slow: %s needs the values of a "

@@ -15,7 +15,7 @@ from snaprt.torch.operations import kind_of
 from snaprt.torch.setup import set_up
 from snaprt.torch.structure import flatten
 from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
-from snaprt.torch.traced import NO_STATE, Place, State, Traced, autocast_type, on_device
+from snaprt.torch.traced import Place, State, Traced, autocast_type, on_device
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -145,7 +145,7 @@ def _wrapped_class_of(plain: Any) -> type[torch.nn.Module]:
 
 
 def _wrapped_class(plain: Any) -> Any:
-    return _wrapped_class_of(plain)
+    return _wrapped_class_of(plain)  # mypy takes no class for a hashable argument
 
 
 def _reduce(self: torch.nn.Module, protocol: Any) -> Any:
@@ -195,7 +195,7 @@ class Calls:
         key = (structure, kinds, needed, grad_mode, autocast_type())
         known = snapshot.calls.get(key)
         if known is None:
-            flags = snapshot.needs_gradient if grad_mode else (False,) * len(snapshot.flags)
+            flags = snapshot.flags if grad_mode else [False] * len(snapshot.flags)
             known = Traced(
                 function, structure, snapshot.state, (*flags, *needed), autocast_type(), self._name
             )
@@ -250,7 +250,6 @@ class _Snapshot:
         self._types = [tensor.box.array.aval for tensor in self.state.tensors]
         self._sizes = self._count()
         self._below = self._submodules()
-        self.needs_gradient = tuple(self.flags)
         self.take_attributes()
 
     def take_attributes(self) -> None:
@@ -304,6 +303,3 @@ class _Snapshot:
             return False
         self._types = types
         return True
-
-
-__all__ = ["NO_STATE", "unwrap", "wrap"]

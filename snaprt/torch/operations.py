@@ -16,8 +16,7 @@ import torch
 
 from snaprt import jaxapi
 from snaprt.errors import UsageError
-from snaprt.torch import traced
-from snaprt.torch.structure import flatten, unflatten
+from snaprt.torch.structure import flatten
 from snaprt.torch.tensors import (
     DTYPES,
     Tensor,
@@ -478,12 +477,3 @@ FACTORIES: Final[dict[str, Callable[..., Any]]] = {
     },
 }
 """What makes tensors on the device, by the names of PyTorch's overloads."""
-
-
-def arguments_on_device(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return arguments with copies on the device in the place of tensors of the CPU."""
-    given: list[torch.Tensor] = []
-    structure = flatten((args, kwargs), given)
-    if all(type(tensor) is Tensor for tensor in given):
-        return args, kwargs
-    return unflatten(structure, iter(traced.on_device(given)))

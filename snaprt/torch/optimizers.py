@@ -109,6 +109,16 @@ def can_be_compiled(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in _KNOWN and not (steps and steps.is_given_up)
 
 
+def settings_of(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
+    """Return what a compiled step depends on in the groups: all but parameters and rates."""
+    return tuple(
+        [
+            tuple([(k, v) for k, v in group.items() if k not in ("params", "lr")])
+            for group in optimizer.param_groups
+        ]
+    )
+
+
 def _is_ours(optimizer: torch.optim.Optimizer) -> bool:
     return all(type(p) is Tensor for group in optimizer.param_groups for p in group["params"])
 
@@ -132,12 +142,7 @@ class _Steps:
         if not all(type(rate) is float or type(rate) is int for rate in rates):
             return False
         with plainly():
-            settings = tuple(
-                [
-                    tuple([(k, v) for k, v in group.items() if k not in ("params", "lr")])
-                    for group in groups
-                ]
-            )
+            settings = settings_of(optimizer)
             given = [(p, p.grad) for group in groups for p in group["params"]]
             present = [(p, gradient) for p, gradient in given if gradient is not None]
             if not all(type(gradient) is Tensor for _, gradient in present):

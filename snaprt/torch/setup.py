@@ -10,7 +10,6 @@ import torch
 
 from snaprt import jaxapi
 from snaprt.torch import operations, optimizers, tensors, versions
-from snaprt.torch.tensors import Tensor
 
 _C: Any = torch._C
 _libraries: list[torch.library.Library] = []  # what they register is gone with them
@@ -24,12 +23,9 @@ def set_up() -> None:
         UsageError: torch or torchax is missing, or they do not fit.
     """
     torchax = versions.torchax()
-    for module in (torch, torchax):
-        jaxapi.hide_frames_below(Path(str(module.__file__)).parent)
-        jaxapi.hide_traceback_below(Path(str(module.__file__)).parent)
-    for folder in (Path(__file__).parent,):
-        jaxapi.hide_frames_below(folder)
-        jaxapi.hide_traceback_below(folder)
+    for file in (torch.__file__, torchax.__file__, __file__):
+        jaxapi.hide_frames_below(Path(file).parent)
+        jaxapi.hide_traceback_below(Path(file).parent)
     _register_device()
     tensors.set_device("jax")
     tensors.handle_with(operations.run_function, operations.run_dispatched)
@@ -51,9 +47,3 @@ def _register_device() -> None:
     for name, kernel in operations.FACTORIES.items():
         library.impl(name, kernel, "PrivateUse1")
     _libraries.append(library)
-
-
-def tensor_type() -> type[Tensor]:
-    """Return the class of tensors on the device ``jax``."""
-    set_up()
-    return Tensor

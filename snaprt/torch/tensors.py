@@ -302,10 +302,9 @@ def to_device(tensor: torch.Tensor) -> Tensor:
 
 def from_host(values: np.ndarray) -> torch.Tensor:
     """Return a tensor of the CPU with the values of a NumPy array, whose memory it takes."""
-    for integers, dtype in _AS_INTEGERS.values():
+    for name, (_, dtype) in _AS_INTEGERS.items():
         if values.dtype == dtype:
-            width = np.int16 if integers is torch.int16 else np.int8
-            return torch.from_numpy(values.view(width)).view(DTYPES[dtype])
+            return torch.from_numpy(values.view(f"i{values.itemsize}")).view(name)
     return torch.from_numpy(values)
 
 

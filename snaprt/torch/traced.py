@@ -386,9 +386,13 @@ class _Randomness:
         return self.get_and_rotate_prng_key()
 
     def get_and_rotate_prng_key(self) -> Any:
-        key = jax.random.wrap_key_data(self._data, impl="threefry2x32")
         self._count += 1
-        return jax.random.fold_in(key, self._count)
+        return _folded(self._data, self._count)
+
+
+def _folded(data: Any, number: int) -> Any:
+    """Return the key of this number, of those that come from the data of a key."""
+    return jax.random.fold_in(jax.random.wrap_key_data(data, impl="threefry2x32"), number)
 
 
 @contextmanager
@@ -430,10 +434,7 @@ def draw_key() -> Any:
     source = _source.key
     if source is not None:
         _source.drawn += 1
-        folded = jax.random.fold_in(
-            jax.random.wrap_key_data(source, impl="threefry2x32"), _source.drawn
-        )
-        return jax.random.key_data(folded)
+        return jax.random.key_data(_folded(source, _source.drawn))
     number = int(torch.empty((), dtype=torch.int64).random_().item())
     return np.array([number >> 32, number & 0xFFFFFFFF], np.uint32)
 
@@ -453,9 +454,9 @@ class _Mode(TorchFunctionMode):
         if func in _constructors() and kwargs.get("device") is None:
             if torch.get_default_device().type == "cpu":
                 kwargs["device"] = "jax"
-        elif any(hasattr(t, "__subclasshook__") and t is not torch.Tensor for t in types):
+        elif any(t is not torch.Tensor for t in types):
             args, kwargs = self._moved(args, kwargs)
-        if self._autocast is not None and func in (NARROWED | WIDENED):
+        if self._autocast is not None and (func in NARROWED or func in WIDENED):
             args, kwargs = self._cast(func, args, kwargs)
         correction = CORRECTIONS.get(func)
         if correction is not None:

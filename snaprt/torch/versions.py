@@ -65,7 +65,6 @@ def torchax() -> Any:
     Raises:
         UsageError: torchax does not fit the installed torch or JAX.
     """
-    check_installed()
     import torch
 
     from snaprt.torch import corrections

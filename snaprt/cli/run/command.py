@@ -455,7 +455,7 @@ def _keep_imported() -> None:
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__") != "__main__":
         name = frame.f_code.co_filename
-        is_import = name in _IMPORTERS or name.startswith("<frozen importlib")
+        is_import = name == importlib.__file__ or _is_machinery(name)
         if frame.f_code.co_name != "<module>" and not is_import:
             return
         frame = frame.f_back
@@ -529,7 +529,6 @@ def _leave_with(error: BaseException) -> int:
 
 
 _OURS: Final = (__file__, after_import.__file__)
-_IMPORTERS: Final = (*_OURS, importlib.__file__)
 
 
 def _of_program(traceback: TracebackType | None) -> TracebackType | None:
@@ -539,7 +538,7 @@ def _of_program(traceback: TracebackType | None) -> TracebackType | None:
         entries.append(traceback)
         traceback = traceback.tb_next
     kept: list[TracebackType] = []
-    for is_machinery, group in itertools.groupby(entries, key=_is_machinery):
+    for is_machinery, group in itertools.groupby(entries, lambda e: _is_machinery(_filename(e))):
         frames = list(group)
         if not is_machinery or not any(_filename(entry) in _OURS for entry in frames):
             kept += frames
@@ -548,8 +547,7 @@ def _of_program(traceback: TracebackType | None) -> TracebackType | None:
     return kept[0] if kept else None
 
 
-def _is_machinery(entry: TracebackType) -> bool:
-    name = _filename(entry)
+def _is_machinery(name: str) -> bool:
     return name in (*_OURS, importlib.util.__file__) or name.startswith("<frozen importlib")
 
 
