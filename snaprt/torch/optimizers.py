@@ -422,8 +422,8 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def step(params: Any, gradients: Any, state: Any, rates: Any) -> Any:
-        return function(params, gradients, state, rates)
+    def step(_params: Any, gradients: Any, _state: Any, rates: Any) -> Any:
+        return function(_params, gradients, _state, rates)
 
     step.__name__ = step.__qualname__ = name
     return step

@@ -100,15 +100,15 @@ class LazyArray(jaxapi.ArrayOfTrace):
     what it needs, and no more; afterwards reading is free.
     """
 
-    __slots__ = ("_handle", "_origin", "_recording", "_result", "_value")
+    __slots__ = ("__dict__", "_handle", "_origin", "_recording", "_result", "_value")
 
     # ``_origin`` is the executable that computed the value, or the error in its place.
     _handle: DataHandle
     _origin: Any
 
     def __init__(self, trace: Any, recording: Recording | None, result: Result) -> None:
-        self._trace = trace  # type: ignore[misc]  # a slot of the base
-        self.aval = result.aval  # type: ignore[misc]
+        self._trace = trace
+        self.aval = result.aval
         self._recording = recording
         self._result: Result | None = result
         self._value: jax.Array | None = None
