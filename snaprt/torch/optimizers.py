@@ -8,9 +8,7 @@ Optimizers that are not PyTorch's run as they are written, one operation at a ti
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
-import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from torch.optim.optimizer import (
 
 from snaprt import jaxapi, metrics
 from snaprt.torch import operations
+from snaprt.torch.same import are_the_same, values_of
 from snaprt.torch.tensors import Tensor, array_of, plainly, to_device
 
 _log = logging.getLogger("snaprt.torch")
@@ -216,17 +215,18 @@ class _Held:
         moved: dict[float, Any] = {}
         for state in self.states:
             _move_step(state, moved)
-        self._values = [*_values(self._all_states)]
+        self._values = [*values_of(self._all_states)]
         self.groups = [number for _, (_, number) in present]
         self.own: dict[str, Tensor] = {}
         self.common: dict[str, dict[str, Tensor]] = {}
         for name, group, state in zip(self.params, self.groups, self.states, strict=True):
             for key, value in state.items():
-                if type(value) is Tensor:
-                    if key in _OF_A_GROUP:
-                        self.common.setdefault(f"{group}.{key}", {})[f"{name}.{key}"] = value
-                    else:
-                        self.own[f"{name}.{key}"] = value
+                if type(value) is not Tensor:
+                    continue
+                of_all = self.common.setdefault(_name_in_group(group, key), {})
+                place = of_all if key in _OF_A_GROUP else self.own
+                place[f"{name}.{key}"] = value
+        self.common = {name: of_all for name, of_all in self.common.items() if of_all}
         kinds = tuple([_kind(state) for state in self.states])
         self.kind = _interned(tuple(self._which), kinds)
 
@@ -244,12 +244,12 @@ class _Held:
         if optimizer.state is not self._state or len(groups) != len(self._lists):
             return None
         for group, params in zip(groups, self._lists, strict=True):
-            if not _are_the_same(group["params"], params):
+            if not are_the_same(group["params"], params):
                 return None
         states = [*self._state.values()]
-        if not _are_the_same(states, self._all_states):
+        if not are_the_same(states, self._all_states):
             return None
-        if not _are_the_same([*_values(states)], self._values):
+        if not are_the_same([*values_of(states)], self._values):
             return None
         gradients: list[Any] = [p.grad for p in self._given]
         if not {*map(type, gradients)} <= _EXPECTED:
@@ -265,12 +265,8 @@ _EXPECTED: Final = frozenset({Tensor, type(None)})
 _OF_A_GROUP: Final = frozenset({"step", "mu_product", "eta", "mu"})
 
 
-def _values(states: Sequence[dict[str, Any]]) -> Iterator[Any]:
-    return itertools.chain.from_iterable([state.values() for state in states])
-
-
-def _are_the_same(now: Sequence[Any], then: Sequence[Any]) -> bool:
-    return len(now) == len(then) and all(map(operator.is_, now, then))
+def _name_in_group(group: int, key: str) -> str:
+    return f"param_groups[{group}].{key}"
 
 
 class _Kind:
@@ -328,17 +324,16 @@ class _Step:
         params = dict(zip(held.params, [box.array for box in boxes], strict=True))
         given = [array_of(gradient) for gradient in gradients]
         state = {name: tensor.box.array for name, tensor in held.own.items()}
-        common = {}
         for name, tensors in held.common.items():
             arrays = [tensor.box.array for tensor in tensors.values()]
             if len({*map(id, arrays)}) == 1:
-                common[name] = arrays[0]
+                state[name] = arrays[0]
             else:
                 state.update(zip(tensors, arrays, strict=True))
         self._held, self._gradients = held, gradients
         try:
-            new, new_gradients, new_state, new_common = self._compiled(
-                params, dict(zip(held.params, given, strict=True)), (state, common), rates
+            new, new_gradients, new_state = self._compiled(
+                params, dict(zip(held.params, given, strict=True)), state, rates
             )
         finally:
             self._held, self._gradients = None, []
@@ -352,10 +347,9 @@ class _Step:
         for name, tensor in held.own.items():
             tensor.box.write(new_state[name])
         for name, tensors in held.common.items():
-            if name in new_common:
-                array = new_common[name]
+            if name in new_state:
                 for tensor in tensors.values():
-                    tensor.box.write(array)
+                    tensor.box.write(new_state[name])
             else:
                 for each, tensor in tensors.items():
                     tensor.box.write(new_state[each])
@@ -365,10 +359,10 @@ class _Step:
         optimizer, held = self._optimizer(), self._held
         assert optimizer is not None
         assert held is not None
-        own, common = state
-        named = dict(own)
-        for name, array in common.items():
-            named.update(dict.fromkeys(held.common[name], array))
+        named = dict(state)
+        for name in held.common:
+            if name in state:
+                named.update(dict.fromkeys(held.common[name], state[name]))
         tensors = {**held.own, **{n: t for group in held.common.values() for n, t in group.items()}}
         boxes = [p.box for p in held.params.values()]
         gradient_boxes = [gradient.box for gradient in self._gradients]
@@ -393,18 +387,16 @@ class _Step:
                 for index, (name, box) in enumerate(zip(held.params, gradient_boxes, strict=True))
                 if box.array is not gradients[name]
             }
-            new_state, new_common = {}, {}
+            new_state = {}
             for name, group, values in zip(held.params, held.groups, held.states, strict=True):
                 for key, value in values.items():
-                    whole = f"{group}.{key}"
+                    whole = _name_in_group(group, key)
                     if not _is_tensor(value):
                         continue
                     is_new = key in _OF_A_GROUP and whole not in held.common
-                    if whole in common or is_new:
-                        new_common[whole] = value.box.array
-                    else:
-                        new_state[f"{name}.{key}"] = value.box.array
-            self.makes_state = len(new_state) + len(new_common) != len(own) + len(common)
+                    is_common = whole in state or is_new
+                    new_state[whole if is_common else f"{name}.{key}"] = value.box.array
+            self.makes_state = new_state.keys() != state.keys()
         except BaseException:
             for then, values in zip(numbers, held.states, strict=True):
                 for key in [*values]:
@@ -414,7 +406,7 @@ class _Step:
         finally:
             for box, array in before:
                 box.array = array
-        return new, changed, new_state, new_common
+        return new, changed, new_state
 
 
 def _is_tensor(value: Any) -> bool:
