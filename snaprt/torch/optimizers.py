@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -53,8 +54,9 @@ def watch_steps() -> None:
     """Run optimizers whose parameters are on the device as compiled steps, from here on."""
     register_optimizer_step_pre_hook(_before)
     register_optimizer_step_post_hook(_after)
-    for owner in (torch.optim.Optimizer, torch.nn.Module):
-        owner.zero_grad = _plainly(owner.zero_grad)  # type: ignore[method-assign]
+    zero_grad = torch.optim.Optimizer.zero_grad
+    torch.optim.Optimizer.zero_grad = _zero_grad(zero_grad)  # type: ignore[method-assign]
+    torch.nn.Module.zero_grad = _plainly(torch.nn.Module.zero_grad)  # type: ignore[method-assign]
     clip: Any = clip_grad
     clip._get_total_norm = _total_norm(clip._get_total_norm)
     clip._clip_grads_with_norm_ = _clip(clip._clip_grads_with_norm_)
@@ -69,6 +71,22 @@ def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
+
+
+def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Optimizer.zero_grad`, in a third of its time where all is on the device."""
+
+    @functools.wraps(original)
+    def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        with plainly():
+            params = [p for group in self.param_groups for p in group["params"]]
+            if not set_to_none or {*map(type, params)} != {Tensor}:
+                original(self, set_to_none)
+                return
+            for parameter in params:
+                parameter.grad = None
+
+    return zero_grad
 
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -320,12 +338,11 @@ class _Step:
         Returns:
             What the optimizer consists of now, if that is known.
         """
-        boxes = [p.box for p in held.params.values()]
-        params = dict(zip(held.params, [box.array for box in boxes], strict=True))
+        params = dict(zip(held.params, map(_ARRAY, held.params.values()), strict=True))
         given = [array_of(gradient) for gradient in gradients]
-        state = {name: tensor.box.array for name, tensor in held.own.items()}
+        state = dict(zip(held.own, map(_ARRAY, held.own.values()), strict=True))
         for name, tensors in held.common.items():
-            arrays = [tensor.box.array for tensor in tensors.values()]
+            arrays = [*map(_ARRAY, tensors.values())]
             if len({*map(id, arrays)}) == 1:
                 state[name] = arrays[0]
             else:
@@ -337,22 +354,16 @@ class _Step:
             )
         finally:
             self._held, self._gradients = None, []
-        for box, array in zip(boxes, new.values(), strict=True):
-            box.write(array)
+        _write_all(held.params.values(), new.values())
         for index, array in new_gradients.items():
             gradients[int(index)].box.write(array)
         if self.makes_state:
             with plainly():
                 held = _Held(optimizer)
-        for name, tensor in held.own.items():
-            tensor.box.write(new_state[name])
+        _write_all(held.own.values(), map(new_state.__getitem__, held.own))
         for name, tensors in held.common.items():
-            if name in new_state:
-                for tensor in tensors.values():
-                    tensor.box.write(new_state[name])
-            else:
-                for each, tensor in tensors.items():
-                    tensor.box.write(new_state[each])
+            names = [name] * len(tensors) if name in new_state else tensors
+            _write_all(tensors.values(), map(new_state.__getitem__, names))
         return held
 
     def _trace(self, params: Any, gradients: Any, state: Any, rates: Any) -> Any:
@@ -407,6 +418,16 @@ class _Step:
             for box, array in before:
                 box.array = array
         return new, changed, new_state
+
+
+_ARRAY: Final = operator.attrgetter("box.array")
+
+
+def _write_all(tensors: Iterable[Tensor], arrays: Iterable[Any]) -> None:
+    for tensor, array in zip(tensors, arrays, strict=True):
+        box = tensor.box
+        box.array = array
+        box.version += 1
 
 
 def _is_tensor(value: Any) -> bool:
