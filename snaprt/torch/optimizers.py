@@ -362,7 +362,7 @@ class _Step:
                 held = _Held(optimizer)
         _write_all(held.own.values(), map(new_state.__getitem__, held.own))
         for name, tensors in held.common.items():
-            names = [name] * len(tensors) if name in new_state else tensors
+            names = [each if each in new_state else name for each in tensors]
             _write_all(tensors.values(), map(new_state.__getitem__, names))
         return held
 
@@ -404,9 +404,12 @@ class _Step:
                     whole = _name_in_group(group, key)
                     if not _is_tensor(value):
                         continue
-                    is_new = key in _OF_A_GROUP and whole not in held.common
-                    is_common = whole in state or is_new
-                    new_state[whole if is_common else f"{name}.{key}"] = value.box.array
+                    each = f"{name}.{key}"
+                    if whole in held.common:
+                        is_common = whole in state and each in held.common[whole]
+                    else:  # made now, for all of the group
+                        is_common = key in _OF_A_GROUP
+                    new_state[whole if is_common else each] = value.box.array
             self.makes_state = new_state.keys() != state.keys()
         except BaseException:
             for then, values in zip(numbers, held.states, strict=True):

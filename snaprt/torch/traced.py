@@ -112,7 +112,7 @@ class Traced:
         if self._is_traced:
             return self._run(tensors, draw_key() if self._draws else no_key())
         with _lock:
-            generator = torch.get_rng_state()
+            generator, drawn = torch.get_rng_state(), _source.drawn
             key = draw_key()
             try:
                 result = self._run(tensors, key)
@@ -122,6 +122,7 @@ class Traced:
             self._is_traced = True
             if not self._draws:
                 torch.set_rng_state(generator)
+                _source.drawn = drawn
         return result
 
     def _vary(self, variables: Sequence[int]) -> None:
