@@ -173,8 +173,8 @@ def _target(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype
     tensor = kwargs.get("tensor", args[0] if args else None)
     if isinstance(tensor, torch.Tensor):
         return tensor.device, tensor.dtype
-    parse: Any = torch._C._nn._parse_to
-    where, dtype, *_ = parse(*args, **kwargs)
+    core: Any = torch._C
+    where, dtype, *_ = core._nn._parse_to(*args, **kwargs)
     return where, dtype
 
 

@@ -49,7 +49,8 @@ def set_mat_mul_precision(precision: str) -> None:
 
 def get_mat_mul_precision() -> str:
     """Return the precision of matrix products."""
-    return str(jax.config.read("jax_default_matmul_precision") or "default")
+    config: Any = jax.config
+    return config.jax_default_matmul_precision or "default"
 
 
 def initialize_cache(path: str, readonly: bool = False) -> None:
