@@ -48,6 +48,11 @@ from snaprt.snapshot.recorder.sharing import tell_plan
 #: How many kinds of calls of a function are remembered.
 MAX_KINDS = 256
 
+#: How often who waits for a compilation looks whether it has ended.
+_LOOK_SECONDS = 0.05
+
+_WITHOUT = contextlib.nullcontext()
+
 
 @dataclass(frozen=True, eq=False)
 class JitExecutable:
@@ -62,6 +67,8 @@ class JitExecutable:
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     donated: tuple[int, ...]
+    # Held by the thread whose call has JAX compile it. That thread may ask for it again: a signal.
+    first_run: Any = field(default_factory=threading.RLock, repr=False)
 
     @property
     def is_watched(self) -> bool:
@@ -91,10 +98,34 @@ class JitExecutable:
 
 @functools.lru_cache(maxsize=8)
 def _artifacts(executable: JitExecutable) -> ModuleArtifacts:
+    _wait_while_compiled(executable)
     compiled = None
     with contextlib.suppress(Exception):  # it cannot be compiled: nothing ran
         compiled = executable.lowered.compile()  # else it is by now: this is what JAX runs
     return artifacts_of(executable.lowered, compiled)
+
+
+@contextlib.contextmanager
+def _compiling(executable: JitExecutable) -> Iterator[None]:
+    """Let the recorder's thread wait for this thread's run to compile a program."""
+    is_first = executable.first_run.acquire(blocking=False)  # else another thread compiles it, too
+    try:
+        yield
+    finally:
+        if is_first:
+            executable.first_run.release()
+
+
+def _wait_while_compiled(executable: JitExecutable) -> None:
+    """Wait for the call that compiles it.
+
+    JAX would compile it a second time for this thread where a setting is of the caller's thread
+    alone, such as its mesh. It does not wait for the run as a whole: its callbacks may wait for the recorder's thread.
+    """
+    while not executable.is_compiled:
+        if executable.first_run.acquire(timeout=_LOOK_SECONDS):
+            executable.first_run.release()
+            return
 
 
 @dataclass(frozen=True)
@@ -501,7 +532,8 @@ class _Watcher:
             return run(*args, **kwargs)
         is_new = token is not None and not call.executable.is_compiled
         try:
-            results = run(*args, **kwargs)
+            with _compiling(call.executable) if is_new else _WITHOUT:
+                results = run(*args, **kwargs)
             if is_repro_asked_for:
                 repro.wait_for_failure(results)
         except Exception as error:

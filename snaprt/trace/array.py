@@ -100,7 +100,7 @@ class LazyArray(jaxapi.ArrayOfTrace):
     what it needs, and no more; afterwards reading is free.
     """
 
-    __slots__ = ("_handle", "_origin", "_recording", "_result", "_value")
+    __slots__ = ("__dict__", "_handle", "_origin", "_recording", "_result", "_value")
 
     # ``_origin`` is the executable that computed the value, or the error in its place.
     _handle: DataHandle

@@ -560,6 +560,31 @@ def test_a_function_that_is_made_and_called_once_is_not_kept_alive(dump: Path) -
     assert [reference() for reference in made] == [None] * 3
 
 
+def test_a_recorded_program_is_compiled_once(dump: Path) -> None:
+    compiled = []
+
+    def count(event: str, duration: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration)
+
+    @jax.jit
+    def slow_to_compile(a: jax.Array) -> jax.Array:
+        for _ in range(150):
+            a = jnp.sort(jnp.sin(a @ a), axis=0)
+        return a
+
+    values = jnp.eye(8)
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        # Under a setting of this thread's JAX does not find what another thread compiles.
+        with jax.default_matmul_precision("highest"), snaprt.record(folder=dump):
+            slow_to_compile(values)
+        assert len(recorded(dump, "outputs")) == 1  # waits for the recorder's thread
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert len(compiled) == 1
+
+
 def test_every_kind_of_call_of_a_function_is_counted_as_a_program_of_its_own(dump: Path) -> None:
     step = new_double()
     values = [x, x[:3], x + 1, x[:3] + 1, np.arange(3.0), 2.0, x, 3.0]

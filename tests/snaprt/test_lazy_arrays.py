@@ -72,6 +72,10 @@ QUESTIONS = {
         repr(key),
     ),
     "a weak reference": lambda x, key: (weakref.ref(x)() is x, weakref.ref(key)() is key),
+    "attributes of the program's own": lambda x, key: (
+        [setattr(each, "note", "kept") for each in (x, key)],
+        (x.note, key.note, vars(x)),
+    ),
     "its implementation": lambda x, key: (
         str(jax.random.key_impl(key)),
         jax.random.wrap_key_data(jax.random.key_data(key)) == key,
