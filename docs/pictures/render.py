@@ -14,7 +14,6 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).parent
-SIZE = {"width": 1200, "height": 900}  # pixels
 
 
 def main() -> None:
@@ -24,7 +23,7 @@ def main() -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        page = browser.new_page(viewport=SIZE)
+        page = browser.new_page(viewport={"width": 1200, "height": 900})
         page.goto((Path(folder) / "snaprt-demo/nan/nan.html").as_uri())
         page.screenshot(path=HERE / "nan.png")
         browser.close()

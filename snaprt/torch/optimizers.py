@@ -338,7 +338,7 @@ class _Step:
         self._held, self._gradients = held, gradients
         try:
             new, new_gradients, new_state, new_common = self._compiled(
-                params, dict(zip(held.params, given, strict=True)), (state, common), rates
+                params, dict(zip(held.params, given, strict=True)), state, common, rates
             )
         finally:
             self._held, self._gradients = None, []
@@ -361,11 +361,10 @@ class _Step:
                     tensor.box.write(new_state[each])
         return held
 
-    def _trace(self, params: Any, gradients: Any, state: Any, rates: Any) -> Any:
+    def _trace(self, params: Any, gradients: Any, own: Any, common: Any, rates: Any) -> Any:
         optimizer, held = self._optimizer(), self._held
         assert optimizer is not None
         assert held is not None
-        own, common = state
         named = dict(own)
         for name, array in common.items():
             named.update(dict.fromkeys(held.common[name], array))
@@ -422,8 +421,9 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def step(_params: Any, gradients: Any, _state: Any, rates: Any) -> Any:
-        return function(_params, gradients, _state, rates)
+    # The names of its parameters are those of the inputs in snapshots; see `argument_names`.
+    def step(_params: Any, gradients: Any, _state: Any, _common: Any, rates: Any) -> Any:
+        return function(_params, gradients, _state, _common, rates)
 
     step.__name__ = step.__qualname__ = name
     return step
