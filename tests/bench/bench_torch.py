@@ -38,9 +38,9 @@ import snaprt.torch
 WIDTH, HEADS, WORDS, LENGTH, BATCH = 16, 2, 32, 8, 2
 RATE, BETAS, EPS, DECAY = 1e-3, (0.9, 0.999), 1e-6, 0.01
 
-PUBLISHED = """PyTorch/XLA 2.8, as its documentation says, traces the forward of a decoder of 100
-layers in 140.1 ms, and in 24.2 ms with @assume_pure: 1.40 and 0.24 ms a layer, on another machine
-(https://docs.pytorch.org/xla/release/r2.8/perf/assume_pure.html)."""
+PUBLISHED = """PyTorch/XLA 2.8, as its documentation says, traces the forward pass of a decoder of
+100 layers in 140.1 ms, and in 24.2 ms with @assume_pure: 1.40 and 0.24 ms a layer, on another
+machine (https://docs.pytorch.org/xla/release/r2.8/perf/assume_pure.html)."""
 
 
 class Block(nn.Module):
