@@ -10,7 +10,6 @@ from snaprt_replay.compare.results import (
     IDENTICAL,
     MISMATCH,
     WITHIN_TOLERANCE,
-    Comparison,
     OutputComparison,
     Place,
     Verdict,
@@ -68,11 +67,21 @@ _COMPARISON_COLUMNS = (
 )
 
 
-def comparison_table(comparison: Comparison) -> FittedTable:
+def comparison_table(outputs: Sequence[OutputComparison]) -> FittedTable:
     """Return a table with one row for each output."""
-    return FittedTable(
-        _COMPARISON_COLUMNS, [_comparison_row(output) for output in comparison.outputs]
-    )
+    return FittedTable(_COMPARISON_COLUMNS, [_comparison_row(output) for output in outputs])
+
+
+def needs_no_row(output: OutputComparison) -> bool:
+    """Return whether an output is identical and finite: there is nothing to read in its row."""
+    return output.verdict == IDENTICAL and not output.specials.not_finite
+
+
+def identical_line(outputs: Sequence[OutputComparison]) -> Text:
+    """Return what stands for the rows of outputs that need none."""
+    names = _few([printable(output.name) for output in outputs])
+    plural = "s" if len(outputs) > 1 else ""
+    return Text.assemble(f"{len(outputs)} output{plural} ", verdict_text(IDENTICAL), f": {names}")
 
 
 def _comparison_row(output: OutputComparison) -> list[str | Text]:
@@ -103,10 +112,10 @@ def _share_text(output: OutputComparison) -> str:
     return f"{output.differing} ({output.share_differing:.2%})"
 
 
-def tolerance_lines(comparison: Comparison) -> list[str]:
+def tolerance_lines(outputs: Sequence[OutputComparison]) -> list[str]:
     """Return one line for each kind of tolerance, with the outputs it was applied to."""
     kinds: dict[tuple[str, float, int], list[OutputComparison]] = {}
-    for output in comparison.outputs:
+    for output in outputs:
         if output.tolerance is not None:
             kind = (output.tolerance.origin, output.tolerance.rtol, output.tolerance.max_ulp)
             kinds.setdefault(kind, []).append(output)

@@ -90,9 +90,8 @@ def compile_program(
     how = "collected" if is_collected else "from the cache" if found.from_cache else "compiled"
     seconds = time.perf_counter() - started
     _log.info("graph %s of %d operations: %s in %.3f s", found.graph_id, size, how, seconds)
-    counts = len(program.inputs) + len(promoted), len(program.outputs)
     executable = _executable(
-        found, spent, *counts, program.donated, is_collected=is_collected, flag=is_watched
+        found, spent, program, promoted, is_collected=is_collected, flag=is_watched
     )
     return replace(executable, is_pure=not any(node.effects for node in program.nodes))
 
@@ -107,9 +106,7 @@ def uncompiled_program(
     """
     with placed(program.placement):
         found = _only_lowered(lowering(program, promoted, is_watched)())
-    counts = len(program.inputs) + len(promoted), len(program.outputs)
-    spent = times.ProgramTimes()
-    return _executable(found, spent, *counts, program.donated, flag=is_watched)
+    return _executable(found, times.ProgramTimes(), program, promoted, flag=is_watched)
 
 
 def unfinished_program(program: Program | None, trace_error: Any) -> Executable:
@@ -117,11 +114,9 @@ def unfinished_program(program: Program | None, trace_error: Any) -> Executable:
     if program is None:
         with jaxapi.evaluating():
             found = _only_lowered(jaxapi.lower(list, ()))
-        executable = _executable(found, times.ProgramTimes(), 0, 0)
     else:
         found = _only_lowered(lowering(program, frozenset())())
-        counts = len(program.inputs), len(program.outputs)
-        executable = _executable(found, times.ProgramTimes(), *counts)
+    executable = _executable(found, times.ProgramTimes(), program, frozenset())
     return replace(executable, name=f"{GRAPH_NAME}.error", trace_error=trace_error)
 
 
@@ -137,22 +132,21 @@ def _only_lowered(lowered: jax.stages.Lowered) -> _Found:
 def _executable(
     found: _Found,
     spent: times.ProgramTimes,
-    arguments: int,
-    results: int,
-    donated: tuple[int, ...] = (),
+    program: Program | None,
+    promoted: frozenset[int],
     *,
     is_collected: bool = False,
     flag: bool = False,
 ) -> Executable:
-    names = [f"out{number}" for number in range(results)]
+    names = [f"out{number}" for number in range(0 if program is None else len(program.outputs))]
     return Executable(
         name=GRAPH_NAME,
         graph_id=found.graph_id,
         number=new_number(),
         devices=found.devices,
-        input_names=tuple(f"arg{number}" for number in range(arguments)),
+        input_names=() if program is None else program.input_names(promoted),
         output_names=(*names, FLAG_NAME) if flag else tuple(names),
-        donated=donated,
+        donated=() if program is None else program.donated,
         from_cache=found.from_cache,
         call=found.compiled,
         lowered=found.lowered,

@@ -146,6 +146,21 @@ class Program:
 
         return lazy_graph
 
+    def input_names(self, promoted: frozenset[int]) -> tuple[str, ...]:
+        """Return a name of each argument, in the first jitted function of the user's that takes it.
+
+        Others are called ``arg0``, ``arg1``, ..., by their position.
+        """
+        arguments = [(INPUT, index) for index in range(len(self.inputs))]
+        arguments += [(LITERAL, index) for index in sorted(promoted)]
+        names: dict[tuple[int, int], str] = {}
+        for node, wires in zip(self.nodes, self.wiring, strict=True):
+            if jaxapi.is_call_of_users_jit(node.primitive, node.params):
+                given = jaxapi.argument_names(node.params, len(wires))
+                for name, wire in zip(given, wires, strict=True):
+                    names.setdefault(wire, name)
+        return tuple([names.get(wire, f"arg{n}") for n, wire in enumerate(arguments)])
+
     def _in_order(self) -> tuple[tuple[Any, Any, Any, dict[str, Any]], ...]:
         """Return the operations; callbacks run in the order of the program, as in eager JAX.
 

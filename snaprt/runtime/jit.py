@@ -120,7 +120,8 @@ def _wait_while_compiled(executable: JitExecutable) -> None:
     """Wait for the call that compiles it.
 
     JAX would compile it a second time for this thread where a setting is of the caller's thread
-    alone, such as its mesh. It does not wait for the run as a whole: its callbacks may wait for the recorder's thread.
+    alone, such as its mesh. It does not wait for the run as a whole: its callbacks may wait for
+    the recorder's thread.
     """
     while not executable.is_compiled:
         if executable.first_run.acquire(timeout=_LOOK_SECONDS):

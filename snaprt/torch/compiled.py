@@ -22,7 +22,7 @@ from snaprt.torch import gradients as gradients_module
 from snaprt.torch import modules, optimizers, traced
 from snaprt.torch.operations import kind_of
 from snaprt.torch.setup import set_up
-from snaprt.torch.structure import Structure, flatten, unflatten
+from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
 from snaprt.torch.tensors import Tensor, array_of, plainly, write
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -186,9 +186,10 @@ class _Step:
     def __init__(self, function: Callable[..., Any], structure: Structure) -> None:
         self._function = function
         self._structure = structure
+        self._names = argument_names(function, structure)
 
-        def step(state: Any, args: Any, rates: Any, key: Any) -> Any:
-            return self._trace(state, args, rates, key)
+        def step(_state: Any, _args: Any, rates: Any, key: Any) -> Any:
+            return self._trace(_state, _args, rates, key)
 
         name = getattr(function, "__name__", "step").strip("_<>")
         step.__name__ = step.__qualname__ = f"torch_{name}"
@@ -205,7 +206,7 @@ class _Step:
         self._now = state
         try:
             results, written, gradients = self._compiled(
-                arrays, [array_of(t) for t in tensors], rates, key
+                arrays, dict(zip(self._names, map(array_of, tensors), strict=True)), rates, key
             )
         except gradients_module.NEEDS_VALUES as error:
             place = (jaxapi.user_stack(error) or ("the function",))[-1]
@@ -236,10 +237,11 @@ class _Step:
                 own = rates[count : count + groups]
                 stack.enter_context(optimizers.with_rates(optimizer, own))
                 count += groups
-            tensors = [Tensor(array) for array in args]
+            given = [args[name] for name in self._names]
+            tensors = [Tensor(array) for array in given]
             positional, named = unflatten(self._structure, iter(tensors))
             result = self._function(*positional, **named)
-            if any(t.box.array is not a for t, a in zip(tensors, args, strict=True)):
+            if any(t.box.array is not a for t, a in zip(tensors, given, strict=True)):
                 raise UsageError(
                     "a function compiled by snaprt.torch.jit changes an argument in place",
                     hint="return the new tensor",

@@ -55,8 +55,8 @@ class Differentiable:
     def _jit(self, function: Callable[..., Any], suffix: str) -> Callable[..., Any]:
         """Return a function compiled under our name, with the names that snapshots show."""
 
-        def forward(params: Any, inputs: Any, key: Any) -> Any:
-            return function(params, inputs, key)
+        def forward(_params: Any, _inputs: Any, key: Any) -> Any:
+            return function(_params, _inputs, key)
 
         def backward(residuals: Any, cotangents: Any) -> Any:
             return function(residuals, cotangents)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import torch
@@ -112,6 +113,54 @@ class Static:
 
     def __hash__(self) -> int:
         return hash(self._key)
+
+
+def argument_names(
+    function: Callable[..., Any], structure: Structure, taken: Iterable[str] = ()
+) -> list[str]:
+    """Return a name for each tensor of ``(args, kwargs)``, such as ``batch['x']``.
+
+    Args:
+        function: The names of its parameters are taken, where it has a signature.
+        structure: What `flatten` returned for the arguments.
+        taken: Names that none may have.
+    """
+    (_, positional), (_, keywords, named) = structure[1]
+    parameters = _positional_names(function)
+    paths: list[str] = []
+    for index, part in enumerate(positional):
+        _add_paths(part, parameters[index] if index < len(parameters) else f"arg{index}", paths)
+    for keyword, part in zip(keywords, named, strict=True):
+        _add_paths(part, str(keyword), paths)
+    unique: dict[str, None] = dict.fromkeys(taken)
+    for index, path in enumerate(paths):
+        name = path if path not in unique else f"argument {index}"
+        unique[name] = None
+        paths[index] = name
+    return paths
+
+
+def _positional_names(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C++
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _add_paths(structure: Structure, path: str, paths: list[str]) -> None:
+    """Append the paths of the tensors inside of ``structure``, which is at ``path``."""
+    kind = structure[0]
+    if kind == "tensor":
+        paths.append(path)
+    elif kind is dict or kind is collections.OrderedDict or kind == "object":
+        keys, parts = structure[-2:]
+        for key, part in zip(keys, parts, strict=True):
+            _add_paths(part, f"{path}.{key}" if kind == "object" else f"{path}[{key!r}]", paths)
+    elif kind in _SEQUENCES or kind in ("node", "slice", "named"):
+        for index, part in enumerate(structure[-1]):
+            _add_paths(part, f"{path}[{index}]", paths)
 
 
 def unflatten(structure: Structure, tensors: Iterator[Any]) -> Any:

@@ -24,7 +24,7 @@ from snaprt.torch import gradients, versions
 from snaprt.torch.corrections import CORRECTIONS, NARROWED, WIDENED
 from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
-from snaprt.torch.structure import Structure, flatten, unflatten
+from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
 from snaprt.torch.tensors import Tensor, array_of, host_values, to_device, write
 
 Place = tuple[dict[str, Any], str, int]
@@ -86,8 +86,8 @@ class Traced:
         self._structure = structure
         self._state = state
         self._autocast = autocast
-        count = len(needs_gradient) - len(state.tensors)
-        self._names = [*state.names, *[f"arg{index}" for index in range(count)]]
+        signature_of = getattr(state.modules.get(""), "forward", function)
+        self._names = [*state.names, *argument_names(signature_of, structure, state.names)]
         self._grad_mode = torch.is_grad_enabled()
         self._is_traced = False
         self._draws = True

@@ -107,8 +107,8 @@ class LazyArray(jaxapi.ArrayOfTrace):
     _origin: Any
 
     def __init__(self, trace: Any, recording: Recording | None, result: Result) -> None:
-        self._trace = trace  # type: ignore[misc]  # a slot of the base
-        self.aval = result.aval  # type: ignore[misc]
+        self._trace = trace
+        self.aval = result.aval
         self._recording = recording
         self._result: Result | None = result
         self._value: jax.Array | None = None

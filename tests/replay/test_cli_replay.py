@@ -26,9 +26,15 @@ def test_a_match_leaves_with_status_0_and_says_so(snaprt: Run, recorded: Path) -
     assert status == 0
     assert "MATCH: all 3 outputs are identical, bit for bit" in out
     assert "2 runs gave identical bits" in out
-    assert "default for float32" in out
+    assert "3 outputs identical: " in out
     assert "error" not in err
     assert "\x1b" not in out
+
+
+def test_identical_outputs_are_listed_on_request(snaprt: Run, recorded: Path) -> None:
+    _, out, _ = snaprt("replay", recorded, "--verbose")
+    assert len(re.findall(r"^\S+ +\S+\[[\d,]*\] +identical ", out, re.MULTILINE)) == 3
+    assert "default for float32" in out
 
 
 def test_a_mismatch_leaves_with_status_1_and_says_where(

@@ -90,7 +90,10 @@ def modules_after_import_snaprt() -> set[str]:
 
 @pytest.mark.parametrize(
     "unwanted",
-    ["jax", "jaxlib", "numpy", "click", "rich", "snaprt.cli", "snaprt_replay", "sqlite_utils"],
+    [
+        *("jax", "jaxlib", "numpy", "torch", "click", "rich", "snaprt.cli", "snaprt_replay"),
+        "sqlite_utils",
+    ],
 )
 def test_import_snaprt_does_not_import(unwanted, modules_after_import_snaprt):
     assert unwanted not in modules_after_import_snaprt

@@ -247,3 +247,21 @@ def test_an_execution_that_the_recorder_stops_leaves_its_arrays_pending(
         assert list(folder.glob("*.outputs.snap"))  # what failed is written by then
         monkeypatch.delenv("SNAPRT_RECORD_STOP")
         assert np.isnan(float(x[0, 0]))
+
+
+def test_inputs_have_the_names_of_the_jitted_function_that_takes_them(folder: Path) -> None:
+    @jax.jit
+    def update_of(params: Params, _state: Params, x: jax.Array) -> Params:
+        return {"w": params["w"] - _state["w.m"] * x.mean()}
+
+    w, m, x, other = (jnp.full((3,), value) for value in (1.0, 2.0, 3.0, 4.0))
+    with snaprt.record("all", folder), snaprt.lazy():
+        result = update_of({"w": w}, {"w.m": m}, jnp.sin(x) + other)
+        snaprt.mark_step()
+        del result
+    assert process_recorder().flush(60)
+    (path,) = folder.glob("*.inputs.snap")
+    file = open_snapshot(path)
+    assert set(file.array_names) == {"params['w']", "w.m", "arg0", "arg1"}
+    np.testing.assert_array_equal(file.array("w.m"), np.full((3,), 2.0))
+    assert replay(folder) == 0

@@ -170,6 +170,9 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
+_undefined = torch.library.Library("torchvision", "FRAGMENT")
+
+
 def library_examples() -> dict[str, Example]:
     """Return models of torchvision and transformers, with random weights, as far as installed."""
     examples: dict[str, Example] = {}
@@ -181,7 +184,12 @@ def library_examples() -> dict[str, Example]:
 
 
 def _torchvision() -> dict[str, Example]:
-    from torchvision import models
+    try:
+        from torchvision import models
+    except RuntimeError:  # a wheel for CUDA, whose C++ cannot be loaded; no classifier needs it
+        for name in ("nms", "qnms"):
+            _undefined.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        from torchvision import models
 
     def vit() -> nn.Module:
         return models.VisionTransformer(16, 4, 2, 2, 16, 32, num_classes=5)

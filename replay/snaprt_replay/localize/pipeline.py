@@ -388,7 +388,7 @@ def _notes_on_recorded(
             default=0.0,
         )
         gives = "reproduces" if error <= 1.0 else "does not reproduce"
-        told.append(f"{side.name} {gives} the recorded outputs ({error_text(error)})")
+        told.append(f"{side.name} {gives} the recorded outputs (error: {error_text(error)})")
     return tuple(told)
 
 

@@ -68,6 +68,11 @@ class Candidate:
         """Return how many instructions the suspect's program has; see `count_instructions`."""
         return count_instructions(self.modules[0])
 
+    @property
+    def length(self) -> str:
+        """How many instructions that are, in words."""
+        return f"{self.instructions:,} instruction{'' if self.instructions == 1 else 's'}"
+
     @functools.cached_property
     def size(self) -> tuple[int, int]:
         """Return how many instructions and how many outputs the suspect's program has."""

@@ -230,7 +230,7 @@ def issue(
     against = f", compared with {other}`{sides[1]}`" if len(sides) > 1 else ""
     parts = [
         f"# {title}",
-        f"A program of {_count(candidate.instructions)} fails on `{sides[0]}`{against}: {failure}.",
+        f"A program of {candidate.length} fails on `{sides[0]}`{against}: {failure}.",
         _how_to_see(fails),
         "## The program",
         _fenced(_text(candidate, 0)),
@@ -238,7 +238,7 @@ def issue(
         "## What it is like",
         _neighbor(shrunk),
         f"It was minified from `{Path(case.path).name}` with "
-        f"{_count(shrunk.original.instructions)}, where the failure was: {shrunk.first}.",
+        f"{shrunk.original.length}, where the failure was: {shrunk.first}.",
         "## Versions and flags",
         _fenced("\n".join(f"{name}: {value}" for name, value in _versions(surrounding))),
     ]
@@ -250,10 +250,6 @@ def opcodes_of(candidate: Candidate) -> list[str]:
     silent = ("parameter", "constant", "tuple", "get-tuple-element")
     entry = candidate.modules[0].computations[-1]
     return list(dict.fromkeys(one.opcode for one in entry.instructions if one.opcode not in silent))
-
-
-def _count(instructions: int) -> str:
-    return f"{instructions:,} instruction{'' if instructions == 1 else 's'}"
 
 
 def _how_to_see(fails: bool | None) -> str:

@@ -113,7 +113,7 @@ def shrink(
         first = judge.look_first(candidate)
         if first is None:
             return None
-        tell(f"{candidate.instructions} instructions: {first}")
+        tell(f"{candidate.length}: {first}")
         judge.adopt(first)
         smallest, steps, finished = candidate, [], True
 
@@ -121,7 +121,7 @@ def shrink(
             nonlocal smallest
             smallest = smaller
             steps.append(f"{smaller.view}: {smaller.change}")
-            tell(f"{smaller.instructions} instructions: {smaller.change}")
+            tell(f"{smaller.length}: {smaller.change}")
 
         jumped = _jump(candidate, judge, start, tell)
         if jumped is not None:
@@ -228,7 +228,7 @@ def _jump(candidate: Candidate, judge: Judge, start: Start, tell: Tell) -> Candi
         found = find(session, _frame(candidate, start))
     except SnaprtError as error:
         told = f"cannot tell where it starts: {error.message}"
-        tell(f"{candidate.instructions} instructions: {told}")
+        tell(f"{candidate.length}: {told}")
         return None
     except BudgetSpentError:
         return None

@@ -1,22 +1,26 @@
-"""``snaprt demo``: the main job on a real example, from a cold start to a replay."""
+"""``snaprt demo``: the main job on real examples, from a cold start to the line of a NaN."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from rich.table import Table
+from rich.text import Text
 from snaprt_replay.compare.results import to_json
 from snaprt_replay.run.rerun import replay
 
-from snaprt.cli import output, tables
+from snaprt.cli import output
+from snaprt.cli.replay import formats
 from snaprt.errors import ExecutionError, UsageError
 
 SCHEMA: Final = "snaprt.demo"
@@ -34,14 +38,19 @@ _STARTS: Final = ("cold", "warm")
     show_default=True,
     help="Directory for the cache and the snapshots; files of an earlier demo are replaced.",
 )
+@formats.verbose_option
 @output.json_option
 @click.pass_context
 def command(context: click.Context, out: Path, as_json: bool) -> None:
-    """Train a small network lazily, twice, then record one step and replay it.
+    """Train lazily with a cold and a warm cache; then find a NaN in a plain JAX program.
 
-    The network learns the handwritten digits that scikit-learn ships, with plain flax and optax.
-    The first run compiles; the second finds the executables in the cache. One step is recorded,
-    replayed in this process, and its outputs are compared.
+    A small network learns the handwritten digits that scikit-learn ships, with plain flax and
+    optax. The first run compiles; the second finds the executables in the cache. One step is
+    recorded, replayed in this process, and its outputs are compared.
+
+    Then a program of plain `jax.jit`, whose loss becomes NaN, is recorded without changing it. The
+    recorded execution leads to the operation and its line, and to a program of one instruction that
+    reproduces the NaN.
 
     \b
     Example:
@@ -49,43 +58,42 @@ def command(context: click.Context, out: Path, as_json: bool) -> None:
       snaprt demo --out /tmp/demo --json
     """
     _check_installed()
-    cache, dump = _prepare(out)
-    reports: dict[str, dict[str, Any]] = {}
-    for start in _STARTS:
-        output.log.print(f"training on digits, {start} cache ...")
-        reports[start] = _train(cache, dump / start)
-    snapshot = _recorded(dump / "warm")
+    folders = _prepare(out)
+    reports = _train_twice(folders)
+    snapshot = _recorded(folders.dump / "warm")
     output.log.print(f"replaying {snapshot.name} ...")
-
-    os.environ["SNAPRT_CACHE_DIR"] = str(cache)
+    os.environ["SNAPRT_CACHE_DIR"] = str(folders.cache)
     replayed = replay(snapshot)
     comparison = replayed.comparison
     if comparison is None:
         raise ExecutionError(
             f"{snapshot} has no recorded outputs", hint="run the demo again with another --out"
         )
+    if not as_json:
+        _show(reports)
+        formats.show_comparison(comparison)
+        output.console.print(f"replayed on {replayed.played.device}: {comparison.summary}")
+        output.console.print()
+        output.console.print("A plain JAX program goes wrong. Record it, unchanged:")
+    found = _find_nan(folders, is_shown=not as_json)
     if as_json:
         output.emit_json(
             SCHEMA,
             SCHEMA_VERSION,
             {
                 "training": reports,
-                "cache": str(cache),
+                "cache": str(folders.cache),
                 "snapshot": str(snapshot),
                 "from_cache": replayed.played.from_cache,
                 "comparison": to_json(comparison),
+                "nan": found,
             },
         )
     else:
-        _show(reports)
         output.console.print()
-        output.console.print(tables.comparison_table(comparison))
-        output.console.print(f"replayed on {replayed.played.device}: {comparison.summary}")
-        output.console.print()
-        output.console.print(f"compile cache   {cache}")
-        output.console.print(f"snapshot        {snapshot}")
-        output.console.print(f"look inside     snaprt inspect {snapshot}")
-        output.console.print(f"replay again    snaprt replay {snapshot}")
+        output.console.print(f"open the page       {found['page']}")
+        output.console.print(f"report it           {found['repro']}/ISSUE.md")
+        output.console.print(f"look at a snapshot  snaprt inspect {found['snapshot']}")
     context.exit(output.EXIT_MISMATCH if replayed.mismatch else output.EXIT_OK)
 
 
@@ -98,16 +106,30 @@ def _check_installed() -> None:
         )
 
 
-def _prepare(out: Path) -> tuple[Path, Path]:
-    """Return the folders for the cache and the snapshots, empty."""
-    out = out.absolute()
-    cache, dump = out / "cache", out / "dump"
+@dataclass(frozen=True)
+class _Folders:
+    cache: Path
+    dump: Path  # of the training
+    nan: Path  # of the program that goes wrong
+
+
+def _prepare(out: Path) -> _Folders:
+    """Return the folders of the demo, empty."""
+    folders = _Folders(out / "cache", out / "dump", out / "nan")
     with output.writing(f"write the demo to {out}", hint="choose another directory with --out"):
-        for folder in (cache, dump):
+        for folder in (folders.cache, folders.dump, folders.nan):
             if folder.exists():
                 shutil.rmtree(folder)
             folder.mkdir(parents=True, mode=0o700)
-    return cache, dump
+    return folders
+
+
+def _train_twice(folders: _Folders) -> dict[str, dict[str, Any]]:
+    reports = {}
+    for start in _STARTS:
+        output.log.print(f"training on digits, {start} cache ...")
+        reports[start] = _train(folders.cache.absolute(), folders.dump.absolute() / start)
+    return reports
 
 
 def _train(cache: Path, dump: Path) -> dict[str, Any]:
@@ -144,20 +166,45 @@ def _recorded(dump: Path) -> Path:
     return snapshots[-1]
 
 
+def _find_nan(folders: _Folders, *, is_shown: bool) -> dict[str, str]:
+    """Record, localize and minify a NaN with the commands that a user would type."""
+    program, dump = folders.nan / "train.py", folders.nan / "dump"
+    page, repro = folders.nan / "nan.html", folders.nan / "repro"
+    with output.writing(f"write {program}"):
+        shutil.copyfile(Path(__file__).with_name("nan_at_step_23.py"), program)
+
+    def snaprt(*words: str | Path) -> None:
+        if is_shown:
+            output.console.print(Text(f"\n$ {shlex.join(['snaprt', *map(str, words)])}", "bold"))
+        done = subprocess.run(
+            [sys.executable, "-m", "snaprt", *map(str, words)],
+            env={**os.environ, "SNAPRT_CACHE_DIR": str(folders.cache.absolute())},
+            stdout=None if is_shown else subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode not in (output.EXIT_OK, output.EXIT_MISMATCH):
+            raise ExecutionError(
+                f"`snaprt {words[0]}` ended with status {done.returncode}",
+                hint="its error message is above; `snaprt doctor` checks the installation",
+            )
+
+    snaprt("run", "--record", "--when", "nan, first=1", "--dump", dump, "--", program)
+    snapshot = _recorded(dump)
+    snaprt("localize", snapshot, "--html", page)
+    snaprt("minify", snapshot, "--check", "nan", "-o", repro)
+    paths = {"program": program, "snapshot": snapshot, "page": page, "repro": repro}
+    return {name: str(path) for name, path in paths.items()}
+
+
 def _show(reports: dict[str, dict[str, Any]]) -> None:
     table = Table(title="Training on the handwritten digits, 60 steps", title_justify="left")
     table.add_column("")
     for start in _STARTS:
         table.add_column(f"{start} cache", justify="right")
     rows = {
-        "loss, first and last step": lambda r: f"{r['first_loss']:.3f} {r['last_loss']:.3f}",
         "accuracy on unseen digits": lambda r: f"{r['accuracy']:.1%}",
         "seconds until the end of step 1": lambda r: f"{r['first_step_seconds']:.2f}",
-        "seconds total": lambda r: f"{r['seconds']:.2f}",
         "seconds compiling": lambda r: f"{r['compile_seconds']:.2f}",
-        "graphs executed": lambda r: str(
-            r["counters"]["CachedCompile"] + r["counters"]["UncachedCompile"]
-        ),
         "programs compiled": lambda r: str(r["counters"]["UncachedCompile"]),
         "programs from the cache on disk": lambda r: str(r["counters"]["PersistentCacheHit"]),
     }

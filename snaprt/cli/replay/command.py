@@ -125,6 +125,7 @@ def _compiler_options(
     help="Replay on a Dask cluster: the scheduler's tcp://HOST:PORT, or a scheduler file.",
 )
 @formats.format_options
+@formats.verbose_option
 @output.json_option
 @click.pass_context
 def command(

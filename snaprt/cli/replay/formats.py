@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import click
 from rich.table import Table
 from rich.text import Text
-from snaprt_replay.compare.results import Comparison
+from snaprt_replay.compare.results import Comparison, OutputComparison
 from snaprt_replay.report import model, shown, text
 from snaprt_replay.report.junit import junit_xml
 from snaprt_replay.report.model import FAILED, Headline, Report, Status
@@ -47,6 +47,7 @@ FORMATS: Final[Mapping[str, tuple[Callable[[Sequence[Report]], bytes], str]]] = 
 }
 
 _ASKED_FOR: Final = "snaprt.cli.replay.formats"
+_IS_VERBOSE: Final = f"{_ASKED_FOR}.verbose"
 
 _STATUSES: Final[dict[Status, int]] = {
     "ok": output.EXIT_OK,
@@ -79,6 +80,21 @@ def format_options(function: _AnyFunction) -> _AnyFunction:
             help=what,
         )(function)
     return function
+
+
+def verbose_option(function: _AnyFunction) -> _AnyFunction:
+    """Give a command the option whose answer `show_comparison` heeds."""
+
+    def remember(context: click.Context, parameter: click.Parameter, is_verbose: bool) -> None:
+        context.meta[_IS_VERBOSE] = is_verbose
+
+    return click.option(
+        "--verbose",
+        is_flag=True,
+        callback=remember,
+        expose_value=False,
+        help="Also list the outputs that are identical.",
+    )(function)
 
 
 def asked_for() -> Mapping[str, Path]:
@@ -150,14 +166,29 @@ def show(report: Report) -> None:
     *blocks, _ = text.blocks(report)
     for block in blocks:
         if isinstance(block, Comparison):
-            console.print(tables.comparison_table(block))
-            for number, line in enumerate(tables.tolerance_lines(block)):
-                console.print(f"{'' if number else chr(10)}tolerance: {line}")
+            show_comparison(block)
         elif isinstance(block, tuple):
             console.print(tables.statistics_table(block))
         else:
             console.print(block)
     console.print(verdict(report.headline))
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Print a row for each output; unless all are asked for, one line stands for identical ones."""
+    lists_identical = click.get_current_context().meta.get(_IS_VERBOSE, False)
+    rows: list[OutputComparison] = []
+    identical: list[OutputComparison] = []
+    for each in comparison.outputs:
+        is_summed_up = tables.needs_no_row(each) and not lists_identical
+        (identical if is_summed_up else rows).append(each)
+    console = output.console
+    if rows:
+        console.print(tables.comparison_table(rows))
+    if identical:
+        console.print(tables.identical_line(identical))
+    for number, line in enumerate(tables.tolerance_lines(rows)):
+        console.print(f"{'' if number else chr(10)}tolerance: {line}")
 
 
 def show_sum(reports: Sequence[Report]) -> None:

@@ -29,6 +29,7 @@ _MOST_BYTES: Final = 1 << 28
 @click.command("report")
 @click.argument("file", metavar="RESULT.json|FILE|HANG", type=_PATH)
 @formats.format_options
+@formats.verbose_option
 @click.option("--save", type=_PATH, metavar="OUT.json", help="Save it, to be reported again.")
 @click.option(
     "--model-explorer",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -41,7 +42,7 @@ def flatten_jit_call(fun: Any, info: Any, args: Any, kwargs: Any) -> FlatCall:
     names += traced.arg_names or [""] * (len(flat) - len(names))
     return FlatCall(
         args=tuple(map(_core.full_lower, flat)),
-        names=_numbered("arg", names, len(flat)),
+        names=_shown(_numbered("arg", names, len(flat))),
         results=_results_of(traced.params["jaxpr"]),
         params=_params_of_arrays(traced.params),
         unflatten=traced.out_tree.unflatten,
@@ -95,8 +96,24 @@ def leaves_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
 def flat_jit_call(args: tuple[Any, ...], params: dict[str, Any]) -> FlatCall:
     """Return a call of the primitive ``jit`` as one with names."""
     jaxpr = params["jaxpr"]
-    names = _numbered("arg", jaxpr.debug_info.arg_names, len(args))
-    return FlatCall(args, names, _results_of(jaxpr), params)
+    return FlatCall(args, argument_names(params, len(args)), _results_of(jaxpr), params)
+
+
+def argument_names(params: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """Return the names of the arguments of a call of the primitive ``jit``, as snapshots show them.
+
+    They are paths, such as ``params['w']``. Where a parameter begins with an underscore, its
+    arguments have their keys alone for names: ``w`` in the place of ``_params['w']``.
+    """
+    return _shown(_numbered("arg", params["jaxpr"].debug_info.arg_names, count))
+
+
+_KEY_ALONE: Final = re.compile(r"_\w*\[(['\"])(.+)\1\]")
+
+
+def _shown(names: Sequence[str]) -> tuple[str, ...]:
+    found = [(_KEY_ALONE.fullmatch(name), name) for name in names]
+    return tuple([match[2] if match else name for match, name in found])
 
 
 def named_call(
