@@ -19,7 +19,8 @@ def register() -> None:
     if not dist.is_available():
         return
     dist.Backend.register_backend("xla", _group, devices=["cpu"])
-    dist.register_rendezvous_handler("xla", _meet)
+    distributed: Any = dist
+    distributed.register_rendezvous_handler("xla", _meet)
 
 
 def _group(store: Any, rank: int, size: int, timeout: Any) -> Any:
@@ -33,7 +34,8 @@ def _group(store: Any, rank: int, size: int, timeout: Any) -> Any:
 
 
 def _meet(url: str, timeout: Any = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    yield dist.HashStore(), 0, 1
+    distributed: Any = dist
+    yield distributed.HashStore(), 0, 1
 
 
 @functools.cache

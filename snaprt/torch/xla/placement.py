@@ -204,11 +204,12 @@ class _Xla(TorchFunctionMode):
 def name_device_xla() -> None:
     """Let ``xla`` name the device in this thread: ``tensor.to("xla")``."""
     follow_moves()
-    torch.set_default_device = _setting_default(torch.set_default_device)
+    library: Any = torch
+    library.set_default_device = _setting_default(torch.set_default_device)
     _Xla().__enter__()
 
 
-def _setting_default(original: Callable[[Any], None]) -> Callable[[Any], None]:
+def _setting_default(original: Callable[..., None]) -> Callable[..., None]:
     """Return `torch.set_default_device`, whose device no mode sees."""
 
     @functools.wraps(original)
