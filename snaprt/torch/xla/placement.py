@@ -34,7 +34,7 @@ _thread = _Thread()
 def device(index: int | None = None) -> torch.device:
     """Return the device, and let this thread run lazily from here on, as PyTorch/XLA does.
 
-    Under ``snaprt run``, ``--lazy`` and ``--no-lazy`` decide whether it runs lazily.
+    Under ``snaprt run --torch``, ``--no-lazy`` keeps it eager.
 
     Raises:
         UsageError: ``index`` is neither None nor 0: tensors of PyTorch are on one device.
