@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 from snaprt import metrics
+from snaprt.runtime import profile
 
 metrics_report = metrics.metrics_report
 short_metrics_report = metrics.short_metrics_report
@@ -16,15 +17,9 @@ clear_all = clear_counters = clear_metrics = metrics.clear_all
 
 start_trace = jax.profiler.start_trace
 stop_trace = jax.profiler.stop_trace
-start_server = jax.profiler.start_server
-Trace = jax.profiler.TraceAnnotation
-
-
-class StepTrace(jax.profiler.StepTraceAnnotation):
-    """A step in a profile, which does not mark the step."""
-
-    def __init__(self, name: str, step_num: int = 0) -> None:
-        super().__init__(name, step_num=step_num)
+start_server = profile.start_server
+Trace = profile.Trace
+StepTrace = profile.StepTrace
 
 
 def executed_fallback_ops() -> list[str]:
