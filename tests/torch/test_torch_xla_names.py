@@ -353,3 +353,23 @@ def test_a_nan_is_recorded_replayed_and_localized_in_an_unmodified_program(tmp_p
     (snapshot, *_) = sorted((tmp_path / "dump").rglob("*.inputs.snap"))
     found = run_program((*SNAPRT, "localize", str(snapshot)), folder=tmp_path, status=None)
     assert "program.py:13" in found.stdout
+
+
+def test_an_eager_program_is_recorded_call_by_call_and_replayed(tmp_path: Path) -> None:
+    program = """
+        import torch
+        import torch.nn as nn
+        import torch_xla.core.xla_model as xm
+
+        model = nn.Linear(3, 2).to("xla")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.ones(1, 3, device="xla")).sum().backward()
+            xm.optimizer_step(optimizer, barrier=True)
+    """
+    options = ("--no-lazy", "--record", "--when", "execution=2", "--dump", "dump")
+    _run(program, tmp_path, *options)
+    recorded = {path.name.partition(".")[0] for path in (tmp_path / "dump").iterdir()}
+    assert {"torch_Linear", "torch_Linear_backward", "torch_SGD_step"} <= recorded
+    replayed = run_program((*SNAPRT, "replay", "dump"), folder=tmp_path).stdout
+    assert replayed.count("all identical") == len(recorded)
