@@ -176,7 +176,7 @@ class _State:
                     hint="compile the part before optimizer.step(), and call it outside",
                 )
         return np.asarray(
-            [group["lr"] for o in self.optimizers for group in o.param_groups], np.float32
+            [group["lr"] for o in self.optimizers for group in o.param_groups], np.float64
         )
 
 
