@@ -271,6 +271,9 @@ class Traced:
             )
 
 
+_GRADIENTS: Final[tuple[Any, ...]] = (
+    *(torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward),
+)
 _SAME, _RESULT, _PLAIN = "same", "result", "plain"
 
 
@@ -451,6 +454,13 @@ class _Mode(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if func in _GRADIENTS:
+            raise UsageError(
+                "a wrapped function or module computes gradients itself, of what autograd does not "
+                "see while it is traced",
+                hint="wrap what is differentiated, and call torch.autograd.grad(..., "
+                "create_graph=True) outside",
+            )
         if func in _constructors() and kwargs.get("device") is None:
             if torch.get_default_device().type == "cpu":
                 kwargs["device"] = "jax"
