@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from snaprt.runtime.lazy_scope import is_eager_mode as is_eager_mode
     from snaprt.runtime.lazy_scope import lazy as lazy
     from snaprt.runtime.optimizer import optimizer_step as optimizer_step
+    from snaprt.runtime.profile import StepTrace as StepTrace
+    from snaprt.runtime.profile import Trace as Trace
+    from snaprt.runtime.profile import start_server as start_server
     from snaprt.runtime.step import mark_step as mark_step
     from snaprt.runtime.step import sync as sync
     from snaprt.snapshot.recorder.plan import (
@@ -70,6 +73,8 @@ __all__ = [
     "RankError",
     "SnaprtError",
     "SnapshotError",
+    "StepTrace",
+    "Trace",
     "UsageError",
     "__version__",
     "add_step_closure",
@@ -96,6 +101,7 @@ __all__ = [
     "register_hlo_snapshot_callback",
     "set_rng_state",
     "spawn",
+    "start_server",
     "sync",
     "wait_device_ops",
     "xla_device",
@@ -115,6 +121,8 @@ _WHERE = {
     "RankError": "snaprt.errors:RankError",
     "SnaprtError": "snaprt.errors:SnaprtError",
     "SnapshotError": "snaprt.errors:SnapshotError",
+    "StepTrace": "snaprt.runtime.profile:StepTrace",
+    "Trace": "snaprt.runtime.profile:Trace",
     "UsageError": "snaprt.errors:UsageError",
     "add_step_closure": "snaprt.runtime.closures:add_step_closure",
     "cache": "snaprt.cache",
@@ -143,6 +151,7 @@ _WHERE = {
     "replay": "snaprt.replay",
     "set_rng_state": "snaprt.random_keys:set_rng_state",
     "spawn": "snaprt.fleet.spawn:spawn",
+    "start_server": "snaprt.runtime.profile:start_server",
     "sync": "snaprt.runtime.step:sync",
     "wait_device_ops": "snaprt.devices:wait_device_ops",
     "xla_device": "snaprt.devices:xla_device",

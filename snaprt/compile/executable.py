@@ -118,6 +118,13 @@ def run(
 
 
 def _call(executable: Executable, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    if jaxapi.is_profiled():
+        with jaxapi.span("execute", graph=executable.graph_id):
+            return _timed_call(executable, inputs)
+    return _timed_call(executable, inputs)
+
+
+def _timed_call(executable: Executable, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
     started = time.perf_counter_ns()
     try:
         return executable.call(*inputs)

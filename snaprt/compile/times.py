@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from snaprt import jaxapi
+
 RECORD: Final = "record"
 KEY: Final = "key"
 CACHE: Final = "cache"
@@ -69,10 +71,11 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count what is inside as this stage."""
+        """Count what is inside as this stage, and show it in a profile."""
         self.begin(name)
         try:
-            yield
+            with jaxapi.span(name):
+                yield
         finally:
             self.end()
 

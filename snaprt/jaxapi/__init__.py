@@ -32,6 +32,7 @@ from snaprt.jaxapi.jit.calls import *
 from snaprt.jaxapi.jit.entry import *
 from snaprt.jaxapi.jit.modules import *
 from snaprt.jaxapi.jit.watch import *
+from snaprt.jaxapi.profiles import *
 from snaprt.jaxapi.settings import *
 from snaprt.jaxapi.tracing.arrays import *
 from snaprt.jaxapi.tracing.effects import *

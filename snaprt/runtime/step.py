@@ -278,9 +278,10 @@ def _run(
         path = recording.point.operations()
         ends = trace.pacer.ends_of(path) if is_automatic else ()
         places = modes.places_in_modules
-        found = plan_cut(
-            recording, wanted, numbers, by_operation=by_operation, places=places, ends=ends
-        )
+        with jaxapi.span("trace", operations=len(path)):
+            found = plan_cut(
+                recording, wanted, numbers, by_operation=by_operation, places=places, ends=ends
+            )
         recording.point.keep_plan(key, found)
     if targets and not at_step and trace.pacer.runs_all(found.left, recording.is_carried):
         _run_all_that_can(trace, alive, cause, told)

@@ -8,7 +8,9 @@ Optimizers that are not PyTorch's run as they are written, one operation at a ti
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -74,11 +76,11 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Run the step, where it can be compiled, and leave PyTorch nothing to do."""
     if len(args) > 1 or kwargs or type(optimizer) not in _KNOWN:
         return
-    if optimizer._optimizer_step_pre_hooks or not _is_ours(optimizer):
+    if optimizer._optimizer_step_pre_hooks:
         return
     steps = _optimizers.get(optimizer)
     if steps is None:
-        steps = _optimizers[optimizer] = _Steps(optimizer)
+        steps = _optimizers[optimizer] = _Steps()
     if steps.run(optimizer):
         _groups[optimizer] = optimizer.param_groups
         optimizer.param_groups = []
@@ -119,16 +121,13 @@ def settings_of(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
     )
 
 
-def _is_ours(optimizer: torch.optim.Optimizer) -> bool:
-    return all(type(p) is Tensor for group in optimizer.param_groups for p in group["params"])
-
-
 class _Steps:
     """The compiled steps of one optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self) -> None:
         self._traces: dict[Any, _Step] = {}
         self._made = 0
+        self._held: _Held | None = None
         self.is_given_up = False
         self._rates: list[float] = []
         self._rates_on_device: Any = None
@@ -141,16 +140,15 @@ class _Steps:
         rates = [group["lr"] for group in groups]
         if not all(type(rate) is float or type(rate) is int for rate in rates):
             return False
+        held = self._held
         with plainly():
-            settings = settings_of(optimizer)
-            given = [(p, p.grad) for group in groups for p in group["params"]]
-            present = [(p, gradient) for p, gradient in given if gradient is not None]
-            if not all(type(gradient) is Tensor for _, gradient in present):
-                return False
-            states = [optimizer.state[p] for p, _ in present]
-            kinds = tuple([_kind(state) for state in states])
-            which = tuple([gradient is not None for _, gradient in given])
-        key = (settings, which, kinds)
+            gradients = None if held is None else held.gradients(optimizer)
+            if held is None or gradients is None:
+                held = self._held = _Held.of(optimizer)
+                gradients = None if held is None else held.gradients(optimizer)
+        if held is None or gradients is None:
+            return False
+        key = (settings_of(optimizer), held.kind)
         try:
             trace = self._traces.get(key)
         except TypeError:  # a setting is a tensor or a list
@@ -162,13 +160,14 @@ class _Steps:
             self._made += 1
             trace = _Step(optimizer)
         try:
-            trace.run(optimizer, present, states, self._rates_of(optimizer, rates))
+            self._held = trace.run(optimizer, held, gradients, self._rates_of(optimizer, rates))
         except (RuntimeError, TypeError, ValueError, AssertionError, jax.errors.JAXTypeError) as e:
             if key in self._traces:
                 raise
             self._give_up(optimizer, f"{type(e).__name__}: {e}")
             return False
-        self._traces[key] = trace
+        if not trace.makes_state:  # which Python code does, when it is traced
+            self._traces[key] = trace
         return True
 
     def _give_up(self, optimizer: torch.optim.Optimizer, reason: str) -> None:
@@ -190,10 +189,116 @@ class _Steps:
         return self._rates_on_device
 
 
+class _Held:
+    """What an optimizer consists of, which is looked for anew when it has changed.
+
+    Attributes:
+        params: The parameters that have gradients, by name, in the order of the names.
+        states: The state of each.
+        own: The tensors of the state, by name.
+        common: Those that are the same for all parameters of a group, if nothing changed one.
+        kind: What a trace depends on in all this: equal for equal ones.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        groups = optimizer.param_groups
+        self._lists = [list(group["params"]) for group in groups]
+        given = [(p, number) for number, params in enumerate(self._lists) for p in params]
+        names = _unique_names([p for p, _ in given])
+        found = sorted(zip(names, given, strict=True), key=lambda pair: pair[0])
+        self._given = [p for _, (p, _) in found]
+        self._which = [p.grad is not None for p in self._given]
+        present = [pair for pair, there in zip(found, self._which, strict=True) if there]
+        self.params: dict[str, Tensor] = {name: p for name, (p, _) in present}
+        self._state = optimizer.state
+        self.states = [self._state[p] for p in self.params.values()]
+        self._all_states = [*self._state.values()]
+        moved: dict[float, Any] = {}
+        for state in self.states:
+            _move_step(state, moved)
+        self._values = [*_values(self._all_states)]
+        self.groups = [number for _, (_, number) in present]
+        self.own: dict[str, Tensor] = {}
+        self.common: dict[str, dict[str, Tensor]] = {}
+        for name, group, state in zip(self.params, self.groups, self.states, strict=True):
+            for key, value in state.items():
+                if type(value) is Tensor:
+                    if key in _OF_A_GROUP:
+                        self.common.setdefault(f"{group}.{key}", {})[f"{name}.{key}"] = value
+                    else:
+                        self.own[f"{name}.{key}"] = value
+        kinds = tuple([_kind(state) for state in self.states])
+        self.kind = _interned(tuple(self._which), kinds)
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> _Held | None:
+        """Return what an optimizer consists of; None where something is not on the device."""
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in params]
+        is_ours = {*map(type, params)} <= {Tensor} and {*map(type, gradients)} <= _EXPECTED
+        return cls(optimizer) if is_ours else None
+
+    def gradients(self, optimizer: torch.optim.Optimizer) -> list[Tensor] | None:
+        """Return the gradients in the order of `params`; None where something has changed."""
+        groups = optimizer.param_groups
+        if optimizer.state is not self._state or len(groups) != len(self._lists):
+            return None
+        for group, params in zip(groups, self._lists, strict=True):
+            if not _are_the_same(group["params"], params):
+                return None
+        states = [*self._state.values()]
+        if not _are_the_same(states, self._all_states):
+            return None
+        if not _are_the_same([*_values(states)], self._values):
+            return None
+        gradients: list[Any] = [p.grad for p in self._given]
+        if not {*map(type, gradients)} <= _EXPECTED:
+            return None
+        if [gradient is not None for gradient in gradients] != self._which:
+            return None
+        return [gradient for gradient in gradients if gradient is not None]
+
+
+_EXPECTED: Final = frozenset({Tensor, type(None)})
+
+# State that depends on the settings of the group and on itself alone.
+_OF_A_GROUP: Final = frozenset({"step", "mu_product", "eta", "mu"})
+
+
+def _values(states: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    return itertools.chain.from_iterable([state.values() for state in states])
+
+
+def _are_the_same(now: Sequence[Any], then: Sequence[Any]) -> bool:
+    return len(now) == len(then) and all(map(operator.is_, now, then))
+
+
+class _Kind:
+    """Stands for what a trace depends on: comparing it takes no time."""
+
+
+_known_kinds: dict[Any, _Kind] = {}
+
+
+def _interned(*parts: Any) -> Any:
+    try:
+        return _known_kinds.setdefault(parts, _Kind())
+    except TypeError:  # the state has a list: `_Steps.run` finds out
+        return [*parts]
+
+
+def _move_step(state: dict[str, Any], moved: dict[float, Any]) -> None:
+    """Move the number of steps to the device, where the same number becomes the same array."""
+    step = state.get("step")
+    if torch.is_tensor(step) and type(step) is not Tensor:
+        number = float(step)
+        if number not in moved:
+            moved[number] = to_device(step.float()).box.array
+        state["step"] = Tensor(moved[number])
+
+
 def _kind(state: dict[str, Any]) -> Any:
     """Return what a trace depends on in a parameter's state."""
-    if "step" in state and type(state["step"]) is not Tensor and torch.is_tensor(state["step"]):
-        state["step"] = to_device(state["step"].float())
     return tuple([(k, v.__class__) if torch.is_tensor(v) else (k, v) for k, v in state.items()])
 
 
@@ -203,89 +308,112 @@ class _Step:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._compiled = jax.jit(_named(self._trace, f"torch_{type(optimizer).__name__}_step"))
-        self._present: list[tuple[Tensor, Tensor]] = []
-        self._states: list[dict[str, Any]] = []
-        self._keys: list[list[str]] = []
-        self._names: list[str] = []
+        self._held: _Held | None = None  # while it is called, for `_trace`
+        self._gradients: list[Tensor] = []
+        self.makes_state = False
 
     def run(
         self,
         optimizer: torch.optim.Optimizer,
-        present: list[tuple[Tensor, Tensor]],
-        states: list[dict[str, Any]],
+        held: _Held,
+        gradients: list[Tensor],
         rates: Any,
-    ) -> None:
-        """Run the step, and write the new parameters and state."""
-        self._present, self._states = present, states  # for `_trace`, if it is to be traced
-        if not self._names:
-            self._names = _unique_names([p for p, _ in present])
-        names = self._names
-        boxes = [p.box for p, _ in present]
-        params = dict(zip(names, [box.array for box in boxes], strict=True))
-        gradients = dict(zip(names, [array_of(g) for _, g in present], strict=True))
-        before = {
-            f"{name}.{key}": value.box.array
-            for name, state in zip(names, states, strict=True)
-            for key, value in state.items()
-            if type(value) is Tensor
-        }
-        try:
-            new, new_gradients, new_states = self._compiled(params, gradients, before, rates)
-        finally:
-            self._present, self._states = [], []
-        for name, box in zip(names, boxes, strict=True):
-            box.write(new[name])
-        for index, array in new_gradients.items():
-            present[int(index)][1].box.write(array)
-        for name, state in zip(names, states, strict=True):
-            for key, value in state.items():
-                if type(value) is Tensor:
-                    value.box.write(new_states[f"{name}.{key}"])
+    ) -> _Held | None:
+        """Run the step, and write the new parameters and state.
 
-    def _trace(self, params: Any, gradients: Any, state: Any, rates: Any) -> Any:
-        optimizer = self._optimizer()
-        assert optimizer is not None
-        boxes = [p.box for p, _ in self._present]
-        gradient_boxes = [g.box for _, g in self._present]
-        held = [(box, box.array) for box in (*boxes, *gradient_boxes)]
-        known = {id(v) for s in self._states for v in s.values()}
-        held += [(v.box, v.box.array) for s in self._states for v in s.values() if _is_tensor(v)]
-        numbers = [{k: v for k, v in s.items() if not _is_tensor(v)} for s in self._states]
+        Returns:
+            What the optimizer consists of now, if that is known.
+        """
+        boxes = [p.box for p in held.params.values()]
+        params = dict(zip(held.params, [box.array for box in boxes], strict=True))
+        given = [array_of(gradient) for gradient in gradients]
+        state = {name: tensor.box.array for name, tensor in held.own.items()}
+        common = {}
+        for name, tensors in held.common.items():
+            arrays = [tensor.box.array for tensor in tensors.values()]
+            if len({*map(id, arrays)}) == 1:
+                common[name] = arrays[0]
+            else:
+                state.update(zip(tensors, arrays, strict=True))
+        self._held, self._gradients = held, gradients
         try:
-            for name, box, gradient in zip(self._names, boxes, gradient_boxes, strict=True):
+            new, new_gradients, new_state, new_common = self._compiled(
+                params, dict(zip(held.params, given, strict=True)), state, common, rates
+            )
+        finally:
+            self._held, self._gradients = None, []
+        for box, array in zip(boxes, new.values(), strict=True):
+            box.write(array)
+        for index, array in new_gradients.items():
+            gradients[int(index)].box.write(array)
+        if self.makes_state:
+            with plainly():
+                held = _Held(optimizer)
+        for name, tensor in held.own.items():
+            tensor.box.write(new_state[name])
+        for name, tensors in held.common.items():
+            if name in new_common:
+                array = new_common[name]
+                for tensor in tensors.values():
+                    tensor.box.write(array)
+            else:
+                for each, tensor in tensors.items():
+                    tensor.box.write(new_state[each])
+        return held
+
+    def _trace(self, params: Any, gradients: Any, own: Any, common: Any, rates: Any) -> Any:
+        optimizer, held = self._optimizer(), self._held
+        assert optimizer is not None
+        assert held is not None
+        named = dict(own)
+        for name, array in common.items():
+            named.update(dict.fromkeys(held.common[name], array))
+        tensors = {**held.own, **{n: t for group in held.common.values() for n, t in group.items()}}
+        boxes = [p.box for p in held.params.values()]
+        gradient_boxes = [gradient.box for gradient in self._gradients]
+        everything = [*boxes, *gradient_boxes, *[tensor.box for tensor in tensors.values()]]
+        before = [(box, box.array) for box in everything]
+        known = {id(tensor) for tensor in tensors.values()}
+        numbers = [{k: v for k, v in s.items() if not _is_tensor(v)} for s in held.states]
+        try:
+            for name, box, gradient in zip(held.params, boxes, gradient_boxes, strict=True):
                 box.array, gradient.array = params[name], gradients[name]
-            for name, values in zip(self._names, self._states, strict=True):
-                for key, value in values.items():
-                    if _is_tensor(value):
-                        value.box.array = state[f"{name}.{key}"]
+            for name, tensor in tensors.items():
+                tensor.box.array = named[name]
             with _on_device_variant(optimizer, rates), torch.no_grad():
                 _plain_step(type(optimizer))(optimizer)
-            for before, values in zip(numbers, self._states, strict=True):
-                after = {k: v for k, v in values.items() if not _is_tensor(v)}
-                if before != after and not (not before and set(after) <= {"step"}):
+            for then, values in zip(numbers, held.states, strict=True):
+                now = {k: v for k, v in values.items() if not _is_tensor(v)}
+                if then != now and not (not then and set(now) <= {"step"}):
                     raise ValueError("its state has numbers that change")
-            new = {n: box.array for n, box in zip(self._names, boxes, strict=True)}
+            new = {name: box.array for name, box in zip(held.params, boxes, strict=True)}
             changed = {
                 str(index): box.array
-                for index, (name, box) in enumerate(zip(self._names, gradient_boxes, strict=True))
+                for index, (name, box) in enumerate(zip(held.params, gradient_boxes, strict=True))
                 if box.array is not gradients[name]
             }
-            states = {
-                f"{name}.{key}": value.box.array
-                for name, values in zip(self._names, self._states, strict=True)
-                for key, value in values.items()
-                if _is_tensor(value)
-            }
+            new_state, new_common = {}, {}
+            for name, group, values in zip(held.params, held.groups, held.states, strict=True):
+                for key, value in values.items():
+                    whole = f"{group}.{key}"
+                    if not _is_tensor(value):
+                        continue
+                    is_new = key in _OF_A_GROUP and whole not in held.common
+                    if whole in common or is_new:
+                        new_common[whole] = value.box.array
+                    else:
+                        new_state[f"{name}.{key}"] = value.box.array
+            self.makes_state = len(new_state) + len(new_common) != len(own) + len(common)
         except BaseException:
-            for before, values in zip(numbers, self._states, strict=True):
+            for then, values in zip(numbers, held.states, strict=True):
                 for key in [*values]:
-                    if key not in before and id(values[key]) not in known:
+                    if key not in then and id(values[key]) not in known:
                         del values[key]  # it holds tracers
             raise
         finally:
-            for box, array in held:
+            for box, array in before:
                 box.array = array
-        return new, changed, states
+        return new, changed, new_state, new_common
 
 
 def _is_tensor(value: Any) -> bool:
@@ -293,8 +421,9 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def step(_params: Any, gradients: Any, _state: Any, rates: Any) -> Any:
-        return function(_params, gradients, _state, rates)
+    # The names of its parameters are those of the inputs in snapshots; see `argument_names`.
+    def step(_params: Any, gradients: Any, _state: Any, _common: Any, rates: Any) -> Any:
+        return function(_params, gradients, _state, _common, rates)
 
     step.__name__ = step.__qualname__ = name
     return step

@@ -22,6 +22,7 @@ from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch import gradients, versions
 from snaprt.torch.corrections import CORRECTIONS, NARROWED, WIDENED
+from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
 from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
 from snaprt.torch.tensors import Tensor, array_of, host_values, to_device, write
@@ -453,7 +454,6 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
         if func in _GRADIENTS:
             raise UsageError(
                 "a wrapped function or module computes gradients itself, of what autograd does not "
@@ -461,6 +461,7 @@ class _Mode(TorchFunctionMode):
                 hint="wrap what is differentiated, and call torch.autograd.grad(..., "
                 "create_graph=True) outside",
             )
+        args, kwargs = renamed(func, args, dict(kwargs or {}))
         if func in _constructors() and kwargs.get("device") is None:
             if torch.get_default_device().type == "cpu":
                 kwargs["device"] = "jax"
@@ -562,7 +563,7 @@ def on_device(tensors: Sequence[torch.Tensor]) -> list[Tensor]:
 
 def autocast_type() -> torch.dtype | None:
     """Return the type of `torch.autocast` for this device or the CPU, None outside of it."""
-    for device in ("jax", "cpu"):
+    for device in ("jax", "xla", "cpu"):
         if torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
     return None

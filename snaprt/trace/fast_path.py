@@ -20,10 +20,9 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt.trace.array import LazyArray, send
 from snaprt.trace.recording import Recording
-from snaprt.trace.trie import GRANULARITY, Point, Result, Shortcut
+from snaprt.trace.trie import GRANULARITY, InputKind, Point, Result, Shortcut, met_kind
 
 _SCALARS = frozenset({bool, int, float})
-_MANY = 4
 _NUMBERS = "biufc"  # kinds of numpy dtypes
 
 _current = jaxapi.current_trace_setting
@@ -31,6 +30,7 @@ _trace_context = jaxapi.trace_context
 _ArrayImpl = jaxapi.ArrayImpl
 _CONCRETE = jaxapi.CONCRETE_ARRAYS
 _ref = weakref.ref
+_refuse_deleted = jaxapi.refuse_deleted
 
 
 class Attempt:
@@ -114,31 +114,11 @@ def follow(
         if trace.claimed:
             return None
         recording = trace.recording
-        met = None
-        if len(operands) >= _MANY and recording.point is trace.root:
-            met = _meet_inputs(trace, recording, operands)
-        wires: list[Any] = []
-        for operand in operands if met is None else ():
-            kind = type(operand)
-            if kind is LazyArray:
-                if operand._recording is recording:
-                    wires.append(operand._result.number)
-                elif operand._value is not None and operand._trace is trace:
-                    wires.append(recording.input_wire(operand._value, operand._handle))
-                else:
-                    return None
-            elif kind in _CONCRETE:
-                wires.append(recording.input_wire(operand, None))
-            elif kind in _SCALARS:
-                wires.append(_scalar_wire(kind, operand))
-            elif kind is np.ndarray and operand.ndim and operand.dtype.kind in _NUMBERS:
-                sent = {} if sent is None else sent
-                if id(operand) not in sent:
-                    sent[id(operand)] = send(operand)
-                wires.append(recording.input_wire(sent[id(operand)], None))
-            else:
-                return None
-        key = (function, trace.context_number, *(met or wires))
+        sent = {} if sent is None else sent
+        wires = _wires(trace, recording, operands, sent)
+        if wires is None:
+            return None
+        key = (function, trace.context_number, *wires)
         before = recording.point
         shortcut = before.shortcuts.get(key)
         if shortcut is None:
@@ -166,24 +146,59 @@ def follow(
     return arrays[0] if shortcut.build is None else shortcut.build(arrays)
 
 
-def _meet_inputs(trace: Any, recording: Recording, operands: Sequence[Any]) -> Sequence[int] | None:
-    """Return the wires of operands that are all inputs, at the beginning of a recording.
+def _wires(
+    trace: Any, recording: Recording, operands: Sequence[Any], sent: dict[int, Any]
+) -> list[Any] | None:
+    """Return the wires of operands, which a recording meets; ``None`` for what it cannot hold.
 
-    That is how a step under one `jax.jit` begins; one by one they take twice the time. ``None``
-    where something else is among them, or one twice: then nothing has happened.
+    A step under one `jax.jit` has hundreds of them: new inputs are met all at once.
     """
-    values, handles, kinds = [], [], []
-    for operand in operands:
-        if type(operand) is not LazyArray or operand._trace is not trace:
-            return None
-        value = operand._value
-        if value is None:
-            return None
-        handle = operand._handle
-        values.append(value)
-        handles.append(handle)
-        kinds.append(handle._kinds[handle._index] or handle.kind(value))
-    return recording.meet_inputs(values, handles, tuple(kinds))
+    input_wires = recording.input_wires
+    inputs, handles = recording.inputs, recording.handles
+    kinds: list[InputKind] = []
+    wires: list[Any] = []
+    try:
+        for operand in operands:
+            what = type(operand)
+            if what is LazyArray:
+                if operand._recording is recording:
+                    wires.append(operand._result.number)
+                    continue
+                value = operand._value
+                if value is None or operand._trace is not trace:
+                    return None
+                wire = input_wires.get(id(value))
+                if wire is None:
+                    handle = operand._handle
+                    if handle.exposed:
+                        _refuse_deleted(value)
+                    kinds.append(handle._kinds[handle._index] or handle.kind(value))
+                    handles.append(handle)
+            elif what in _SCALARS:
+                wires.append(_scalar_wire(what, operand))
+                continue
+            else:
+                if what is np.ndarray and operand.ndim and operand.dtype.kind in _NUMBERS:
+                    if id(operand) not in sent:
+                        sent[id(operand)] = send(operand)
+                    value = sent[id(operand)]
+                elif what in _CONCRETE:
+                    value = operand
+                else:
+                    return None
+                wire = input_wires.get(id(value))
+                if wire is None:
+                    _refuse_deleted(value)
+                    kinds.append(met_kind(value))
+                    handles.append(None)
+            if wire is None:
+                wire = input_wires[id(value)] = ~len(inputs)
+                inputs.append(value)
+            wires.append(wire)
+    finally:
+        if kinds:
+            recording.go_on(kinds)
+    return wires
 
 
 def _scalar_wire(kind: type, value: Any) -> Any:

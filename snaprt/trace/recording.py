@@ -103,21 +103,14 @@ class Recording:
             self.nbytes += kind.nbytes
         return wire
 
-    def meet_inputs(
-        self, values: list[jax.Array], handles: list[Any], kinds: tuple[InputKind, ...]
-    ) -> Sequence[int] | None:
-        """Meet many inputs at once, before anything else, and return their wires.
-
-        Returns:
-            ``None`` where two of them are one array: then none has been met.
-        """
-        wires = range(-1, -len(values) - 1, -1)
-        input_wires = dict(zip(map(id, values), wires, strict=True))
-        if len(input_wires) != len(values):
-            return None
-        self.point, self.nbytes = self.point.with_inputs(kinds)
-        self.inputs, self.handles, self.input_wires = values, handles, input_wires
-        return wires
+    def go_on(self, kinds: Sequence[InputKind]) -> None:
+        """Go on to the point after new inputs of these kinds, which the caller has added."""
+        if len(kinds) == 1:
+            self.point = self.point.with_input(kinds[0])
+            self.nbytes += kinds[0].nbytes
+        else:
+            self.point, nbytes = self.point.with_inputs(tuple(kinds))
+            self.nbytes += nbytes
 
     def bytes_held_alone(self) -> int:
         """Return what the inputs hold that nothing else refers to, in bytes."""

@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,3 +20,17 @@ def test_every_document_can_be_reached_from_the_readme():
     named = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
     for path in (ROOT / "docs").glob("*.md"):
         assert f"docs/{path.name}" in named
+
+
+def test_the_python_of_the_readme_runs_as_it_stands(tmp_path):
+    code = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(code)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

@@ -1,5 +1,7 @@
 """What docs/coming-from-pytorch-xla.md says is here is here, and what is here it says."""
 
+import importlib.util
+import pkgutil
 import re
 from pathlib import Path
 
@@ -20,6 +22,10 @@ ROWS = [
 
 
 def _found(name: str) -> object:
+    if name.startswith("snaprt.torch"):
+        if importlib.util.find_spec("torchax") is None:
+            pytest.skip("PyTorch is not installed: snaprt[torch]")
+        return pkgutil.resolve_name(name)
     value: object = snaprt
     for part in name.split(".")[1:]:
         value = getattr(value, part)

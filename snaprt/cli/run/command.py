@@ -97,6 +97,12 @@ def _checked_duration(
 )
 @click.option("--lazy/--no-lazy", default=None, help="Record operations and run them as graphs.")
 @click.option(
+    "--torch",
+    "is_torch",
+    is_flag=True,
+    help="Run PyTorch code for the device xla on JAX, with snaprt's torch_xla.",
+)
+@click.option(
     "--cache",
     type=click.Path(path_type=Path),
     metavar="DIR",
@@ -158,6 +164,7 @@ def _checked_duration(
 def command(
     context: click.Context,
     lazy: bool | None,
+    is_torch: bool,
     cache: Path | None,
     dump: Path | None,
     record: bool,
@@ -181,6 +188,9 @@ def command(
     With --lazy, the main thread runs lazily once the program imports JAX. JAX_... variables and
     XLA_FLAGS that the program sets before that take effect as they do under python.
 
+    With --torch, a PyTorch program finds the device xla and the modules of torch_xla, and runs on
+    JAX (docs/coming-from-pytorch-xla.md). It runs lazily unless --no-lazy is given.
+
     With --explain, a table at exit shows each line that breaks graphs, why, how often, and what to
     write instead (docs/explain.md).
 
@@ -193,13 +203,14 @@ def command(
     Example:
       snaprt run --lazy --cache ~/.cache/train -- train.py --epochs 3
       snaprt run --lazy --explain -- train.py
+      snaprt run --lazy --torch -- train_mnist.py --device xla
       snaprt run --lazy --dump dump -m my_package.train --epochs 3
       snaprt run --lazy --when nan --when "step=100-200, every=10" -- train.py
       snaprt run --record --dump dump --when "name=train_step, first=3" -- train.py
     """
     if not program:
         raise click.UsageError("no program to run", context)
-    is_lazy = settings.get("SNAPRT_LAZY") if lazy is None else lazy
+    is_lazy = is_torch or settings.get("SNAPRT_LAZY") if lazy is None else lazy
     for variable, path in (
         ("SNAPRT_CACHE_DIR", cache),
         ("SNAPRT_DUMP_DIR", dump),
@@ -230,6 +241,8 @@ def command(
         after_import.call_after_import("jax", _tell_plan)
     if "MASTER_ADDR" in os.environ:
         after_import.call_after_import("jax", _register_torchrun)
+    if is_torch:
+        _provide_torch_xla()
     explained = RunExplained(shown=explain, file=explain_json)
     try:
         status = run(program, lazy=is_lazy, recording=is_recording, at_end=explained.program_ended)
@@ -237,6 +250,17 @@ def command(
         explained.end()
     tell_status(status)
     context.exit(status)
+
+
+def _provide_torch_xla() -> None:
+    from snaprt.torch import xla_imports
+
+    xla_imports.provide()
+    version = xla_imports.installed_version()
+    if version is not None:
+        output.log.print(
+            f"snaprt: torch_xla is snaprt.torch.xla here, not the installed torch_xla {version}"
+        )
 
 
 def _tell_plan() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from snaprt import metrics
+from snaprt import jaxapi, metrics
 from snaprt.snapshot.format.leftovers import remove_leftovers
 from snaprt.snapshot.format.schema import Contents
 from snaprt.snapshot.format.store import store_for
@@ -189,7 +189,8 @@ class SnapshotWriter:
                 self._cleaned.add(folder)
                 remove_leftovers(folder)
             started = time.perf_counter_ns()
-            write_snapshot(path, contents(), store_for(folder))
+            with jaxapi.span("record", file=path.name):
+                write_snapshot(path, contents(), store_for(folder))
             metrics.metric_add("SnapshotWriteTime", time.perf_counter_ns() - started)
             metrics.metric_add("SnapshotBytes", path.stat().st_size)
             metrics.counter_add("SnapshotsWritten")

@@ -1,0 +1,205 @@
+"""The device under the names of PyTorch/XLA, and the modules and files that are moved to it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import jax
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+import snaprt
+from snaprt.errors import UsageError
+from snaprt.torch import device_names, modules, scope, traced, xla_imports
+from snaprt.torch.tensors import Tensor
+from snaprt.torch.xla.absent import refuse
+
+_KINDS: Final = {"gpu": "CUDA", "cuda": "CUDA", "rocm": "ROCM"}
+
+
+class _Thread(threading.local):
+    """Whether this thread has been made lazy."""
+
+    is_lazy = False
+
+
+_thread = _Thread()
+
+
+def device(index: int | None = None) -> torch.device:
+    """Return the device, and let this thread run lazily from here on, as PyTorch/XLA does.
+
+    Under ``snaprt run``, ``--lazy`` and ``--no-lazy`` decide whether it runs lazily.
+
+    Raises:
+        UsageError: ``index`` is neither None nor 0: tensors of PyTorch are on one device.
+    """
+    if index not in (None, 0):
+        raise UsageError(
+            f"there is no device xla:{index}: PyTorch tensors are on one device of JAX",
+            hint="use torch_xla.device(), and JAX's shardings for several devices",
+        )
+    if not xla_imports.is_provided() and not _thread.is_lazy:
+        _thread.is_lazy = True
+        snaprt.enable()
+    return scope.device()
+
+
+def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
+    """Return `device`; ``devkind`` has no meaning, as in PyTorch/XLA."""
+    return device(n)
+
+
+def devices() -> list[torch.device]:
+    """Return the devices of this process that tensors can be on: one."""
+    return [scope.device()]
+
+
+def get_xla_supported_devices(max_devices: int | None = None) -> list[str]:
+    """Return the names of `devices`."""
+    return [str(each) for each in devices()][:max_devices]
+
+
+def device_count() -> int:
+    """Return how many devices tensors can be on: 1."""
+    return len(devices())
+
+
+def device_type() -> str:
+    """Return the kind of the device: ``CPU``, ``CUDA``, ``TPU``."""
+    platform: str = _jax_device().platform
+    return _KINDS.get(platform, platform.upper())
+
+
+def xla_device_hw(device: Any = None) -> str:
+    """Return `device_type`."""
+    return device_type()
+
+
+def real_devices() -> list[str]:
+    """Return the device as PyTorch/XLA names the hardware: ``CPU:0``."""
+    return [f"{device_type()}:{_jax_device().id}"]
+
+
+def xla_real_devices(devices: Iterable[Any] | None = None) -> list[str]:
+    """Return `real_devices`."""
+    return real_devices()
+
+
+def get_memory_info(device: Any = None) -> dict[str, int]:
+    """Return the bytes of the device's memory that are used, that there are, and the peak.
+
+    Raises:
+        UsageError: JAX does not know them, as on the CPU.
+    """
+    stats = _jax_device().memory_stats()
+    if not stats:
+        raise UsageError(f"JAX does not know the memory of a {device_type()}")
+    return {
+        "bytes_used": stats["bytes_in_use"],
+        "bytes_limit": stats.get("bytes_limit", 0),
+        "peak_bytes_used": stats.get("peak_bytes_in_use", 0),
+    }
+
+
+def wait_device_ops(devices: Any = ()) -> None:
+    """Wait until all work that was started has finished."""
+    snaprt.wait_device_ops()
+
+
+def is_xla_tensor(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is on the device."""
+    return isinstance(tensor, Tensor)
+
+
+def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) -> Any:
+    """Return data with its tensors on the device.
+
+    Raises:
+        UsageError: A sharding is given.
+    """
+    refuse("input_sharding", input_sharding, "one device holds each tensor here")
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), data)
+
+
+def _jax_device() -> Any:
+    return jax.local_devices()[0]
+
+
+@functools.cache
+def follow_moves() -> None:
+    """Let a module that is moved to the device run as compiled operations, as `wrap` does.
+
+    A module that is moved back is a plain one again. Files are read to the CPU.
+    """
+    scope.device()
+    module: Any = torch.nn.Module
+    module.to = _moving(module.to)
+    module.cpu = _moving_back(module.cpu)
+    torch.serialization.register_package(5, lambda _: None, _restore)
+
+
+def _moving(original: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
+    @functools.wraps(original)
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        where, dtype = _target(*args, **kwargs)
+        if where is None or traced.is_tracing():
+            return original(self, *args, **kwargs)
+        if not device_names.means_ours(where):
+            _unwrap(self)
+            return original(self, *args, **kwargs)
+        if dtype is not None:
+            original(self, dtype)
+        return modules.wrap(self)
+
+    return to
+
+
+def _moving_back(original: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
+    @functools.wraps(original)
+    def cpu(self: torch.nn.Module) -> torch.nn.Module:
+        _unwrap(self)
+        return original(self)
+
+    return cpu
+
+
+def _target(*args: Any, **kwargs: Any) -> tuple[torch.device | None, torch.dtype | None]:
+    """Return the device and dtype that the arguments of `nn.Module.to` name."""
+    tensor = kwargs.get("tensor", args[0] if args else None)
+    if isinstance(tensor, torch.Tensor):
+        return tensor.device, tensor.dtype
+    core: Any = torch._C
+    where, dtype, *_ = core._nn._parse_to(*args, **kwargs)
+    return where, dtype
+
+
+def _unwrap(module: torch.nn.Module) -> None:
+    for part in [*module.modules()]:
+        if hasattr(type(part), "_snaprt_plain"):
+            modules.unwrap(part)
+
+
+def _restore(storage: Any, location: str) -> Any:
+    """Return a storage as it is, on the CPU, for ``torch.load(file, map_location="xla")``."""
+    return storage if device_names.means_ours(location) else None
+
+
+class _Xla(TorchFunctionMode):
+    """Lets ``xla`` name the device in every function and method of PyTorch."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = device_names.renamed(func, args, kwargs or {})
+        return func(*args, **kwargs)
+
+
+def name_device_xla() -> None:
+    """Let ``xla`` name the device in this thread: ``tensor.to("xla")``."""
+    follow_moves()
+    _Xla().__enter__()

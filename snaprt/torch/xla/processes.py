@@ -1,0 +1,221 @@
+"""Processes under the names of PyTorch/XLA: there is one, and it has all tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+import snaprt
+from snaprt.errors import UsageError
+from snaprt.processes import place_in_job
+from snaprt.torch.xla.absent import refuse
+
+is_master_ordinal = snaprt.is_master_ordinal
+master_print = snaprt.master_print
+
+REDUCE_SUM = "sum"
+REDUCE_MUL = "mul"
+REDUCE_AND = "and"
+REDUCE_OR = "or"
+REDUCE_MIN = "min"
+REDUCE_MAX = "max"
+
+
+def check_alone(name: str) -> None:
+    """Check that this is not one of several processes, which would train apart.
+
+    Raises:
+        UsageError: It is.
+    """
+    place = place_in_job()
+    if place.processes > 1:
+        raise UsageError(
+            f"{name} was called in rank {place.rank} of {place.processes} processes; PyTorch code "
+            "trains in one process here, and gradients are not added over processes",
+            hint="start one process; several devices need JAX's shardings (docs/fleet.md)",
+        )
+
+
+def world_size() -> int:
+    """Return how many processes train together: 1.
+
+    Raises:
+        UsageError: This is one of several.
+    """
+    check_alone("world_size")
+    return 1
+
+
+def xrt_world_size(defval: int = 1) -> int:
+    """Return `world_size`."""
+    return world_size()
+
+
+def global_ordinal() -> int:
+    """Return the number of this process among those that train together: 0."""
+    return world_size() - 1
+
+
+def get_ordinal(defval: int = 0) -> int:
+    """Return `global_ordinal`."""
+    return global_ordinal()
+
+
+def get_local_ordinal(defval: int = 0) -> int:
+    """Return `global_ordinal`."""
+    return global_ordinal()
+
+
+local_ordinal = process_index = host_index = global_ordinal
+process_count = local_process_count = global_device_count = world_size
+
+
+def launch(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    start_method: str = "spawn",
+    debug_single_process: bool = False,
+) -> None:
+    """Call ``fn(0, *args)`` in this process.
+
+    Raises:
+        UsageError: This is one of several processes.
+    """
+    check_alone("launch")
+    fn(0, *args)
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int | None = None,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> None:
+    """Call ``fn(0, *args)`` in this process.
+
+    Raises:
+        UsageError: More processes are asked for.
+    """
+    if nprocs not in (None, 1):
+        raise UsageError(
+            f"xmp.spawn was asked for {nprocs} processes; PyTorch code trains in one process here",
+            hint="pass nprocs=1, or leave it out",
+        )
+    launch(fn, args)
+
+
+def all_reduce(
+    reduce_type: str,
+    inputs: Any,
+    scale: float = 1.0,
+    groups: Any = None,
+    pin_layout: bool = True,
+) -> Any:
+    """Return a tensor times ``scale``; tensors of a list are multiplied in place.
+
+    Raises:
+        UsageError: This is one of several processes.
+    """
+    check_alone("all_reduce")
+    if isinstance(inputs, torch.Tensor):
+        return inputs * scale
+    if scale != 1.0:
+        with torch.no_grad():
+            for tensor in inputs:
+                tensor.mul_(scale)
+    return None
+
+
+def all_gather(
+    value: torch.Tensor, dim: int = 0, groups: Any = None, output: Any = None, **_: Any
+) -> torch.Tensor:
+    """Return the tensor: there are no others.
+
+    Raises:
+        UsageError: This is one of several processes, or ``output`` is given.
+    """
+    check_alone("all_gather")
+    refuse("output", output, "use the result")
+    return value
+
+
+def broadcast_master_param(model: torch.nn.Module) -> None:
+    """Do nothing: the parameters are those of the first process.
+
+    Raises:
+        UsageError: This is one of several processes.
+    """
+    check_alone("broadcast_master_param")
+
+
+def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> Any:
+    """Return ``reduce_fn([data])``.
+
+    Raises:
+        UsageError: This is one of several processes.
+    """
+    check_alone("mesh_reduce")
+    return reduce_fn([data])
+
+
+def rendezvous(tag: str, payload: bytes = b"", replicas: Collection[int] = ()) -> list[bytes]:
+    """Return the payloads of all processes: of this one.
+
+    Raises:
+        UsageError: This is one of several processes.
+    """
+    check_alone("rendezvous")
+    return [payload]
+
+
+def do_on_ordinals(
+    target: Callable[..., Any], data: Any = (), ordinals: Iterable[int] = (0,)
+) -> None:
+    """Call ``target(*data)`` if this process is among ``ordinals``."""
+    if global_ordinal() in ordinals:
+        target(*data)
+
+
+def save(
+    data: Any, file_or_path: str | Path | IO[bytes], master_only: bool = True,
+    global_master: bool = False,
+) -> None:  # fmt: skip
+    """Save with `torch.save`, with tensors of the CPU, which plain PyTorch can load.
+
+    Args:
+        data: What to save.
+        file_or_path: Where to.
+        master_only: Whether only the first process saves.
+        global_master: Whether that is the first of the job, or of the machine.
+    """
+    if not master_only or is_master_ordinal(local=not global_master):
+        torch.save(data, file_or_path)
+
+
+def load(path: str | Path) -> Any:
+    """Load what `save` saved: tensors of the CPU."""
+    return torch.load(path)
+
+
+class MpModelWrapper:
+    """Holds a module until it is moved to the device."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def to(self, device: Any) -> torch.nn.Module:
+        """Return the module on the device."""
+        return self._model.to(device)
+
+
+class MpSerialExecutor:
+    """Calls functions one process at a time: there is one."""
+
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """Return ``fn()``."""
+        return fn()

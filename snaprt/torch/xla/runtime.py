@@ -1,0 +1,88 @@
+"""PyTorch/XLA's names for seeds, precision, the kind of device and the cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import torch
+
+from snaprt.errors import UsageError
+from snaprt.torch.xla import placement
+
+
+def manual_seed(seed: int, device: Any = None) -> None:
+    """Call `torch.manual_seed`: the device draws its random numbers from PyTorch's generator."""
+    torch.manual_seed(seed)
+
+
+set_rng_state = manual_seed
+
+
+def get_rng_state(device: Any = None) -> int:
+    """Return the seed; `torch.get_rng_state` also knows how many numbers have been drawn."""
+    return torch.initial_seed()
+
+
+@contextmanager
+def fork_rng(device: Any = None, enabled: bool = True) -> Iterator[None]:
+    """Draw random numbers inside, and continue afterwards as if none had been drawn."""
+    with torch.random.fork_rng(devices=[], enabled=enabled):
+        yield
+
+
+def autocast(
+    device: Any = None, enabled: bool = True, dtype: torch.dtype = torch.bfloat16, **_: Any
+) -> Any:
+    """Return the scope of `torch.autocast` for the device, in bfloat16."""
+    return torch.autocast("cpu", dtype=dtype, enabled=enabled)
+
+
+def set_mat_mul_precision(precision: str) -> None:
+    """Set the precision of matrix products: ``default``, ``high`` or ``highest``."""
+    jax.config.update("jax_default_matmul_precision", precision)
+
+
+def get_mat_mul_precision() -> str:
+    """Return the precision of matrix products."""
+    config: Any = jax.config
+    return config.jax_default_matmul_precision or "default"
+
+
+def initialize_cache(path: str, readonly: bool = False) -> None:
+    """Name the directory of snaprt's compile cache, as ``SNAPRT_CACHE_DIR`` does."""
+    os.environ["SNAPRT_CACHE_DIR"] = str(Path(path).expanduser().absolute())
+    if readonly:
+        os.environ["SNAPRT_CACHE_MODE"] = "read-only"
+
+
+def set_device_type(pjrt_device: str) -> None:
+    """Check that the device is of a kind.
+
+    Raises:
+        UsageError: It is of another; JAX chooses it when it starts.
+    """
+    if pjrt_device.upper() != placement.device_type():
+        raise UsageError(
+            f"the device is a {placement.device_type()}, not a {pjrt_device}",
+            hint=f"set JAX_PLATFORMS={pjrt_device.lower()} before the program starts",
+        )
+
+
+def using_pjrt() -> bool:
+    """Return True: JAX runs on PJRT."""
+    return True
+
+
+def is_bf16_supported() -> bool:
+    """Return True: XLA computes in bfloat16 on every device."""
+    return True
+
+
+def is_spmd() -> bool:
+    """Return False: tensors are not sharded."""
+    return False

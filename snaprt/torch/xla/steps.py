@@ -1,0 +1,138 @@
+"""Steps under the names of PyTorch/XLA: where one ends, and what runs then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+import snaprt
+from snaprt.torch import scope
+from snaprt.torch.tensors import Tensor, array_of
+from snaprt.torch.xla.absent import refuse
+from snaprt.torch.xla.processes import check_alone
+
+mark_step = snaprt.mark_step
+sync = snaprt.mark_step
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    barrier: bool = False,
+    optimizer_args: Mapping[str, Any] | None = None,
+    groups: Any = None,
+    pin_layout: bool = True,
+) -> Any:
+    """Call ``optimizer.step(**optimizer_args)``, and `mark_step` if ``barrier`` is set.
+
+    There are no gradients of other processes to add. `MpDeviceLoader` marks the step, too.
+
+    Raises:
+        UsageError: This is one of several processes, whose gradients would have to be added.
+    """
+    check_alone("optimizer_step")
+    result = optimizer.step(**(optimizer_args or {}))
+    if barrier:
+        snaprt.mark_step()
+    return result
+
+
+def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Any = None, **_: Any) -> None:
+    """Do nothing: there are no gradients of other processes to add.
+
+    Raises:
+        UsageError: This is one of several processes.
+    """
+    check_alone("reduce_gradients")
+
+
+def add_step_closure(
+    closure: Callable[..., object], args: Iterable[Any] = (), run_async: bool = False
+) -> None:
+    """Call ``closure(*args)`` after the next `mark_step`, see `snaprt.add_step_closure`.
+
+    The closure gets tensors in ``args`` as they are now, without their history.
+    """
+    leaves, structure = pytree.tree_flatten(tuple(args))
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    arrays = [array_of(leaves[index]) for index in places]
+    for index in places:
+        leaves[index] = None
+
+    def call(*arrays: Any) -> None:
+        for index, array in zip(places, arrays, strict=True):
+            leaves[index] = Tensor(array)
+        closure(*pytree.tree_unflatten(leaves, structure))
+
+    snaprt.add_step_closure(call if callable(closure) else closure, arrays, run_async)
+
+
+def step() -> AbstractContextManager[None]:
+    """Return a scope that is one step: it runs lazily, and ends with `mark_step`."""
+    return _one_step(full_graph=False)
+
+
+def compile(  # noqa: A001 - the name in PyTorch/XLA
+    f: Callable[..., Any] | None = None,
+    full_graph: bool | None = False,
+    name: str | None = None,
+    max_different_graphs: int | None = None,
+    custom_compile_options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Let each call of a function be one step; as a decorator, or as a scope without function.
+
+    The function runs lazily each time, and its program is compiled once. `snaprt.torch.jit` does
+    not run it again, which is faster.
+
+    Args:
+        f: The function.
+        full_graph: Whether reading a value inside is an error.
+        name: Not used: programs have the names of their operations.
+        max_different_graphs: Not supported; `snaprt.no_compile` finds new programs.
+        custom_compile_options: Not supported; use ``XLA_FLAGS``.
+
+    Raises:
+        UsageError: An option is given that is not supported.
+    """
+    refuse("max_different_graphs", max_different_graphs, "use snaprt.no_compile()")
+    refuse("custom_compile_options", custom_compile_options, "set XLA_FLAGS")
+    one_step = _one_step(full_graph=bool(full_graph))
+    return one_step if f is None else one_step(f)
+
+
+@contextmanager
+def _one_step(*, full_graph: bool) -> Iterator[None]:
+    snaprt.mark_step()
+    with eager_mode_context(False), scope.lazy(fullgraph=full_graph):
+        yield
+        snaprt.mark_step()
+
+
+def eager_mode(enable: bool) -> None:
+    """Run each operation as soon as it is called, see `snaprt.eager_mode`; not in `compile`."""
+    snaprt.eager_mode(enable)
+
+
+is_eager_mode = snaprt.is_eager_mode
+
+
+@contextmanager
+def eager_mode_context(enable: bool) -> Iterator[None]:
+    """Set `eager_mode` inside."""
+    before = snaprt.is_eager_mode()
+    if before == enable:
+        yield
+        return
+    snaprt.eager_mode(enable)
+    try:
+        yield
+    finally:
+        snaprt.eager_mode(before)
+
+
+def unlazy(tensors: Iterable[torch.Tensor]) -> None:
+    """Compute tensors, and everything else that is pending, and wait for it."""
+    snaprt.mark_step(wait=True)

@@ -1,0 +1,114 @@
+"""Imports of torch_xla by a program that does not have it: they find `snaprt.torch.xla`.
+
+Imports neither torch nor JAX: the program does, when it has set what they are to find.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, ModuleType
+from typing import Any, Final
+
+from snaprt import after_import
+
+_OURS: Final = "snaprt.torch.xla"
+_NAMES: Final = (
+    *("_XLAC", "amp", "amp.autocast_mode", "amp.syncfree", "backends", "core", "core.functions"),
+    *("core.xla_env_vars", "core.xla_model", "debug", "debug.metrics", "debug.profiler"),
+    *("distributed", "distributed.data_parallel", "distributed.fsdp", "distributed.fsdp.wrap"),
+    *("distributed.parallel_loader", "distributed.spmd", "distributed.spmd.xla_sharding"),
+    *("distributed.xla_backend", "distributed.xla_multiprocessing"),
+    *("distributed.zero_redundancy_optimizer", "experimental", "experimental.assume_pure"),
+    *("experimental.custom_kernel", "experimental.eager", "experimental.fori_loop"),
+    *("experimental.pjrt_backend", "experimental.scan", "experimental.scan_layers"),
+    *("experimental.spmd_fully_sharded_data_parallel", "runtime", "stablehlo", "test"),
+    *("test.test_utils", "utils", "utils.checkpoint", "utils.serialization", "utils.utils"),
+)
+
+MODULES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("torch_xla", *[f"torch_xla.{name}" for name in _NAMES]), _OURS),
+        "torch_xla.amp.syncfree": "torch.optim",
+        "torch_xla.utils.checkpoint": "torch.utils.checkpoint",
+    }
+)
+"""The modules of torch_xla that can be imported, and where their names come from."""
+
+_RENAMED: Final = {"_xla_metrics_report": "metrics_report"}
+
+_is_provided = False
+
+
+def provide() -> None:
+    """Let the program use the device ``xla`` and import torch_xla, without PyTorch/XLA.
+
+    To be called before the program runs, in its thread.
+    """
+    global _is_provided
+    _is_provided = True
+    sys.meta_path.insert(0, _Finder())
+    after_import.call_after_import("torch", _name_device)
+
+
+def is_provided() -> bool:
+    """Return whether ``snaprt run --torch`` runs the program, which says what is lazy."""
+    return _is_provided
+
+
+def installed_version() -> str | None:
+    """Return the version of the real torch_xla, if it is installed."""
+    try:
+        return importlib.metadata.version("torch_xla")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _name_device() -> None:
+    kind = os.environ.get("PJRT_DEVICE", "").lower()
+    if kind in ("cpu", "cuda", "tpu"):
+        os.environ.setdefault("JAX_PLATFORMS", kind)
+    import jax  # noqa: F401 - before anything of snaprt that would, so that it is whole by then
+
+    from snaprt.torch.xla.placement import name_device_xla
+
+    name_device_xla()
+
+
+class _Finder:
+    """Finds the modules of torch_xla, and makes each."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in MODULES:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Module(spec.name, f"The names of {spec.name}, from {MODULES[spec.name]}.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        import torch
+
+        module.__dict__["__version__"] = f"{torch.__version__.partition('+')[0]}+snaprt"
+
+
+class _Module(ModuleType):
+    """A module whose names are those of another, and of the modules below it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if f"{self.__name__}.{name}" in MODULES:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        target = importlib.import_module(MODULES[self.__name__])
+        try:
+            return getattr(target, _RENAMED.get(name, name))
+        except AttributeError:
+            raise AttributeError(
+                f"snaprt has no {self.__name__}.{name} (see docs/coming-from-pytorch-xla.md)"
+            ) from None
