@@ -1,8 +1,8 @@
 """The same training in PyTorch on the CPU and in snaprt: how far losses and parameters differ.
 
-``python tests/torch/parity.py [--float64] [MODEL ...]`` prints the table. The column *PyTorch* is
-how far two runs of PyTorch itself differ if one of the weights is off by one rounding of float32: no
-run can be held to less. In float64, SGD's rounding is too small to matter: what is left would be a
+``python tests/torch/parity.py [--float64] [MODEL ...]`` prints the table. The columns *PyTorch* are
+how far two runs of PyTorch itself differ if one of the weights is off by one rounding of float32:
+no run can be held to less. In float64, SGD's rounding is too small to matter: what is left would be a
 fault. Adam's correction for the number of steps is of float32 even then.
 """
 
@@ -38,7 +38,9 @@ class Difference:
     loss: float
     parameters: float
     compiled_late: int  # programs compiled in the second half
-    loss_of_pytorch: float  # how far the losses of two runs of PyTorch differ
+    # How far two runs of PyTorch differ.
+    loss_of_pytorch: float
+    parameters_of_pytorch: float
 
 
 def compare(
@@ -65,9 +67,18 @@ def compare(
     model, loss = snaprt.torch.wrap(model), snaprt.torch.wrap(example.loss())
     with snaprt.torch.lazy():
         losses, late = train(model, loss)
+    return Difference(
+        _relative(losses, expected),
+        _apart(model, reference),
+        late,
+        _relative(same, expected),
+        _apart(other, reference),
+    )
+
+
+def _apart(model: nn.Module, reference: nn.Module) -> float:
     states = zip(model.state_dict().values(), reference.state_dict().values(), strict=True)
-    apart = max((a.cpu() - b).abs().max().item() for a, b in states)
-    return Difference(_relative(losses, expected), apart, late, _relative(same, expected))
+    return max((a.cpu() - b).abs().max().item() for a, b in states)
 
 
 def _relative(losses: list[float], expected: list[float]) -> float:
@@ -110,7 +121,10 @@ def main() -> None:
     jax.config.update("jax_enable_x64", options.float64)
     dtype, rate = (torch.float64, 1.0) if options.float64 else (torch.float32, None)
     print(f"torch {torch.__version__}, jax {jax.__version__}, {dtype}: 20 steps, clipped to norm 1")
-    print(f"{'model':24} {'optimizer':14} {'loss, relative':>15} {'PyTorch':>8} {'parameters':>11}")
+    print(
+        f"{'model':24} {'optimizer':14} {'loss, relative':>15} {'PyTorch':>8} {'parameters':>11} "
+        f"{'PyTorch':>8}"
+    )
     for name, example in models.all_examples().items():
         if options.models and not any(word in name for word in options.models):
             continue
@@ -118,7 +132,7 @@ def main() -> None:
             apart = compare(example, optimizer, rate=rate, dtype=dtype)
             print(
                 f"{name:24} {optimizer_name:14} {apart.loss:15.1e} {apart.loss_of_pytorch:8.1e} "
-                f"{apart.parameters:11.1e}",
+                f"{apart.parameters:11.1e} {apart.parameters_of_pytorch:8.1e}",
                 flush=True,
             )
 
