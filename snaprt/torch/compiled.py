@@ -286,7 +286,7 @@ class _State:
         rates = [group["lr"] for o in self.owners.optimizers for group in o.param_groups]
         if rates != self._rates or self._rates_on_device is None:
             with jaxapi.evaluating():
-                self._rates_on_device = jnp.asarray(np.asarray(rates, np.float32))
+                self._rates_on_device = jnp.asarray(np.asarray(rates, np.float64))
             self._rates = rates
         return self._rates_on_device
 

@@ -202,7 +202,7 @@ class _Steps:
         if rates != self._rates or self._rates_on_device is None:
             self._rates = rates
             with jaxapi.evaluating():
-                self._rates_on_device = jnp.asarray(np.asarray(rates, np.float32))
+                self._rates_on_device = jnp.asarray(np.asarray(rates, np.float64))
         return self._rates_on_device
 
 

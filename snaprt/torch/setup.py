@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from snaprt import jaxapi
-from snaprt.torch import operations, optimizers, tensors, versions
+from snaprt.torch import autograd_functions, operations, optimizers, tensors, versions
 
 _C: Any = torch._C
 _libraries: list[torch.library.Library] = []  # what they register is gone with them
@@ -30,6 +30,7 @@ def set_up() -> None:
     tensors.set_device("jax")
     tensors.handle_with(operations.run_function, operations.run_dispatched)
     optimizers.watch_steps()
+    autograd_functions.watch_functions()
 
 
 def _register_device() -> None:

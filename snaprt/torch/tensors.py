@@ -52,8 +52,11 @@ _AS_INTEGERS: Final = {
 
 _NO_MEMORY: Final = torch.device("meta")
 
-plainly = torch._C.DisableTorchFunctionSubclass
-"""The context in which attributes of tensors are read and set without asking `operations`."""
+plainly = torch._C.DisableTorchFunction
+"""The context in which attributes of tensors are read and set without asking `operations`.
+
+Modes of PyTorch are not asked either: each would cost a call of Python for every attribute.
+"""
 
 
 class Box:

@@ -281,6 +281,9 @@ class Traced:
             )
 
 
+_GRADIENTS: Final[tuple[Any, ...]] = (
+    *(torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward),
+)
 _SAME, _RESULT, _PLAIN = "same", "result", "plain"
 
 
@@ -465,6 +468,13 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if func in _GRADIENTS:
+            raise UsageError(
+                "a wrapped function or module computes gradients itself, of what autograd does not "
+                "see while it is traced",
+                hint="wrap what is differentiated, and call torch.autograd.grad(..., "
+                "create_graph=True) outside",
+            )
         args, kwargs = renamed(func, args, dict(kwargs or {}))
         if func in _constructors() and kwargs.get("device") is None:
             if torch.get_default_device().type == "cpu":

@@ -1,0 +1,149 @@
+"""What PyTorch's autograd offers besides ``backward``: right in a wrapped module, or an error."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import snaprt.torch
+from snaprt.errors import UsageError
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)])
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=self.use_reentrant)
+        return x
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Straight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Sign.apply(self.inner(x))
+
+
+def _assert_same_gradients(ours: nn.Module, plain: nn.Module) -> None:
+    for mine, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), other.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointed_layers_have_the_same_gradients(use_reentrant: bool) -> None:
+    plain = Checkpointed(use_reentrant)
+    ours = snaprt.torch.wrap(copy.deepcopy(plain))
+    x = torch.randn(4, 8, requires_grad=True)
+    ours(x.detach()).square().sum().backward()
+    plain(x).square().sum().backward()
+    _assert_same_gradients(ours, plain)
+
+
+def test_a_wrapped_module_can_be_checkpointed() -> None:
+    plain = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    ours = snaprt.torch.wrap(copy.deepcopy(plain))
+    x = torch.randn(4, 8)
+    moved = x.to(snaprt.torch.device()).requires_grad_()
+    checkpoint(ours, moved, use_reentrant=False).square().sum().backward()
+    plain(x).square().sum().backward()
+    _assert_same_gradients(ours, plain)
+
+
+def test_a_function_with_its_own_backward_is_refused_inside_a_wrapped_module() -> None:
+    model = snaprt.torch.wrap(Straight())
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        assert {*model(x).abs().flatten().tolist()} == {1.0}
+    with pytest.raises(UsageError, match=r"Sign is a torch\.autograd\.Function"):
+        model(x)
+
+
+def test_a_function_with_its_own_backward_works_outside() -> None:
+    plain = nn.Linear(3, 3)
+    ours = snaprt.torch.wrap(copy.deepcopy(plain))
+    x = torch.randn(2, 3)
+    for model in (ours, plain):
+        Sign.apply(model(x)).sum().backward()
+    _assert_same_gradients(ours, plain)
+
+
+def test_forward_hooks_of_inner_modules_take_part_until_they_are_removed() -> None:
+    plain = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    ours = snaprt.torch.wrap(copy.deepcopy(plain))
+    x = torch.randn(4, 8)
+    handles = [m[0].register_forward_hook(lambda m, args, out: out * 2) for m in (ours, plain)]
+    torch.testing.assert_close(ours(x).cpu(), plain(x))
+    for handle in handles:
+        handle.remove()
+    torch.testing.assert_close(ours(x).cpu(), plain(x))
+
+
+@pytest.mark.parametrize(
+    "register", ["register_full_backward_hook", "register_full_backward_pre_hook"]
+)
+def test_backward_hooks_of_inner_modules_are_refused(register: str) -> None:
+    model = snaprt.torch.wrap(nn.Sequential(nn.Linear(2, 2)))
+    getattr(model[0], register)(lambda *_: None)
+    with pytest.raises(UsageError, match="backward hook, which would not be called"):
+        model(torch.ones(1, 2))
+
+
+class Force(nn.Module):
+    def __init__(self, energy: nn.Module, is_backward: bool) -> None:
+        super().__init__()
+        self.energy = energy
+        self.is_backward = is_backward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        total = self.energy(x).sum() + x.square().sum()
+        if self.is_backward:
+            total.backward()
+            assert x.grad is not None
+            return x.grad
+        return torch.autograd.grad(total, x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_gradients_inside_of_a_wrapped_module_are_refused(is_backward: bool) -> None:
+    model = snaprt.torch.wrap(Force(nn.Linear(3, 1), is_backward))
+    with pytest.raises(UsageError, match="computes gradients itself"):
+        model(torch.ones(2, 3))
+
+
+def test_gradients_of_a_wrapped_module_can_be_part_of_a_loss() -> None:
+    plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    ours = snaprt.torch.wrap(copy.deepcopy(plain))
+    x = torch.randn(2, 3)
+    for model, given in ((ours, x.to(snaprt.torch.device())), (plain, x.clone())):
+        energy = model(given.requires_grad_()).sum()
+        (force,) = torch.autograd.grad(energy, given, create_graph=True)
+        force.square().sum().backward()
+    for mine, other in zip(ours[:2].parameters(), plain[:2].parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), other.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_torch_compile_and_export_are_refused() -> None:
+    model = snaprt.torch.wrap(nn.Linear(2, 2))
+    with pytest.raises(Exception, match=r"torch\.compile or torch\.export"):
+        torch.compile(model)(torch.ones(1, 2))
+    with pytest.raises(UsageError, match=r"torch\.compile or torch\.export"):
+        torch.export.export(model, (torch.ones(1, 2),))
