@@ -2,8 +2,8 @@
 
 ``python tests/torch/parity.py [--float64] [MODEL ...]`` prints the table. The columns *PyTorch* are
 how far two runs of PyTorch itself differ if one of the weights is off by one rounding of float32:
-no run can be held to less. In float64, SGD's rounding is too small to matter: what is left would be a
-fault. Adam's correction for the number of steps is of float32 even then.
+no run can be held to less. In float64, SGD's rounding is too small to matter: what is left would be
+a fault. Adam's correction for the number of steps is of float32 even then.
 """
 
 from __future__ import annotations
