@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from types import CellType, CodeType
+from typing import Any, Final, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -21,9 +24,10 @@ from snaprt.errors import UsageError
 from snaprt.torch import gradients as gradients_module
 from snaprt.torch import modules, optimizers, traced
 from snaprt.torch.operations import kind_of
+from snaprt.torch.same import are_the_same, values_of
 from snaprt.torch.setup import set_up
 from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
-from snaprt.torch.tensors import Tensor, array_of, plainly, write
+from snaprt.torch.tensors import Tensor, array_of, plainly
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -64,120 +68,252 @@ class _Compiled:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._steps: dict[Any, _Step] = {}
+        self._owners: _Owners | None = None
+        self._states: list[_State] = []
         self._seen: set[Any] = set()
 
     def call(self, args: Any, kwargs: Any) -> Any:
         """Call the function: as it is written the first time, which makes optimizers' state."""
         if traced.is_tracing():
             return self._function(*args, **kwargs)
-        owners = list(_used_by(self._function))
-        for owner in owners:
-            if isinstance(owner, torch.nn.Module):
-                modules.wrap(owner)
         given: list[torch.Tensor] = []
         structure = flatten((tuple(args), kwargs), given)
         tensors = traced.on_device(given)
         kinds = tuple([kind_of(tensor.box.array) for tensor in tensors])
         mode = (structure, kinds, torch.is_grad_enabled(), traced.autocast_type())
+        if self._owners is None or not self._owners.hold():
+            self._owners = _Owners(self._function)
         if mode not in self._seen:
             self._seen.add(mode)
+            self._owners.wrap()
             return self._function(*args, **kwargs)
-        state = _State(owners)
-        key = (*mode, state.key())
-        step = self._steps.get(key) or _Step(self._function, structure)
-        result = step.run(state, tensors)
-        self._steps[key] = step
+        state = self._state(self._owners)
+        present = state.present()
+        settings = tuple(map(optimizers.settings_of, state.owners.optimizers))
+        key = (*mode, settings, present.key())
+        step = state.steps.get(key)
+        if step is not None:
+            return step.run(state, present, tensors)
+        step = _Step(self._function, structure)
+        result = step.run(state, present, tensors)
+        state.take_attributes()
+        state.steps[key] = step
         return result
 
+    def _state(self, owners: _Owners) -> _State:
+        states = self._states
+        for index, state in enumerate(states):
+            if state.owners is owners and state.holds():
+                if index:
+                    states.insert(0, states.pop(index))
+                return state
+        owners.wrap()
+        states.insert(0, _State(owners))
+        del states[_MAX_STATES:]
+        return states[0]
 
-def _used_by(function: Callable[..., Any]) -> Iterator[Any]:
-    """Yield the modules, optimizers and tensors among the variables of a function, each once."""
-    seen: set[int] = set()
-    pending: list[Any] = [inspect.unwrap(function)]
-    while pending:
-        value = pending.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, torch.nn.Module | torch.optim.Optimizer | Tensor):
-            yield value
-        elif isinstance(value, functools.partial):
-            pending += [value.func, *value.args, *value.keywords.values()]
-        elif inspect.ismethod(value):
-            pending += [value.__func__, value.__self__, *vars(value.__self__).values()]
-        elif inspect.isfunction(value):
-            names = inspect.getclosurevars(value)
-            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-            pending += [*names.nonlocals.values(), *names.globals.values(), *defaults]
-        elif isinstance(value, list | tuple):
-            pending += value
-        elif isinstance(value, dict) and len(value) < 1000:
-            pending += value.values()
+
+_MAX_STATES: Final = 16
+
+
+class _Owners:
+    """The modules, optimizers and tensors among the variables of a function, each once."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        found: list[Any] = []
+        self._looked_into: list[tuple[Any, list[Any]]] = []
+        seen: set[int] = set()
+        pending: list[Any] = [inspect.unwrap(function)]
+        while pending:
+            value = pending.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, torch.nn.Module | torch.optim.Optimizer | Tensor):
+                found.append(value)
+                continue
+            inside = _inside(value)
+            if inside:
+                self._looked_into.append((value, inside))
+                pending += inside
+        self.modules = [o for o in found if isinstance(o, torch.nn.Module)]
+        self.optimizers = [o for o in found if isinstance(o, torch.optim.Optimizer)]
+        self.tensors = [o for o in found if isinstance(o, Tensor)]
+
+    def wrap(self) -> None:
+        """Wrap the modules, which may have got new parts."""
+        for module in self.modules:
+            modules.wrap(module)
+
+    def hold(self) -> bool:
+        """Return whether the variables still are what they were."""
+        return all(are_the_same(_inside(value), inside) for value, inside in self._looked_into)
+
+
+def _inside(value: Any) -> list[Any]:
+    """Return what to look into for modules and optimizers: variables, items, attributes."""
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if inspect.ismethod(value):
+        return [value.__func__, value.__self__, *vars(value.__self__).values()]
+    if inspect.isfunction(value):
+        variables = value.__globals__
+        names = [name for name in _names_in(value.__code__) if name in variables]
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return [*cells, *[variables[name] for name in names], *defaults]
+    if isinstance(value, list | tuple):
+        return [*value]
+    if isinstance(value, dict) and len(value) < 1000:
+        return [*value.values()]
+    return []
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_in(code: CodeType) -> tuple[str, ...]:
+    """Return the names of globals, and of attributes, in code and in the functions inside it."""
+    inside = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return tuple(dict.fromkeys([*code.co_names, *[name for names in inside for name in names]]))
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 class _State:
-    """The tensors that a function may use besides its arguments, as they are now."""
+    """The tensors that a function may use besides its arguments.
 
-    def __init__(self, owners: Iterable[Any]) -> None:
-        self.modules = [o for o in owners if isinstance(o, torch.nn.Module)]
-        self.optimizers = [o for o in owners if isinstance(o, torch.optim.Optimizer)]
-        free = [o for o in owners if isinstance(o, Tensor)]
-        self.tensors: dict[str, Tensor] = {}
-        self.params: list[tuple[str, Tensor]] = []
+    Attributes:
+        owners: What they belong to.
+        steps: What was compiled for them.
+        tensors: The parameters, buffers and state of optimizers, by name.
+        params: The parameters, by name.
+    """
+
+    def __init__(self, owners: _Owners) -> None:
+        self.owners = owners
+        self.steps: dict[Any, _Step] = {}
+        named: dict[str, Tensor] = {}
+        self.params: dict[str, Tensor] = {}
         known: set[int] = set()
+
+        def add(name: str, tensor: Any) -> None:
+            if id(tensor) not in known:
+                known.add(id(tensor))
+                named[name] = tensor
+
         with plainly():
-            for number, module in enumerate(self.modules):
+            for number, module in enumerate(owners.modules):
                 prefix = f"{number}." if number else ""
                 for name, parameter in module.named_parameters():
-                    self._add(f"{prefix}{name}", parameter, known)
-                    self.params.append((f"{prefix}{name}", parameter))  # type: ignore[arg-type]
+                    if id(parameter) not in known:
+                        self.params[f"{prefix}{name}"] = parameter  # type: ignore[assignment]
+                    add(f"{prefix}{name}", parameter)
                 for name, buffer in module.named_buffers():
-                    self._add(f"{prefix}{name}", buffer, known)
-            for number, variable in enumerate(free):
-                self._add(f"variable{number}", variable, known)
-            for name, param in self.params:
-                if param.grad is not None:
-                    self._add(f"{name}.grad", param.grad, known)
-            names = {id(param): name for name, param in self.params}
-            for number, optimizer in enumerate(self.optimizers):
+                    add(f"{prefix}{name}", buffer)
+            for number, variable in enumerate(owners.tensors):
+                add(f"variable{number}", variable)
+            names = {id(param): name for name, param in self.params.items()}
+            for number, optimizer in enumerate(owners.optimizers):
                 for owned, values in optimizer.state.items():
                     for key, value in values.items():
                         if torch.is_tensor(value):
                             if type(value) is not Tensor:
                                 value = values[key] = traced.on_device([value])[0]
                             owner = names.get(id(owned), f"{number}.{id(owned)}")
-                            self._add(f"{owner}.{key}.{number}", value, known)
+                            add(f"{owner}.{key}.{number}", value)
+            self._flags = [tensor.requires_grad for tensor in owners.tensors]
+        self.tensors = dict(sorted(named.items()))
+        self._snapshots = [modules.Snapshot(module) for module in owners.modules]
+        self._groups = [[list(g["params"]) for g in o.param_groups] for o in owners.optimizers]
+        self._values = [*self._state_of_optimizers()]
+        self._rates: list[float] = []
+        self._rates_on_device: Any = None
 
-    def _add(self, name: str, tensor: Any, known: set[int]) -> None:
-        if id(tensor) not in known:
-            known.add(id(tensor))
-            self.tensors[name] = tensor
+    def _state_of_optimizers(self) -> Iterator[Any]:
+        for optimizer in self.owners.optimizers:
+            yield from values_of(optimizer.state.values())
 
-    def key(self) -> Any:
-        """Return what a trace depends on, apart from the values."""
+    def holds(self) -> bool:
+        """Return whether the modules and optimizers still consist of these tensors."""
+        for optimizer, groups in zip(self.owners.optimizers, self._groups, strict=True):
+            now = [group["params"] for group in optimizer.param_groups]
+            if len(now) != len(groups) or not all(map(are_the_same, now, groups)):
+                return False
         with plainly():
-            flags = tuple([tensor.requires_grad for tensor in self.tensors.values()])
-        settings = tuple(map(optimizers.settings_of, self.optimizers))
-        training = tuple([m.training for module in self.modules for m in module.modules()])
-        identities = tuple(map(id, self.tensors.values()))
-        return (tuple(self.tensors), identities, flags, settings, training)
+            flags = [tensor.requires_grad for tensor in self.owners.tensors]
+        return (
+            flags == self._flags
+            and are_the_same([*self._state_of_optimizers()], self._values)
+            and all(snapshot.holds() for snapshot in self._snapshots)
+        )
 
-    def rates(self) -> np.ndarray:
+    def present(self) -> _Present:
+        """Return the arrays and gradients of now."""
+        with plainly():
+            gradients: list[Any] = [parameter.grad for parameter in self.params.values()]
+        tensors = self.tensors
+        if any(map(_is_there, gradients)):
+            named = zip(self.params, gradients, strict=True)
+            tensors = {**tensors, **{f"{n}.grad": g for n, g in named if g is not None}}
+        arrays = [*map(array_of, tensors.values())]
+        numbers = [*map(id, arrays)]
+        first = dict(zip(reversed(numbers), reversed(tensors), strict=True))
+        names = tuple(map(first.__getitem__, numbers))
+        return _Present(tensors, gradients, names, dict(zip(names, arrays, strict=True)))
+
+    def take_attributes(self) -> None:
+        """Take note of attributes of modules that a trace may have changed."""
+        for snapshot in self._snapshots:
+            snapshot.take_attributes()
+
+    def rates(self) -> Any:
         """Return the learning rates of all groups.
 
         Raises:
             UsageError: One is a tensor, or an optimizer's steps cannot be compiled.
         """
-        for optimizer in self.optimizers:
+        for optimizer in self.owners.optimizers:
             if not optimizers.can_be_compiled(optimizer):
                 raise UsageError(
                     f"snaprt.torch.jit cannot compile steps of {type(optimizer).__name__}",
                     hint="compile the part before optimizer.step(), and call it outside",
                 )
-        return np.asarray(
-            [group["lr"] for o in self.optimizers for group in o.param_groups], np.float64
-        )
+        rates = [group["lr"] for o in self.owners.optimizers for group in o.param_groups]
+        if rates != self._rates or self._rates_on_device is None:
+            with jaxapi.evaluating():
+                self._rates_on_device = jnp.asarray(np.asarray(rates, np.float64))
+            self._rates = rates
+        return self._rates_on_device
+
+
+@dataclass(frozen=True)
+class _Present:
+    """What a state has at one time.
+
+    Attributes:
+        tensors: The tensors of the state and the gradients, by name.
+        gradients: The gradient of each parameter, or None.
+        names: For each tensor the name of the first one that has the same array.
+        arrays: Each array, under the name of the first tensor that has it.
+    """
+
+    tensors: dict[str, Tensor]
+    gradients: list[Any]
+    names: tuple[str, ...]
+    arrays: dict[str, Any]
+
+    def key(self) -> Any:
+        """Return what a trace depends on, apart from the values."""
+        return (self.names, tuple(map(_is_there, self.gradients)))
+
+
+def _is_there(gradient: Tensor | None) -> bool:
+    return gradient is not None
 
 
 class _Step:
@@ -194,20 +330,21 @@ class _Step:
         name = getattr(function, "__name__", "step").strip("_<>")
         step.__name__ = step.__qualname__ = f"torch_{name}"
         self._compiled = jax.jit(step)
-        self._now: _State | None = None  # while it is called, for `_trace`
+        self._now: tuple[_State, _Present] | None = None  # while it is called, for `_trace`
+        self._draws: bool | None = None  # whether it draws random numbers, once that is known
         self._result: Structure = None
-        self._written: list[str] = []  # the names of tensors that it changes
-        self._kept: list[bool] = []  # which gradients there are at the end
+        self._written: list[tuple[str, str]] = []  # tensors that it changes, and their results
+        self._kept: list[str] = []  # what becomes of each gradient
 
-    def run(self, state: _State, tensors: Sequence[Tensor]) -> Any:
+    def run(self, state: _State, present: _Present, tensors: Sequence[Tensor]) -> Any:
         """Run the step, and write what it changed."""
-        arrays = {name: array_of(tensor) for name, tensor in state.tensors.items()}
-        rates, key = state.rates(), traced.draw_key()
-        self._now = state
+        generator = torch.get_rng_state() if self._draws is None else None
+        key = traced.no_key() if self._draws is False else traced.draw_key()
+        rates = state.rates()
+        args = dict(zip(self._names, map(array_of, tensors), strict=True))
+        self._now = state, present
         try:
-            results, written, gradients = self._compiled(
-                arrays, dict(zip(self._names, map(array_of, tensors), strict=True)), rates, key
-            )
+            results, written, gradients = self._compiled(present.arrays, args, rates, key)
         except gradients_module.NEEDS_VALUES as error:
             place = (jaxapi.user_stack(error) or ("the function",))[-1]
             raise UsageError(
@@ -216,23 +353,30 @@ class _Step:
             ) from error
         finally:
             self._now = None
-        for name, array in zip(self._written, written, strict=True):
-            write(state.tensors[name], array)
-        given = iter(gradients)
-        with plainly():
-            for (_, parameter), is_kept in zip(state.params, self._kept, strict=True):
-                if is_kept:
-                    parameter.grad = Tensor(next(given))
-                elif parameter.grad is not None:
-                    parameter.grad = None
+        if generator is not None and not self._draws:
+            torch.set_rng_state(generator)
+        for name, result in self._written:
+            present.tensors[name].box.write(written[result])
+        self._set_gradients(state, present, gradients)
         return unflatten(self._result, iter([Tensor(result) for result in results]))
 
+    def _set_gradients(self, state: _State, present: _Present, arrays: Sequence[Any]) -> None:
+        if not arrays and not any(map(_is_there, present.gradients)):
+            return
+        given = iter(arrays)
+        with plainly():
+            for parameter, what in zip(state.params.values(), self._kept, strict=True):
+                if what is _NEW:
+                    parameter.grad = Tensor(next(given))
+                elif what is _NONE and parameter.grad is not None:
+                    parameter.grad = None
+
     def _trace(self, arrays: Any, args: Any, rates: Any, key: Any) -> Any:
-        state = self._now
-        assert state is not None
-        with _holding(state, arrays), traced.drawing_from(key), ExitStack() as stack:
+        assert self._now is not None
+        state, present = self._now
+        with _holding(state, present, arrays), traced.drawing_from(key), ExitStack() as stack:
             count = 0
-            for optimizer in state.optimizers:
+            for optimizer in state.owners.optimizers:
                 groups = len(optimizer.param_groups)
                 own = rates[count : count + groups]
                 stack.enter_context(optimizers.with_rates(optimizer, own))
@@ -249,30 +393,41 @@ class _Step:
             outputs: list[Any] = []
             self._result = flatten(result, outputs)
             results = [array_of(tensor) for tensor in traced.on_device(outputs)]
-            self._written = [
-                name for name, t in state.tensors.items() if t.box.array is not arrays[name]
-            ]
-            written = [state.tensors[name].box.array for name in self._written]
+            written: dict[str, Any] = {}
+            results_of: dict[int, str] = {}
+            self._written = []
+            for (name, tensor), first in zip(present.tensors.items(), present.names, strict=True):
+                array = tensor.box.array
+                if array is not arrays[first]:
+                    result_name = results_of.setdefault(id(array), name)
+                    written[result_name] = array
+                    self._written.append((name, result_name))
             with plainly():
-                ends: list[Any] = [parameter.grad for _, parameter in state.params]
-            self._kept = [end is not None for end in ends]
-            gradients = [array_of(end) for end in ends if end is not None]
+                ends: list[Any] = [parameter.grad for parameter in state.params.values()]
+            self._kept = []
+            gradients = []
+            for end, begin in zip(ends, present.gradients, strict=True):
+                self._kept.append(_NONE if end is None else _SAME if end is begin else _NEW)
+                if end is not None and end is not begin:
+                    gradients.append(array_of(end))
+            self._draws = traced.keys_drawn() > 0
         return results, written, gradients
 
 
+_NONE, _SAME, _NEW = "none", "same", "new"
+
+
 @contextmanager
-def _holding(state: _State, arrays: dict[str, Any]) -> Iterator[None]:
+def _holding(state: _State, present: _Present, arrays: dict[str, Any]) -> Iterator[None]:
     """Let tensors hold these arrays, and what they held before at the end."""
-    held = [(tensor.box, tensor.box.array) for tensor in state.tensors.values()]
-    with plainly():
-        gradients = [parameter.grad for _, parameter in state.params]
+    held = [(tensor.box, tensor.box.array) for tensor in present.tensors.values()]
     try:
-        for name, tensor in state.tensors.items():
-            tensor.box.array = arrays[name]
+        for (box, _), name in zip(held, present.names, strict=True):
+            box.array = arrays[name]
         yield
     finally:
         for box, array in held:
             box.array = array
         with plainly():
-            for (_, parameter), gradient in zip(state.params, gradients, strict=True):
+            for parameter, gradient in zip(state.params.values(), present.gradients, strict=True):
                 parameter.grad = gradient

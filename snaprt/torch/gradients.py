@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import torch
 
 from snaprt import jaxapi, metrics
-from snaprt.torch.tensors import Tensor, array_of, plainly, write
+from snaprt.torch.tensors import Tensor, array_of, like, plainly, write
 
 Arrays = dict[str, Any]
 """Arrays by the names that snapshots show."""
@@ -267,20 +267,20 @@ def _deliver(
     Through the engine, each leaf would cost two calls of Python more.
     """
     returned: list[Tensor | None] = [None] * len(variables)
-    nodes = ctx.next_functions if len(gradients) > 1 else ()
     held: list[tuple[Tensor, Any]] = []
     with plainly():
+        to_leaf = _that_go_to_leaves(ctx, variables)
         for index, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
             if not needed[index]:
                 continue
-            if nodes and _goes_to_leaf(variable, nodes[index][0]):
-                present: Any = variable.grad
-                if present is None:
-                    variable.grad = Tensor(gradient)
-                else:
-                    held.append((present, gradient))
-            else:
+            if not to_leaf[index]:
                 returned[index] = Tensor(gradient)
+                continue
+            present: Any = variable.grad
+            if present is None:
+                variable.grad = like(variable, gradient)
+            else:
+                held.append((present, gradient))
         if held:
             sums = _add([array_of(t) for t, _ in held], [gradient for _, gradient in held])
             for (present, _), total in zip(held, sums, strict=True):
@@ -293,11 +293,19 @@ def _add(left: list[Any], right: list[Any]) -> list[Any]:
     return [a + b for a, b in zip(left, right, strict=True)]
 
 
-def _goes_to_leaf(variable: Tensor, node: Any) -> bool:
-    """Return whether the engine would add a gradient to ``.grad``, and nothing else."""
-    if not variable.is_leaf or variable._backward_hooks or variable._post_accumulate_grad_hooks:
-        return False
+def _that_go_to_leaves(ctx: Any, variables: Sequence[Tensor]) -> list[bool]:
+    """Return for each variable if the engine would add its gradient to ``.grad`` and no more."""
+    if len(variables) < 2:
+        return [False] * len(variables)
+    will_execute = torch._C._will_engine_execute_node
     try:
-        return torch._C._will_engine_execute_node(node)
+        return [
+            node is not None
+            and variable.is_leaf
+            and not variable._backward_hooks
+            and not variable._post_accumulate_grad_hooks
+            and will_execute(node)
+            for variable, (node, _) in zip(variables, ctx.next_functions, strict=True)
+        ]
     except RuntimeError:  # torch.autograd.grad: the caller gets the gradients
-        return False
+        return [False] * len(variables)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch.nn import init
 
 from snaprt import jaxapi
 from snaprt.errors import UsageError
@@ -50,8 +51,12 @@ _ASKING: Final[tuple[Any, ...]] = (
     *(torch.is_same_size, torch.result_type, torch.is_conj, torch.is_neg, torch.is_inference),
     *(torch.autograd.backward, torch.autograd.grad),
 )
+# They write to parameters under `torch.no_grad`, which a function that is traced cannot.
+_INITS: Final = [
+    value for name, value in vars(init).items() if name.endswith("_") and callable(value)
+]
 _PLAIN: Final = frozenset(
-    [*_ASKING, *[getattr(_T, name) for name in _PLAIN_NAMES if hasattr(_T, name)]]
+    [*_ASKING, *_INITS, *[getattr(_T, name) for name in _PLAIN_NAMES if hasattr(_T, name)]]
 )
 _SLOTS: Final = frozenset({"__get__", "__set__", "__delete__"})
 

@@ -8,11 +8,10 @@ Optimizers that are not PyTorch's run as they are written, one operation at a ti
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ from torch.optim.optimizer import (
 
 from snaprt import jaxapi, metrics
 from snaprt.torch import operations
+from snaprt.torch.same import are_the_same, values_of
 from snaprt.torch.tensors import Tensor, array_of, plainly, to_device
 
 _log = logging.getLogger("snaprt.torch")
@@ -54,8 +54,9 @@ def watch_steps() -> None:
     """Run optimizers whose parameters are on the device as compiled steps, from here on."""
     register_optimizer_step_pre_hook(_before)
     register_optimizer_step_post_hook(_after)
-    for owner in (torch.optim.Optimizer, torch.nn.Module):
-        owner.zero_grad = _plainly(owner.zero_grad)  # type: ignore[method-assign]
+    zero_grad = torch.optim.Optimizer.zero_grad
+    torch.optim.Optimizer.zero_grad = _zero_grad(zero_grad)  # type: ignore[method-assign]
+    torch.nn.Module.zero_grad = _plainly(torch.nn.Module.zero_grad)  # type: ignore[method-assign]
     clip: Any = clip_grad
     clip._get_total_norm = _total_norm(clip._get_total_norm)
     clip._clip_grads_with_norm_ = _clip(clip._clip_grads_with_norm_)
@@ -70,6 +71,22 @@ def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
+
+
+def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Optimizer.zero_grad`, in a third of its time where all is on the device."""
+
+    @functools.wraps(original)
+    def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        with plainly():
+            params = [p for group in self.param_groups for p in group["params"]]
+            if not set_to_none or {*map(type, params)} != {Tensor}:
+                original(self, set_to_none)
+                return
+            for parameter in params:
+                parameter.grad = None
+
+    return zero_grad
 
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -216,17 +233,18 @@ class _Held:
         moved: dict[float, Any] = {}
         for state in self.states:
             _move_step(state, moved)
-        self._values = [*_values(self._all_states)]
+        self._values = [*values_of(self._all_states)]
         self.groups = [number for _, (_, number) in present]
         self.own: dict[str, Tensor] = {}
         self.common: dict[str, dict[str, Tensor]] = {}
         for name, group, state in zip(self.params, self.groups, self.states, strict=True):
             for key, value in state.items():
-                if type(value) is Tensor:
-                    if key in _OF_A_GROUP:
-                        self.common.setdefault(f"{group}.{key}", {})[f"{name}.{key}"] = value
-                    else:
-                        self.own[f"{name}.{key}"] = value
+                if type(value) is not Tensor:
+                    continue
+                of_all = self.common.setdefault(_name_in_group(group, key), {})
+                place = of_all if key in _OF_A_GROUP else self.own
+                place[f"{name}.{key}"] = value
+        self.common = {name: of_all for name, of_all in self.common.items() if of_all}
         kinds = tuple([_kind(state) for state in self.states])
         self.kind = _interned(tuple(self._which), kinds)
 
@@ -244,12 +262,12 @@ class _Held:
         if optimizer.state is not self._state or len(groups) != len(self._lists):
             return None
         for group, params in zip(groups, self._lists, strict=True):
-            if not _are_the_same(group["params"], params):
+            if not are_the_same(group["params"], params):
                 return None
         states = [*self._state.values()]
-        if not _are_the_same(states, self._all_states):
+        if not are_the_same(states, self._all_states):
             return None
-        if not _are_the_same([*_values(states)], self._values):
+        if not are_the_same([*values_of(states)], self._values):
             return None
         gradients: list[Any] = [p.grad for p in self._given]
         if not {*map(type, gradients)} <= _EXPECTED:
@@ -265,12 +283,8 @@ _EXPECTED: Final = frozenset({Tensor, type(None)})
 _OF_A_GROUP: Final = frozenset({"step", "mu_product", "eta", "mu"})
 
 
-def _values(states: Sequence[dict[str, Any]]) -> Iterator[Any]:
-    return itertools.chain.from_iterable([state.values() for state in states])
-
-
-def _are_the_same(now: Sequence[Any], then: Sequence[Any]) -> bool:
-    return len(now) == len(then) and all(map(operator.is_, now, then))
+def _name_in_group(group: int, key: str) -> str:
+    return f"param_groups[{group}].{key}"
 
 
 class _Kind:
@@ -324,50 +338,42 @@ class _Step:
         Returns:
             What the optimizer consists of now, if that is known.
         """
-        boxes = [p.box for p in held.params.values()]
-        params = dict(zip(held.params, [box.array for box in boxes], strict=True))
+        params = dict(zip(held.params, map(_ARRAY, held.params.values()), strict=True))
         given = [array_of(gradient) for gradient in gradients]
-        state = {name: tensor.box.array for name, tensor in held.own.items()}
-        common = {}
+        state = dict(zip(held.own, map(_ARRAY, held.own.values()), strict=True))
         for name, tensors in held.common.items():
-            arrays = [tensor.box.array for tensor in tensors.values()]
+            arrays = [*map(_ARRAY, tensors.values())]
             if len({*map(id, arrays)}) == 1:
-                common[name] = arrays[0]
+                state[name] = arrays[0]
             else:
                 state.update(zip(tensors, arrays, strict=True))
         self._held, self._gradients = held, gradients
         try:
-            new, new_gradients, new_state, new_common = self._compiled(
-                params, dict(zip(held.params, given, strict=True)), state, common, rates
+            new, new_gradients, new_state = self._compiled(
+                params, dict(zip(held.params, given, strict=True)), state, rates
             )
         finally:
             self._held, self._gradients = None, []
-        for box, array in zip(boxes, new.values(), strict=True):
-            box.write(array)
+        _write_all(held.params.values(), new.values())
         for index, array in new_gradients.items():
             gradients[int(index)].box.write(array)
         if self.makes_state:
             with plainly():
                 held = _Held(optimizer)
-        for name, tensor in held.own.items():
-            tensor.box.write(new_state[name])
+        _write_all(held.own.values(), map(new_state.__getitem__, held.own))
         for name, tensors in held.common.items():
-            if name in new_common:
-                array = new_common[name]
-                for tensor in tensors.values():
-                    tensor.box.write(array)
-            else:
-                for each, tensor in tensors.items():
-                    tensor.box.write(new_state[each])
+            names = [each if each in new_state else name for each in tensors]
+            _write_all(tensors.values(), map(new_state.__getitem__, names))
         return held
 
-    def _trace(self, params: Any, gradients: Any, own: Any, common: Any, rates: Any) -> Any:
+    def _trace(self, params: Any, gradients: Any, state: Any, rates: Any) -> Any:
         optimizer, held = self._optimizer(), self._held
         assert optimizer is not None
         assert held is not None
-        named = dict(own)
-        for name, array in common.items():
-            named.update(dict.fromkeys(held.common[name], array))
+        named = dict(state)
+        for name in held.common:
+            if name in state:
+                named.update(dict.fromkeys(held.common[name], state[name]))
         tensors = {**held.own, **{n: t for group in held.common.values() for n, t in group.items()}}
         boxes = [p.box for p in held.params.values()]
         gradient_boxes = [gradient.box for gradient in self._gradients]
@@ -392,18 +398,19 @@ class _Step:
                 for index, (name, box) in enumerate(zip(held.params, gradient_boxes, strict=True))
                 if box.array is not gradients[name]
             }
-            new_state, new_common = {}, {}
+            new_state = {}
             for name, group, values in zip(held.params, held.groups, held.states, strict=True):
                 for key, value in values.items():
-                    whole = f"{group}.{key}"
+                    whole = _name_in_group(group, key)
                     if not _is_tensor(value):
                         continue
-                    is_new = key in _OF_A_GROUP and whole not in held.common
-                    if whole in common or is_new:
-                        new_common[whole] = value.box.array
-                    else:
-                        new_state[f"{name}.{key}"] = value.box.array
-            self.makes_state = len(new_state) + len(new_common) != len(own) + len(common)
+                    each = f"{name}.{key}"
+                    if whole in held.common:
+                        is_common = whole in state and each in held.common[whole]
+                    else:  # made now, for all of the group
+                        is_common = key in _OF_A_GROUP
+                    new_state[whole if is_common else each] = value.box.array
+            self.makes_state = new_state.keys() != state.keys()
         except BaseException:
             for then, values in zip(numbers, held.states, strict=True):
                 for key in [*values]:
@@ -413,7 +420,17 @@ class _Step:
         finally:
             for box, array in before:
                 box.array = array
-        return new, changed, new_state, new_common
+        return new, changed, new_state
+
+
+_ARRAY: Final = operator.attrgetter("box.array")
+
+
+def _write_all(tensors: Iterable[Tensor], arrays: Iterable[Any]) -> None:
+    for tensor, array in zip(tensors, arrays, strict=True):
+        box = tensor.box
+        box.array = array
+        box.version += 1
 
 
 def _is_tensor(value: Any) -> bool:
@@ -421,9 +438,8 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    # The names of its parameters are those of the inputs in snapshots; see `argument_names`.
-    def step(_params: Any, gradients: Any, _state: Any, _common: Any, rates: Any) -> Any:
-        return function(_params, gradients, _state, _common, rates)
+    def step(_params: Any, gradients: Any, _state: Any, rates: Any) -> Any:
+        return function(_params, gradients, _state, rates)
 
     step.__name__ = step.__qualname__ = name
     return step

@@ -52,8 +52,11 @@ _AS_INTEGERS: Final = {
 
 _NO_MEMORY: Final = torch.device("meta")
 
-plainly = torch._C.DisableTorchFunctionSubclass
-"""The context in which attributes of tensors are read and set without asking `operations`."""
+plainly = torch._C.DisableTorchFunction
+"""The context in which attributes of tensors are read and set without asking `operations`.
+
+Modes of PyTorch are not asked either: each would cost a call of Python for every attribute.
+"""
 
 
 class Box:
@@ -95,8 +98,8 @@ class Tensor(torch.Tensor):
     """
 
     box: Box
-    view_of: tuple[Box, int] | None
-    label: str | None
+    view_of: tuple[Box, int] | None = None
+    label: str | None = None
 
     @staticmethod
     def __new__(cls, array: Any, requires_grad: bool = False, box: Box | None = None) -> Tensor:
@@ -111,8 +114,6 @@ class Tensor(torch.Tensor):
             cls, array.shape, dtype=dtype, device=_NO_MEMORY, requires_grad=requires_grad
         )
         tensor.box = Box(array) if box is None else box
-        tensor.view_of = None
-        tensor.label = None
         return tensor
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -224,11 +225,19 @@ def write(tensor: Tensor, array: Any) -> None:
     tensor.box.write(array)
 
 
+def like(tensor: Tensor, array: Any) -> Tensor:
+    """Return an array of the shape and dtype of a tensor as a tensor; attributes are not asked."""
+    made = torch.Tensor._make_wrapper_subclass(
+        Tensor, tensor.shape, dtype=tensor.dtype, device=_NO_MEMORY
+    )
+    made.box = Box(array)
+    return made
+
+
 def scalar(value: float) -> Tensor:
     """Return a number as a tensor that gives way to the dtypes of others, as numbers do."""
     tensor = torch.Tensor._make_wrapper_subclass(Tensor, (), dtype=torch.float32, device=_NO_MEMORY)
     tensor.box = Box(value)
-    tensor.view_of = tensor.label = None
     return tensor
 
 
@@ -238,7 +247,6 @@ def in_transit(array: Any, device: torch.device) -> Tensor:
         Tensor, array.shape, dtype=DTYPES[array.dtype], device=device
     )
     tensor.box = Box(array)
-    tensor.view_of = tensor.label = None
     return tensor
 
 

@@ -6,6 +6,7 @@ tensors. What it writes to its arguments and its module's state is a result of t
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,14 @@ from snaprt.torch.tensors import Tensor, array_of, host_values, to_device, write
 Place = tuple[dict[str, Any], str, int]
 """Where a module holds a tensor: a dictionary, a key, and the position among the tensors."""
 
-_NO_KEY: Final = np.zeros(2, np.uint32)
+
+@functools.cache
+def no_key() -> Any:
+    """Return the data of a key that nothing is drawn from."""
+    with jaxapi.evaluating():
+        return jnp.zeros(2, np.uint32)
+
+
 _lock = threading.RLock()  # modules hold tracers while they are traced
 
 
@@ -103,9 +111,9 @@ class Traced:
         """Call the function with these tensors in the place of its arguments' and its state's."""
         tensors = [*self._state.tensors, *arguments]
         if self._is_traced:
-            return self._run(tensors, draw_key() if self._draws else _NO_KEY)
+            return self._run(tensors, draw_key() if self._draws else no_key())
         with _lock:
-            generator = torch.get_rng_state()
+            generator, drawn = torch.get_rng_state(), _source.drawn
             key = draw_key()
             try:
                 result = self._run(tensors, key)
@@ -115,6 +123,7 @@ class Traced:
             self._is_traced = True
             if not self._draws:
                 torch.set_rng_state(generator)
+                _source.drawn = drawn
         return result
 
     def _vary(self, variables: Sequence[int]) -> None:
@@ -428,6 +437,11 @@ def drawing_from(key: Any) -> Iterator[None]:
         yield
     finally:
         _source.key, _source.drawn = outer
+
+
+def keys_drawn() -> int:
+    """Return how many keys this thread has drawn from the key of `drawing_from`."""
+    return _source.drawn
 
 
 def draw_key() -> Any:

@@ -91,18 +91,26 @@ class _Finder:
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        import torch  # noqa: F401 - before the module is there for all to see, PyTorch included
+
         return _Module(spec.name, f"The names of {spec.name}, from {MODULES[spec.name]}.")
 
     def exec_module(self, module: ModuleType) -> None:
         import torch
 
         module.__dict__["__version__"] = f"{torch.__version__.partition('+')[0]}+snaprt"
+        if module.__name__ == "torch_xla.distributed.xla_backend":
+            from snaprt.torch.xla import backend
+
+            backend.register()
 
 
 class _Module(ModuleType):
     """A module whose names are those of another, and of the modules below it."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         if f"{self.__name__}.{name}" in MODULES:
             return importlib.import_module(f"{self.__name__}.{name}")
         target = importlib.import_module(MODULES[self.__name__])

@@ -229,3 +229,13 @@ def test_modules_are_kept_out_of_collections_but_not_what_a_program_made(
     )
     ended = run("--lazy", "--", "program.py", folder=tmp_path)
     assert (ended.stdout, ended.returncode) == (f"{is_kept} True\ncollected\n", 0), ended.stderr
+
+
+def test_variables_that_do_nothing_here_are_named(tmp_path: Path):
+    (tmp_path / "program.py").write_text("print(1)")
+    done = run("program.py", folder=tmp_path, NEURON_CC_FLAGS="-O1", XLA_USE_SPMD="1")
+    assert done.stdout == "1\n"
+    assert done.stderr.splitlines() == [
+        "snaprt: warning: NEURON_CC_FLAGS is ignored; set XLA_FLAGS",
+        "snaprt: warning: XLA_USE_SPMD is ignored; use JAX's shardings",
+    ]

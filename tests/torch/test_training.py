@@ -3,7 +3,9 @@
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import models
 import pytest
@@ -427,3 +429,91 @@ def test_a_compiled_step_draws_new_random_numbers_each_time() -> None:
     again = step(x).cpu()
     torch.manual_seed(9)
     assert torch.equal(again, step(x).cpu())
+
+
+def _trained(
+    is_ours: bool, between: Callable[[int, nn.Module, torch.optim.Optimizer], None]
+) -> Any:
+    """Return the parameters after six steps, with something done before each."""
+    torch.manual_seed(0)
+    model = models.EXAMPLES["MLP"].make()
+    loss_of = nn.MSELoss()
+    if is_ours:
+        snaprt.torch.wrap(model)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, eps=1e-6)
+    generator = torch.Generator().manual_seed(1)
+    with snaprt.torch.lazy():
+        for step in range(6):
+            between(step, model, optimizer)
+            x, y = models.vectors(generator)
+            optimizer.zero_grad()
+            device = model[0].weight.device
+            loss_of(model(x.to(device)), y.to(device)).backward()
+            optimizer.step()
+            snaprt.mark_step()
+    return [*model.state_dict().values()]
+
+
+def _load_state(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if step == 3:
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def _clear_state(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if step in (2, 4):
+        optimizer.state.clear()
+
+
+def _restart_one(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if step == 3:
+        optimizer.state[model[0].weight]["step"].fill_(1.0)
+        optimizer.state[model[0].bias]["exp_avg"] = torch.zeros_like(model[0].bias)
+
+
+def _freeze_one(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[2].weight.requires_grad_(step not in (0, 1, 4))
+
+
+@pytest.mark.parametrize("between", [_load_state, _clear_state, _restart_one, _freeze_one])
+def test_an_optimizer_whose_state_is_changed_goes_on_as_pytorch_does(
+    between: Callable[[int, nn.Module, torch.optim.Optimizer], None],
+) -> None:
+    for mine, other in zip(_trained(True, between), _trained(False, between), strict=True):
+        _close(mine, other, 1e-4)
+
+
+def test_a_compiled_step_is_traced_once_while_gradients_remain() -> None:
+    class Counted(nn.Module):
+        traces = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.scale = nn.Linear(3, 1), 2.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Counted.traces += 1
+            return self.inner(x) * self.scale
+
+    model = snaprt.torch.wrap(Counted())
+
+    @snaprt.torch.jit
+    def accumulate(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        return loss.detach()
+
+    x = torch.ones(2, 3)
+    before = torch.get_rng_state()
+    for _ in range(3):
+        accumulate(x)
+    traces = Counted.traces
+    gradient = model.inner.weight.grad
+    for _ in range(4):
+        accumulate(x)
+    assert Counted.traces == traces
+    assert model.inner.weight.grad is gradient
+    assert gradient.tolist() == [[28, 28, 28]]
+    model.scale = 3.0
+    accumulate(x)
+    assert gradient.tolist() == [[34, 34, 34]]
+    assert torch.equal(before, torch.get_rng_state())

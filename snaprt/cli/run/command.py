@@ -243,6 +243,7 @@ def command(
         after_import.call_after_import("jax", _register_torchrun)
     if is_torch:
         _provide_torch_xla()
+    _warn_of_ignored_variables(is_torch)
     explained = RunExplained(shown=explain, file=explain_json)
     try:
         status = run(program, lazy=is_lazy, recording=is_recording, at_end=explained.program_ended)
@@ -250,6 +251,26 @@ def command(
         explained.end()
     tell_status(status)
     context.exit(status)
+
+
+#: Variables of PyTorch/XLA and PyTorch NeuronX that do nothing here, and what does it instead.
+_IGNORED: Final = {
+    "NEURON_CC_FLAGS": "set XLA_FLAGS",
+    "NEURON_COMPILE_CACHE_URL": "set SNAPRT_CACHE_DIR or SNAPRT_CACHE_REMOTE",
+    "NEURON_EXTRACT_GRAPHS_ONLY": "use `snaprt cache collect`",
+    "NEURON_FUSE_SOFTMAX": "XLA decides what it fuses",
+    "PJRT_DEVICE": "set JAX_PLATFORMS",
+    "XLA_PERSISTENT_CACHE_PATH": "set SNAPRT_CACHE_DIR",
+    "XLA_USE_SPMD": "use JAX's shardings",
+}
+
+
+def _warn_of_ignored_variables(is_torch: bool) -> None:
+    has_neuron = importlib.util.find_spec("libneuronxla") is not None  # it reads its own
+    for name, instead in _IGNORED.items():
+        is_read = is_torch if name == "PJRT_DEVICE" else has_neuron and name.startswith("NEURON_")
+        if os.environ.get(name) and not is_read:
+            output.log.print(f"snaprt: warning: {name} is ignored; {instead}")
 
 
 def _provide_torch_xla() -> None:

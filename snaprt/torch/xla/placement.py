@@ -17,6 +17,7 @@ from snaprt.errors import UsageError
 from snaprt.torch import device_names, modules, scope, traced, xla_imports
 from snaprt.torch.tensors import Tensor
 from snaprt.torch.xla.absent import refuse
+from snaprt.torch.xla.backend import refuse_copies
 
 _KINDS: Final = {"gpu": "CUDA", "cuda": "CUDA", "rocm": "ROCM"}
 
@@ -33,7 +34,7 @@ _thread = _Thread()
 def device(index: int | None = None) -> torch.device:
     """Return the device, and let this thread run lazily from here on, as PyTorch/XLA does.
 
-    Under ``snaprt run``, ``--lazy`` and ``--no-lazy`` decide whether it runs lazily.
+    Under ``snaprt run --torch``, ``--no-lazy`` keeps it eager.
 
     Raises:
         UsageError: ``index`` is neither None nor 0: tensors of PyTorch are on one device.
@@ -141,6 +142,7 @@ def follow_moves() -> None:
     module.to = _moving(module.to)
     module.cpu = _moving_back(module.cpu)
     torch.serialization.register_package(5, lambda _: None, _restore)
+    refuse_copies()
 
 
 def _moving(original: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
@@ -202,4 +204,16 @@ class _Xla(TorchFunctionMode):
 def name_device_xla() -> None:
     """Let ``xla`` name the device in this thread: ``tensor.to("xla")``."""
     follow_moves()
+    library: Any = torch
+    library.set_default_device = _setting_default(torch.set_default_device)
     _Xla().__enter__()
+
+
+def _setting_default(original: Callable[..., None]) -> Callable[..., None]:
+    """Return `torch.set_default_device`, whose device no mode sees."""
+
+    @functools.wraps(original)
+    def set_default_device(device: Any) -> None:
+        original(scope.device() if device_names.means_ours(device) else device)
+
+    return set_default_device

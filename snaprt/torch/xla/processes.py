@@ -71,6 +71,8 @@ def get_local_ordinal(defval: int = 0) -> int:
 
 local_ordinal = process_index = host_index = global_ordinal
 process_count = local_process_count = global_device_count = world_size
+global_runtime_device_count = addressable_runtime_device_count = world_size
+addressable_device_count = local_device_count = world_size
 
 
 def launch(

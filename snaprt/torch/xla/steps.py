@@ -56,18 +56,22 @@ def add_step_closure(
 
     The closure gets tensors in ``args`` as they are now, without their history.
     """
-    leaves, structure = pytree.tree_flatten(tuple(args))
-    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    arrays = [array_of(leaves[index]) for index in places]
-    for index in places:
-        leaves[index] = None
+    given = tuple(args)
+    tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
 
     def call(*arrays: Any) -> None:
-        for index, array in zip(places, arrays, strict=True):
-            leaves[index] = Tensor(array)
-        closure(*pytree.tree_unflatten(leaves, structure))
+        now = dict(zip(map(id, tensors), map(Tensor, arrays), strict=True))
+        closure(*[_replaced(argument, now) for argument in given])
 
+    arrays = [array_of(tensor) for tensor in tensors]
     snaprt.add_step_closure(call if callable(closure) else closure, arrays, run_async)
+
+
+def _replaced(argument: Any, now: Mapping[int, Tensor]) -> Any:
+    """Return an argument with other tensors; one without tensors is what it was."""
+    if not any(id(leaf) in now for leaf in pytree.tree_leaves(argument)):
+        return argument
+    return pytree.tree_map(lambda leaf: now.get(id(leaf), leaf), argument)
 
 
 def step() -> AbstractContextManager[None]:
