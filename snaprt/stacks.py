@@ -147,6 +147,9 @@ _FRAMEWORKS: Final = frozenset({"click", "flax", "jax", "jaxlib", "numpy", "opta
 def user_frame(frames: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the innermost frame of the program's own code; of a library where it has none.
 
+    snaprt's own code is never it: what runs once the program has ended says nothing of where the
+    program was. Neither is a framework's, unless a module of it is what runs.
+
     Args:
         frames: Python or native frames of one thread, innermost first.
     """
@@ -156,7 +159,8 @@ def user_frame(frames: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
             break  # what lies below is the command line
         of_program.append(frame)
     python = [frame for frame in of_program if _is_python(frame)]
-    for wanted in (_OF_USER, _OF_LIBRARY, _OF_FRAMEWORK):
+    runs_module = any(frame["name"] == "<module>" for frame in python)
+    for wanted in (_OF_USER, _OF_LIBRARY, *([_OF_FRAMEWORK] if runs_module else [])):
         for frame in python:
             if _kind_of_file(str(frame["filename"])) <= wanted:
                 return {name: frame[name] for name in ("name", "filename", "line")}
@@ -168,13 +172,13 @@ def _is_python(frame: Mapping[str, Any]) -> bool:
     return not is_native and not str(frame["filename"]).startswith("<")
 
 
-_OF_USER, _OF_LIBRARY, _OF_FRAMEWORK = range(3)
+_OF_USER, _OF_LIBRARY, _OF_FRAMEWORK, _OURS = range(4)
 
 
 @functools.lru_cache(maxsize=1024)
 def _kind_of_file(path: str) -> int:
     if path.startswith(_OUR_FOLDER + os.sep):
-        return _OF_FRAMEWORK
+        return _OURS
     parts = Path(path).parts
     if "site-packages" in parts or "dist-packages" in parts:
         return _OF_FRAMEWORK if _FRAMEWORKS & set(parts) else _OF_LIBRARY

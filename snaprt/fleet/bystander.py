@@ -129,7 +129,10 @@ class _Bystander:
             elif "look" in told:
                 self._look(Path(told["look"]))
             else:
-                self._status.update(told.get("status", {}))
+                status = told.get("status", {})
+                if not status.get("where"):  # between its end and the process's it has no line
+                    status.pop("where", None)
+                self._status.update(status)
                 self._has_ended = "end" in told
 
     def _look(self, path: Path) -> None:
