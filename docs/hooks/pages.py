@@ -14,7 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HOME = "README.md"
 _LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
 _LANGUAGES = {".py": "python", ".sql": "sql"}
