@@ -29,7 +29,7 @@ def commands(readme):
             yield command, int(status[1]) if status else 0, [line for line in expected if line]
 
 
-@pytest.mark.slow
+@pytest.mark.ecosystem
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_commands_of_the_readme_do_what_it_says(folder, tmp_path):
     readme = (folder / "README.md").read_text()
