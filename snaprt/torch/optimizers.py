@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -469,11 +470,42 @@ def _on_device_variant(optimizer: torch.optim.Optimizer, rates: Any) -> Iterator
             group["foreach"] = group["fused"] = False
             if type(optimizer) in _CAPTURABLE:
                 group["capturable"] = True
+            if "betas" in group:
+                betas = group["betas"]
+                group["betas"] = tuple([_Decay(b) if isinstance(b, float) else b for b in betas])
         yield
     finally:
         for group, before in zip(groups, held, strict=True):
             group.clear()
             group.update(before)
+
+
+class _Decay(float):
+    """A rate of decay, whose power with the number of steps keeps the digits that 1 takes away.
+
+    PyTorch computes ``1 - beta**step`` in double precision on the host. On the device, where it is
+    float32, a beta of 0.999 would leave three digits in the first steps.
+    """
+
+    def __pow__(self, exponent: Any) -> Any:  # type: ignore[override]
+        return _Power(self, exponent) if _is_tensor(exponent) else float(self) ** exponent
+
+
+class _Power:
+    """A rate of decay to the power of the number of steps, as optimizers use it."""
+
+    def __init__(self, base: float, steps: Tensor) -> None:
+        exponent = array_of(steps).astype(jnp.result_type(float))
+        self._logarithm = exponent * (math.log(base) if base else -math.inf)
+
+    def __rsub__(self, one: float) -> Tensor:
+        return Tensor(-jnp.expm1(self._logarithm) - (1 - one))
+
+    def __sub__(self, one: float) -> Tensor:
+        return Tensor(jnp.expm1(self._logarithm) - (one - 1))
+
+    def __rmul__(self, factor: Tensor) -> torch.Tensor:
+        return factor * Tensor(jnp.exp(self._logarithm))
 
 
 def _total_norm(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,9 +1,8 @@
 """The same training in PyTorch on the CPU and in snaprt: how far losses and parameters differ.
 
 ``python tests/torch/parity.py [--float64] [MODEL ...]`` prints the table. The columns *PyTorch* are
-how far two runs of PyTorch itself differ if one of the weights is off by one rounding of float32:
-no run can be held to less. In float64, SGD's rounding is too small to matter: what is left would be
-a fault. Adam's correction for the number of steps is of float32 even then.
+how far two runs of PyTorch itself differ if one of the weights is off by one rounding: no run can
+be held to less. In float64, rounding is too small to matter: what is left would be a fault.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def compare(
 
     expected, _ = train(reference, example.loss())
     with torch.no_grad():
-        next(other.parameters()).view(-1)[0].mul_(1 + 2**-23)
+        next(other.parameters()).view(-1)[0].mul_(1 + torch.finfo(dtype).eps)
     same, _ = train(other, example.loss())
     model, loss = snaprt.torch.wrap(model), snaprt.torch.wrap(example.loss())
     with snaprt.torch.lazy():

@@ -182,6 +182,20 @@ def test_two_optimizers_train_two_modules() -> None:
         _close(mine.weight, other.weight)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adamax, torch.optim.NAdam])
+def test_the_first_steps_of_an_optimizer_have_all_digits(kind: Any) -> None:
+    starts = [torch.zeros(4), torch.zeros(4).to(snaprt.torch.device())]
+    values = []
+    for start in starts:
+        value = nn.Parameter(start)
+        optimizer = kind([value], 1.0)
+        for step in range(3):
+            value.grad = torch.tensor([1e-3, -0.3, 2.0, 40.0]).to(start.device) * (step + 1)
+            optimizer.step()
+        values.append(value.detach().cpu())
+    assert torch.allclose(*values, rtol=1e-6, atol=0)  # in float32, 1 - 0.999 has 4 digits
+
+
 def test_no_grad_and_inference_mode_compute_without_history() -> None:
     wrapped, plain = _pair()
     x = torch.randn(2, 6)
