@@ -134,13 +134,14 @@ def main() -> int:
         print(f"error: JAX's device is a {platform}, not a {arguments.platform}", file=sys.stderr)
         return 2
     small, large = arguments.megabytes
+    system = f"{machine.machine()}, {os.cpu_count()} cores, Python {machine.python_version()}"
     about = {
         "schema": SCHEMA,
         "version": VERSION,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "platform": platform,
         "device": kind,
-        "machine": f"{machine.machine()}, {os.cpu_count()} cores, Python {machine.python_version()}",
+        "machine": system,
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
     }
     import snaprt

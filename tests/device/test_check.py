@@ -16,7 +16,7 @@ def _refuse(ended):
 
 def test_a_step_that_fails_says_why_and_the_others_still_run(tmp_path):
     steps = (
-        Step("prints", "echo '{\"size\": 2}'", "", lambda ended: ended.json),
+        Step("prints", "echo '{{\"size\": 2}}'", "", lambda ended: ended.json),
         Step("refused", "true", "", _refuse),
         Step("ends badly", "echo no such device >&2; exit 3", "", dict),
         Step("prints no JSON", "echo nothing", "", lambda ended: ended.json),
@@ -31,7 +31,7 @@ def test_a_step_that_fails_says_why_and_the_others_still_run(tmp_path):
 
 def test_the_table_has_a_line_for_each_step_with_its_figures_or_the_reason(tmp_path):
     steps = (
-        Step("a", "echo '{\"size\": 2}'", "one | two", lambda ended: ended.json),
+        Step("a", "echo '{{\"size\": 2}}'", "one | two", lambda ended: ended.json),
         Step("b", "exit 1", "three", dict),
     )
     rows = [check.run(step, tmp_path, VALUES) for step in steps]
