@@ -1,4 +1,4 @@
-"""``snaprt triage -- PROGRAM``: runs the program in each mode; which is the first to fail?"""
+"""``snaprt triage -- PROGRAM``: runs the program in each mode, and names the first that fails."""
 
 from __future__ import annotations
 
