@@ -52,7 +52,7 @@ def _trace_folder() -> Subscriber | None:
 #: ``make()`` returns a subscriber, or ``None`` where the variables do not ask for one.
 _SWITCHES: Final = (
     _Switch(("SNAPRT_COLLECT",), _CollectedSteps),
-    _Switch(("RANK", "SNAPRT_TRACE"), _trace_folder),
+    _Switch(("RANK", "SNAPRT_TRACE", "SNAPRT_TRACE_FORMS"), _trace_folder),
     _Switch(ANALYSIS_VARIABLES, analysis),
     _Switch(
         (
