@@ -152,10 +152,26 @@ def _one_of(*words: str) -> Kind:
     return Kind(parse, ", ".join(words))
 
 
+def _several_of(*words: str) -> Kind:
+    def parse(text: str) -> tuple[str, ...]:
+        chosen = {word.strip().lower() for word in text.split(",") if word.strip()}
+        if not chosen <= set(words):
+            raise ValueError(text)
+        return tuple(word for word in words if word in chosen)
+
+    return Kind(parse, f"some of {', '.join(words)}, with commas between them")
+
+
 def _on_off(name: str, meaning: str, *, default: bool = False) -> Setting:
     kind = Kind(_switch, "on, off (or 1, 0, true, false, yes, no)")
     return Setting(name, kind, meaning, default, "on" if default else "off")
 
+
+#: The forms in which SNAPRT_TRACE writes a graph, by their files.
+TRACE_FORMS: Final = (
+    *("graph.svg", "graph.txt", "graph.dot"),
+    *("jaxpr.txt", "module.stablehlo.mlir", "optimised.hlo"),
+)
 
 SETTINGS: Final = (
     _on_off(
@@ -305,6 +321,12 @@ SETTINGS: Final = (
         "Whether `snaprt run` runs programs lazily when --lazy and --no-lazy are not given.",
     ),
     Setting(
+        "SNAPRT_LOG_FILE",
+        FILE,
+        "Append snaprt's log to this file, at level INFO unless a TF_CPP variable is set.",
+        default_text="Python's logging; stderr if a TF_CPP variable asks for more than warnings",
+    ),
+    Setting(
         "SNAPRT_MAX_GRAPH_SIZE",
         Kind(_count, "a number of operations; 0 for no limit"),
         "Run pending operations once there are this many, including those in jitted functions.",
@@ -422,6 +444,13 @@ SETTINGS: Final = (
         FOLDER,
         "Write a folder for each graph to this directory, and a page that links them.",
         default_text="nothing is written",
+    ),
+    Setting(
+        "SNAPRT_TRACE_FORMS",
+        _several_of(*TRACE_FORMS),
+        "Limit what SNAPRT_TRACE writes of each graph to these files.",
+        default=TRACE_FORMS,
+        default_text="all of them",
     ),
     Setting(
         "SNAPRT_WATCHDOG",

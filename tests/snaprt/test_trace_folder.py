@@ -14,9 +14,11 @@ from jax import lax
 from programs import run_program
 
 import snaprt
+from snaprt import settings
 from snaprt.errors import UsageError
 from snaprt.explain.nodes import ShownNode
 from snaprt.explain.trace.drawing import MOST_NODES, draw
+from snaprt.explain.trace.folder import FORMS
 
 SVG = "{http://www.w3.org/2000/svg}"
 FILES = {
@@ -259,3 +261,27 @@ def test_many_operations_side_by_side_do_not_make_one_endless_row():
     nodes += [ShownNode("xla::exp", ("f32[]",), ((0, 0),), (), "", (), "") for _ in range(200)]
     root = ElementTree.fromstring(draw(nodes, "Wide"))
     assert float(root.get("width")) < 6000
+
+
+def test_only_the_forms_that_are_asked_for_are_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("SNAPRT_TRACE", str(tmp_path / "trace"))
+    monkeypatch.setenv("SNAPRT_TRACE_FORMS", "jaxpr.txt, graph.dot")
+    with snaprt.lazy():
+        _ = jnp.arange(5.0) * 2.5
+        snaprt.mark_step()
+    (folder,) = (path for path in (tmp_path / "trace").iterdir() if path.is_dir())
+    assert {path.name for path in folder.iterdir()} == {"analysis.json", "jaxpr.txt", "graph.dot"}
+    index = (tmp_path / "trace" / "index.html").read_text()
+    assert "jaxpr.txt" in index
+    assert "<svg" not in index
+    assert "optimised.hlo" not in index
+    monkeypatch.setenv("SNAPRT_TRACE_FORMS", "jaxpr.txt, pictures")
+    with snaprt.lazy():
+        _ = jnp.arange(5.0) * 3.5
+        with pytest.raises(UsageError, match="SNAPRT_TRACE_FORMS"):
+            snaprt.mark_step()
+        monkeypatch.delenv("SNAPRT_TRACE_FORMS")
+
+
+def test_the_forms_of_the_settings_are_those_that_are_written():
+    assert tuple(form.file for form in FORMS) == settings.TRACE_FORMS

@@ -54,6 +54,7 @@ class TracedGraph:
     missing: dict[str, str] = field(default_factory=dict)
     drawing: str = ""
     executions: int = 0
+    forms: tuple[str, ...] = ()  # the files that were asked for
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -155,8 +156,9 @@ def _optimized_hlo(run: Execution, nodes: Sequence[ShownNode]) -> str:
     return jaxapi.optimized_program(loaded)[0]
 
 
+DRAWING: Final = "graph.svg"
 FORMS: Final = (
-    Form("graph.svg", "Drawing", _drawing),
+    Form(DRAWING, "Drawing", _drawing),
     Form("graph.txt", "Nodes", lambda run, nodes: as_text(nodes)),
     Form("graph.dot", "Graphviz", lambda run, nodes: as_dot(nodes)),
     Form("jaxpr.txt", "Jaxpr", _jaxpr),
@@ -229,6 +231,7 @@ def _shown(number: int, graph: TracedGraph) -> _Shown:
         links=tuple(
             (form.title, f"{graph.folder}/{form.file}", graph.missing.get(form.file, ""))
             for form in FORMS
+            if form.file in graph.forms
         ),
         drawing=Markup(graph.drawing),
     )
@@ -265,6 +268,7 @@ class TraceFolder(Subscriber):
 
     def __init__(self, path: Path) -> None:
         self._path = settings.for_rank(path)
+        self._forms: tuple[str, ...] = settings.get("SNAPRT_TRACE_FORMS")
         self._lock = threading.Lock()
         self._has_complained = False
         self._begin()
@@ -323,7 +327,10 @@ class TraceFolder(Subscriber):
         folder = self.folder / name
         folder.mkdir()
         graph = self._graphs[run.executable.number] = traced_graph(name, run, nodes)
+        graph.forms = self._forms
         for form in FORMS:
+            if form.file not in self._forms:
+                continue
             try:
                 text = form.make(run, nodes)
             except Exception as error:  # of JAX or XLA, which may not have it on a platform
@@ -335,7 +342,8 @@ class TraceFolder(Subscriber):
 
     def _drawing(self, nodes: Sequence[ShownNode]) -> str:
         number = len(self._graphs)
-        if len(nodes) > _MOST_NODES_IN_PAGE or number > _MOST_DRAWINGS_IN_PAGE:
+        is_too_large = len(nodes) > _MOST_NODES_IN_PAGE or number > _MOST_DRAWINGS_IN_PAGE
+        if is_too_large or DRAWING not in self._forms:
             return ""
         return draw(nodes, f"Graph {number}", identity=f"g{number}-")
 
