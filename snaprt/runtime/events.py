@@ -188,7 +188,9 @@ def run_followed(
     """Return ``run(*args, **kwargs)``, an execution; tell whoever follows them of it."""
     progress = watched()
     if progress is None:
-        return _shown(executable, run, args, kwargs) if jaxapi.is_profiled() else run(*args, **kwargs)
+        return (
+            _shown(executable, run, args, kwargs) if jaxapi.is_profiled() else run(*args, **kwargs)
+        )
     running = progress.begin(executable, steps_ended())
     try:
         if jaxapi.is_profiled():

@@ -110,9 +110,13 @@ class ProfileSession(Subscriber):
             if self._state == "waiting" and step >= self._steps.first:
                 self._thread = thread
                 self._start()
-            elif self._state == "taking" and self._program is None and self._is_last(step):
-                if self._thread in (None, thread):
-                    self._stop()
+            elif (
+                self._state == "taking"
+                and self._program is None
+                and self._thread in (None, thread)
+                and self._is_last(step)
+            ):
+                self._stop()
 
     def _executing(self, executable: Executable, before: int) -> None:
         """Count an execution that is about to begin, after so many of the same program."""
@@ -170,6 +174,8 @@ class ProfileSession(Subscriber):
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # it makes each call of a Python function slower
         try:
+            if not self._begins_at_once:
+                _wait_for_devices()  # what runs belongs to earlier steps
             self._run = _name_of_run()
             jax.profiler.start_trace(self._hidden, profiler_options=options)
         except Exception as error:  # such as the program's own profile
