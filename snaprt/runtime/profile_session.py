@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import jax
 
@@ -23,7 +23,7 @@ from snaprt.processes import place_in_job, run_mark
 from snaprt.runtime.events import Cut, Subscriber, subscribe, unsubscribe
 from snaprt.runtime.jit import follow_process
 from snaprt.snapshot.recorder.pending import Executable
-from snaprt.snapshot.recorder.progress import watch_progress
+from snaprt.snapshot.recorder.progress import Progress, watch_progress
 from snaprt.snapshot.recorder.writer import afresh_in_children
 
 #: Where `jax.profiler` puts its files, and XProf looks for them.
@@ -81,7 +81,7 @@ class ProfileSession(Subscriber):
         self._program: int | None = None  # whose executions count; None where steps do
         self._marked = 0  # steps
         self._executed = 0  # times that one program ran, at most
-        self._watch_before: Any = None
+        self._progress: Progress | None = None
         afresh_in_children(self)
 
     def start_afresh(self) -> None:
@@ -92,8 +92,8 @@ class ProfileSession(Subscriber):
         """Follow the program from here on; to be called when JAX is there."""
         subscribe(self)
         jaxapi.before_compile_or_load(lambda _: self._begin_at_once())
-        self._watch_before = jaxapi.process_watch()
-        watch_progress(closely=True).tell = self._executing
+        self._progress = watch_progress(closely=True)
+        self._progress.tell = self._executing
         follow_process()
 
     def compiling(self, cut: Cut, program: Program, promoted: frozenset[int]) -> None:
@@ -122,7 +122,7 @@ class ProfileSession(Subscriber):
         """Count an execution that is about to begin, after so many of the same program."""
         if self._steps is None or self._state == "over":
             return
-        self._executed = max(self._executed, before)
+        self._executed = max(self._executed, before + 1)
         if before < self._steps.first or (self._marked and self._program is None):
             return
         with self._lock:
@@ -163,12 +163,13 @@ class ProfileSession(Subscriber):
     def _why_nothing(self) -> str:
         if self._begins_at_once:
             return "there is no profile: no program ran on XLA"
-        ran = (
-            f"marked {self._marked} steps"
-            if self._marked
-            else f"marked no step and ran no program more than {self._executed + 1} times"
-        )
-        return f"there is no profile of {self._steps}: the program {ran}"
+        if self._marked:
+            why = f"the program ended in step {self._marked}"
+        else:
+            why = (
+                f"no step was marked, and the most executions of one program were {self._executed}"
+            )
+        return f"there is no profile of {self._steps}: {why}"
 
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()
@@ -203,9 +204,8 @@ class ProfileSession(Subscriber):
     def _leave(self) -> None:
         self._state = "over"
         unsubscribe(self)
-        watch_progress(closely=False).tell = None
-        if self._watch_before is None and jaxapi.process_watch() == ():
-            jaxapi.set_process_watch(None)
+        if self._progress is not None:
+            self._progress.tell = None
 
     def _write(self) -> None:
         try:
