@@ -166,9 +166,7 @@ class ProfileSession(Subscriber):
         if self._marked:
             why = f"the program ended in step {self._marked}"
         else:
-            why = (
-                f"no step was marked, and the most executions of one program were {self._executed}"
-            )
+            why = f"no step was marked, and no program ran more often than {self._executed} times"
         return f"there is no profile of {self._steps}: {why}"
 
     def _start(self) -> None:

@@ -90,6 +90,31 @@ def test_the_names_of_lazy_modules_have_the_ids_of_their_graphs(
     assert [(step["name"], step["steps"]) for step in host["steps"]] == [("train", 1)]
 
 
+def test_a_replay_is_profiled_once_it_is_warm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snapshot = Path(__file__).parents[1] / "support" / "snapshots" / "format-1.0.inputs.snap"
+    folder = tmp_path / "profile"
+    assert cli.main(["replay", str(snapshot), "--profile", str(folder)]) == output.EXIT_OK
+    assert f"see `snaprt profile {folder}`" in capsys.readouterr().err
+    host = shown(capsys, folder)
+    (program,) = host["programs"]
+    assert program["executions"] == 1
+    assert snapshot_graph(capsys, snapshot) == program["graph_id"]
+    assert [(span["span"], span["times"]) for span in host["snaprt"]] == [("snaprt:execute", 1)]
+    assert all(operation["opcode"] for operation in host["operations"])
+    for words in (("--a", "cpu"), ("--all-devices",), ("--compile-only",)):
+        status = cli.main(["replay", str(snapshot), "--profile", str(folder), *words])
+        assert status == output.EXIT_FAILURE
+        assert "error: --profile does not go with " in capsys.readouterr().err
+
+
+def snapshot_graph(capsys: pytest.CaptureFixture[str], snapshot: Path) -> str:
+    assert cli.main(["inspect", str(snapshot), "--json"]) == output.EXIT_OK
+    found = json.loads(capsys.readouterr().out)
+    return str(found["facts"]["graph"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

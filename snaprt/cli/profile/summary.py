@@ -238,9 +238,9 @@ def _graphs(events: Iterable[Event], programs: Iterable[str]) -> dict[str, str |
     """
     told: dict[str, set[str]] = defaultdict(set)
     for event in events:
-        if event.name == f"{_SPAN}execute" and "program" in event.values:
-            module = _NOT_IN_NAMES.sub("_", f"jit_{event.values['program']}")
-            told[module].add(str(event.values["graph"]))
+        graph, name = event.values.get("graph"), event.values.get("program")
+        if event.name == f"{_SPAN}execute" and graph and name:
+            told[_NOT_IN_NAMES.sub("_", f"jit_{name}")].add(str(graph))
     modules = {program: _module_of(program) for program in programs}
     programs_of = Counter(modules.values())
     found: dict[str, str | None] = {}
@@ -322,7 +322,12 @@ def _instructions(profile: HostProfile, program: str) -> dict[str, tuple[str, st
     """Return opcode and source line of each instruction of a program, by its name."""
     module = profile.modules.get(program)
     if module is None:
-        return {}
+        # Events of an executable that was loaded have another number: 0 on CPUs.
+        name = _module_of(program)
+        named = [other for key, other in profile.modules.items() if _module_of(key) == name]
+        if len(named) != 1:
+            return {}
+        module = named[0]
     return {
         instruction.name: (instruction.opcode, source_of(module, instruction) or None)
         for computation in module.computations

@@ -5,7 +5,6 @@ Does not import JAX before the program does.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -60,7 +59,7 @@ class RunProfiled:
                     "--profile-steps needs a directory", hint="Name one with --profile DIR."
                 )
             return
-        self._folder = writable(folder, "--profile")
+        self._folder = output.writable(folder, "--profile")
         after_import.call_after_import("jax", self._begin)
 
     def _begin(self) -> None:
@@ -76,27 +75,6 @@ class RunProfiled:
         """Stop the profile, if there is one."""
         if self._session is not None:
             self._session.end()
-
-
-def writable(folder: Path, option: str) -> Path:
-    """Return a folder as an absolute path, made if it is not there.
-
-    Raises:
-        UsageError: It cannot be written to.
-    """
-    folder = folder.expanduser().absolute()
-    hint = f"Name a directory with {option}; it is created if it does not exist."
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"cannot write to {folder}: not a directory", hint=hint)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {folder}: {error.strerror or error}", hint=hint
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write to {folder}: permission denied", hint=hint)
-    return folder
 
 
 def _tell(message: str) -> None:
