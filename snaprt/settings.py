@@ -2,7 +2,7 @@
 
 A row says how the text is understood, what holds where the variable is not set, and what it is
 for. ``snaprt help environment`` prints the table, and
-``python -m snaprt.cli.environment docs/environment.md`` writes it into the document.
+``python -m snaprt.cli.environment docs/reference/environment.md`` writes it into the document.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ SETTINGS: Final = (
     ),
     Setting(
         "SNAPRT_RECORD",
-        Kind(_text, "conditions, such as name=train, every=10; nan (see docs/recording.md)"),
+        Kind(_text, "conditions, such as name=train, every=10; nan (see docs/how-to/record.md)"),
         "Record only executions that meet at least one of these conditions.",
         default_text="every execution, if a directory to record into is set",
     ),

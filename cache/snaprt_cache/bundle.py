@@ -1,6 +1,6 @@
 """Many entries in one file, to carry from one cache to another: the same entries, the same bytes.
 
-docs/team-cache.md describes the layout.
+docs/reference/cache-format.md describes the layout.
 """
 
 from __future__ import annotations

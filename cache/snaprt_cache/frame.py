@@ -1,6 +1,6 @@
 """The bytes of one blob file: how an entry is laid out, signed, and verified before it is used.
 
-docs/cache-format.md describes the layout.
+docs/reference/cache-format.md describes the layout.
 """
 
 from __future__ import annotations

@@ -303,7 +303,7 @@ class RemoteTier:
         LOGGER.warning(
             "The remote compile cache %s %s: %s. Continuing without it. Check "
             "SNAPRT_CACHE_REMOTE, the credentials and the network, or raise "
-            "SNAPRT_CACHE_REMOTE_TIMEOUT. See docs/team-cache.md.",
+            "SNAPRT_CACHE_REMOTE_TIMEOUT. See docs/how-to/team-cache.md.",
             *(self._shown, what, reason),
         )
 

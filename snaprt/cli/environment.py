@@ -80,7 +80,7 @@ def _emit_environment() -> None:
 
 
 def documented(page: str) -> str:
-    """Return docs/environment.md with the rows of the table as they are now."""
+    """Return docs/reference/environment.md with the rows of the table as they are now."""
     rows = "".join(
         f"| `{row.name}` | {row.help} | {row.kind.allowed} | {row.shown_default} | {row.since} |\n"
         for row in settings.SETTINGS
@@ -88,6 +88,6 @@ def documented(page: str) -> str:
     return re.sub(r"(?<=\| --- \|\n)(\|.*\n)*", lambda _: rows, page, count=1)
 
 
-if __name__ == "__main__":  # python -m snaprt.cli.environment docs/environment.md
+if __name__ == "__main__":  # python -m snaprt.cli.environment docs/reference/environment.md
     _page = Path(sys.argv[1])
     _page.write_text(documented(_page.read_text(encoding="utf-8")), encoding="utf-8")

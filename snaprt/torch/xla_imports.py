@@ -118,5 +118,5 @@ class _Module(ModuleType):
             return getattr(target, _RENAMED.get(name, name))
         except AttributeError:
             raise AttributeError(
-                f"snaprt has no {self.__name__}.{name} (see docs/coming-from-pytorch-xla.md)"
+                f"snaprt has no {self.__name__}.{name} (see docs/how-to/coming-from-pytorch-xla.md)"
             ) from None

@@ -1,4 +1,4 @@
-"""Which of the debug modes that `docs/debug-modes.md` explains hold now."""
+"""Which of the debug modes that `docs/how-to/debug-modes.md` explains hold now."""
 
 from __future__ import annotations
 

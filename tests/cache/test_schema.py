@@ -12,7 +12,7 @@ import sqlite_utils
 from snaprt_cache import Cache, Key, KeyPart
 from snaprt_cache.index import SCHEMA_VERSION
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "cache-format.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "cache-format.md"
 
 
 def _schema() -> str:

@@ -1,4 +1,4 @@
-"""The commands of docs/team-cache.md, run as they stand there."""
+"""The commands of docs/how-to/team-cache.md, run as they stand there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "team-cache.md"
+DOCUMENT = ROOT / "docs" / "how-to" / "team-cache.md"
 BLOCKS = re.findall(r"<!-- tested -->\n```sh\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
 PROGRAM = """
 import jax.numpy as jnp

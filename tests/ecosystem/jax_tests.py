@@ -66,7 +66,8 @@ MODES: Mapping[str, Mode] = {
     "warm": Mode(_CACHED),
 }
 
-#: Mode, pattern of ``file::class::test``, and why it differs by design (docs/lazy-runtime.md).
+#: Mode, pattern of ``file::class::test``, and why it differs by design
+#: (docs/explanation/lazy-runtime.md).
 EXPECTED: tuple[tuple[str, str, str], ...] = (
     (
         "lazy",

@@ -1,10 +1,10 @@
-"""docs/comparison.md names the default tolerances that hold."""
+"""docs/explanation/comparison.md names the default tolerances that hold."""
 
 from pathlib import Path
 
 from snaprt_replay.compare.tolerance import DEFAULTS
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "comparison.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "explanation" / "comparison.md"
 
 
 def test_every_row_of_the_table_of_defaults_is_documented() -> None:

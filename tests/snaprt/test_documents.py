@@ -6,20 +6,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES]
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_to_a_file_leads_to_one(path):
     links = [link for link in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in link]
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
-def test_every_document_can_be_reached_from_the_readme():
-    named = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
-    for path in (ROOT / "docs").glob("*.md"):
-        assert f"docs/{path.name}" in named
+def test_the_site_has_every_document_in_its_menu():
+    menu = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in PAGES}
+    assert {page for page in menu if page not in ("index.md", "examples/README.md")} == pages
 
 
 def test_the_python_of_the_readme_runs_as_it_stands(tmp_path):

@@ -1,4 +1,4 @@
-"""What docs/graph-files.md shows is what its program writes."""
+"""What docs/how-to/graph-files.md shows is what its program writes."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from programs import run_program
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "graph-files.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "how-to" / "graph-files.md").read_text(
+    encoding="utf-8"
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What docs/coming-from-pytorch-xla.md says is here is here, and what is here it says."""
+"""What docs/how-to/coming-from-pytorch-xla.md says is here is here, and what is here it says."""
 
 import importlib.util
 import pkgutil
@@ -12,7 +12,7 @@ import snaprt
 from snaprt import settings
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "coming-from-pytorch-xla.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "coming-from-pytorch-xla.md").read_text(encoding="utf-8")
 HERE = PAGE.partition("## What has no counterpart")[0]
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]

@@ -9,7 +9,7 @@ from snaprt import autoload, settings
 from snaprt.cli.environment import documented
 from snaprt.errors import UsageError
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "environment.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "environment.md"
 
 
 @pytest.mark.parametrize("row", settings.SETTINGS, ids=lambda row: row.name)

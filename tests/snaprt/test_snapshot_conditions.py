@@ -31,7 +31,7 @@ from snaprt.snapshot.recorder.conditions import (
 from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.snapshot.recorder.triggers import TRIGGERS
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "recording.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "record.md"
 
 
 def moment(**changes: Any) -> Moment:

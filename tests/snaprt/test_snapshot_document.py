@@ -1,4 +1,4 @@
-"""docs/snapshot-format.md: its code works, and it names all that a manifest holds."""
+"""docs/reference/snapshot-format.md: its code works, and it names all that a manifest holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from programs import run_program
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.arrays import DTYPE_NAMES
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "snapshot-format.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "snapshot-format.md"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The Python code of docs/torch.md runs, from the first block to the last."""
+"""The Python code of docs/how-to/torch.md runs, from the first block to the last."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def test_the_code_of_the_document_runs(tmp_path: Path) -> None:
-    blocks = BLOCK.findall((ROOT / "docs" / "torch.md").read_text(encoding="utf-8"))
+    blocks = BLOCK.findall((ROOT / "docs" / "how-to" / "torch.md").read_text(encoding="utf-8"))
     script = tmp_path / "train.py"
     script.write_text("\n".join(blocks))
     assert "loss " in run_program(script, folder=tmp_path).stdout

@@ -1,4 +1,4 @@
-"""The program of docs/coming-from-pytorch-xla.md, as it is and with the two imports changed."""
+"""The program of docs/how-to/coming-from-pytorch-xla.md, with its imports and with two changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from programs import SNAPRT, run_program
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'snaprt[demo]'")
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "coming-from-pytorch-xla.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "coming-from-pytorch-xla.md").read_text("utf-8")
 (PROGRAM,) = re.findall(r"<!-- tested -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 (DIFF,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
 ON_CPU = Path(__file__).parent / "xla_programs" / "on_cpu.py"

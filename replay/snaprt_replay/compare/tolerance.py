@@ -2,7 +2,8 @@
 
 An element passes if ``|actual - expected| <= atol + rtol * |expected|``, or if the two are at most
 ``max_ulp`` representable numbers apart. The defaults serve two *correct* executions of one program
-on different devices or under different flags; docs/comparison.md gives the reasons with the table.
+on different devices or under different flags; docs/explanation/comparison.md gives the reasons
+with the table.
 """
 
 from __future__ import annotations

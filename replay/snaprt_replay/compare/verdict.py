@@ -1,6 +1,6 @@
 """Judge who is wrong, by a reference and how far rounding moves the outputs.
 
-The rule is written down in docs/variants.md, with its reasons.
+The rule is written down in docs/how-to/devices-differ.md, with its reasons.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What localizing found, as data that can be saved, and in words.
 
-An *error* here is in multiples of the default tolerance of the value's dtype (docs/comparison.md):
-up to 1 is what two correct executions may differ by. ``from_json(to_json(found))`` is ``found``.
+An *error* here is in multiples of the default tolerance of the value's dtype
+(docs/explanation/comparison.md): up to 1 is what two correct executions may differ by.
+``from_json(to_json(found))`` is ``found``.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def localization_lines(found: Localization) -> Iterator[str]:
         )
     if found.path:
         yield from _path_table(found.path)
-        yield "errors are in multiples of the default tolerance; see docs/comparison.md"
+        yield "errors are in multiples of the default tolerance; see docs/explanation/comparison.md"
     if found.observer_effect is not None:
         untapped, tapped = map(error_text, found.observer_effect)
         yield f"error of the outputs: {untapped} without taps, {tapped} with the first taps"

@@ -78,7 +78,7 @@ def replay(
         path: Any file that `load` takes.
         device: Where to run: ``cpu``, ``gpu:1``, ...; None for JAX's default device.
         repeat: How often to run it, to see whether it agrees with itself.
-        tolerance: What to allow; None for the defaults, see docs/comparison.md.
+        tolerance: What to allow; None for the defaults, see docs/explanation/comparison.md.
         inputs: An ``.npz`` file with other inputs.
         random_seed: Draw other inputs, from this seed.
         outputs: An ``.npz`` file with the recorded results of ``inputs``, to compare with.

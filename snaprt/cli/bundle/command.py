@@ -112,7 +112,8 @@ def command(
     to end and still writes the bundle.
 
     The bundle hides tokens, paths under the home directory, the names of the user and the machine,
-    and the values of environment variables that are not known to be harmless. See docs/bundle.md.
+    and the values of environment variables that are not known to be harmless. See
+    docs/how-to/bundle.md.
 
     \b
     Example:

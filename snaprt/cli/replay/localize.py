@@ -68,10 +68,10 @@ def command(
 ) -> None:
     """Find the operation where two sides of a program start to differ.
 
-    Both sides run the program in FILE, as two variants (docs/variants.md). With --against, side A
-    runs FILE and side B runs OTHER. The program is divided into regions. Each region runs on both
-    sides with the same inputs; the search continues inside the first region that goes wrong, down
-    to one instruction, including loops and branches.
+    Both sides run the program in FILE, as two variants (docs/how-to/devices-differ.md). With
+    --against, side A runs FILE and side B runs OTHER. The program is divided into regions. Each
+    region runs on both sides with the same inputs; the search continues inside the first region
+    that goes wrong, down to one instruction, including loops and branches.
 
     If the sides agree on a NaN or an infinity, the result is the first operation that produces one
     from finite values. If the programs in FILE and OTHER differ, the result is the smallest set of

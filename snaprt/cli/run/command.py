@@ -125,7 +125,7 @@ def _checked_duration(
     multiple=True,
     metavar="CONDITION",
     help="Record only executions that meet this condition: 'name=train, step=100-200', nan, "
-    "error. Repeat to record executions that meet any (see docs/recording.md).",
+    "error. Repeat to record executions that meet any (see docs/how-to/record.md).",
 )
 @click.option(
     "--keep-last",
@@ -204,10 +204,10 @@ def command(
     XLA_FLAGS that the program sets before that take effect as they do under python.
 
     With --torch, a PyTorch program finds the device xla and the modules of torch_xla, and runs on
-    JAX (docs/coming-from-pytorch-xla.md). It runs lazily unless --no-lazy is given.
+    JAX (docs/how-to/coming-from-pytorch-xla.md). It runs lazily unless --no-lazy is given.
 
     With --explain, a table at exit shows each line that breaks graphs, why, how often, and what to
-    write instead (docs/explain.md).
+    write instead (docs/how-to/compiles-every-step.md).
 
     With --profile, jax.profiler profiles the run, or the steps that --profile-steps names. A step
     ends at `snaprt.mark_step()`. While the program has marked none, the executions of each of its

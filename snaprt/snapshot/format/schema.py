@@ -1,6 +1,7 @@
 """What a snapshot file holds, declared once: the manifest's records, what is to be written, names.
 
-``docs/snapshot-format.md`` describes the same byte by byte, for people without this package.
+``docs/reference/snapshot-format.md`` describes the same byte by byte, for people without this
+package.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ from typing import Any, Final, NoReturn
 from snaprt.errors import UsageError
 
 _SHARDING: Final = (
-    "PyTorch code runs on one device here; write the model for JAX to shard it (docs/fleet.md)"
+    "PyTorch code runs on one device here; write the model for JAX to shard it "
+    "(docs/how-to/many-processes.md)"
 )
 _COLLECTIVE: Final = "PyTorch code runs in one process here; leave the call out"
-_GRAPH: Final = "set XLA_SAVE_TENSORS_FILE to write the graphs (docs/graph-files.md)"
+_GRAPH: Final = "set XLA_SAVE_TENSORS_FILE to write the graphs (docs/how-to/graph-files.md)"
 _LOOP: Final = "write a Python loop in a function that snaprt.torch.jit compiles"
 
 # Names, and what to do without them.

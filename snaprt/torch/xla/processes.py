@@ -35,7 +35,8 @@ def check_alone(name: str) -> None:
         raise UsageError(
             f"{name} was called in rank {place.rank} of {place.processes} processes; PyTorch code "
             "trains in one process here, and gradients are not added over processes",
-            hint="start one process; several devices need JAX's shardings (docs/fleet.md)",
+            hint="start one process; several devices need JAX's shardings "
+            "(docs/how-to/many-processes.md)",
         )
 
 
