@@ -45,7 +45,7 @@ def command(place: Path, top: int, host: str | None, as_json: bool) -> None:
 
     DIR is what `snaprt run --profile` or `jax.profiler.trace` was given: the latest profile in it
     is read. TensorBoard and XProf are not needed; both open the same directory, and ui.perfetto.dev
-    opens its .trace.json.gz files (docs/profiles.md).
+    opens its .trace.json.gz files (docs/how-to/profile.md).
 
     A gap is a time between two operations in which no device ran one. Of a job of several
     processes, one is shown; --json has all.

@@ -161,7 +161,7 @@ def _checked_duration(
     "--profile-steps",
     metavar="STEPS",
     callback=checked_steps,
-    help="Profile only these steps, counted from 0, such as 10-14 (see docs/profiles.md).",
+    help="Profile only these steps, counted from 0, such as 10-14 (see docs/how-to/profile.md).",
 )
 @click.option(
     "--explain", is_flag=True, help="Report graph breaks at exit: where, why and how often."
