@@ -138,8 +138,7 @@ class ProfileSession(Subscriber):
     def _count_executions(self, executable: Executable) -> None:
         self._program = executable.number
         self._tell(
-            f"the program has marked no step: the {self._steps} to profile are executions of "
-            f"{executable.name}"
+            f"the program has marked no step: the profile counts executions of {executable.name}"
         )
 
     def _begin_at_once(self) -> None:

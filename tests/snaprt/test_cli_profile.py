@@ -13,6 +13,7 @@ from snaprt.cli import main as cli
 from snaprt.cli import output
 from snaprt.cli.profile.read import Event, HostProfile
 from snaprt.cli.profile.summary import Gap, summarize
+from snaprt.cli.run import launch
 
 JITTED = """
 import jax, jax.numpy as jnp
@@ -58,7 +59,7 @@ def test_the_profile_of_a_jitted_program_joins_with_its_snapshots(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = profiled(tmp_path, JITTED, "--dump", "dump", "--when", "name=train_step, first=1")
-    assert "steps 3-4 to profile are executions of train_step" in told
+    assert "the profile counts executions of train_step" in told
     assert "snaprt profile" in told
     host = shown(capsys, tmp_path / "profile")
     (program,) = host["programs"]
@@ -155,6 +156,13 @@ def test_what_is_no_profile_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
         assert (captured.out, message in captured.err) == ("", True), captured.err
 
 
+def test_launch_hands_the_steps_to_each_process_as_they_are_written() -> None:
+    words = ["-n", "2", "--profile", "p", "--profile-steps", "3-5", "--", "train.py"]
+    context = launch.command.make_context("launch", words)
+    given = [words for _, words in output.given_options(context, launch.command.params)]
+    assert ("--profile-steps", "3-5") in given
+
+
 def operation(name: str, start: float, end: float, program: str = "f", run: int = 1) -> Event:
     values = {"hlo_op": name, "hlo_module": program, "program_id": 7, "run_id": run}
     return Event(name, start, end, 1, values)
@@ -193,10 +201,9 @@ def test_a_gap_names_what_the_host_did_in_most_of_it() -> None:
 
 
 def test_graph_ids_are_told_of_names_that_stand_for_one_program() -> None:
-    names = ("jit_f", "jit_g", "jit_lazy_graph_0123456789abcdef")
-    spans = [
-        {"program": name, "graph": graph} for name, graph in (("f", "1"), ("g", "2"), ("g", "3"))
-    ]
+    names = ("jit_f", "jit_g", "jit__lambda", "jit_lazy_graph_0123456789abcdef")
+    told = (("f", "1"), ("g", "2"), ("g", "3"), ("<lambda>", "4"))
+    spans = [{"program": name, "graph": graph} for name, graph in told]
     profile = HostProfile(
         Path("host.xplane.pb"),
         "host",
@@ -207,5 +214,6 @@ def test_graph_ids_are_told_of_names_that_stand_for_one_program() -> None:
     assert ids == {
         "jit_f": "1",
         "jit_g": None,
+        "jit__lambda": "4",
         "jit_lazy_graph_0123456789abcdef": "0123456789abcdef",
     }

@@ -20,7 +20,7 @@ from snaprt.cli.profile.read import Event, HostProfile
 _SPAN: Final = "snaprt:"
 _GRAPH_IN_NAME: Final = re.compile(r"^(?:jit_)?lazy_graph_([0-9a-f]{16})$")
 _PROGRAM_IN_NAME: Final = re.compile(r"^(.*)\((\d+)\)$")
-_NOT_IN_NAMES: Final = re.compile(r"[^\w.-]")  # of modules: JAX writes "_" for it
+_NOT_IN_NAMES: Final = re.compile(r"[^\w.-]")  # of modules: JAX writes "_" for it, or nothing
 _NANOSECONDS: Final = 1e9
 
 
@@ -240,15 +240,19 @@ def _graphs(events: Iterable[Event], programs: Iterable[str]) -> dict[str, str |
     for event in events:
         graph, name = event.values.get("graph"), event.values.get("program")
         if event.name == f"{_SPAN}execute" and graph and name:
-            told[_NOT_IN_NAMES.sub("_", f"jit_{name}")].add(str(graph))
+            told[_plain(f"jit_{name}")].add(str(graph))
     modules = {program: _module_of(program) for program in programs}
     programs_of = Counter(modules.values())
     found: dict[str, str | None] = {}
     for program, module in modules.items():
         named = _GRAPH_IN_NAME.match(module)
-        ids = told[module] if programs_of[module] == 1 else set()
+        ids = told[_plain(module)] if programs_of[module] == 1 else set()
         found[program] = named[1] if named else min(ids) if len(ids) == 1 else None
     return found
+
+
+def _plain(name: str) -> str:
+    return _NOT_IN_NAMES.sub("_", name).rstrip("_")
 
 
 def _programs(

@@ -188,7 +188,7 @@ def command(
     watchdog: str | None,
     metrics: Path | None,
     profile: Path | None,
-    profile_steps: tuple[int, int | None] | None,
+    profile_steps: str | None,
     explain: bool,
     explain_json: Path | None,
     program: tuple[str, ...],

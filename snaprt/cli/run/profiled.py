@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 _STEPS: Final = re.compile(r"(\d+)(?:(-)(\d*))?")
 
 
-def checked_steps(
-    context: click.Context, option: click.Parameter, text: str | None
-) -> tuple[int, int | None] | None:
-    """Return the first and the last step that an option names; no last one for all that follow."""
-    if text is None:
-        return None
-    found = _STEPS.fullmatch(text.strip())
-    if found is None:
+def checked_steps(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """Return a range of steps as it is written, for it is passed on."""
+    found = None if text is None else _STEPS.fullmatch(text)
+    if text is not None and found is None:
         raise click.BadParameter(
             f"{text!r} is no range of steps, such as 10-14, 10- or 10", context, option
         )
-    first = int(found[1])
-    last = int(found[3]) if found[3] else None if found[2] else first
-    if last is not None and last < first:
+    if found is not None and found[3] and int(found[3]) < int(found[1]):
         raise click.BadParameter(f"{text!r} ends before it begins", context, option)
-    return first, last
+    return text
+
+
+def _first_and_last(text: str) -> tuple[int, int | None]:
+    """Return the first and the last step of a range; no last one for all that follow."""
+    first, dash, last = text.partition("-")
+    return int(first), int(last) if last else None if dash else int(first)
 
 
 class RunProfiled:
@@ -44,13 +44,13 @@ class RunProfiled:
 
     Args:
         folder: Where to write the profile; None for no profile.
-        steps: The first and the last step to profile; None for the whole run.
+        steps: The steps to profile, as `checked_steps` returns them; None for the whole run.
 
     Raises:
         UsageError: The folder cannot be written to, or there is none for the steps.
     """
 
-    def __init__(self, folder: Path | None, steps: tuple[int, int | None] | None) -> None:
+    def __init__(self, folder: Path | None, steps: str | None) -> None:
         self._session: ProfileSession | None = None
         self._steps = steps
         if folder is None:
@@ -65,7 +65,7 @@ class RunProfiled:
     def _begin(self) -> None:
         from snaprt.runtime.profile_session import ProfileSession, Steps
 
-        steps = None if self._steps is None else Steps(*self._steps)
+        steps = None if self._steps is None else Steps(*_first_and_last(self._steps))
         self._session = ProfileSession(
             self._folder, steps, settings.get("SNAPRT_PROFILE_TIMEOUT"), _tell
         )
