@@ -16,7 +16,7 @@ import jax
 
 from snaprt import jaxapi
 from snaprt.snapshot.recorder.plan import steps_ended
-from snaprt.snapshot.recorder.progress import watched
+from snaprt.snapshot.recorder.progress import told, watched
 
 if TYPE_CHECKING:
     from snaprt.compile.executable import Executable
@@ -186,11 +186,14 @@ def run_followed(
     executable: pending.Executable, run: Callable[..., _Results], args: Any, kwargs: Any
 ) -> _Results:
     """Return ``run(*args, **kwargs)``, an execution; tell whoever follows them of it."""
+    tell = told()
+    if tell is not None:
+        tell(executable)
     progress = watched()
     if progress is None:
-        return (
-            _shown(executable, run, args, kwargs) if jaxapi.is_profiled() else run(*args, **kwargs)
-        )
+        if jaxapi.is_profiled():
+            return _shown(executable, run, args, kwargs)
+        return run(*args, **kwargs)
     running = progress.begin(executable, steps_ended())
     try:
         if jaxapi.is_profiled():

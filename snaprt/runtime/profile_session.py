@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from snaprt.processes import place_in_job, run_mark
 from snaprt.runtime.events import Cut, Subscriber, subscribe, unsubscribe
 from snaprt.runtime.jit import follow_process
 from snaprt.snapshot.recorder.pending import Executable
-from snaprt.snapshot.recorder.progress import Progress, watch_progress
+from snaprt.snapshot.recorder.progress import tell_of_each
 from snaprt.snapshot.recorder.writer import afresh_in_children
 
 #: Where `jax.profiler` puts its files, and XProf looks for them.
@@ -80,8 +81,7 @@ class ProfileSession(Subscriber):
         self._thread: int | None = None  # whose steps count; None where executions do
         self._program: int | None = None  # whose executions count; None where steps do
         self._marked = 0  # steps
-        self._executed = 0  # times that one program ran, at most
-        self._progress: Progress | None = None
+        self._counts: Counter[int] = Counter()  # executions by the number of what ran
         afresh_in_children(self)
 
     def start_afresh(self) -> None:
@@ -92,8 +92,7 @@ class ProfileSession(Subscriber):
         """Follow the program from here on; to be called when JAX is there."""
         subscribe(self)
         jaxapi.before_compile_or_load(lambda _: self._begin_at_once())
-        self._progress = watch_progress(closely=True)
-        self._progress.tell = self._executing
+        tell_of_each(self._executing)
         follow_process()
 
     def compiling(self, cut: Cut, program: Program, promoted: frozenset[int]) -> None:
@@ -118,11 +117,12 @@ class ProfileSession(Subscriber):
             ):
                 self._stop()
 
-    def _executing(self, executable: Executable, before: int) -> None:
-        """Count an execution that is about to begin, after so many of the same program."""
+    def _executing(self, executable: Executable) -> None:
+        """Count an execution that is about to begin."""
         if self._steps is None or self._state == "over":
             return
-        self._executed = max(self._executed, before + 1)
+        before = self._counts[executable.number]
+        self._counts[executable.number] = before + 1
         if before < self._steps.first or (self._marked and self._program is None):
             return
         with self._lock:
@@ -165,7 +165,8 @@ class ProfileSession(Subscriber):
         if self._marked:
             why = f"the program ended in step {self._marked}"
         else:
-            why = f"no step was marked, and no program ran more often than {self._executed} times"
+            most = max(self._counts.values(), default=0)
+            why = f"no step was marked, and no program ran more often than {most} times"
         return f"there is no profile of {self._steps}: {why}"
 
     def _start(self) -> None:
@@ -201,8 +202,7 @@ class ProfileSession(Subscriber):
     def _leave(self) -> None:
         self._state = "over"
         unsubscribe(self)
-        if self._progress is not None:
-            self._progress.tell = None
+        tell_of_each(None)
 
     def _write(self) -> None:
         try:

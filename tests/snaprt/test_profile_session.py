@@ -55,10 +55,10 @@ class Run:
         self.told: list[str] = []
         self.session = ProfileSession(folder, steps, seconds, self.told.append)
 
-    def execute(self, number: int, times: int, before: int = 0) -> None:
+    def execute(self, number: int, times: int = 1) -> None:
         executable: Any = SimpleNamespace(number=number, name=f"program_{number}")
-        for count in range(before, before + times):
-            self.session._executing(executable, count)
+        for _ in range(times):
+            self.session._executing(executable)
 
     def mark(self, *steps: int) -> None:
         for step in steps:
@@ -90,16 +90,16 @@ def test_marked_steps_are_profiled_from_the_first_to_the_end_of_the_last(
 def test_executions_count_while_no_step_is_marked(tmp_path: Path, profiler: Profiler) -> None:
     run = Run(tmp_path, Steps(2, 3))
     run.execute(1, 2)
-    run.execute(2, 1)
+    run.execute(2)
     assert profiler.calls == []
-    run.execute(1, 1, before=2)
+    run.execute(1)
     assert profiler.calls == ["start"]
     assert run.told == [
         "the program has marked no step: the profile counts executions of program_1"
     ]
-    run.execute(2, 9, before=1)  # another program: it does not decide
+    run.execute(2, 9)  # another program: it does not decide
     assert profiler.calls == ["start"]
-    run.execute(1, 2, before=3)
+    run.execute(1, 2)
     assert profiler.calls == ["start", "stop"]
 
 

@@ -52,6 +52,7 @@ class RunProfiled:
 
     def __init__(self, folder: Path | None, steps: str | None) -> None:
         self._session: ProfileSession | None = None
+        self._is_asked_for = folder is not None
         self._steps = steps
         if folder is None:
             if steps is not None:
@@ -75,6 +76,8 @@ class RunProfiled:
         """Stop the profile, if there is one."""
         if self._session is not None:
             self._session.end()
+        elif self._is_asked_for:
+            _tell("there is no profile: the program has not imported JAX")
 
 
 def _tell(message: str) -> None:

@@ -71,13 +71,10 @@ class Progress:
         is_close: Whether each call is told before it is made, and its end looked for.
         compiling: What each thread that compiles a lazy program compiles, and since when.
         step: The last step that a thread marked.
-        tell: Called with each execution that is about to begin, if each call is told before it is
-            made: what runs, and how many of it came before.
     """
 
     def __init__(self) -> None:
         self.is_close = False
-        self.tell: Callable[[Executable, int], None] | None = None
         self.start_afresh()
         afresh_in_children(self)
 
@@ -100,8 +97,6 @@ class Progress:
         number = executable.number
         count = self._counts.get(number, 0)
         self._counts[number] = count + 1
-        if self.tell is not None:
-            self.tell(executable, count)
         running = Running(executable, count, step)
         self.last.append(running)
         under_way = self._under_way
@@ -247,6 +242,7 @@ def _finder(path: Any) -> Find:
 
 
 _progress: Progress | None = None
+_tell: Callable[[Executable], None] | None = None
 _starting = threading.Lock()
 
 
@@ -255,9 +251,20 @@ def watched() -> Progress | None:
     return _progress
 
 
+def told() -> Callable[[Executable], None] | None:
+    """Return what is called with each program that is about to run, if anything is."""
+    return _tell
+
+
+def tell_of_each(tell: Callable[[Executable], None] | None) -> None:
+    """Call ``tell`` with each program that is about to run; None for no more."""
+    global _tell
+    _tell = tell
+
+
 def is_watched_closely() -> bool:
     """Return whether each call is to be told before it is made."""
-    return _progress is not None and _progress.is_close
+    return _tell is not None or (_progress is not None and _progress.is_close)
 
 
 def watch_progress(*, closely: bool) -> Progress:
