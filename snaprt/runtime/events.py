@@ -16,7 +16,7 @@ import jax
 
 from snaprt import jaxapi
 from snaprt.snapshot.recorder.plan import steps_ended
-from snaprt.snapshot.recorder.progress import watched
+from snaprt.snapshot.recorder.progress import told, watched
 
 if TYPE_CHECKING:
     from snaprt.compile.executable import Executable
@@ -187,14 +187,31 @@ def run_followed(
     executable: pending.Executable, run: Callable[..., _Results], args: Any, kwargs: Any
 ) -> _Results:
     """Return ``run(*args, **kwargs)``, an execution; tell whoever follows them of it."""
+    tell = told()
+    if tell is not None:
+        tell(executable)
     progress = watched()
     if progress is None:
+        if jaxapi.is_profiled():
+            return _shown(executable, run, args, kwargs)
         return run(*args, **kwargs)
     running = progress.begin(executable, steps_ended())
     try:
-        results = run(*args, **kwargs)
+        if jaxapi.is_profiled():
+            results = _shown(executable, run, args, kwargs)
+        else:
+            results = run(*args, **kwargs)
     except BaseException:
         progress.failed(running)
         raise
     progress.dispatched(running, results)
     return results
+
+
+def _shown(
+    executable: pending.Executable, run: Callable[..., _Results], args: Any, kwargs: Any
+) -> _Results:
+    """Run what a profile is to show, with what joins it with snapshots and metrics."""
+    named = {"graph": executable.graph_id, "program": executable.name, "step": steps_ended()}
+    with jaxapi.span("execute", **named):
+        return run(*args, **kwargs)

@@ -242,6 +242,7 @@ def _finder(path: Any) -> Find:
 
 
 _progress: Progress | None = None
+_tell: Callable[[Executable], None] | None = None
 _starting = threading.Lock()
 
 
@@ -250,9 +251,20 @@ def watched() -> Progress | None:
     return _progress
 
 
+def told() -> Callable[[Executable], None] | None:
+    """Return what is called with each program that is about to run, if anything is."""
+    return _tell
+
+
+def tell_of_each(tell: Callable[[Executable], None] | None) -> None:
+    """Call ``tell`` with each program that is about to run; None for no more."""
+    global _tell
+    _tell = tell
+
+
 def is_watched_closely() -> bool:
     """Return whether each call is to be told before it is made."""
-    return _progress is not None and _progress.is_close
+    return _tell is not None or (_progress is not None and _progress.is_close)
 
 
 def watch_progress(*, closely: bool) -> Progress:
