@@ -304,6 +304,15 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     Returns:
         The graphs that ran, with their operations, and for each graph break its cause and the
         user's line, in order. Print it, or inspect its attributes. It holds the function's result.
+
+    Examples:
+        >>> def positives(x):
+        ...     return x[x > 0]
+        >>> explained = snaprt.explain(positives, jnp.arange(-3.0, 4.0))
+        >>> explained.cuts[0].cause
+        'bool_mask'
+        >>> print(explained.result)
+        [1. 2. 3.]
     """
     events: list[Event] = []
     collector = Collector(events.append)

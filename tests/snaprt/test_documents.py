@@ -18,7 +18,7 @@ def test_every_link_to_a_file_leads_to_one(path):
 
 
 def test_the_site_has_every_document_in_its_menu():
-    menu = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    menu = re.findall(r"[:-] (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in PAGES}
     assert {page for page in menu if page not in ("index.md", "examples/README.md")} == pages
 
