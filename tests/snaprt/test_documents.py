@@ -13,11 +13,6 @@ from snaprt.cli.main import group
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES]
-BLOCK = re.compile(
-    r"^```console\n(.*?)^```|^```sh\n(.*?)^```|^((?: {4}[^\n]*\n)+)", re.MULTILINE | re.DOTALL
-)
-#: A command of snaprt, after variables that are set for it; with its continued lines.
-COMMAND = re.compile(r"^ *(?:\w+=\S+ +)*snaprt ((?:.*\\\n)*.*)$", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
 
@@ -45,6 +40,13 @@ def test_the_python_of_the_readme_runs_as_it_stands(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+BLOCK = re.compile(
+    r"^```console\n(.*?)^```|^```sh\n(.*?)^```|^((?: {4}[^\n]*\n)+)", re.MULTILINE | re.DOTALL
+)
+#: A command of snaprt, after variables that are set for it; with its continued lines.
+COMMAND = re.compile(r"^ *(?:\w+=\S+ +)*snaprt ((?:.*\\\n)*.*)$", re.MULTILINE)
 
 
 def commands_of(path):
