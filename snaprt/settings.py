@@ -328,6 +328,12 @@ SETTINGS: Final = (
         default=True,
     ),
     Setting(
+        "SNAPRT_PROFILE_TIMEOUT",
+        SECONDS,
+        "How long `snaprt run --profile` waits for a profile to stop.",
+        default=60.0,
+    ),
+    Setting(
         "SNAPRT_RECOMPILE_LIMIT",
         Kind(_count, "a number; 0 for no warning"),
         "Warn when one place in the program causes recompilation in this many steps.",

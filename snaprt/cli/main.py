@@ -73,6 +73,9 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "prune": _Entry(".snapshot.pack:prune_command", "Remove stored arrays that no snapshot uses."),
     "cache": _Entry(".cache.group:command", "Inspect, clean and fill the compile cache."),
     "metrics": _Entry(".metrics:command", "Print saved metrics."),
+    "profile": _Entry(
+        ".profile.command:command", "Print the top of a profile: programs, operations, gaps."
+    ),
     "bundle": _Entry(
         ".bundle.command:command", "Run a program and pack its logs, graphs and metrics."
     ),

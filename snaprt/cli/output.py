@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Final, TypeVar
 
 import click
@@ -78,6 +78,27 @@ def writing(
         yield
     except OSError as error:
         raise UsageError(f"cannot {what}: {error.strerror or error}", hint=hint) from error
+
+
+def writable(folder: Path, option: str) -> Path:
+    """Return a folder as an absolute path, made if it is not there.
+
+    Raises:
+        UsageError: It cannot be written to.
+    """
+    folder = folder.expanduser().absolute()
+    hint = f"Name a directory with {option}; it is created if it does not exist."
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"cannot write to {folder}: not a directory", hint=hint)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror or error}", hint=hint
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write to {folder}: permission denied", hint=hint)
+    return folder
 
 
 def emit_json(schema: str, version: int, data: Mapping[str, Any]) -> None:

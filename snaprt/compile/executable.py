@@ -107,7 +107,7 @@ def run(
     """
     token = observer.before(executable, inputs) if observer is not None else None
     try:
-        outputs = _call(executable, inputs)
+        outputs = _timed_call(executable, inputs)
     except Exception as error:
         if token is not None and observer is not None:
             observer.failed(token, error)
@@ -115,13 +115,6 @@ def run(
     if token is not None and observer is not None:
         observer.after(token, outputs, outputs[-1] if executable.is_watched else None)
     return outputs[:-1] if executable.is_watched else outputs
-
-
-def _call(executable: Executable, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    if jaxapi.is_profiled():
-        with jaxapi.span("execute", graph=executable.graph_id):
-            return _timed_call(executable, inputs)
-    return _timed_call(executable, inputs)
 
 
 def _timed_call(executable: Executable, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:

@@ -253,6 +253,11 @@ def _request(
 ) -> Request[jax.stages.Compiled]:
     module = lowered.compiler_ir("stablehlo")
     calls = jaxapi.custom_calls(module, stablehlo)
+
+    def compile_it() -> jax.stages.Compiled:
+        with jaxapi.named_for_compiler(lowered, module_digest(stablehlo)[:16]):
+            return lowered.compile(compiler_options=dict(overrides) or None)
+
     return Request(
         name=f"{script_name()}: {GRAPH_NAME}",
         kind="compiled",
@@ -267,7 +272,7 @@ def _request(
             kind="compiled",
             signature=jaxapi.call_of_lowered(lowered),
         ),
-        compile=lambda: lowered.compile(compiler_options=dict(overrides) or None),
+        compile=compile_it,
         serialize=jaxapi.serialize_compiled,
         load=lambda payload: jaxapi.load_compiled(payload, arguments, results, devices),
         bound_to=bound_to_process(lowered, calls),

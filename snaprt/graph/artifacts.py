@@ -18,6 +18,7 @@ from snaprt.graph.proof import Proof
 
 # What the partitioner was allowed, which shows in what it did; with one device it does nothing.
 _ALLOWED = re.compile(r", allow_spmd_sharding_propagation_to_\w+=\{[^}]*\}")
+_ID_IN_NAME = re.compile(r"(?<=^HloModule jit_lazy_graph)_[0-9a-f]{16}\b")  # not where it replays
 _LEFT_OUT = re.compile(r"\[([0-9,]*)\]\S* constant\(\{\.\.\.\}\)")  # group: its dimensions
 _MOST_CONSTANTS = 1 << 14  # elements: printing so many takes 5 ms, and nobody can run meanwhile
 _ALIAS = re.compile(r"\{([0-9, ]*)\}: \(([0-9]+), \{[0-9, ]*\}, (?:may|must)-alias\)")
@@ -48,7 +49,7 @@ def proof_of(executable: Any) -> Proof:
     if 0 < _elements_left_out(printed) <= _MOST_CONSTANTS:
         printed = jaxapi.optimized_hlo(executable, constants=True)
     header, _, body = printed.partition("\n")
-    text = f"{_ALLOWED.sub('', header)}\n{body}"
+    text = f"{_ID_IN_NAME.sub('', _ALLOWED.sub('', header))}\n{body}"
     return Proof(
         fingerprint=jaxapi.executable_fingerprint(executable),
         optimised_hlo=blake3(text.encode()).hexdigest() if header else "",

@@ -188,12 +188,26 @@ def run_followed(
     """Return ``run(*args, **kwargs)``, an execution; tell whoever follows them of it."""
     progress = watched()
     if progress is None:
-        return run(*args, **kwargs)
+        return (
+            _shown(executable, run, args, kwargs) if jaxapi.is_profiled() else run(*args, **kwargs)
+        )
     running = progress.begin(executable, steps_ended())
     try:
-        results = run(*args, **kwargs)
+        if jaxapi.is_profiled():
+            results = _shown(executable, run, args, kwargs)
+        else:
+            results = run(*args, **kwargs)
     except BaseException:
         progress.failed(running)
         raise
     progress.dispatched(running, results)
     return results
+
+
+def _shown(
+    executable: pending.Executable, run: Callable[..., _Results], args: Any, kwargs: Any
+) -> _Results:
+    """Run what a profile is to show, with what joins it with snapshots and metrics."""
+    named = {"graph": executable.graph_id, "program": executable.name, "step": steps_ended()}
+    with jaxapi.span("execute", **named):
+        return run(*args, **kwargs)

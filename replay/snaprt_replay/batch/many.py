@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ from snaprt_replay.load.load import load
 from snaprt_replay.report.model import Report
 from snaprt_replay.run import player
 from snaprt_replay.run.all_devices import DeviceReplays, replay_on_all_devices
-from snaprt_replay.run.rerun import replay_case
+from snaprt_replay.run.rerun import Replay, replay_case
 from snaprt_replay.run.trial import PROCESSES, try_case
 from snaprt_replay.run.variants.variants import Variant
 from snaprt_replay.run.workers import Workers
@@ -47,6 +48,7 @@ class ReplayRequest:
         outputs: An ``.npz`` file with the recorded results of ``inputs``.
         isolated: Run in a process of its own? None for "if snaprt did not write the module".
         timeout: Seconds for one run in a process of its own; None for any.
+        profile: The folder for a profile of one more run.
         save: Where to save the outputs, as ``.npz``.
         save_hlo: Where to save the optimized HLO of what is compiled only.
         words: The options that say all this on a command line.
@@ -62,6 +64,7 @@ class ReplayRequest:
     outputs: Path | None = None
     isolated: bool | None = None
     timeout: float | None = 120.0
+    profile: Path | None = None
     save: Path | None = None
     save_hlo: Path | None = None
     words: tuple[str, ...] = ()
@@ -151,7 +154,10 @@ def replay_file(path: Path, request: ReplayRequest, workers: Workers) -> Report:
             return gather.of_trial(trial, request.words)
         if request.variant.kind == "compile-only":
             return _compile(case, request, workers)
-        replay_on = replay_on_all_devices if request.all_devices else replay_case
+        if request.all_devices:
+            replay_on: Callable[..., Replay | DeviceReplays] = replay_on_all_devices
+        else:
+            replay_on = functools.partial(replay_case, profile=request.profile)
         found = replay_on(
             case,
             request.variant,

@@ -99,6 +99,7 @@ class Case:
     # CHECKs when it is compiled.
     trusted: bool = False
     notes: tuple[str, ...] = ()  # for the reader of a comparison: a restored module, a missing file
+    graph_id: str = ""  # where snaprt recorded it
     unfinished: str = ""  # the error that ended the recording of a lazy graph, so nothing ran
 
 

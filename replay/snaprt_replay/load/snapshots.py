@@ -150,6 +150,7 @@ def _case(
             else module_parameters(module, file.path)
         ),
         environment=recorded_environment(file),
+        graph_id=file.manifest.execution.graph_id,
         trusted=True,
         notes=(*notes, *made, *left_out),
     )

@@ -41,6 +41,8 @@ class Job:
         name: What the compile cache's index calls it.
         devices: On how many devices it runs; more than one with the kind ``device`` alone.
         partitioning: How XLA was told to spread it over them.
+        graph_id: What joins its profile with snapshots; "" where that is not known.
+        profile: The folder for a profile of one more run, after the others; "" for none.
     """
 
     variant: Variant
@@ -51,6 +53,8 @@ class Job:
     name: str = ""
     devices: int = 1
     partitioning: jaxapi.Partitioning | None = None
+    graph_id: str = ""
+    profile: str = ""
 
 
 def send_job(connection: socket.socket, job: Job) -> None:
@@ -61,6 +65,8 @@ def send_job(connection: socket.socket, job: Job) -> None:
         "repeat": job.repeat,
         "name": job.name,
         "devices": job.devices,
+        "graph_id": job.graph_id,
+        "profile": job.profile,
         "partitioning": job.partitioning and dataclasses.asdict(job.partitioning),
     }
     send(connection, message, [np.frombuffer(job.program, np.uint8), *job.inputs])

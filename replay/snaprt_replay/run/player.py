@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 
 from snaprt import jaxapi
 from snaprt.errors import CompileError, ExecutionError, SnapshotError, UsageError
@@ -84,23 +85,36 @@ def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
     return play_variant(case, Variant(device or "default", "device", device), repeat, None)
 
 
-def play_variant(case: Case, variant: Variant, repeat: int, workers: Workers | None) -> PlayResult:
+def play_variant(
+    case: Case,
+    variant: Variant,
+    repeat: int,
+    workers: Workers | None,
+    profile: Path | None = None,
+) -> PlayResult:
     """Run a case, in this process where ``workers`` is None, else in one of theirs.
+
+    One more run is profiled if there is a folder for that.
 
     Raises:
         SnaprtError: As `play`; or the process ended, or took too long.
     """
     check_playable(case, repeat)
+
+    def job(variant: Variant) -> Job:
+        folder = "" if profile is None else str(profile)
+        return dataclasses.replace(job_of(case, variant, repeat), profile=folder)
+
     if workers is None:
         try:
-            outcome = run_here(job_of(case, variant, repeat))
+            outcome = run_here(job(variant))
         except (CompileError, ExecutionError) as error:
             raise type(error)(f"{case.path}: {error.message}", hint=error.hint) from error
     elif needs_host_devices(variant.device, case.devices):
         on_cpu = dataclasses.replace(variant, device="cpu")
-        outcome = workers.run_job(job_of(case, on_cpu, repeat), host_devices=case.devices)
+        outcome = workers.run_job(job(on_cpu), host_devices=case.devices)
     else:
-        outcome = workers.run_job(job_of(case, variant, repeat))
+        outcome = workers.run_job(job(variant))
     if outcome.failure is not None:
         raise outcome.failure.as_error(case.path)
     assert outcome.outputs is not None
@@ -154,6 +168,7 @@ def job_of(case: Case, variant: Variant, repeat: int = 1, devices: int | None = 
         form=HLO if is_elsewhere else STABLEHLO,
         repeat=repeat,
         name=case.name,
+        graph_id=case.graph_id,
         devices=devices or case.devices,
         partitioning=None if devices == 1 else case.partitioning,
     )

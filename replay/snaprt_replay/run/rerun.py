@@ -119,10 +119,12 @@ def replay_case(
     repeat: int = 1,
     tolerance: ToleranceRequest | None = None,
     isolated: bool | None = None,
+    profile: Path | None = None,
 ) -> Replay:
     """Do what `replay` does, with what was loaded already.
 
     It runs in one of the ``workers`` if ``isolated``, or if it needs more devices than there are.
+    Once it has run, one more run is profiled if there is a folder for that.
 
     Raises:
         SnaprtError: It cannot be compiled or run.
@@ -130,9 +132,9 @@ def replay_case(
     player.check_playable(case, repeat)
     in_child = not case.trusted if isolated is None else isolated
     if in_child or devices.needs_host_devices(variant.device, case.devices):
-        played = player.play_variant(case, variant, repeat, workers)
+        played = player.play_variant(case, variant, repeat, workers, profile)
     else:
-        played = player.play_variant(case, variant, repeat, None)
+        played = player.play_variant(case, variant, repeat, None, profile)
     comparison = None
     if case.outputs is not None:
         comparison = compare(case.outputs, played.outputs, tolerance)

@@ -70,6 +70,9 @@ def _compiler_options(
 @click.option(
     "--all-devices", is_flag=True, help="Run on every local device: does one give different bits?"
 )
+@click.option(
+    "--profile", type=_PATH, metavar="DIR", help="Profile one more run, for `snaprt profile DIR`."
+)
 @click.option("--save", type=_PATH, metavar="FILE.npz", help="Save the outputs.")
 @click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs.")
 @click.option(
@@ -141,6 +144,7 @@ def command(
     max_ulp: int | None,
     repeat: int,
     all_devices: bool,
+    profile: Path | None,
     save: Path | None,
     inputs: Path | None,
     outputs: Path | None,
@@ -184,6 +188,7 @@ def command(
       snaprt replay module.mlir --random 0 --save out.npz
       snaprt replay module.mlirbc --inputs in.npz --outputs recorded.npz
       snaprt replay step.inputs.snap --a recorded --b cpu,optimization=0 --reference f64
+      snaprt replay step.inputs.snap --device gpu --profile profile
       snaprt replay step.inputs.snap --device tpu:v5e:2x2 --compile-only
       snaprt replay dump -j 4 --junit replay.xml --html replay.html
     """
@@ -217,6 +222,7 @@ def command(
         outputs=outputs,
         isolated=isolated,
         timeout=timeout,
+        profile=None if profile is None else output.writable(profile, "--profile"),
         save=save,
         save_hlo=save_hlo,
         words=_words(context),
@@ -233,6 +239,8 @@ def command(
             formats.show(report)
         if save is not None and not failed:
             output.log.print(f"saved the outputs to {save}")
+        if profile is not None and not failed:
+            output.log.print(f"profile of one run in {profile}; see `snaprt profile {profile}`")
     in_order = [reports[number] for number in range(len(executions))]
     formats.write_files(in_order)
     if as_json:
@@ -265,7 +273,11 @@ def _check(
             "-j cannot be combined with --cluster",
             hint="a cluster runs as many processes as it has workers",
         )
-    for option, path in (("--save", request.save), ("--save-hlo", request.save_hlo)):
+    for option, path in (
+        ("--save", request.save),
+        ("--save-hlo", request.save_hlo),
+        ("--profile", request.profile),
+    ):
         if path is not None and address is not None:
             raise UsageError(
                 f"{option} cannot be combined with --cluster",
@@ -282,6 +294,13 @@ def _check(
         raise UsageError(
             f"--all-devices does not go with --device {request.variant.device}, a single device",
             hint=f"name the platform: --device {(request.variant.device or '').partition(':')[0]}",
+        )
+    if request.profile is not None and (
+        request.sides or request.all_devices or request.variant.kind == "compile-only"
+    ):
+        raise UsageError(
+            "--profile does not go with --a, --b, --reference, --all-devices or --compile-only",
+            hint="`snaprt replay --help` has all options",
         )
     if request.save is not None and request.save.suffix != ".npz":
         raise UsageError(
@@ -321,7 +340,9 @@ def _replayed(
             yield number, report
 
 
-_NOT_ABOUT_THE_REPLAY: Final = frozenset({"files", "processes", "address", "as_json", "save"})
+_NOT_ABOUT_THE_REPLAY: Final = frozenset(
+    {"files", "processes", "address", "as_json", "profile", "save"}
+)
 
 
 def _words(context: click.Context) -> tuple[str, ...]:

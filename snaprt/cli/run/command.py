@@ -29,6 +29,7 @@ import snaprt
 from snaprt import after_import, autoload, settings, units
 from snaprt.cli import output
 from snaprt.cli.run.explained import RunExplained
+from snaprt.cli.run.profiled import RunProfiled, checked_steps
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.launch import tell_status
 from snaprt.snapshot.recorder.conditions import parse_conditions
@@ -151,6 +152,18 @@ def _checked_duration(
     help="Save the metrics to FILE at exit.",
 )
 @click.option(
+    "--profile",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write a profile for XProf, Perfetto and `snaprt profile` to DIR.",
+)
+@click.option(
+    "--profile-steps",
+    metavar="STEPS",
+    callback=checked_steps,
+    help="Profile only these steps, counted from 0, such as 10-14 (see docs/how-to/profile.md).",
+)
+@click.option(
     "--explain", is_flag=True, help="Report graph breaks at exit: where, why and how often."
 )
 @click.option(
@@ -174,6 +187,8 @@ def command(
     check_ranks: bool,
     watchdog: str | None,
     metrics: Path | None,
+    profile: Path | None,
+    profile_steps: tuple[int, int | None] | None,
     explain: bool,
     explain_json: Path | None,
     program: tuple[str, ...],
@@ -194,6 +209,10 @@ def command(
     With --explain, a table at exit shows each line that breaks graphs, why, how often, and what to
     write instead (docs/how-to/compiles-every-step.md).
 
+    With --profile, jax.profiler profiles the run, or the steps that --profile-steps names. A step
+    ends at `snaprt.mark_step()`. While the program has marked none, the executions of each of its
+    programs count, and the first program to reach a number decides.
+
     With --record, calls of jax.jit functions are recorded in every thread. --when and --keep-last
     imply --record unless the program runs lazily.
 
@@ -207,6 +226,7 @@ def command(
       snaprt run --lazy --dump dump -m my_package.train --epochs 3
       snaprt run --lazy --when nan --when "step=100-200, every=10" -- train.py
       snaprt run --record --dump dump --when "name=train_step, first=3" -- train.py
+      snaprt run --profile profile --profile-steps 10-14 -- train.py
     """
     if not program:
         raise click.UsageError("no program to run", context)
@@ -245,9 +265,11 @@ def command(
         _provide_torch_xla()
     _warn_of_ignored_variables(is_torch)
     explained = RunExplained(shown=explain, file=explain_json)
+    profiled = RunProfiled(profile, profile_steps)
     try:
         status = run(program, lazy=is_lazy, recording=is_recording, at_end=explained.program_ended)
     finally:
+        profiled.end()
         explained.end()
     tell_status(status)
     context.exit(status)

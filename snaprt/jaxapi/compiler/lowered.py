@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
+from jaxlib.mlir import ir
 
 from snaprt.jaxapi.compiler.executables import compile_options
 from snaprt.jaxapi.compiler.modules import bytecode_without_locations, portable_artifact
@@ -91,6 +93,24 @@ def hlo_proto(lowered: jax.stages.Lowered) -> bytes:
     """Return the unoptimized module as a serialized ``xla.HloModuleProto``."""
     computation: Any = lowered.compiler_ir("hlo")
     return computation.as_serialized_hlo_module_proto()
+
+
+@contextlib.contextmanager
+def named_for_compiler(lowered: jax.stages.Lowered, graph_id: str) -> Iterator[None]:
+    """Add a graph id to the module's name, which profiles and XLA's dumps show, while it compiles.
+
+    The id is a digest of the module, and its snapshots hold the module: both with the name that the
+    module has before and after.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    attributes = module.operation.attributes
+    name = attributes["sym_name"]
+    with module.context:
+        attributes["sym_name"] = ir.StringAttr.get(f"{name.value}_{graph_id}")
+    try:
+        yield
+    finally:
+        attributes["sym_name"] = name
 
 
 def devices_of_lowered(lowered: jax.stages.Lowered) -> tuple[Device, ...]:

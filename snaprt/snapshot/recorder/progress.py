@@ -71,10 +71,13 @@ class Progress:
         is_close: Whether each call is told before it is made, and its end looked for.
         compiling: What each thread that compiles a lazy program compiles, and since when.
         step: The last step that a thread marked.
+        tell: Called with each execution that is about to begin, if each call is told before it is
+            made: what runs, and how many of it came before.
     """
 
     def __init__(self) -> None:
         self.is_close = False
+        self.tell: Callable[[Executable, int], None] | None = None
         self.start_afresh()
         afresh_in_children(self)
 
@@ -97,6 +100,8 @@ class Progress:
         number = executable.number
         count = self._counts.get(number, 0)
         self._counts[number] = count + 1
+        if self.tell is not None:
+            self.tell(executable, count)
         running = Running(executable, count, step)
         self.last.append(running)
         under_way = self._under_way

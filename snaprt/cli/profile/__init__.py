@@ -1,0 +1,1 @@
+"""``snaprt profile``."""
