@@ -74,6 +74,12 @@ def _start_repro() -> None:
     watch_process()
 
 
+def _start_log() -> None:
+    from snaprt import logs
+
+    logs.follow_environment()
+
+
 class _Part(NamedTuple):
     """What a setting starts, in every program or in those that are no command of ours."""
 
@@ -83,6 +89,7 @@ class _Part(NamedTuple):
 
 
 _PARTS: Final = (
+    _Part("SNAPRT_LOG_FILE", _start_log, is_for_programs=True),
     _Part("SNAPRT_JAX_CACHE", _start_cache, is_for_programs=False),
     _Part("SNAPRT_CHECK_RANKS", _start_rank_check, is_for_programs=False),
     _Part("SNAPRT_RECORD_JIT", _start_recording, is_for_programs=True),

@@ -1,7 +1,8 @@
 """Shows snaprt's log where XLA's variables ask for it, as XLA shows its own; knows not who logs.
 
 snaprt logs through `logging`, to loggers below ``snaprt``; a program may set these up as any. Only
-where TF_CPP_MIN_LOG_LEVEL or TF_CPP_VMODULE ask for more than warnings is there a handler.
+where TF_CPP_MIN_LOG_LEVEL or TF_CPP_VMODULE ask for more than warnings, or SNAPRT_LOG_FILE for a
+file, is there a handler.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from snaprt import settings
+from snaprt.errors import UsageError
 
 _ROOT: Final = Path(__file__).parent.parent
 _LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
@@ -22,26 +24,27 @@ _LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 #: Modules of PyTorch/XLA that the guides name, and the loggers that say here what those say there.
 _TAUGHT: Final = {
-    "tensor": "operations",
-    "xla_graph_executor": "compile",
-    "computation_client": "compile",
-    "pjrt_computation_client": "compile",
+    "tensor": ("operations", "execution"),
+    "xla_graph_executor": ("compile", "execution"),
+    "computation_client": ("compile",),
+    "pjrt_computation_client": ("compile",),
 }
 
 
 def follow_environment() -> None:
-    """Log what XLA's variables ask for now, and no more what they asked for before.
+    """Log what the variables ask for now, and no more what they asked for before.
 
     Raises:
-        UsageError: A variable has a text that it does not allow.
+        UsageError: A variable has a text that it does not allow, or the file cannot be opened.
     """
     verbosities = dict(settings.get("TF_CPP_VMODULE"))
-    asks_for_info = settings.get("TF_CPP_MIN_LOG_LEVEL") == 0
+    path = settings.get("SNAPRT_LOG_FILE")
+    asks_for_info = settings.get("TF_CPP_MIN_LOG_LEVEL") == 0 or (path and not verbosities)
     formatter = _Formatter(with_thread=settings.get("TF_CPP_LOG_THREAD_ID"))
     _forget()
     if not verbosities and not asks_for_info:
         return
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler() if path is None else _file_handler(settings.for_rank(path))
     handler.setFormatter(formatter)
     logging.getLogger("snaprt").addHandler(handler)
     _asked.handler = handler
@@ -49,7 +52,18 @@ def follow_environment() -> None:
         _set_level("snaprt", logging.INFO)
     for name, verbosity in verbosities.items():
         level = _LEVELS[min(verbosity, len(_LEVELS) - 1)]
-        _set_level(f"snaprt.{_TAUGHT.get(name, name)}", level)
+        for logger in _TAUGHT.get(name, (name,)):
+            _set_level(f"snaprt.{logger}", level)
+
+
+def _file_handler(path: Path) -> logging.Handler:
+    try:
+        return logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the log to {path}: {error.strerror or error}",
+            hint="SNAPRT_LOG_FILE names a file in an existing directory.",
+        ) from error
 
 
 @dataclass
@@ -75,6 +89,7 @@ def _forget() -> None:
     _asked.levels.clear()
     if _asked.handler is not None:
         logging.getLogger("snaprt").removeHandler(_asked.handler)
+        _asked.handler.close()
         _asked.handler = None
 
 

@@ -40,6 +40,7 @@ from snaprt.metrics_report import (
 from snaprt.whole_files import write_whole
 
 __all__ = [
+    "EARLIER_NAMES",
     "KEPT_SAMPLES",
     "KINDS",
     "SHORT_COUNTERS",
@@ -93,6 +94,15 @@ KINDS: Final[Mapping[str, str]] = {
     "InboundData": BYTES,
     "OutboundData": BYTES,
     "SnapshotBytes": BYTES,
+}
+
+
+# What guides and scripts for older versions of PyTorch/XLA call them.
+EARLIER_NAMES: Final[Mapping[str, str]] = {
+    "CachedSyncTensors": "CachedCompile",
+    "UncachedSyncTensors": "UncachedCompile",
+    "TransferToServerTime": "TransferToDeviceTime",
+    "TransferFromServerTime": "TransferFromDeviceTime",
 }
 
 
@@ -274,11 +284,13 @@ def counter_names() -> list[str]:
 def counter_value(name: str) -> int | None:
     """Return the counter's value over all threads; None where nothing was added to it.
 
+    Earlier names of PyTorch/XLA's, such as ``CachedSyncTensors``, name the same counters.
+
     Examples:
         >>> snaprt.metrics.counter_value("NeverCounted") is None
         True
     """
-    return _counters().get(name)
+    return _counters().get(EARLIER_NAMES.get(name, name))
 
 
 def metric_names() -> list[str]:
@@ -297,6 +309,7 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
     """Return (number of samples, their sum, [(Unix time in seconds, value), ...]).
 
     The list holds the latest ``KEPT_SAMPLES`` samples, oldest first. None for an unknown name.
+    Earlier names of PyTorch/XLA's, such as ``TransferToServerTime``, name the same metrics.
 
     Examples:
         >>> snaprt.metrics.metric_add("Depth", 2)
@@ -306,7 +319,7 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
         (2, 6.0, [2, 4])
     """
     with _lock:
-        samples = _samples.get(name)
+        samples = _samples.get(EARLIER_NAMES.get(name, name))
         if samples is None:
             return None
         latest = [(nanoseconds / 1e9, value) for nanoseconds, value in samples.latest]

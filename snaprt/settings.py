@@ -305,6 +305,12 @@ SETTINGS: Final = (
         "Whether `snaprt run` runs programs lazily when --lazy and --no-lazy are not given.",
     ),
     Setting(
+        "SNAPRT_LOG_FILE",
+        FILE,
+        "Append snaprt's log to this file, at level INFO unless a TF_CPP variable is set.",
+        default_text="Python's logging; stderr if a TF_CPP variable asks for more than warnings",
+    ),
+    Setting(
         "SNAPRT_MAX_GRAPH_SIZE",
         Kind(_count, "a number of operations; 0 for no limit"),
         "Run pending operations once there are this many, including those in jitted functions.",

@@ -81,6 +81,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     ),
     "stacks": _Entry(".stacks:command", "Print the stacks of a running process."),
     "doctor": _Entry(".doctor:command", "Check that everything works on this machine."),
+    "triage": _Entry(".triage:command", "Run a program in each mode, and say which fails first."),
     "help": _Entry(".environment:command", "Print help on a command or topic."),
 }
 

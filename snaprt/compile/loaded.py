@@ -32,6 +32,7 @@ class Ready:
     executable: Executable
     arguments: list[jax.Array]  # what to call it with: the inputs, then the literals that vary
     is_new: bool  # whether it was loaded or compiled for this
+    promoted: frozenset[int]  # which of its literals are arguments
 
 
 @dataclass
@@ -136,7 +137,7 @@ def executable_for(
         if index not in program.donated:
             metrics.counter_add("DonationCopied")
             arguments[index] = jaxapi.copy_array(arguments[index])
-    return Ready(executable, arguments, is_new)
+    return Ready(executable, arguments, is_new, promoted)
 
 
 def forget_programs(signatures: Set[int]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from snaprt import jaxapi
+from snaprt.explain.guards import Guard, argument_names, guards_of
 from snaprt.runtime.events import Cut, Execution, Subscriber, subscribe, unsubscribe
 from snaprt.runtime.graph_breaks import count_text, describe_break
 from snaprt.runtime.lazy_scope import lazy
@@ -28,6 +29,7 @@ class GraphRecord:
         inputs: The number of arrays it reads.
         outputs: The number of its results.
         origin: ``compiled``, ``loaded`` from the compile cache, or ``known`` to the process.
+        guards: What must stay for it to run again without a compilation; of `explain` only.
     """
 
     graph_id: str
@@ -35,6 +37,7 @@ class GraphRecord:
     inputs: int
     outputs: int
     origin: str
+    guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,16 @@ class Collector(Subscriber):
 
     Attributes:
         at_steps: What the cause of a marked step is called.
+
+    With ``names`` of arrays, by their ``id``, the record of a graph has its guards.
     """
 
-    def __init__(self, take: Callable[[Event], None]) -> None:
+    def __init__(
+        self, take: Callable[[Event], None], names: Mapping[int, str] | None = None
+    ) -> None:
         self.at_steps = "mark_step"
         self._take = take
+        self._names = names
         self._graphs: dict[int, list[GraphRecord]] = {}
 
     def cut(self, cut: Cut) -> None:
@@ -122,6 +130,7 @@ class Collector(Subscriber):
             inputs=len(run.arguments),
             outputs=len(executable.output_names),
             origin=origin,
+            guards=() if self._names is None else guards_of(run, self._names),
         )
         self._graphs[run.cut.number].append(graph)
 
@@ -233,6 +242,11 @@ class Explanation:
         return tuple(graph for cut in self.cuts for graph in cut.graphs)
 
     @property
+    def guards(self) -> tuple[Guard, ...]:
+        """What would make a graph compile again if it changed, each once, in the graphs' order."""
+        return tuple(dict.fromkeys(guard for graph in self.graphs for guard in graph.guards))
+
+    @property
     def compilations(self) -> int:
         """The number of graphs that were compiled."""
         return sum(graph.origin == COMPILED for graph in self.graphs)
@@ -303,7 +317,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
 
     Returns:
         The graphs that ran, with their operations, and for each graph break its cause and the
-        user's line, in order. Print it, or inspect its attributes. It holds the function's result.
+        user's line, in order; and its guards, what would make a graph compile again. Print it, or
+        inspect its attributes. It holds the function's result.
 
     Examples:
         >>> def positives(x):
@@ -315,7 +330,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         [1. 2. 3.]
     """
     events: list[Event] = []
-    collector = Collector(events.append)
+    collector = Collector(events.append, argument_names(function, args, kwargs))
     with lazy():
         mark_step()
         subscribe(collector)

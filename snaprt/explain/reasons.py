@@ -332,11 +332,12 @@ def _constants(before: Outline, now: Outline) -> Iterator[Reason]:
         if old.aval != new.aval or (old.key != new.key and not is_argument):
             use = now.first_use(index, LITERAL)
             by = "" if use is None else f" of {use.name}"
-            text = f"a constant{by} changed: {_value(old.value)}, then {_value(new.value)},"
+            text = f"a constant{by} changed: {value_text(old.value)}, then {value_text(new.value)},"
             yield _at(text, use, "constant")
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Return a host scalar as the user wrote it."""
     array = np.asarray(value)
     # JAX's own scalars as Python's, with no dtype beside.
     return repr(array.item()) if array.size == 1 else _short(value)
@@ -418,7 +419,7 @@ def _jaxpr_change(old: Any, new: Any) -> tuple[str, str] | None:
         for a, b in zip(one.invars, other.invars, strict=False):
             are_constants = all(isinstance(atom, jaxapi.JaxprLiteral) for atom in (a, b))
             if are_constants and not _same(a.val, b.val):
-                values = f"{_value(a.val)}, then {_value(b.val)}, of {other.primitive.name}"
+                values = f"{value_text(a.val)}, then {value_text(b.val)}, of {other.primitive.name}"
                 return "", f"a constant inside that changed: {values},"
         inside = _parameter_change(one.params, other.params)
         if inside is not None:

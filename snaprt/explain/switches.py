@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from snaprt import logs, settings
 from snaprt.compile.ahead import collection
+from snaprt.explain import execution_log, nodes
 from snaprt.explain.debug_files import ANALYSIS_VARIABLES, analysis, saved_graphs, step_metrics
-from snaprt.explain.nodes import LOGGER, OperationLog
 from snaprt.explain.recompiles import history
 from snaprt.runtime.events import Subscriber, subscribe
 
@@ -55,15 +55,24 @@ _SWITCHES: Final = (
     _Switch(("RANK", "SNAPRT_TRACE"), _trace_folder),
     _Switch(ANALYSIS_VARIABLES, analysis),
     _Switch(
-        ("TF_CPP_LOG_THREAD_ID", "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE"), logs.follow_environment
+        (
+            *("RANK", "SNAPRT_LOG_FILE"),
+            *("TF_CPP_LOG_THREAD_ID", "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE"),
+        ),
+        logs.follow_environment,
     ),
     _Switch(("RANK", "XLA_METRICS_FILE"), step_metrics),
     _Switch(("RANK", "XLA_SAVE_TENSORS_FILE", "XLA_SAVE_TENSORS_FMT"), saved_graphs),
 )
 
 _texts: Final = settings.Texts(*{name for switch in _SWITCHES for name in switch.variables})
-_operation_log: Final = OperationLog()
-_seen: tuple[list[Any], bool, tuple[Subscriber, ...]] = ([], False, ())  # and what they ask for
+#: What is told where a logger is at DEBUG.
+_LOGS: Final = (
+    (nodes.LOGGER, nodes.OperationLog()),
+    (execution_log.LOGGER, execution_log.ExecutionLog()),
+)
+# And what they ask for.
+_seen: tuple[list[Any], list[bool], tuple[Subscriber, ...]] = ([], [], ())
 subscribe(history)  # always there, for it is told of compilations alone
 
 
@@ -74,11 +83,16 @@ def subscribers() -> tuple[Subscriber, ...]:
         UsageError: A variable asks for what cannot be.
     """
     global _seen
-    texts, is_logged = _texts.now(), LOGGER.isEnabledFor(logging.DEBUG)
+    texts, is_logged = _texts.now(), _are_logged()
     if texts != _seen[0] or is_logged != _seen[1]:
         for switch in _SWITCHES:
             switch.look()
-        is_logged = LOGGER.isEnabledFor(logging.DEBUG)  # as the variables may just have asked
+        is_logged = _are_logged()  # as the variables may just have asked
         asked_for = [one.subscriber for one in _SWITCHES if one.subscriber is not None]
-        _seen = texts, is_logged, (*asked_for, *([_operation_log] if is_logged else ()))
+        told = [log for (_, log), is_on in zip(_LOGS, is_logged, strict=True) if is_on]
+        _seen = texts, is_logged, (*asked_for, *told)
     return _seen[2]
+
+
+def _are_logged() -> list[bool]:
+    return [logger.isEnabledFor(logging.DEBUG) for logger, _ in _LOGS]

@@ -59,6 +59,7 @@ class Execution:
     # What that was called with: the inputs, then the literals that vary.
     arguments: Sequence[jax.Array]
     is_new: bool  # whether this process had not run the executable before
+    promoted: frozenset[int]  # which of the program's literals are arguments, for they vary
 
 
 @dataclass(frozen=True, eq=False)

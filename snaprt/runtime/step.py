@@ -398,7 +398,9 @@ def _run_part(
     if progress.recording_time:
         executable.times.recorded(progress.recording_time * len(program.nodes))
     is_repro_asked_for = repro.is_asked_for()
-    run_of_cut = cut and Execution(cut, program, executable, arguments, ready.is_new)
+    run_of_cut = cut and Execution(
+        cut, program, executable, arguments, ready.is_new, ready.promoted
+    )
     for tell in told.ready:
         tell(run_of_cut)
     try:

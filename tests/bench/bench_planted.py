@@ -39,8 +39,10 @@ class Result:
     seconds: float
 
 
-def run_all(workers, models: Sequence, count: int, reference: str, seed: int) -> Iterator[Result]:
-    """Plant, localize, judge."""
+def run_all(
+    workers, models: Sequence, count: int, reference: str, seed: int, suspect: str = "cpu"
+) -> Iterator[Result]:
+    """Plant, localize, judge; ``suspect`` is the variant that compiles with the fault."""
     import planted_faults
     from snaprt_replay.hlo.extract import Piece, extract
     from snaprt_replay.localize.measure import error_between
@@ -49,11 +51,11 @@ def run_all(workers, models: Sequence, count: int, reference: str, seed: int) ->
     from snaprt_replay.run.variants.variants import parse_variant
     from snaprt_replay.run.workers import Outcome
 
-    cpu, right = parse_variant("cpu"), parse_variant(reference)
+    wrong, right = parse_variant(suspect), parse_variant(reference)
 
     def broken_run(plant):
         def run(hlo: bytes, inputs: Sequence[np.ndarray]) -> Future[Outcome]:
-            return workers.submit(cpu, planted_faults.planted(hlo, plant), inputs)
+            return workers.submit(wrong, planted_faults.planted(hlo, plant), inputs)
 
         return run
 

@@ -1,6 +1,6 @@
 """What re-checking costs: a step of 10 ms, each 100th of which runs again, beside the same without.
 
-Run it: python tests/bench/bench_recheck.py [--rounds N] [--steps N]
+Run it: python tests/bench/bench_recheck.py [--rounds N] [--steps N] [--width N]
 
 Blocks of 100 steps with and without `--when "recheck, every=100"` take turns in one process. The
 step is as large as this machine needs for 10 ms. It donates its weights, so each re-check copies
@@ -39,9 +39,11 @@ def step_of(products: int) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, 
     return jax.jit(step, donate_argnums=0)
 
 
-def run(step: Callable[..., tuple[jax.Array, jax.Array]], steps: int) -> list[float]:
+def run(
+    step: Callable[..., tuple[jax.Array, jax.Array]], steps: int, width: int = WIDTH
+) -> list[float]:
     """Take some steps; return the seconds of each."""
-    weights, inputs = jnp.eye(WIDTH), jnp.ones((WIDTH, WIDTH)) / WIDTH
+    weights, inputs = jnp.eye(width), jnp.ones((width, width)) / width
     jax.block_until_ready((weights, inputs))
     taken = []
     for _ in range(steps):
@@ -56,24 +58,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=100, help="of a block: the first runs again")
+    parser.add_argument("--width", type=int, default=WIDTH, help="of the weights")
     words = parser.parse_args()
     few = step_of(4)
-    run(few, 5)
-    each = statistics.median(run(few, 50)) / 5
+    run(few, 5, words.width)
+    each = statistics.median(run(few, 50, words.width)) / 5
     step = step_of(max(1, round(SECONDS / each) - 1))
-    run(step, 5)
+    run(step, 5, words.width)
     scopes = {
         "without": nullcontext(),
         "re-checked": snaprt.record(f"recheck, every={words.steps}", tempfile.mkdtemp()),
     }
     with scopes["re-checked"]:
-        run(step, words.steps)  # compiles what compares
+        run(step, words.steps, words.width)  # compiles what compares
     metrics.clear_all()
     taken: dict[str, list[list[float]]] = {name: [] for name in scopes}
     for _ in range(words.rounds):
         for name, scope in scopes.items():
             with scope:
-                taken[name].append(run(step, words.steps))
+                taken[name].append(run(step, words.steps, words.width))
     count = int(metrics.counter_value("Rechecks") or 0)
     assert count == words.rounds, count
     data = metrics.metric_data("RecheckTime")

@@ -19,6 +19,7 @@ import pytest
 from programs import SNAPRT, run_program
 
 from snaprt.cli.main import main
+from snaprt.errors import UsageError
 from snaprt.snapshot.recorder.states import RankState, read_states, state_file
 
 SLEEPS = "print('sleeping', flush=True); import time; time.sleep(600)"
@@ -93,3 +94,12 @@ def test_a_rank_whose_calls_nobody_sees_says_how_far_it_is(tmp_path: Path):
     # The first call has the state kept from there on.
     assert [(state.execution, state.ended) for state in states] == [(128, "finished")] * 2
     assert len({(state.program, state.graph_id) for state in states}) == 1
+
+
+def test_a_state_of_a_newer_version_is_refused_by_name(tmp_path: Path):
+    write_state(tmp_path, 0, os.getpid())
+    path = state_file(tmp_path, 0)
+    assert read_states(tmp_path)[0].run == "0badcafe"  # written before states named their version
+    path.write_bytes(msgspec.json.encode({"schema": "snaprt.rank", "version": 2, "rank": 0}))
+    with pytest.raises(UsageError, match=path.name):
+        read_states(tmp_path)

@@ -12,7 +12,8 @@ from snaprt.cli.main import group
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES]
+AT_THE_ROOT = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+DOCUMENTS = [*(ROOT / name for name in AT_THE_ROOT), *PAGES]
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
 
@@ -25,7 +26,8 @@ def test_every_link_to_a_file_leads_to_one(path):
 def test_the_site_has_every_document_in_its_menu():
     menu = re.findall(r"[:-] (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in PAGES}
-    assert {page for page in menu if page not in ("index.md", "examples/README.md")} == pages
+    elsewhere = {"index.md", "examples/README.md", *AT_THE_ROOT}
+    assert {page for page in menu if page not in elsewhere} == pages
 
 
 def test_the_python_of_the_readme_runs_as_it_stands(tmp_path):

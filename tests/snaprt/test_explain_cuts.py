@@ -181,3 +181,40 @@ def test_the_primitives_of_each_graph_are_counted_followed_steps_included():
     assert y.shape == (3, 3)
     assert snaprt.metrics.counter_value("xla::dot_general") - before == 5
     assert snaprt.metrics.counter_value("xla::mul") == 5
+
+
+def test_the_guards_of_a_call_are_what_makes_it_compile_again():
+    def scaled(batch, rate):
+        return jnp.arcsinh(batch["x"]) * rate  # scaled here
+
+    batch = {"x": X}
+    explained = snaprt.explain(scaled, batch, 0.5)
+    guards = {guard.kind: guard for guard in explained.guards}
+    assert "`batch['x']` is f32[3,4]" in guards["shape"].text
+    assert "0.5" in guards["constant"].text
+    assert guards["constant"].place.line == line_of("# scaled here")
+    assert "sinh" in guards["operations"].text
+    assert "mul" in guards["outputs"].text
+    assert "64-bit types disabled" in guards["devices"].text
+    assert str(guards["constant"]).endswith("scaled")
+
+    assert snaprt.explain(scaled, batch, 0.5).compilations == 0
+    changed = {
+        "shape": lambda: scaled({"x": X[:2] + 0}, 0.5),
+        "constant": lambda: scaled(batch, 0.25),
+        "operations": lambda: jnp.exp(scaled(batch, 0.5)),
+    }
+    for kind, call in changed.items():
+        assert snaprt.explain(call).compilations > 0, kind
+
+
+def test_a_scalar_that_has_varied_is_no_guard_any_more():
+    def scaled(x, rate):
+        return jnp.cosh(x) * rate
+
+    kinds = [
+        [guard.kind for guard in snaprt.explain(scaled, X, rate).guards] for rate in (1.5, 2.5, 3.5)
+    ]
+    assert "constant" in kinds[0]
+    assert "constant" not in kinds[2]
+    assert snaprt.explain(scaled, X, 4.5).compilations == 0

@@ -27,7 +27,10 @@ def run(shape=(2, 3)):
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch):
-    for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "TF_CPP_LOG_THREAD_ID"):
+    for name in (
+        *("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "TF_CPP_LOG_THREAD_ID"),
+        *("SNAPRT_LOG_FILE", "RANK"),
+    ):
         monkeypatch.delenv(name, raising=False)
     yield
     monkeypatch.undo()
@@ -104,6 +107,45 @@ def test_names_that_the_guides_teach_are_understood(monkeypatch, capsys):
     err = capsys.readouterr().err
     assert "snaprt/explain/nodes.py" in err
     assert "snaprt/compile/program.py" in err
+
+
+def test_each_execution_is_logged_in_the_words_of_pytorch_xla(monkeypatch, capsys):
+    monkeypatch.setenv("TF_CPP_VMODULE", "xla_graph_executor=5")
+    run((2, 12))
+    run((2, 12))
+    lines = [LINE.fullmatch(line) for line in capsys.readouterr().err.splitlines()]
+    said = [one[3] for one in lines if one and one[2] == "snaprt/explain/execution_log.py"]
+    assert len(said) == 4  # the second run compiles nothing
+    found = re.fullmatch(r"(Executing IR graph hash [0-9a-f]{16} on device CPU:0) \.\.\.", said[0])
+    assert found
+    assert said[1] == f"{found[1]} done!"
+    assert said[2:] == said[:2]
+
+
+def test_the_log_goes_to_a_file_that_each_rank_has(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("SNAPRT_LOG_FILE", str(tmp_path / "snaprt.log"))
+    run((2, 13))
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("TF_CPP_VMODULE", "operations=2")
+    run((2, 13))
+    assert capsys.readouterr().err == ""
+    compiled = (tmp_path / "snaprt.log").read_text().splitlines()
+    assert all(LINE.fullmatch(line) for line in compiled)
+    assert "XLA compiles: begin" in compiled[2]
+    assert "xla::exp" in (tmp_path / "snaprt.log.3").read_text()
+
+
+def test_a_log_that_cannot_be_written_is_an_error_that_names_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("SNAPRT_LOG_FILE", str(tmp_path / "none" / "snaprt.log"))
+    with pytest.raises(UsageError, match=r"none/snaprt\.log"):
+        run()
+
+
+def test_a_program_of_jax_jit_logs_to_the_file_too(tmp_path):
+    program = "import jax; jax.devices(); import logging\n"
+    program += "logging.getLogger('snaprt.jit').warning('beware')\n"
+    run_program(program, SNAPRT_LOG_FILE=str(tmp_path / "snaprt.log"))
+    assert (tmp_path / "snaprt.log").read_text().endswith("] beware\n")
 
 
 def test_a_line_says_which_thread_wrote_it_where_that_is_asked_for(monkeypatch, capsys):

@@ -295,3 +295,15 @@ def test_a_counter_of_finalizers_counts_exactly_and_can_be_cleared():
         things = [Counted() for _ in range(number)]
         things.clear()
         assert metrics.counter_value("Gone") == metrics.counter_value("Gone") == number
+
+
+def test_earlier_names_of_pytorch_xla_give_the_same_values():
+    metrics.counter_add("CachedCompile", 3)
+    metrics.metric_add("TransferFromDeviceTime", 7)
+    assert metrics.counter_value("CachedSyncTensors") == 3
+    assert metrics.counter_value("UncachedSyncTensors") is None
+    assert metrics.metric_data("TransferFromServerTime") == metrics.metric_data(
+        "TransferFromDeviceTime"
+    )
+    assert metrics.metric_data("TransferToServerTime") is None
+    assert "CachedSyncTensors" not in metrics.counter_names()  # each is reported once

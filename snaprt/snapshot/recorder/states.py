@@ -29,6 +29,9 @@ if TYPE_CHECKING:  # who reads states does not need JAX
 SECONDS: Final = 5.0
 """How often a state that has changed is written at most."""
 
+SCHEMA: Final = "snaprt.rank"
+VERSION: Final = 1
+
 FOLDER: Final = "ranks"
 """Below the folder of the recording: where the states are."""
 
@@ -59,6 +62,12 @@ class RankState(Place):
     ended: str = ""
 
 
+@dataclass(frozen=True)
+class _Envelope:
+    schema: str = SCHEMA
+    version: int = VERSION
+
+
 def read_states(folder: Path) -> tuple[RankState, ...]:
     """Return the states of the ranks of a job, by rank; none where no state was written.
 
@@ -72,7 +81,14 @@ def read_states(folder: Path) -> tuple[RankState, ...]:
     states = []
     for path in sorted((inner if inner.is_dir() else folder).glob("rank-*.json")):
         try:
-            states.append(msgspec.json.decode(path.read_bytes(), type=RankState))
+            content = path.read_bytes()
+            envelope = msgspec.json.decode(content, type=_Envelope)
+            if envelope.schema != SCHEMA or envelope.version > VERSION:
+                raise UsageError(
+                    f"{path} is no state of a rank that this version reads",
+                    hint="Update snaprt, or remove the file.",
+                )
+            states.append(msgspec.json.decode(content, type=RankState))
         except (OSError, msgspec.MsgspecError) as error:
             raise UsageError(
                 f"{path} is no state of a rank: {error}", hint="delete it if it is damaged"
@@ -196,7 +212,7 @@ class StateKeeper:
                         state = replace(state, where="")
                     path = state_file(self._folder, place.rank)
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    write_whole(path, msgspec.json.encode(asdict(state)))
+                    write_whole(path, msgspec.json.encode(asdict(_Envelope()) | asdict(state)))
         except Exception as error:
             if not self._has_complained:
                 self._has_complained = True
