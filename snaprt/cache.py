@@ -45,6 +45,14 @@ def open(path: str | Path | None = None) -> Cache:  # noqa: A001 (read as `snapr
 
     Raises:
         CacheError: The directory belongs to another user, or other users can write to it.
+
+    Examples:
+        >>> cache = snaprt.cache.open("programs")
+        >>> with snaprt.lazy():
+        ...     y = jnp.arange(7.0) * 3
+        ...     snaprt.mark_step()
+        >>> cache.stats().puts
+        1
     """
     cache = Cache.open(path)
     os.environ["SNAPRT_CACHE_DIR"] = str(cache.path)
@@ -68,6 +76,12 @@ def install(path: str | Path | None = None) -> Cache:
 
     Raises:
         CacheError: The directory belongs to another user, or other users can write to it.
+
+    Examples:
+        >>> cache = snaprt.cache.install("programs")
+        >>> y = jax.jit(lambda x: x * 11)(jnp.ones(3))
+        >>> "jit__lambda" in [row.name for row in cache.entries()]
+        True
     """
     cache = open(path)
     install_if_on()

@@ -21,6 +21,11 @@ def xla_device(n: int | None = None) -> Any:
 
     Raises:
         DeviceError: There is no device with this index.
+
+    Examples:
+        >>> x = jax.device_put(np.ones(3), snaprt.xla_device(0))
+        >>> x.devices() == {snaprt.xla_device(0)}
+        True
     """
     default = jaxapi.default_device()
     if n is None and default is not None and not isinstance(default, str):
@@ -47,6 +52,12 @@ def get_xla_supported_devices(
 
     Returns:
         The devices in order of their numbers; an empty list if there are none of that kind.
+
+    Examples:
+        >>> snaprt.get_xla_supported_devices("cpu", max_devices=1)
+        [CpuDevice(id=0)]
+        >>> snaprt.get_xla_supported_devices("TPU")
+        []
     """
     try:
         devices = jax.local_devices(backend=devkind.lower() if devkind else None)
@@ -67,6 +78,10 @@ def wait_device_ops(devices: Iterable[Any] | Any | None = None) -> None:
     Raises:
         ExecutionError: Some of the work has failed.
         DeviceError: An argument is not a `jax.Device`.
+
+    Examples:
+        >>> y = jnp.ones(1000).sum()  # may still run
+        >>> snaprt.wait_device_ops()
     """
     if devices is None:
         chosen = None

@@ -145,7 +145,13 @@ _here = _ThreadCounters()
 
 
 def counter_add(name: str, value: int = 1) -> None:
-    """Add ``value`` to the counter ``name``, which starts at 0."""
+    """Add ``value`` to the counter ``name``, which starts at 0.
+
+    Examples:
+        >>> snaprt.metrics.counter_add("Batches", 2)
+        >>> snaprt.metrics.counter_value("Batches")
+        2
+    """
     counts = _here.counts
     try:
         counts[name] += value
@@ -158,6 +164,11 @@ class FinalizerCounter:
 
     Attributes:
         add: Adds one; takes no argument, and can be the ``__del__`` of a class.
+
+    Examples:
+        >>> class Handle:
+        ...     __del__ = snaprt.metrics.FinalizerCounter("Released").add
+        >>> del Handle.__del__
     """
 
     def __init__(self, name: str) -> None:
@@ -183,14 +194,26 @@ _finalizer_counters: list[FinalizerCounter] = []
 
 
 def counters_add(counts: Iterable[tuple[str, int]]) -> None:
-    """Add to each counter that is named its number."""
+    """Add to each counter that is named its number.
+
+    Examples:
+        >>> snaprt.metrics.counters_add([("Rows", 5), ("Columns", 3)])
+        >>> snaprt.metrics.counter_value("Columns")
+        3
+    """
     totals = _here.counts
     for name, value in counts:
         totals[name] = totals.get(name, 0) + value
 
 
 def metric_add(name: str, value: float) -> None:
-    """Add one sample to the metric ``name``, in the unit that ``KINDS`` gives it."""
+    """Add one sample to the metric ``name``, in the unit that ``KINDS`` gives it.
+
+    Examples:
+        >>> snaprt.metrics.metric_add("BatchSize", 128)
+        >>> snaprt.metrics.metric_data("BatchSize")[:2]
+        (1, 128.0)
+    """
     sample = (time.time_ns(), value)
     with _lock:
         samples = _samples.get(name)
@@ -202,7 +225,14 @@ def metric_add(name: str, value: float) -> None:
 
 
 def add(metrics: Metrics) -> None:
-    """Add what another process has counted for this one, with the times of its samples."""
+    """Add what another process has counted for this one, with the times of its samples.
+
+    Examples:
+        >>> others = snaprt.metrics.Metrics({}, {"FromElsewhere": 2})
+        >>> snaprt.metrics.add(others)
+        >>> snaprt.metrics.counter_value("FromElsewhere")
+        2
+    """
     counters_add(metrics.counters.items())
     with _lock:
         for name, metric in metrics.metrics.items():
@@ -213,7 +243,14 @@ def add(metrics: Metrics) -> None:
 
 
 class timed:  # noqa: N801 (used as a function, as contextlib's are)
-    """Add the nanoseconds that a ``with`` block takes to the metric ``name``, raise or not."""
+    """Add the nanoseconds that a ``with`` block takes to the metric ``name``, raise or not.
+
+    Examples:
+        >>> with snaprt.metrics.timed("LoadData"):
+        ...     batch = np.ones(8)
+        >>> snaprt.metrics.metric_data("LoadData")[0]
+        1
+    """
 
     __slots__ = ("_name", "_start")
 
@@ -234,7 +271,13 @@ class timed:  # noqa: N801 (used as a function, as contextlib's are)
 
 
 def counter_names() -> list[str]:
-    """Return the names of all counters that were added to, sorted."""
+    """Return the names of all counters that were added to, sorted.
+
+    Examples:
+        >>> snaprt.metrics.counter_add("Named")
+        >>> "Named" in snaprt.metrics.counter_names()
+        True
+    """
     return sorted(_counters())
 
 
@@ -242,12 +285,22 @@ def counter_value(name: str) -> int | None:
     """Return the counter's value over all threads; None where nothing was added to it.
 
     Earlier names of PyTorch/XLA's, such as ``CachedSyncTensors``, name the same counters.
+
+    Examples:
+        >>> snaprt.metrics.counter_value("NeverCounted") is None
+        True
     """
     return _counters().get(EARLIER_NAMES.get(name, name))
 
 
 def metric_names() -> list[str]:
-    """Return the names of all metrics that have a sample, sorted."""
+    """Return the names of all metrics that have a sample, sorted.
+
+    Examples:
+        >>> snaprt.metrics.metric_add("Width", 2)
+        >>> "Width" in snaprt.metrics.metric_names()
+        True
+    """
     with _lock:
         return sorted(_samples)
 
@@ -257,6 +310,13 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
 
     The list holds the latest ``KEPT_SAMPLES`` samples, oldest first. None for an unknown name.
     Earlier names of PyTorch/XLA's, such as ``TransferToServerTime``, name the same metrics.
+
+    Examples:
+        >>> snaprt.metrics.metric_add("Depth", 2)
+        >>> snaprt.metrics.metric_add("Depth", 4)
+        >>> count, total, samples = snaprt.metrics.metric_data("Depth")
+        >>> count, total, [value for _, value in samples]
+        (2, 6.0, [2, 4])
     """
     with _lock:
         samples = _samples.get(EARLIER_NAMES.get(name, name))
@@ -267,7 +327,14 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
 
 
 def clear_all() -> None:
-    """Remove all counters and metrics."""
+    """Remove all counters and metrics.
+
+    Examples:
+        >>> snaprt.metrics.counter_add("Old")
+        >>> snaprt.metrics.clear_all()
+        >>> snaprt.metrics.counter_value("Old") is None
+        True
+    """
     with _lock:
         _samples.clear()
         _ended_threads_counts.clear()
@@ -278,7 +345,13 @@ def clear_all() -> None:
 
 
 def current() -> Metrics:
-    """Return the current values of all metrics and counters."""
+    """Return the current values of all metrics and counters.
+
+    Examples:
+        >>> snaprt.metrics.counter_add("Now")
+        >>> snaprt.metrics.current().counters["Now"]
+        1
+    """
     with _lock:
         metrics = {
             name: Metric(
@@ -309,6 +382,11 @@ def metrics_report(metrics: Metrics | None = None) -> str:
 
     Args:
         metrics: The metrics to report; by default the current ones of this process.
+
+    Examples:
+        >>> snaprt.metrics.counter_add("MyCache")
+        >>> "Counter: MyCache" in snaprt.metrics.metrics_report()
+        True
     """
     return _report.to_text(current() if metrics is None else metrics)
 
@@ -321,6 +399,12 @@ def short_metrics_report(
     Args:
         counter_names: By default ``SHORT_COUNTERS``.
         metric_names: By default ``SHORT_METRICS``.
+
+    Examples:
+        >>> snaprt.metrics.counter_add("MyCounter", 3)
+        >>> print(snaprt.metrics.short_metrics_report(["MyCounter"], []), end="")
+        Counter: MyCounter
+          Value: 3
     """
     return _report.to_text(short(current(), counter_names, metric_names))
 
@@ -330,6 +414,10 @@ def to_json(metrics: Metrics | None = None) -> dict[str, Any]:
 
     Args:
         metrics: The metrics to convert; by default the current ones of this process.
+
+    Examples:
+        >>> snaprt.metrics.to_json()["schema"]
+        'snaprt.metrics'
     """
     return _report.to_json(current() if metrics is None else metrics)
 
@@ -341,6 +429,12 @@ def save(path: str | Path) -> None:
 
     Raises:
         SnaprtError: The file cannot be written.
+
+    Examples:
+        >>> snaprt.metrics.counter_add("Saved")
+        >>> snaprt.metrics.save("run.json")
+        >>> snaprt.metrics.load("run.json").counters["Saved"]
+        1
     """
     _save(Path(path), as_text=Path(path).suffix == ".txt")
 
@@ -365,6 +459,12 @@ def load(path: str | Path) -> Metrics:
 
     Raises:
         UsageError: The file cannot be read, or is not a metrics file.
+
+    Examples:
+        >>> snaprt.metrics.save("earlier.json")
+        >>> earlier = snaprt.metrics.load("earlier.json")
+        >>> earlier == snaprt.metrics.current()
+        True
     """
     try:
         with open(path, "rb") as file:

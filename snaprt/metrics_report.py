@@ -48,6 +48,12 @@ class Metric:
         total_samples: How many samples were added since the start or the last clearing.
         accumulator: Their sum, in the kind's unit.
         samples: The latest of them, oldest first: (Unix time in ns, value).
+
+    Examples:
+        >>> snaprt.metrics.metric_add("Height", 3)
+        >>> metric = snaprt.metrics.current().metrics["Height"]
+        >>> metric.kind, metric.total_samples, metric.accumulator
+        ('plain', 1, 3.0)
     """
 
     kind: str
@@ -58,7 +64,12 @@ class Metric:
 
 @dataclass(frozen=True)
 class Metrics:
-    """All metrics and counters of one process at one moment, by name."""
+    """All metrics and counters of one process at one moment, by name.
+
+    Examples:
+        >>> snaprt.metrics.Metrics({}, {"MarkStep": 2}).counters["MarkStep"]
+        2
+    """
 
     metrics: Mapping[str, Metric]
     counters: Mapping[str, int]
@@ -146,7 +157,13 @@ def short(
     counter_names: Iterable[str] | None = None,
     metric_names: Iterable[str] | None = None,
 ) -> Metrics:
-    """Return what ``short_metrics_report`` shows of ``metrics``."""
+    """Return what ``short_metrics_report`` shows of ``metrics``.
+
+    Examples:
+        >>> metrics = snaprt.metrics.Metrics({}, {"MarkStep": 2, "Mine": 1})
+        >>> dict(snaprt.metrics.short(metrics).counters)
+        {'MarkStep': 2}
+    """
     counters = set(counter_names or SHORT_COUNTERS)
     names = set(metric_names or SHORT_METRICS)
     return Metrics(
@@ -182,6 +199,11 @@ def from_json(content: object) -> Metrics:
 
     Raises:
         UsageError: ``content`` is something else, or was written by a newer snaprt.
+
+    Examples:
+        >>> content = snaprt.metrics.to_json()
+        >>> snaprt.metrics.from_json(content) == snaprt.metrics.current()
+        True
     """
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise UsageError(

@@ -67,6 +67,10 @@ def is_master_ordinal(local: bool = True) -> bool:
         local: Whether to ask for the machine: ``LOCAL_RANK`` then says which process it is, and
             where it is not set each is the only one, as JAX has it on TPUs. Otherwise
             `jax.process_index` does, and ``RANK`` where JAX knows of one process only.
+
+    Examples:
+        >>> snaprt.is_master_ordinal()
+        True
     """
     if local:
         return settings.get("LOCAL_RANK") in (None, 0)
@@ -90,6 +94,10 @@ def master_print(
         fd: Where to; None for standard output.
         local: Whether the first of each machine prints, see `is_master_ordinal`.
         flush: As in `print`.
+
+    Examples:
+        >>> snaprt.master_print("step", 3)
+        step 3
     """
     if is_master_ordinal(local=local):
         print(*args, file=sys.stdout if fd is None else fd, flush=flush)

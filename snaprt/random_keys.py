@@ -59,6 +59,14 @@ def manual_seed(seed: int, device: Any = None) -> None:
         seed: Any integer that `jax.random.key` accepts.
         device: A `jax.Device`, to seed a separate stream for it; None for the stream without a
             device.
+
+    Examples:
+        >>> snaprt.manual_seed(7)
+        >>> first = jax.random.normal(snaprt.next_key(), (2,))
+        >>> snaprt.manual_seed(7)
+        >>> again = jax.random.normal(snaprt.next_key(), (2,))
+        >>> bool((first == again).all())
+        True
     """
     set_rng_state(seed, device)
 
@@ -77,6 +85,12 @@ def next_key(device: Any = None) -> jax.Array:
     Raises:
         UsageError: It is called while `jax.jit` or another staging transformation traces a
             function: every call of that function would then use this one key.
+
+    Examples:
+        >>> snaprt.manual_seed(0)
+        >>> keys = [snaprt.next_key() for _ in range(3)]
+        >>> bool(keys[2] == jax.random.fold_in(jax.random.key(0), 2))
+        True
     """
     if jaxapi.is_staging():
         raise UsageError(
@@ -94,6 +108,12 @@ def get_rng_state(device: Any = None) -> RngState:
 
     Args:
         device: The device whose stream to use, see `manual_seed`.
+
+    Examples:
+        >>> snaprt.manual_seed(7)
+        >>> key = snaprt.next_key()
+        >>> snaprt.get_rng_state()
+        RngState(seed=7, drawn=1)
     """
     with _lock:
         return _stream(device).state
@@ -108,6 +128,13 @@ def set_rng_state(state: Sequence[int] | int, device: Any = None) -> None:
 
     Raises:
         UsageError: ``state`` is neither.
+
+    Examples:
+        >>> state = snaprt.get_rng_state()
+        >>> key = snaprt.next_key()
+        >>> snaprt.set_rng_state(state)
+        >>> bool(snaprt.next_key() == key)
+        True
     """
     try:
         numbers = state if isinstance(state, Sequence) else (state, 0)
@@ -131,6 +158,13 @@ def fork_rng(device: Any = None, enabled: bool = True) -> Iterator[None]:
     Args:
         device: The device whose stream to use, see `manual_seed`.
         enabled: False to do nothing.
+
+    Examples:
+        >>> snaprt.manual_seed(0)
+        >>> with snaprt.fork_rng():
+        ...     noise = jax.random.normal(snaprt.next_key())  # for a look at the model, for example
+        >>> snaprt.get_rng_state().drawn
+        0
     """
     state = get_rng_state(device)
     try:

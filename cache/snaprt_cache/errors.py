@@ -20,6 +20,12 @@ class CacheError(Exception):
     Args:
         message: What happened, in one sentence that names the directory or the key.
         hint: What the user can do about it; empty where there is nothing to do.
+
+    Examples:
+        >>> snaprt.cache.Cache.open("mine", mode="write-only")
+        Traceback (most recent call last):
+        ...
+        snaprt_cache.errors.CacheError: ...
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:

@@ -63,6 +63,10 @@ def default_path() -> Path:
 
     Raises:
         CacheError: The variable is not set, and the user has no home directory.
+
+    Examples:
+        >>> snaprt.cache.open().path == snaprt.cache.default_path()
+        True
     """
     chosen = os.environ.get("SNAPRT_CACHE_DIR", "").strip()
     if chosen:

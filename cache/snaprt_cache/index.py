@@ -112,6 +112,13 @@ class EntryRow:
         saved_seconds: What its hits saved together.
         worth: What keeping it is worth; the one with the least is evicted first.
         pinned: Whether it is never evicted, which no column says but a file.
+
+    Examples:
+        >>> from snaprt.cache import Cache, Key, KeyPart
+        >>> cache = Cache.open("rows")
+        >>> stored = cache.put(Key((KeyPart("module", "5e6f"),)), b"bytes", {"name": "train_step"})
+        >>> [(row.name, row.payload_bytes) for row in cache.entries()]
+        [('train_step', 5)]
     """
 
     key: str

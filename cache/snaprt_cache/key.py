@@ -29,6 +29,11 @@ class KeyPart:
     Attributes:
         name: What it is, such as ``jaxlib version``.
         value: Text that a person can read, or a digest where the text would be long.
+
+    Examples:
+        >>> from snaprt.cache import KeyPart
+        >>> KeyPart("flags", "--xla_cpu_enable_fast_math=true").name
+        'flags'
     """
 
     name: str
@@ -37,7 +42,13 @@ class KeyPart:
 
 @dataclass(frozen=True)
 class Key:
-    """The identity of one entry: its parts, in the caller's order."""
+    """The identity of one entry: its parts, in the caller's order.
+
+    Examples:
+        >>> from snaprt.cache import Key, KeyPart
+        >>> len(Key((KeyPart("module", "1a2b"),)).digest)
+        64
+    """
 
     parts: tuple[KeyPart, ...]
 

@@ -28,6 +28,13 @@ class Entry:
         payload: The bytes that were put, verified.
         metadata: What was said about them when they were put.
         read_seconds: What reading and verifying took.
+
+    Examples:
+        >>> from snaprt.cache import Cache, Key, KeyPart
+        >>> cache, key = Cache.open("mine"), Key((KeyPart("module", "3c4d"),))
+        >>> stored = cache.put(key, b"an executable", {"name": "train_step"})
+        >>> cache.get(key).metadata["name"]
+        'train_step'
     """
 
     payload: bytes
@@ -57,6 +64,11 @@ class CacheStats:
         evicted: How many entries were removed to make room.
         refused: How often an entry was not signed as it had to be.
         remote_hits: How many of the hits were fetched from the tier behind the directory.
+
+    Examples:
+        >>> stats = snaprt.cache.Cache.open("empty").stats()
+        >>> stats.entries, stats.hits
+        (0, 0)
     """
 
     path: Path

@@ -63,6 +63,15 @@ class Cache:
     """A compile cache in a directory; safe for threads, processes and forks.
 
     ``Cache.open`` makes one. It touches the disk at the first ``get`` or ``put``.
+
+    Examples:
+        >>> from snaprt.cache import Cache, Key, KeyPart
+        >>> cache = Cache.open("mine")
+        >>> key = Key((KeyPart("module", "1a2b"), KeyPart("jax", jax.__version__)))
+        >>> cache.put(key, b"an executable", {"name": "train_step"})
+        True
+        >>> cache.get(key).payload
+        b'an executable'
     """
 
     def __init__(

@@ -319,6 +319,15 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         The graphs that ran, with their operations, and for each graph break its cause and the
         user's line, in order; and its guards, what would make a graph compile again. Print it, or
         inspect its attributes. It holds the function's result.
+
+    Examples:
+        >>> def positives(x):
+        ...     return x[x > 0]
+        >>> explained = snaprt.explain(positives, jnp.arange(-3.0, 4.0))
+        >>> explained.cuts[0].cause
+        'bool_mask'
+        >>> print(explained.result)
+        [1. 2. 3.]
     """
     events: list[Event] = []
     collector = Collector(events.append, argument_names(function, args, kwargs))

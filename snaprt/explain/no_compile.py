@@ -46,6 +46,17 @@ class no_compile(ContextDecorator):  # noqa: N801 - reads as a function, used as
     Raises:
         NoCompileError: Inside of it: a program would have to be compiled. Nothing is lost: what
             was pending in a lazy scope stays pending.
+
+    Examples:
+        >>> step = jax.jit(lambda x: x * 2)
+        >>> guard = snaprt.no_compile()
+        >>> y = step(np.ones(8))  # the warm-up
+        >>> with guard:
+        ...     y = step(np.ones(8))
+        ...     step(np.ones(5))
+        Traceback (most recent call last):
+        ...
+        snaprt.errors.NoCompileError: ...
     """
 
     def __init__(self, action: Action = "raise") -> None:

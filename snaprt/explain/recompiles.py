@@ -213,6 +213,14 @@ class CompilationProfiler:
     Attributes:
         events: The programs that were compiled, or loaded from the compile cache, in any thread, in
             order.
+
+    Examples:
+        >>> with snaprt.CompilationProfiler() as profiler, snaprt.lazy():
+        ...     for size in (8, 8, 5):
+        ...         total = jnp.ones(size).sum() * 3
+        ...         snaprt.mark_step()
+        >>> len(profiler.events)  # the second step compiled nothing
+        2
     """
 
     def __init__(self) -> None:

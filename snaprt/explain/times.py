@@ -104,6 +104,14 @@ def compile_times() -> CompileTimes:
     The times are by graph, since the process began: every graph that ran lazily, and every
     `jax.jit` program that was looked up in the compile cache, except those that failed to compile.
     ``print(snaprt.compile_times())`` prints a table.
+
+    Examples:
+        >>> with snaprt.lazy():
+        ...     y = jnp.arange(5.0) ** 3
+        ...     snaprt.mark_step()
+        >>> times = snaprt.compile_times()
+        >>> sorted(times.totals)
+        ['cache', 'compile', 'execute', 'key', 'load', 'lower', 'record']
     """
     programs, forgotten = times.programs()
     graphs = sorted(map(_graph_times, programs), key=lambda graph: -graph.total)

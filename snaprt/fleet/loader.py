@@ -32,6 +32,14 @@ class MpDeviceLoader:
 
     Raises:
         ValueError: ``prefetch`` is less than 1.
+
+    Examples:
+        >>> batches = [{"x": np.full(2, n, np.float32)} for n in range(3)]
+        >>> with snaprt.lazy():
+        ...     for batch in snaprt.MpDeviceLoader(batches):
+        ...         total = batch["x"].sum()
+        >>> print(total)
+        4.0
     """
 
     def __init__(self, loader: Iterable[Any], sharding: Any = None, *, prefetch: int = 2) -> None:

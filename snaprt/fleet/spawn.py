@@ -40,6 +40,10 @@ def spawn(
     Raises:
         ProcessError: A process failed; the message holds its traceback.
         ValueError: ``nprocs`` is less than 1.
+
+    Examples:
+        >>> import operator
+        >>> snaprt.spawn(operator.add, args=(1,), nprocs=2)  # rank + 1, in two processes
     """
     if nprocs < 1:
         raise ValueError(f"nprocs is {nprocs}; a job has at least one process")

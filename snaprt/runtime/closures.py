@@ -80,6 +80,17 @@ def add_step_closure(
 
     Raises:
         UsageError: ``closure`` is not a function.
+
+    Examples:
+        >>> def log(step, loss):
+        ...     print(f"step {step}: loss {loss:.1f}")
+        >>> with snaprt.lazy():
+        ...     for step in range(2):
+        ...         loss = jnp.ones(4).sum() / (step + 1)
+        ...         snaprt.add_step_closure(log, args=(step, loss))
+        ...         snaprt.mark_step()
+        step 0: loss 4.0
+        step 1: loss 2.0
     """
     if not callable(closure):
         raise UsageError(

@@ -630,6 +630,16 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
 
     Raises:
         UsageError: ``when`` is invalid.
+
+    Examples:
+        >>> train_step = jax.jit(lambda weights, x: weights - 0.1 * x)
+        >>> with snaprt.record(when="name=lambda, first=1", folder="dump"):
+        ...     for _ in range(3):
+        ...         weights = train_step(jnp.ones(2), jnp.ones(2))
+        >>> snaprt.dump_now()  # waits until the files are written
+        []
+        >>> len(list(Path("dump").glob("*.inputs.snap")))
+        1
     """
 
     def __init__(self, when: str | None = None, folder: str | Path | None = None) -> None:

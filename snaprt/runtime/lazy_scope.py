@@ -33,6 +33,14 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         GraphBreakError: With ``fullgraph``, at the first graph break, with the line and what to
             write instead.
         UsageError: It was given a function: ``@snaprt.lazy`` instead of ``@snaprt.lazy()``.
+
+    Examples:
+        >>> x = jnp.arange(4.0)
+        >>> with snaprt.lazy():
+        ...     y = x * 2 + 1
+        ...     snaprt.mark_step()  # runs both operations as one program
+        >>> print(y)
+        [1. 3. 5. 7.]
     """
 
     def __init__(self, *words: object, fullgraph: bool = False) -> None:
@@ -74,7 +82,15 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
 
 
 def enable() -> None:
-    """Run this thread lazily from here on, until `disable`."""
+    """Run this thread lazily from here on, until `disable`.
+
+    Examples:
+        >>> snaprt.enable()
+        >>> y = jnp.arange(4.0) + 1  # recorded
+        >>> print(y.sum())  # compiles and runs what the sum needs
+        10.0
+        >>> snaprt.disable()
+    """
     jaxapi.set_thread_trace(_trace_as_asked())
 
 
@@ -82,6 +98,13 @@ def disable() -> None:
     """Run this thread eagerly again.
 
     Pending effects run; other pending work runs when its arrays are used.
+
+    Examples:
+        >>> snaprt.enable()
+        >>> y = jnp.arange(4.0) + 1
+        >>> snaprt.disable()
+        >>> float(y[0])  # y was pending, and runs now
+        1.0
     """
     jaxapi.set_thread_trace(None)
     run_effects("scope_end")
@@ -95,13 +118,24 @@ def eager_mode(enable: bool | None = True) -> None:
 
     Args:
         enable: Whether to do so; ``None`` follows ``XLA_USE_EAGER_DEBUG_MODE``.
+
+    Examples:
+        >>> snaprt.eager_mode()
+        >>> with snaprt.lazy():
+        ...     y = jnp.arange(3.0) + 1  # has run when the next line begins
+        >>> snaprt.eager_mode(None)
     """
     choose_eager(enable)
     _trace_as_asked()
 
 
 def is_eager_mode() -> bool:
-    """Return whether operations in a lazy scope run one by one; see `eager_mode`."""
+    """Return whether operations in a lazy scope run one by one; see `eager_mode`.
+
+    Examples:
+        >>> snaprt.is_eager_mode()
+        False
+    """
     return current_modes().eager
 
 

@@ -33,6 +33,17 @@ def optimizer_step(optimizer: Any, *arguments: Any, barrier: bool = True, **keyw
 
     Raises:
         UsageError: ``optimizer`` is neither, or an optax optimizer is given no parameters.
+
+    Examples:
+        >>> import optax
+        >>> optimizer = optax.sgd(0.5)
+        >>> params = {"w": jnp.ones(2)}
+        >>> state = optimizer.init(params)
+        >>> with snaprt.lazy():
+        ...     grads = jax.grad(lambda p: jnp.sum(p["w"] ** 2))(params)
+        ...     params, state = snaprt.optimizer_step(optimizer, grads, state, params)
+        >>> print(params["w"])
+        [0. 0.]
     """
     update = getattr(optimizer, "update", None)
     if not callable(update):

@@ -17,20 +17,27 @@ class Trace(jax.profiler.TraceAnnotation):
     Args:
         name: What the profile shows.
         kwargs: What it says beside the name.
+
+    Examples:
+        >>> with snaprt.Trace("load data"):
+        ...     batch = np.ones(8)
     """
 
 
 class StepTrace(jax.profiler.StepTraceAnnotation):
     """A step in a profile; at its end, the step is marked, as by `snaprt.mark_step`.
 
-    Example:
-        for step in range(100):
-            with snaprt.StepTrace("train", step_num=step):
-                loss, params = train_step(params, batch)
-
     Args:
         name: What the profile shows.
         kwargs: What it says beside the name; ``step_num`` is the number of the step.
+
+    Examples:
+        >>> with snaprt.lazy():
+        ...     for step in range(3):
+        ...         with snaprt.StepTrace("train", step_num=step):
+        ...             y = jnp.arange(3.0) + step
+        >>> print(y)
+        [2. 3. 4.]
     """
 
     def __exit__(
@@ -57,6 +64,9 @@ def start_server(port: int, only_on_master: bool = True) -> Any:
     Returns:
         The server, which runs as long as it is referenced and until the process ends; ``None``
         where there is none.
+
+    Examples:
+        >>> server = snaprt.start_server(9012)  # doctest: +SKIP
     """
     if only_on_master and not is_master_ordinal():
         return None

@@ -104,6 +104,15 @@ def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
             that depend on them raise the same error when read, all others stay pending.
         ExecutionError: The program fails to run; its arrays raise the same error when read.
         Exception: The error of a closure, raised after all closures have run.
+
+    Examples:
+        >>> x = jnp.ones(3)
+        >>> with snaprt.lazy():
+        ...     for step in range(3):
+        ...         x = x + jnp.sin(x)
+        ...         snaprt.mark_step()  # one program, compiled once
+        >>> x.shape
+        (3,)
     """
     metrics.counter_add("MarkStep")
     trace = thread_trace()

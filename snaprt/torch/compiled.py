@@ -47,6 +47,21 @@ def jit(function: _F) -> _F:
 
     Raises:
         UsageError: It is no function, or it uses an optimizer whose steps cannot be compiled.
+
+    Examples:
+        >>> import torch
+        >>> import snaprt.torch
+        >>> model = snaprt.torch.wrap(torch.nn.Linear(4, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> @snaprt.torch.jit
+        ... def train_step(x):
+        ...     loss = model(x).square().mean()
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     return loss
+        >>> train_step(torch.ones(3, 4).to(snaprt.torch.device())).shape
+        torch.Size([])
     """
     set_up()
     if isinstance(function, torch.nn.Module) or not callable(function):

@@ -39,6 +39,15 @@ def wrap(target: _F) -> _F:
 
     Raises:
         UsageError: It is neither.
+
+    Examples:
+        >>> import torch
+        >>> import snaprt.torch
+        >>> model = snaprt.torch.wrap(torch.nn.Linear(4, 2))
+        >>> with snaprt.torch.lazy():
+        ...     y = model(torch.ones(3, 4).to(snaprt.torch.device()))
+        >>> y.shape
+        torch.Size([3, 2])
     """
     set_up()
     if isinstance(target, torch.nn.Module):
@@ -64,6 +73,13 @@ def unwrap(module: torch.nn.Module) -> torch.nn.Module:
 
     Raises:
         UsageError: It is not a wrapped module.
+
+    Examples:
+        >>> import torch
+        >>> import snaprt.torch
+        >>> model = snaprt.torch.unwrap(snaprt.torch.wrap(torch.nn.Linear(4, 2)))
+        >>> model.weight.device.type
+        'cpu'
     """
     plain = getattr(type(module), "_snaprt_plain", None)
     if plain is None:

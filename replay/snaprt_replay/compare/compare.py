@@ -46,6 +46,14 @@ def compare(
         request: The tolerance asked for; None for the defaults.
         expected_name: What to call the expected side.
         actual_name: What to call the actual side.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> one = replay.NamedArray("loss", np.float32([1.0, 2.0]))
+        >>> two = replay.NamedArray("loss", np.float32([1.0, 2.5]))
+        >>> comparison = replay.compare([one], [two])
+        >>> comparison.verdict, comparison.outputs[0].differing
+        ('mismatch', 1)
     """
     request = request or ToleranceRequest()
     pairs = zip(expected, actual, strict=False)

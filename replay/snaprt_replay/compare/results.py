@@ -33,6 +33,14 @@ class Place:
         index: Its index; () for a scalar.
         expected: Its value on the expected side, as text that distinguishes every value.
         actual: Its value on the actual side.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> one = replay.NamedArray("loss", np.float32([1.0, 2.0]))
+        >>> two = replay.NamedArray("loss", np.float32([1.0, 2.5]))
+        >>> place = replay.compare([one], [two]).outputs[0].worst_abs
+        >>> place.index, place.expected, place.actual
+        ((1,), '2.0', '2.5')
     """
 
     index: tuple[int, ...]
@@ -49,6 +57,13 @@ class SpecialCounts:
 
     Complex numbers count as two elements. The first five make an output a mismatch, the others do
     not.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> one = replay.NamedArray("loss", np.float32([1.0, 2.0]))
+        >>> two = replay.NamedArray("loss", np.float32([1.0, np.nan]))
+        >>> replay.compare([one], [two]).outputs[0].specials.nan_only_actual
+        1
     """
 
     nan_only_expected: int = 0
@@ -113,6 +128,14 @@ class OutputComparison:
         worst_abs: Where the largest absolute error is.
         worst_rel: Where the largest relative error is.
         worst_ulp: Where the largest distance in ULP is.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> one = replay.NamedArray("loss", np.float32([1.0]))
+        >>> two = replay.NamedArray("loss", np.nextafter(one.value, np.float32(2)))
+        >>> output = replay.compare([one], [two]).outputs[0]
+        >>> output.verdict, output.max_ulp
+        ('within tolerance', 1)
     """
 
     name: str
@@ -151,6 +174,11 @@ class Comparison:
         outputs: One for each output, in order.
         expected_name: What the expected side is: "recorded", "first run", ...
         actual_name: What the actual side is.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> replay.replay("step.inputs.snap").comparison.summary
+        'the output is identical, bit for bit'
     """
 
     outputs: tuple[OutputComparison, ...]
@@ -203,7 +231,14 @@ def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return ``comparison`` as JSON data, with "Infinity" and "NaN" where JSON has no number."""
+    """Return ``comparison`` as JSON data, with "Infinity" and "NaN" where JSON has no number.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> loss = replay.NamedArray("loss", np.float32([1.0, 2.0]))
+        >>> replay.to_json(replay.compare([loss], [loss]))["summary"]
+        'the output is identical, bit for bit'
+    """
     data = dataclasses.asdict(comparison)
     data["verdict"], data["summary"] = comparison.verdict, comparison.summary
     return {"schema": SCHEMA, "version": SCHEMA_VERSION, **json_ready(data)}
@@ -225,6 +260,13 @@ def comparison_from_json(data: Mapping[str, Any]) -> Comparison:
 
     Raises:
         UsageError: It is something else, or from a newer snaprt.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> loss = replay.NamedArray("loss", np.float32([1.0, 2.0]))
+        >>> saved = replay.to_json(replay.compare([loss], [loss]))
+        >>> replay.comparison_from_json(saved).verdict
+        'identical'
     """
     if data.get("schema") != SCHEMA:
         raise UsageError("this JSON is not a comparison saved by snaprt")

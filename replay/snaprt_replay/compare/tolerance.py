@@ -26,6 +26,12 @@ class Tolerance:
         atol: Absolute, in the output's own unit.
         max_ulp: Distance in representable numbers of the output's dtype.
         origin: Where the three come from, for the reader.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> loss = replay.NamedArray("loss", np.float32([1.0, 2.0]))
+        >>> replay.compare([loss], [loss]).outputs[0].tolerance.max_ulp
+        4
     """
 
     rtol: float
@@ -49,6 +55,12 @@ class ToleranceRequest:
 
     As soon as one of the three is said, the ones that are not said are zero: ``--max-ulp 4`` alone
     means 4 ULP and nothing else.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> strict = replay.ToleranceRequest(max_ulp=0)
+        >>> replay.replay("step.inputs.snap", tolerance=strict).mismatch
+        False
     """
 
     rtol: float | None = None

@@ -20,7 +20,13 @@ CompilerOption = str | bool | int | float
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NamedArray:
-    """An input or output of a module."""
+    """An input or output of a module.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> replay.NamedArray("x", np.ones((2, 3), np.float32)).shape
+        (2, 3)
+    """
 
     name: str  # what the user or XLA calls it, unique within its side of the case
     value: np.ndarray  # in C order; bfloat16 and the other small types are ml_dtypes' own
@@ -38,7 +44,13 @@ class NamedArray:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """The shape and dtype that a module expects of one parameter; -1 is a dynamic size."""
+    """The shape and dtype that a module expects of one parameter; -1 is a dynamic size.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> str(replay.Signature((2, -1), np.dtype("float32")))
+        'float32[2,?]'
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -54,6 +66,12 @@ class Case:
     """A module with, where they are known, the inputs it ran on and the outputs it gave.
 
     Where it runs on several devices, inputs and outputs are the whole arrays.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> case = replay.load("step.inputs.snap")
+        >>> case.name, case.devices
+        ('step', 1)
     """
 
     path: Path  # the file it was read from

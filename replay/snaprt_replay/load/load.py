@@ -41,6 +41,12 @@ def load(
     Raises:
         SnapshotError: The file cannot be read, is damaged, or is of no known format.
         UsageError: The given inputs do not fit the module.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> case = replay.load("step.inputs.snap")
+        >>> [(array.name, array.shape) for array in case.inputs]
+        [('x', (4,))]
     """
     if inputs is not None and random_seed is not None:
         raise UsageError("inputs can come from a file or a seed, not both")

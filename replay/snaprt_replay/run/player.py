@@ -38,6 +38,12 @@ class PlayResult:
             none does, the first one; None where it ran once only.
         isolated: Whether it ran in a process of its own.
         parts: What each device held of the outputs, where it ran on several.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> played = replay.play(replay.load("step.inputs.snap"))
+        >>> [array.shape for array in played.outputs]
+        [(4,)]
     """
 
     outputs: tuple[NamedArray, ...]
@@ -69,6 +75,12 @@ def play(case: Case, device: str | None = None, repeat: int = 1) -> PlayResult:
         DeviceError: There is no such device.
         CompileError: XLA cannot compile the module.
         ExecutionError: It cannot be run with these inputs.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> played = replay.play(replay.load("step.inputs.snap"), repeat=2)
+        >>> played.agrees_with_itself
+        True
     """
     return play_variant(case, Variant(device or "default", "device", device), repeat, None)
 

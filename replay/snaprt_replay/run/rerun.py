@@ -31,6 +31,11 @@ class Replay:
             program's order; without those outputs that are spread in another way than recorded.
         agrees_with_run: Where the outputs of two runs are recorded, with which of them, 1 or 2,
             the replayed ones agree bit for bit; 0 for neither.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> replay.replay("step.inputs.snap").summary
+        'the output is identical, bit for bit'
     """
 
     case: Case
@@ -87,6 +92,12 @@ def replay(
 
     Raises:
         SnaprtError: The file cannot be read, compiled or run.
+
+    Examples:
+        >>> from snaprt import replay
+        >>> result = replay.replay("step.inputs.snap")
+        >>> result.comparison.verdict
+        'identical'
     """
     variant = Variant(device or "default", "device", device)
     with Workers(1, timeout=None) as workers:

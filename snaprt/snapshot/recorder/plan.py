@@ -256,6 +256,16 @@ def register_hlo_snapshot_callback(callback: Callback | None) -> Callback:
 
     Returns:
         The callback that it replaces.
+
+    Examples:
+        >>> def third(name, device_index, execution_count):
+        ...     return "inputs outputs" if execution_count == 2 else ""
+        >>> before = snaprt.register_hlo_snapshot_callback(third)
+        >>> with snaprt.record(folder="third"):
+        ...     for _ in range(4):
+        ...         y = jax.jit(jnp.cos)(jnp.ones(3))
+        >>> snaprt.register_hlo_snapshot_callback(before) is third
+        True
     """
     global _callback, _complained
     with _lock:

@@ -605,5 +605,16 @@ def dump_now() -> list[Path]:
 
     Returns:
         The snapshots, oldest execution first; empty where none is held.
+
+    Examples:
+        >>> import os
+        >>> os.environ["SNAPRT_RECORD_KEEP_LAST"] = "2"
+        >>> with snaprt.record(when="error", folder="ring"):
+        ...     for step in range(5):
+        ...         y = jax.jit(jnp.cos)(jnp.ones(3) * step)
+        ...     files = snaprt.dump_now()  # the last two executions
+        >>> del os.environ["SNAPRT_RECORD_KEEP_LAST"]
+        >>> len([path for path in files if path.name.endswith(".inputs.snap")])
+        2
     """
     return process_recorder().dump_now()
