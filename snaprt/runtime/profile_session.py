@@ -170,13 +170,11 @@ class ProfileSession(Subscriber):
         return f"there is no profile of {self._steps}: {why}"
 
     def _start(self) -> None:
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # it makes each call of a Python function slower
         try:
             if not self._begins_at_once:
                 _wait_for_devices()  # what runs belongs to earlier steps
             self._run = _name_of_run()
-            jax.profiler.start_trace(self._hidden, profiler_options=options)
+            jaxapi.start_profile(self._hidden)
         except Exception as error:  # such as the program's own profile
             self._leave()
             self._tell(f"warning: there is no profile: {error}")
