@@ -133,9 +133,11 @@ too_large(x).block_until_ready()
 def test_a_rank_that_holds_an_execution_no_longer_says_so(tmp_path: Path):
     code = """
 own = jax.jit(lambda x: jnp.log(x) * 3)
-number = 500 if rank == 0 else 4
-for step in range(number):
-    own(np.full(3, -1.0 if rank and step == 3 else 1.0, np.float32)).block_until_ready()
+for step in range(3 if rank else 500):
+    own(np.ones(3, np.float32)).block_until_ready()
+jax._src.distributed.global_state.client.wait_at_barrier("ran", 60_000)
+if rank == 1:
+    own(np.full(3, -1, np.float32)).block_until_ready()
 """
     text = launch(tmp_path, code, 2, "--record", "--when", "nan", begin=IN_ANOTHER_ORDER)
     assert {(each[1], each[3]) for each in recorded(tmp_path)} == {(1, 3)}
