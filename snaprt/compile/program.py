@@ -199,7 +199,7 @@ def _find(
             graph_id = module_digest(stablehlo)[:16]
         devices = jaxapi.devices_of_lowered(lowered)
         _log.info("graph %s: lowered", graph_id)
-        request = _request(lowered, stablehlo, devices, arguments, results, overrides)
+        request = _request(lowered, stablehlo, graph_id, devices, arguments, results, overrides)
         obtained = obtain(request, cache)
         is_noted = False
         if cache is not None and key_of_note is not None and obtained.key is not None:
@@ -246,6 +246,7 @@ def _load_noted(
 def _request(
     lowered: jax.stages.Lowered,
     stablehlo: bytes,
+    graph_id: str,
     devices: tuple[jaxapi.Device, ...],
     arguments: int,
     results: int,
@@ -253,10 +254,6 @@ def _request(
 ) -> Request[jax.stages.Compiled]:
     module = lowered.compiler_ir("stablehlo")
     calls = jaxapi.custom_calls(module, stablehlo)
-
-    def compile_it() -> jax.stages.Compiled:
-        with jaxapi.named_for_compiler(lowered, module_digest(stablehlo)[:16]):
-            return lowered.compile(compiler_options=dict(overrides) or None)
 
     return Request(
         name=f"{script_name()}: {GRAPH_NAME}",
@@ -272,7 +269,7 @@ def _request(
             kind="compiled",
             signature=jaxapi.call_of_lowered(lowered),
         ),
-        compile=compile_it,
+        compile=lambda: jaxapi.compile_named(lowered, graph_id, overrides),
         serialize=jaxapi.serialize_compiled,
         load=lambda payload: jaxapi.load_compiled(payload, arguments, results, devices),
         bound_to=bound_to_process(lowered, calls),

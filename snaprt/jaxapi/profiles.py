@@ -10,6 +10,12 @@ from typing import Any, Final
 
 import jax
 
+#: Where `jax.profiler` puts its files, and XProf looks for them: a folder for each profile.
+PROFILE_RUNS: Final = Path("plugins", "profile")
+
+#: What the name of a file has after the host.
+PROFILE_SUFFIX: Final = ".xplane.pb"
+
 _NOTHING: Final = contextlib.nullcontext()
 _annotation: Final[Any] = jax.profiler.TraceAnnotation
 

@@ -5,6 +5,7 @@ Nothing is made for subscribers while there are none: a cut asks once.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pkgutil
 import threading
@@ -190,17 +191,14 @@ def run_followed(
     tell = told()
     if tell is not None:
         tell(executable)
+    if jaxapi.is_profiled():
+        run = functools.partial(_run_shown, executable, run)
     progress = watched()
     if progress is None:
-        if jaxapi.is_profiled():
-            return _shown(executable, run, args, kwargs)
         return run(*args, **kwargs)
     running = progress.begin(executable, steps_ended())
     try:
-        if jaxapi.is_profiled():
-            results = _shown(executable, run, args, kwargs)
-        else:
-            results = run(*args, **kwargs)
+        results = run(*args, **kwargs)
     except BaseException:
         progress.failed(running)
         raise
@@ -208,8 +206,8 @@ def run_followed(
     return results
 
 
-def _shown(
-    executable: pending.Executable, run: Callable[..., _Results], args: Any, kwargs: Any
+def _run_shown(
+    executable: pending.Executable, run: Callable[..., _Results], /, *args: Any, **kwargs: Any
 ) -> _Results:
     """Run what a profile is to show, with what joins it with snapshots and metrics."""
     named = {"graph": executable.graph_id, "program": executable.name, "step": steps_ended()}

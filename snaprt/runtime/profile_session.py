@@ -27,11 +27,8 @@ from snaprt.snapshot.recorder.pending import Executable
 from snaprt.snapshot.recorder.progress import tell_of_each
 from snaprt.snapshot.recorder.writer import afresh_in_children
 
-#: Where `jax.profiler` puts its files, and XProf looks for them.
-RUNS: Final = Path("plugins", "profile")
-
-#: What the name of a file has after the host: of the profile, and of the same for Perfetto.
-PROFILE, _PERFETTO = ".xplane.pb", ".trace.json.gz"
+#: What the name of a profile's copy for Perfetto has after the host.
+_PERFETTO: Final = ".trace.json.gz"
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class ProfileSession(Subscriber):
         self._begins_at_once = steps is None or steps.first == 0
         self._lock = threading.RLock()
         self._state = "waiting"  # then "taking", then "over"
-        self._run = ""  # the folder of the files, below `RUNS`
+        self._run = ""  # the folder of the files, below `PROFILE_RUNS`
         self._thread: int | None = None  # whose steps count; None where executions do
         self._program: int | None = None  # whose executions count; None where steps do
         self._marked = 0  # steps
@@ -206,7 +203,7 @@ class ProfileSession(Subscriber):
         try:
             _wait_for_devices()
             jax.profiler.stop_trace()
-            files = _moved(self._hidden / RUNS, self._folder / RUNS / self._run)
+            files = _moved(self._hidden, self._folder, self._run)
         except Exception as error:
             self._tell(f"warning: the profile could not be written: {error}")
             return
@@ -234,13 +231,14 @@ def _name_of_run() -> str:
     return name if agreed is None else agreed.decode()
 
 
-def _moved(source: Path, target: Path) -> list[Path]:
+def _moved(source: Path, folder: Path, run: str) -> list[Path]:
     """Move the files of a profile to where they belong; return those that hold the profile."""
     place = place_in_job()
+    target = folder / jaxapi.PROFILE_RUNS / run
     target.mkdir(parents=True, exist_ok=True)
     moved = []
-    for kind in (PROFILE, _PERFETTO):
-        for file in source.glob(f"*/*{kind}"):
+    for kind in (jaxapi.PROFILE_SUFFIX, _PERFETTO):
+        for file in (source / jaxapi.PROFILE_RUNS).glob(f"*/*{kind}"):
             host = file.name.removesuffix(kind)
             name = f"{host}-{place.rank}{kind}" if place.processes > 1 else file.name
             file.rename(target / name)

@@ -15,8 +15,6 @@ from types import CellType, CodeType
 from typing import Any, Final, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import torch
 
 from snaprt import jaxapi
@@ -246,8 +244,7 @@ class _State:
         self._snapshots = [modules.Snapshot(module) for module in owners.modules]
         self._groups = [[list(g["params"]) for g in o.param_groups] for o in owners.optimizers]
         self._values = [*self._state_of_optimizers()]
-        self._rates: list[float] = []
-        self._rates_on_device: Any = None
+        self._rates = optimizers.Rates()
 
     def _state_of_optimizers(self) -> Iterator[Any]:
         for optimizer in self.owners.optimizers:
@@ -298,12 +295,9 @@ class _State:
                     f"snaprt.torch.jit cannot compile steps of {type(optimizer).__name__}",
                     hint="compile the part before optimizer.step(), and call it outside",
                 )
-        rates = [group["lr"] for o in self.owners.optimizers for group in o.param_groups]
-        if rates != self._rates or self._rates_on_device is None:
-            with jaxapi.evaluating():
-                self._rates_on_device = jnp.asarray(np.asarray(rates, np.float64))
-            self._rates = rates
-        return self._rates_on_device
+        return self._rates.on_device(
+            [group["lr"] for o in self.owners.optimizers for group in o.param_groups]
+        )
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,22 @@ def with_rates(optimizer: torch.optim.Optimizer, rates: Any) -> Iterator[None]:
         del _rates[id(optimizer)]
 
 
+class Rates:
+    """Learning rates as an array, made anew where one has changed."""
+
+    def __init__(self) -> None:
+        self._rates: list[float] = []
+        self._array: Any = None
+
+    def on_device(self, rates: list[float]) -> Any:
+        """Return the rates, in double precision where JAX has that."""
+        if rates != self._rates or self._array is None:
+            with jaxapi.evaluating():
+                self._array = jnp.asarray(np.asarray(rates, np.float64))
+            self._rates = rates
+        return self._array
+
+
 def can_be_compiled(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether steps of an optimizer are compiled."""
     steps = _optimizers.get(optimizer)
@@ -147,8 +163,7 @@ class _Steps:
         self._made = 0
         self._held: _Held | None = None
         self.is_given_up = False
-        self._rates: list[float] = []
-        self._rates_on_device: Any = None
+        self._rates = Rates()
 
     def run(self, optimizer: torch.optim.Optimizer) -> bool:
         """Run a step; return whether it could be compiled."""
@@ -197,14 +212,7 @@ class _Steps:
 
     def _rates_of(self, optimizer: torch.optim.Optimizer, rates: list[float]) -> Any:
         given = _rates.get(id(optimizer))
-        return self._on_device(rates) if given is None else given
-
-    def _on_device(self, rates: list[float]) -> Any:
-        if rates != self._rates or self._rates_on_device is None:
-            self._rates = rates
-            with jaxapi.evaluating():
-                self._rates_on_device = jnp.asarray(np.asarray(rates, np.float64))
-        return self._rates_on_device
+        return self._rates.on_device(rates) if given is None else given
 
 
 class _Held:

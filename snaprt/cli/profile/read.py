@@ -18,9 +18,8 @@ import jax
 from snaprt.errors import UsageError
 from snaprt.hlo.proto import HloProto, XlaMessage, parse
 from snaprt.hlo.wire import fields
+from snaprt.jaxapi import PROFILE_RUNS, PROFILE_SUFFIX
 
-SUFFIX: Final = ".xplane.pb"
-_RUNS: Final = Path("plugins", "profile")
 _HINT: Final = "Write one with `snaprt run --profile DIR -- train.py`, or with jax.profiler.trace."
 
 # Numbers of fields: of XSpace, XPlane, a map's entry, XEventMetadata, XStatMetadata and XStat.
@@ -85,11 +84,13 @@ def find_files(place: Path) -> list[Path]:
     if not place.exists():
         raise UsageError(f"there is no {place}", hint=_HINT)
     if place.is_file():
-        if not place.name.endswith(SUFFIX):
-            raise UsageError(f"{place} is no profile: its name does not end in {SUFFIX}")
+        if not place.name.endswith(PROFILE_SUFFIX):
+            raise UsageError(f"{place} is no profile: its name does not end in {PROFILE_SUFFIX}")
         return [place]
-    runs = sorted(run for run in (place / _RUNS).glob("*") if any(run.glob(f"*{SUFFIX}")))
-    files = sorted((runs[-1] if runs else place).glob(f"*{SUFFIX}"))
+    runs = sorted(
+        run for run in (place / PROFILE_RUNS).glob("*") if any(run.glob(f"*{PROFILE_SUFFIX}"))
+    )
+    files = sorted((runs[-1] if runs else place).glob(f"*{PROFILE_SUFFIX}"))
     if not files:
         raise UsageError(f"there is no profile in {place}", hint=_HINT)
     return files
@@ -101,7 +102,7 @@ def read_profile(file: Path) -> HostProfile:
     Raises:
         UsageError: The file cannot be read, or is none.
     """
-    found = HostProfile(file, file.name.removesuffix(SUFFIX))
+    found = HostProfile(file, file.name.removesuffix(PROFILE_SUFFIX))
     try:
         content = file.read_bytes()
         found.modules.update(_modules(memoryview(content), file))

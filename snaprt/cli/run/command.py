@@ -288,11 +288,13 @@ _IGNORED: Final = {
 
 
 def _warn_of_ignored_variables(is_torch: bool) -> None:
-    has_neuron = importlib.util.find_spec("libneuronxla") is not None  # it reads its own
-    for name, instead in _IGNORED.items():
-        is_read = is_torch if name == "PJRT_DEVICE" else has_neuron and name.startswith("NEURON_")
-        if os.environ.get(name) and not is_read:
-            output.log.print(f"snaprt: warning: {name} is ignored; {instead}")
+    for name in filter(os.environ.get, _IGNORED):
+        if name.startswith("NEURON_"):
+            is_read = importlib.util.find_spec("libneuronxla") is not None  # it reads its own
+        else:
+            is_read = is_torch and name == "PJRT_DEVICE"
+        if not is_read:
+            output.log.print(f"snaprt: warning: {name} is ignored; {_IGNORED[name]}")
 
 
 def _provide_torch_xla() -> None:

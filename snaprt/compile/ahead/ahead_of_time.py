@@ -90,7 +90,9 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
                     kind="compiled",
                     signature=program.signature,
                 ),
-                compile=lambda: _serialized(lowered, module_digest(stablehlo)[:16]),
+                compile=lambda: jaxapi.serialize_compiled(
+                    jaxapi.compile_named(lowered, module_digest(stablehlo)[:16])
+                ),
                 serialize=bytes,
                 load=None,
             ),
@@ -104,11 +106,6 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
         if read_note(cache, key_of_note) != note:
             write_note(cache, key_of_note, note, GRAPH_NAME)
     return warmed
-
-
-def _serialized(lowered: jax.stages.Lowered, graph_id: str) -> bytes:
-    with jaxapi.named_for_compiler(lowered, graph_id):
-        return jaxapi.serialize_compiled(lowered.compile())
 
 
 def _warm(request: Request[bytes], cache: Cache, what: str) -> tuple[Key, Warmed]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -95,9 +94,10 @@ def hlo_proto(lowered: jax.stages.Lowered) -> bytes:
     return computation.as_serialized_hlo_module_proto()
 
 
-@contextlib.contextmanager
-def named_for_compiler(lowered: jax.stages.Lowered, graph_id: str) -> Iterator[None]:
-    """Add a graph id to the module's name, which profiles and XLA's dumps show, while it compiles.
+def compile_named(
+    lowered: jax.stages.Lowered, graph_id: str, options: Mapping[str, Any] | None = None
+) -> jax.stages.Compiled:
+    """Compile with a graph id in the module's name, which profiles and XLA's dumps show.
 
     The id is a digest of the module, and its snapshots hold the module: both with the name that the
     module has before and after.
@@ -108,7 +108,7 @@ def named_for_compiler(lowered: jax.stages.Lowered, graph_id: str) -> Iterator[N
     with module.context:
         attributes["sym_name"] = ir.StringAttr.get(f"{name.value}_{graph_id}")
     try:
-        yield
+        return lowered.compile(compiler_options=dict(options) if options else None)
     finally:
         attributes["sym_name"] = name
 
