@@ -163,8 +163,6 @@ def _checked_pattern(
 @click.command(
     "triage",
     cls=ProgramCommand,
-    context_settings={"allow_interspersed_args": False},
-    options_metavar="[OPTIONS]",
 )
 @click.option(
     "--fails-if",

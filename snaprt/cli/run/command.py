@@ -60,6 +60,8 @@ class Program:
 class ProgramCommand(click.Command):
     """Ends snaprt's own options at ``-m``, as python does, so that the rest is the program's."""
 
+    allow_interspersed_args = False
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words after the command's name."""
         takes_value = {
@@ -93,8 +95,6 @@ def _checked_duration(
 @click.command(
     "run",
     cls=ProgramCommand,
-    context_settings={"allow_interspersed_args": False},
-    options_metavar="[OPTIONS]",
 )
 @click.option("--lazy/--no-lazy", default=None, help="Record operations and run them as graphs.")
 @click.option(

@@ -21,8 +21,6 @@ _OF_RUN = [parameter for parameter in run_command.params if isinstance(parameter
 @click.command(
     "launch",
     cls=ProgramCommand,
-    context_settings={"allow_interspersed_args": False},
-    options_metavar="[OPTIONS]",
 )
 @click.option(
     *("-n", "--processes"), type=click.IntRange(min=1), default=1, metavar="N", show_default=True,
