@@ -237,8 +237,7 @@ def command(
         ("SNAPRT_METRICS_FILE", metrics),
     ):
         if path is not None:
-            # Absolute: the program may change its directory.
-            os.environ[variable] = str(path.expanduser().absolute())
+            os.environ[variable] = str(path)
     conditions = "; ".join(when) or os.environ.get("SNAPRT_RECORD", "")
     parse_conditions(conditions)  # so that a wrong one is told before the program runs
     if when:
@@ -372,11 +371,14 @@ _OPTIONS: Final = {"SNAPRT_METRICS_FILE": "--metrics", "SNAPRT_DUMP_DIR": "--dum
 def _check_environment() -> None:
     """Look at every setting before a program runs: files are written when a long run is over.
 
+    What they name is made absolute.
+
     Raises:
         UsageError: One has a value that is not allowed, or names what cannot be written.
     """
     for name, (path, kind) in settings.places_written().items():
         named_by = f"{_OPTIONS[name]} or {name}" if name in _OPTIONS else name
+        os.environ[name] = str(path.absolute())  # the program may change its directory
         if kind == "file" and not path.absolute().parent.is_dir():
             raise UsageError(
                 f"cannot write {path}: no directory {path.absolute().parent}",
