@@ -72,10 +72,12 @@ if hasattr(_layout, "AutoLayoutSingleton"):
     copyreg.pickle(_layout.AutoLayoutSingleton, lambda _: "AutoLayout")
 
 
-def _reduce_key_type(implementation: Any) -> tuple[Any, ...]:
-    if _prng.prngs.get(implementation.name) is implementation:
-        return _key_type_named, (implementation.name,)
-    return implementation.__reduce_ex__(2)
+def _reduce_key_type(implementation: Any) -> str | tuple[Any, ...]:
+    name = implementation.name
+    if _prng.prngs.get(name) is implementation:
+        return _key_type_named, (name,)
+    reduced: str | tuple[Any, ...] = implementation.__reduce_ex__(2)
+    return reduced
 
 
 # A type of PRNG keys is pickled as a tuple of its functions. The copy equals the original, so JAX's
