@@ -115,11 +115,12 @@ class Shortcut:
     Attributes:
         target: The point after the call.
         results: What becomes a lazy array, or the number of the operand that is returned itself.
+        hidden: Likewise, what is handed out together as `fast_path.Hidden`, if anything is.
         makes_many: Whether it returns many arrays, no operand itself among them.
         build: Makes the value of the call out of those; ``None`` if it is the only one.
     """
 
-    __slots__ = ("build", "literals", "makes_many", "results", "target")
+    __slots__ = ("build", "hidden", "literals", "makes_many", "results", "target")
 
     def __init__(
         self,
@@ -127,8 +128,10 @@ class Shortcut:
         literals: tuple[Literal, ...],
         results: tuple[Result | int, ...],
         build: Callable[[Any], Any] | None,
+        hidden: tuple[Result | int, ...] = (),
     ) -> None:
         self.target = target
+        self.hidden = hidden
         self.literals = literals
         self.results = results
         self.makes_many = len(results) > 3 and all(type(result) is Result for result in results)

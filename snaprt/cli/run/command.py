@@ -261,7 +261,7 @@ def command(
     if "MASTER_ADDR" in os.environ:
         after_import.call_after_import("jax", _register_torchrun)
     if is_torch:
-        _provide_torch_xla()
+        _provide_torch_xla(is_lazy=is_lazy)
     _warn_of_ignored_variables(is_torch)
     explained = RunExplained(shown=explain, file=explain_json)
     profiled = RunProfiled(profile, profile_steps)
@@ -296,10 +296,10 @@ def _warn_of_ignored_variables(is_torch: bool) -> None:
             output.log.print(f"snaprt: warning: {name} is ignored; {_IGNORED[name]}")
 
 
-def _provide_torch_xla() -> None:
+def _provide_torch_xla(*, is_lazy: bool) -> None:
     from snaprt.torch import xla_imports
 
-    xla_imports.provide()
+    xla_imports.provide(is_lazy=is_lazy)
     version = xla_imports.installed_version()
     if version is not None:
         output.log.print(
