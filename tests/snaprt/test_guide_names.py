@@ -109,7 +109,7 @@ NAMES = """
     local_ordinal local_process_count manual_seed mark_dynamic mark_sharding mark_step
     mesh_reduce metric_data metric_names metrics_report neuron_parallel_compile optimizer_step
     pt-xla-profiler: recompile_limit recompiles register_hlo_snapshot_callback rendezvous
-    retry_failed_compilation save_cache_artifacts scan_layers set_global_mesh
+    --retry_failed_compilation save_cache_artifacts scan_layers set_global_mesh
     set_mat_mul_precision set_rng_state set_stance short_metrics_report spawn start_server
     start_trace suppress_errors sync tlparse torch.cond torch.compiler.disable use_spmd
     wait_device_ops world_size xla_device xla_device_hw xla_quantized_matmul
