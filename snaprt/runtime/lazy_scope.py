@@ -29,6 +29,9 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         fullgraph: Whether only `mark_step` may end a graph inside. A graph break (reading a value
             that is not computed yet, an operation that cannot be part of a graph) raises before it
             runs.
+        steady: Whether functions that `jax.grad`, `jax.vmap`, `jax.lax.scan` and the like transform
+            are traced once, as under `jax.jit`, and again only when something that they can be seen
+            to depend on changes (docs/explanation/lazy-runtime.md, "Steady scopes").
 
     Raises:
         GraphBreakError: With ``fullgraph``, at the first graph break, with the line and what to

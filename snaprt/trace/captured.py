@@ -8,6 +8,7 @@ out, so that another function may be made with other arrays in their place.
 
 from __future__ import annotations
 
+import collections
 import functools
 import sys
 import types
@@ -25,6 +26,7 @@ Data = Any
 """Nested tuples, hashable; equal for what traces to the same."""
 
 _PLAIN: Final = frozenset({bool, int, complex, str, bytes, type(None), type(Ellipsis), range})
+_SEQUENCES: Final = frozenset({tuple, list, collections.deque})
 _GUARDED: Final = frozenset({bool, int, float, str, tuple, list, dict})  # attributes of classes
 _MAX_DEPTH: Final = 64
 
@@ -65,7 +67,7 @@ class Static:
             return False
         if self.value is other.value:
             return True
-        kind = type(self.value)
+        kind: Any = type(self.value)
         return kind is type(other.value) and _compares(kind) and bool(self.value == other.value)
 
     def __hash__(self) -> int:
@@ -132,7 +134,7 @@ class _Capture:
         if depth > _MAX_DEPTH:
             raise NotCapturedError("it is nested too deeply")
         below = depth + 1
-        if kind is tuple or kind is list:
+        if kind in _SEQUENCES:
             return (kind, tuple([self.of(item, below) for item in value]))
         if kind is dict:
             keys = tuple([_key(key) for key in value])
@@ -170,9 +172,7 @@ class _Capture:
             return self._array(value)
         return (type(value), value.dtype, value.shape, value.tobytes(), Held(value.copy()))
 
-    def _once(
-        self, value: Any, depth: int, take: Callable[[_Capture, Any, int], Data]
-    ) -> Data:
+    def _once(self, value: Any, depth: int, take: Callable[[_Capture, Any, int], Data]) -> Data:
         """Return the data of what may refer to itself."""
         number = self._met.get(id(value))
         if number is not None:
@@ -191,7 +191,8 @@ class _Capture:
         cells = tuple([self.of(content, depth) for content in _contents(function)])
         defaults = self.of(function.__defaults__, depth)
         keyword_defaults = self.of(function.__kwdefaults__, depth)
-        globals_of, guards = (), ()
+        globals_of: tuple[Any, ...] = ()
+        guards: tuple[Any, ...] = ()
         if _is_users(code.co_filename):
             found, reached = _globals_read(function)
             globals_of = tuple([(name, self.of(value, depth)) for name, value in found])
@@ -209,7 +210,11 @@ class _Capture:
         return (functools.partial, tuple([self.of(part, depth) for part in parts]))
 
     def _object(self, value: Any, depth: int) -> Data:
-        kind = type(value)
+        kind: Any = type(value)
+        if _wraps(kind):
+            attributes = vars(value)
+            parts = tuple([self.of(attribute, depth) for attribute in attributes.values()])
+            return ("object", Static(kind), tuple(attributes), parts)
         guards: Data = ()
         if _is_users_class(kind):
             guards = (self._guarding.of(kind, depth),)
@@ -252,7 +257,7 @@ class _Rebuild:
             return next(self._arrays)
         if kind in _PLAIN:
             return data[1]
-        if kind is tuple or kind is list:
+        if kind in _SEQUENCES:
             return kind([self.of(item) for item in data[1]])
         if kind is dict:
             keys = [key for _, key in data[1]]
@@ -269,6 +274,11 @@ class _Rebuild:
             return data[1].unflatten([self.of(child) for child in data[2]])
         if kind is types.FunctionType:
             return self._function(data, number)
+        if kind == "object":
+            made = self._made[number] = object.__new__(data[1].value)
+            for name, part in zip(data[2], data[3], strict=True):
+                object.__setattr__(made, name, self.of(part))
+            return made
         if kind is types.MethodType or kind is functools.partial:
             made = self._made[number] = _put_together(kind, [self.of(part) for part in data[1]])
             return made
@@ -289,6 +299,18 @@ class _Rebuild:
         for name, value in globals_of:
             names[name] = self.of(value)
         return made
+
+
+@functools.lru_cache(maxsize=4096)
+def _wraps(kind: Any) -> bool:
+    """Return whether objects of a class of a library's wrap a function, as those of JAX do."""
+    return (
+        any("__call__" in vars(base) for base in kind.__mro__)
+        and not _compares(kind)
+        and kind.__new__ is object.__new__
+        and kind.__dictoffset__ != 0
+        and not _is_users_class(kind)
+    )
 
 
 def _put_together(kind: Any, parts: list[Any]) -> Any:
@@ -352,13 +374,13 @@ _is_users = stacks.is_users_file
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_users_class(kind: type) -> bool:
+def _is_users_class(kind: Any) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     # What a notebook or `python -c` runs has no file.
     return file is not None and _is_users(file) if kind.__module__ != "__main__" else True
 
 
 @functools.lru_cache(maxsize=4096)
-def _compares(kind: type) -> bool:
+def _compares(kind: Any) -> bool:
     """Return whether equal objects of a type stand for each other: they say so, and hash."""
     return kind.__eq__ is not object.__eq__ and kind.__hash__ is not None

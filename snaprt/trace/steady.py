@@ -37,6 +37,8 @@ MAX_FUNCTIONS: Final = 1024
 #: A function that was traced so often is no longer followed: something is another each time.
 MAX_TRACES: Final = 16
 
+jaxapi.files_of_parts.add(__file__)
+
 _OPERANDS: Final = frozenset({LazyArray, jaxapi.ArrayImpl})
 
 
@@ -80,9 +82,9 @@ def follow_transform(
     options: dict[str, Any],
 ) -> Any:
     """Follow a call of a transformation, as `jaxapi.intercept_transforms` asks."""
-    if not trace.steady or trace.modes.sees_each_operation or jax.config.jax_disable_jit:
+    if not trace.steady or trace.modes.sees_each_operation or jaxapi.jit_is_disabled():
         return jaxapi.NOT_FOLLOWED
-    if function is None and operands[0].fun not in _pullbacks:
+    if function is None and jaxapi.code_of_pullback(operands[0]) not in _pullbacks:
         return jaxapi.NOT_FOLLOWED
     for leaf in jax.tree.leaves(operands):
         if type(leaf) not in _OPERANDS and not _is_operand(leaf):
@@ -110,7 +112,7 @@ def follow_transform(
         _log.info("%s is traced at every call: %s", _place(function), str(error).partition("\n")[0])
         return jaxapi.NOT_FOLLOWED
     if isinstance(result, tuple) and len(result) > 1 and isinstance(result[1], jaxapi.Pullback):
-        _pullbacks.add(result[1].fun)
+        _pullbacks.add(jaxapi.code_of_pullback(result[1]))
     return result
 
 

@@ -1,4 +1,4 @@
-"""Steady scopes: what JAX transforms is traced once, and again when it depends on something else."""
+"""Steady scopes: what JAX transforms is traced once, and again where it depends on other things."""
 
 from __future__ import annotations
 
@@ -126,9 +126,7 @@ class Model:
 
 @pytest.mark.parametrize("what", ["scale", "mask", "nested", "factor"])
 @pytest.mark.parametrize("how", ["method", "closure"])
-def test_attributes_are_looked_at(
-    what: str, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attributes_are_looked_at(what: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
 
     def step(number: int) -> Any:
@@ -196,7 +194,9 @@ TRANSFORMS: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "jit": lambda w, x: jax.grad(jax.jit(loss))(w, x),
     "custom_vjp": lambda w, x: jax.grad(lambda w: doubled(w).sum())(w),
-    "stop_gradient": lambda w, x: jax.grad(lambda w: loss(jax.lax.stop_gradient(w), x) + w.sum())(w),
+    "stop_gradient": lambda w, x: jax.grad(lambda w: loss(jax.lax.stop_gradient(w), x) + w.sum())(
+        w
+    ),
     "complex": lambda w, x: jax.grad(lambda w: jnp.abs(jnp.sum(w * 1j + x[0, 0])))(w),
     "integers": lambda w, x: jax.grad(lambda w, i: w[i].sum())(w, 1),
     "randomly": lambda w, x: jax.grad(lambda w, k: (w * jax.random.normal(k, w.shape)).sum())(
@@ -316,6 +316,6 @@ def test_arrays_are_not_kept_alive() -> None:
         held = {"x": x}
         jax.grad(lambda w: loss(w, held["x"]) + 0 * len(held))(jnp.asarray(W))
         snaprt.mark_step()
-    del x, held
+    x = held = None
     gc.collect()
     assert reference() is None

@@ -1,4 +1,4 @@
-"""Asks others before JAX transforms a function: `jax.vjp`, `jax.jvp`, `jax.vmap`, `lax.scan`, ..."""
+"""Asks others before JAX transforms a function: `jax.vjp`, `jax.jvp`, `jax.vmap`, `lax.scan` .."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ FollowTransform = Callable[[Any, Callable[..., Any], Any, tuple[Any, ...], dict[
 Pullback: type = _api.VJP
 
 
+def code_of_pullback(pullback: Any) -> Any:
+    """Return the part of a `Pullback` that does not depend on values; compare it by identity."""
+    return pullback.fun
+
+
 @once
 def intercept_transforms(kind: type, follow: FollowTransform) -> None:
     """Ask ``follow`` first wherever a function is transformed under a trace of type ``kind``.
@@ -32,11 +37,11 @@ def intercept_transforms(kind: type, follow: FollowTransform) -> None:
     `jax.vmap` and `jax.checkpoint` returned before is not. Checked with jax 0.10.2 and 0.12.0.
     """
 
-    def ask(
-        transform: Callable[..., Any], function: Any, operands: Any, options: Any
-    ) -> Any:
+    def ask(transform: Callable[..., Any], function: Any, operands: Any, options: Any) -> Any:
         trace = current_trace_setting.value
-        return follow(trace, transform, function, operands, options) if type(trace) is kind else _NOT
+        return (
+            follow(trace, transform, function, operands, options) if type(trace) is kind else _NOT
+        )
 
     def direct(transform: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(transform)
@@ -73,6 +78,7 @@ def intercept_transforms(kind: type, follow: FollowTransform) -> None:
 
     _replace(direct(_api.vjp), "vjp", _api, jax)
     _replace(direct(_api.jvp), "jvp", _api, jax)
+    _replace(direct(_api.linearize), "linearize", _api, jax)
     _replace(maker(_api.vmap), "vmap", _api, jax)
     _replace(maker(_ad_checkpoint.checkpoint), "checkpoint", _ad_checkpoint, jax)
     _replace(maker(_ad_checkpoint.checkpoint), "remat", _ad_checkpoint, jax)
