@@ -68,7 +68,9 @@ class Static:
         if self.value is other.value:
             return True
         kind: Any = type(self.value)
-        return kind is type(other.value) and _compares(kind) and bool(self.value == other.value)
+        if type(other.value) is not kind or not _compares(kind):
+            return False
+        return bool(self.value == other.value)
 
     def __hash__(self) -> int:
         return hash(type(self.value))
