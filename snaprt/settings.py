@@ -456,6 +456,16 @@ SETTINGS: Final = (
         "Warn when compiling a lazy program takes longer than this.",
         default=10.0,
     ),
+    _on_off(
+        "SNAPRT_STEADY",
+        "Make every lazy scope steady: trace functions that JAX transforms once, as jax.jit does.",
+    ),
+    Setting(
+        "SNAPRT_STEADY_CHECK",
+        Kind(_count, "a number of calls; 0 for never"),
+        "How often a function in a steady scope is traced again, to see whether it has changed.",
+        default=100,
+    ),
     Setting(
         "SNAPRT_TRACE",
         FOLDER,

@@ -195,7 +195,7 @@ def listeners() -> Listeners:
 
 
 def run_followed(
-    executable: pending.Executable, run: Callable[..., _Results], args: Any, kwargs: Any
+    executable: pending.RecordedExecutable, run: Callable[..., _Results], args: Any, kwargs: Any
 ) -> _Results:
     """Return ``run(*args, **kwargs)``, an execution; tell whoever follows them of it."""
     tell = told()
@@ -217,7 +217,11 @@ def run_followed(
 
 
 def _run_shown(
-    executable: pending.Executable, run: Callable[..., _Results], /, *args: Any, **kwargs: Any
+    executable: pending.RecordedExecutable,
+    run: Callable[..., _Results],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> _Results:
     """Run what a profile is to show, with what joins it with snapshots and metrics."""
     named = {"graph": executable.graph_id, "program": executable.name, "step": steps_ended()}

@@ -69,6 +69,7 @@ class LazyTrace(jaxapi.Trace):
         self.holding: list[tuple[int, int]] = []
         self._dead: list[tuple[int, int]] = []
         self.fullgraph = False  # whether a cut is an error
+        self.steady = False  # whether functions that JAX transforms are traced once
         self.unseen_error: tuple[Any, Any] = (None, None)  # and of which array's buffer it was
         self.interruptions = 0  # goes up when what is recorded is not all that happens
         self._contexts: dict[Any, int] = {}

@@ -166,10 +166,12 @@ def _find(
 
 
 def _localize(case: Case, device: str | None, budget: float) -> Localization | None:
-    from snaprt_replay.localize.pipeline import Request, localize
+    from snaprt_replay.localize.pipeline import LocalizeRequest, localize
     from snaprt_replay.run.variants.variants import parse_variant
 
-    request = Request(suspect=None if device is None else parse_variant(device), budget=budget)
+    request = LocalizeRequest(
+        suspect=None if device is None else parse_variant(device), budget=budget
+    )
     try:
         return localize(case, request, tell=lambda line: output.log.print(tables.printable(line)))
     except SnaprtError as error:  # what was found before is worth a report

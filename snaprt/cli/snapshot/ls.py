@@ -40,7 +40,7 @@ _COLUMNS: Final = (
 
 
 @dataclass(frozen=True)
-class Row:
+class ExecutionRow:
     """What was recorded of one execution on one device; the keys of ``--json``."""
 
     files: Mapping[str, Path]  # by what they hold
@@ -130,7 +130,7 @@ def command(
     pattern = None if graph is None else _compiled(graph)
     steps, executions = _range(step), _range(execution)
 
-    def is_wanted(row: Row) -> bool:
+    def is_wanted(row: ExecutionRow) -> bool:
         return (
             (pattern is None or pattern.search(row.graph) is not None)
             and steps[0] <= row.step <= steps[1]
@@ -220,7 +220,7 @@ def _damaged_arrays(place: Path, files: Sequence[_Listed], check: bool) -> Itera
             yield f"cannot read an array that {file.path} needs: {error.filename}: {reason}"
 
 
-def _rows(files: Iterable[_Listed]) -> list[Row]:
+def _rows(files: Iterable[_Listed]) -> list[ExecutionRow]:
     pairs: dict[str, dict[str, _Listed]] = {}
     for file in files:
         role = file.manifest.execution.role
@@ -232,11 +232,11 @@ def _rows(files: Iterable[_Listed]) -> list[Row]:
     )
 
 
-def _row(pair: Mapping[str, _Listed]) -> Row:
+def _row(pair: Mapping[str, _Listed]) -> ExecutionRow:
     executions = [file.manifest.execution for file in pair.values()]
     first = executions[0]
     stored = {member: size for file in pair.values() for member, size in file.stored.items()}
-    return Row(
+    return ExecutionRow(
         files={role: file.path for role, file in pair.items()},
         graph=first.name,
         graph_id=first.graph_id,
@@ -262,7 +262,7 @@ def _types(file: _Listed | None) -> tuple[str, ...] | None:
     return tuple(tables.type_text(array.dtype, array.shape) for array in file.manifest.arrays)
 
 
-def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:
+def _show(rows: list[ExecutionRow], stored: int, stored_bytes: int) -> None:
     if rows:
         output.console.print(FittedTable(_COLUMNS, [_cells(row) for row in rows]))
     total = format_size(sum(row.file_bytes for row in rows))
@@ -273,7 +273,7 @@ def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:
         output.log.print(f"{stored} stored arrays, {format_size(stored_bytes)}")
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: ExecutionRow) -> list[str]:
     return [
         shown.name(row.graph),
         "-" if row.step < 0 else str(row.step),

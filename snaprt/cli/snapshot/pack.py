@@ -39,7 +39,11 @@ _PATH: Final = click.Path(path_type=Path)
 @click.option("--replace", is_flag=True, help="Overwrite OUT if it exists.")
 @output.json_option
 def pack_command(
-    files: tuple[Path, ...], out: Path, kinds: Sequence[redact.Kind], replace: bool, as_json: bool
+    files: tuple[Path, ...],
+    out: Path,
+    kinds: Sequence[redact.RedactionKind],
+    replace: bool,
+    as_json: bool,
 ) -> None:
     """Pack recorded executions into one file: inputs, outputs, all devices, stored arrays.
 

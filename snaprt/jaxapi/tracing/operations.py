@@ -76,12 +76,16 @@ def names_within(primitive: Any, params: Mapping[str, Any]) -> Iterator[str]:
             yield from names_within(equation.primitive, equation.params)
 
 
+#: Source files of snaprt whose jitted functions stand for a part of the user's, not for a call.
+files_of_parts: set[str] = set()
+
+
 def is_call_of_users_jit(primitive: Any, params: Mapping[str, Any]) -> bool:
     """Return whether an operation is a call of a jitted function that is not one of JAX's own."""
     if primitive is not _pjit.jit_p:
         return False
     file = params["jaxpr"].jaxpr.debug_info.func_filename
-    return file is None or not file.startswith(_JAX_FOLDER)
+    return file is None or not (file.startswith(_JAX_FOLDER) or file in files_of_parts)
 
 
 def unpackable_function(primitive: Any, params: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import snaprt
 from snaprt.errors import UsageError
-from snaprt.torch import device_names, modules, scope, traced, xla_imports
+from snaprt.torch import device_names, modules, scope, tensors, traced, xla_imports
 from snaprt.torch.tensors import Tensor
 from snaprt.torch.xla.absent import refuse
 from snaprt.torch.xla.backend import refuse_copies
@@ -267,11 +267,32 @@ class _Xla(TorchFunctionMode):
 
 
 def name_device_xla() -> None:
-    """Let ``xla`` name the device in this thread: ``tensor.to("xla")``."""
+    """Let ``xla`` name the device: in this thread, and in all that start from here on."""
     follow_moves()
+    tensors.set_device("xla")
     library: Any = torch
     library.set_default_device = _setting_default(torch.set_default_device)
+    thread: Any = threading.Thread
+    thread.start = _starting(thread.start)
     _Xla().__enter__()
+
+
+def _starting(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """Return `Thread.start`, which names the device in the thread: modes belong to threads."""
+
+    @functools.wraps(original)
+    def start(self: threading.Thread) -> None:
+        run = self.run
+
+        def named() -> None:
+            vars(self).pop("run", None)  # it refers to the thread
+            with _Xla():
+                run()
+
+        self.run = named  # type: ignore[method-assign]
+        original(self)
+
+    return start
 
 
 def _setting_default(original: Callable[..., None]) -> Callable[..., None]:
@@ -279,6 +300,6 @@ def _setting_default(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def set_default_device(device: Any) -> None:
-        original(scope.device() if device_names.means_ours(device) else device)
+        original("jax" if device_names.means_ours(device) else device)
 
     return set_default_device
