@@ -174,7 +174,7 @@ class Tensor(torch.Tensor):
             _GRADIENT.__set__(self, gradient)
 
     @grad.deleter
-    def grad(self) -> None:
+    def grad(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self.grad = None
 
     @property

@@ -67,10 +67,8 @@ class Static:
             return False
         if self.value is other.value:
             return True
-        kind: Any = type(self.value)
-        if type(other.value) is not kind or not _compares(kind):
-            return False
-        return bool(self.value == other.value)
+        kind: Any = type(other.value)
+        return _compares(kind) and type(self.value) is kind and bool(self.value == other.value)
 
     def __hash__(self) -> int:
         return hash(type(self.value))
