@@ -174,8 +174,8 @@ class Tensor(torch.Tensor):
             _GRADIENT.__set__(self, gradient)
 
     @grad.deleter
-    def grad(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.grad = None
+    def grad(self) -> None:
+        self.grad = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @property
     def is_meta(self) -> bool:  # type: ignore[override]
