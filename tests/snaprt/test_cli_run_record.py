@@ -158,3 +158,20 @@ def test_flags_that_xla_does_not_know_are_an_error_with_status_2(tmp_path: Path)
     shown = run(*RUN, "--record", "--", folder=tmp_path, XLA_FLAGS="--xla_nope=1")
     assert shown.returncode == 2
     assert shown.stderr.startswith("error: XLA does not know --xla_nope in XLA_FLAGS")
+
+
+REPLACES_ITSELF = """
+import os, sys, jax
+jax.devices()
+jax.jit(lambda x: x * 2 + len(sys.argv))(1.0)
+if len(sys.argv) == 3:
+    os.execv(sys.executable, [sys.executable, __file__])
+os._exit(7)
+"""
+
+
+def test_what_ran_before_a_process_is_replaced_or_left_at_once_is_recorded(tmp_path: Path):
+    options = (*RUN, "--record", "--dump", "dump")
+    shown = run(*options, folder=tmp_path, source=REPLACES_ITSELF)
+    assert shown.returncode == 7, shown.stderr
+    assert len(recorded(tmp_path / "dump")) == 2

@@ -7,6 +7,7 @@ where the recorder begins in another, signals are left alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -99,6 +100,21 @@ def before_terminated(
     _flushes.append(flush)
     _unfinished.append(is_unfinished)
     return True
+
+
+def before_replaced(flush: Callable[[], object]) -> None:
+    """Call ``flush`` before ``os.exec*`` and ``os._exit``, where Python calls no exit handlers."""
+    for name in ("execv", "execve", "_exit"):  # the other six call one of these
+        setattr(os, name, _after(flush, getattr(os, name)))
+
+
+def _after(flush: Callable[[], object], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def flush_and_call(*args: Any, **kwargs: Any) -> Any:
+        flush()
+        return function(*args, **kwargs)
+
+    return flush_and_call
 
 
 def _is_unfinished() -> bool:

@@ -37,6 +37,7 @@ from snaprt.snapshot.recorder.conditions import (
 )
 from snaprt.snapshot.recorder.describe import Cause, error_text
 from snaprt.snapshot.recorder.failures import (
+    before_replaced,
     before_terminated,
     is_recorded,
     listen_for_uncaught_errors,
@@ -414,12 +415,17 @@ class Recorder:
         if not self._is_flushed_by_worker:
             self._is_flushed_by_worker = True
             _flush_as_worker_ends(self)
+            before_replaced(self._replaced)
             multiprocessing.util.register_after_fork(self, _flush_as_worker_ends)
 
     def _terminated(self) -> None:
         end_state("terminated")
         self.writer.end()
         self._outcomes.sharing.leave()
+
+    def _replaced(self) -> None:
+        self._watch.look()
+        self.writer.end()
 
     def _meet(self, executable: RecordedExecutable) -> _Seen:
         return self._seen.setdefault(executable.number, _Seen(executable.name))
