@@ -30,7 +30,7 @@ from snaprt.torch.tensors import (
     to_cpu,
     write,
 )
-from snaprt.torch.traced import NO_STATE, Traced, autocast_type, on_device
+from snaprt.torch.traced import NO_STATE, Traced, autocast_type, drawing_by, on_device
 
 _MAX_KINDS: Final = 4096
 _kinds: dict[Any, Traced] = {}
@@ -125,6 +125,11 @@ def _run(
     if isinstance(out, torch.Tensor):
         rest = {name: value for name, value in kwargs.items() if name != "out"}
         return _copy(out, _run(func, args, rest, below_autograd=below_autograd))
+    generator = kwargs.get("generator")
+    if generator is not None:
+        rest = {name: value for name, value in kwargs.items() if name != "generator"}
+        with drawing_by(generator):
+            return _run(func, args, rest, below_autograd=below_autograd)
     if func in _ARITHMETIC:
         args = [scalar(a) if type(a) is float else a for a in args]
         kwargs = {name: scalar(a) if type(a) is float else a for name, a in kwargs.items()}
@@ -475,7 +480,8 @@ FACTORIES: Final[dict[str, Callable[..., Any]]] = {
         )
         for name, overload in (
             *(("arange", ""), ("arange", "start"), ("arange", "start_step")),
-            *(("linspace", ""), ("logspace", ""), ("eye", ""), ("eye", "m"), ("randperm", "")),
+            *(("linspace", ""), ("logspace", ""), ("eye", ""), ("eye", "m")),
+            *(("randperm", ""), ("randperm", "generator")),
             *(("tril_indices", ""), ("triu_indices", "")),
         )
     },

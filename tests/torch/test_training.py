@@ -531,3 +531,22 @@ def test_a_compiled_step_is_traced_once_while_gradients_remain() -> None:
     accumulate(x)
     assert gradient.tolist() == [[34, 34, 34]]
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_generator_of_the_device_makes_the_numbers_of_its_seed() -> None:
+    device = snaprt.torch.device()
+    generator = torch.Generator(device=device)
+    assert generator.device == device
+    assert isinstance(torch.default_generator, torch.Generator)
+    assert torch.Generator().device.type == "cpu"
+
+    def draw(seed: int) -> list[Any]:
+        generator.manual_seed(seed)
+        x = torch.rand(3, generator=generator, device=device)
+        chosen = torch.multinomial(x, 2, generator=generator)
+        order = torch.randperm(5, generator=generator, device=device)
+        return [*x.normal_(generator=generator).tolist(), *chosen.tolist(), *order.tolist()]
+
+    before = torch.get_rng_state()
+    assert draw(1) == draw(1) != draw(2)
+    assert torch.equal(torch.get_rng_state(), before)
