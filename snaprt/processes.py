@@ -12,7 +12,7 @@ from snaprt import settings
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """Which process of a job this is.
 
     Attributes:
@@ -32,7 +32,7 @@ class Place:
     run: str
 
 
-def place_in_job() -> Place:
+def place_in_job() -> ProcessPlace:
     """Return which process of a job this is, without starting a backend of JAX.
 
     The rank is JAX's number of the process where JAX knows of several: a launcher may set RANK per
@@ -46,7 +46,7 @@ def place_in_job() -> Place:
         told: int | None = settings.get("RANK")
         rank = process if told is None else told
         processes = settings.get("WORLD_SIZE") or 1
-    return Place(rank, process, processes, socket.gethostname(), os.getpid(), run_mark())
+    return ProcessPlace(rank, process, processes, socket.gethostname(), os.getpid(), run_mark())
 
 
 _run_marks: dict[int, str] = {}  # process id to mark: a forked child has one of its own

@@ -38,7 +38,7 @@ _IN_VAIN: Final = b"nothing stored\n"
 
 
 @dataclass
-class Role:
+class LockRole:
     """What a caller is to do about a program that was not in the cache.
 
     Attributes:
@@ -83,7 +83,7 @@ class Flight:
         watch_forks(self)
 
     @contextlib.contextmanager
-    def lead(self, digest: str, is_stored: Callable[[], bool]) -> Iterator[Role]:
+    def lead(self, digest: str, is_stored: Callable[[], bool]) -> Iterator[LockRole]:
         """Enter as the leader of a key, or when there is nothing more to wait for.
 
         Args:
@@ -103,13 +103,13 @@ class Flight:
         finally:
             self.leave(digest, lock, in_vain=in_vain)
 
-    def join(self, digest: str, is_stored: Callable[[], bool]) -> tuple[Role, int | None]:
+    def join(self, digest: str, is_stored: Callable[[], bool]) -> tuple[LockRole, int | None]:
         """Return the caller's role, and the lock to hand to ``leave`` when it has compiled.
 
         As ``lead``, for callers that compile elsewhere than inside a ``with`` statement.
         """
         if self._wait_seconds <= 0:
-            return Role(leader=False), None
+            return LockRole(leader=False), None
         wait = _Wait(digest, self._wait_seconds, self._report_after)
         try:
             lock = self._acquire(digest, wait, is_stored)
@@ -124,7 +124,7 @@ class Flight:
         if wait.has_waited and self._on_event is not None:
             self._on_event(WAIT, 1)
             self._on_event(WAIT_SECONDS, seconds)
-        return Role(leader=lock is not None, waited_seconds=seconds), lock
+        return LockRole(leader=lock is not None, waited_seconds=seconds), lock
 
     def leave(self, digest: str, lock: int | None, *, in_vain: bool) -> None:
         """Let the others go on.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 from urllib.parse import urlsplit
 
 from snaprt_cache.errors import LOGGER, CacheError
+from snaprt_cache.reports import OnEvent
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
@@ -64,8 +65,6 @@ _REMEMBERED_NAMES: Final = 4096
 # What may wait in memory: a program compiles faster than a slow link takes its blobs.
 MAX_WAITING_BLOBS: Final = 1_000
 MAX_WAITING_BYTES: Final = 256 << 20
-
-OnEvent = Callable[[str, float], None]
 
 
 class Tier(Protocol):

@@ -20,7 +20,7 @@ from snaprt_cache.errors import CacheError
 
 import snaprt
 from snaprt import settings
-from snaprt.cli import output
+from snaprt.cli import output, progress
 from snaprt.errors import SnaprtError
 
 SCHEMA: Final = "snaprt.doctor"
@@ -32,7 +32,7 @@ NOT_TRIED: Final = "not tried"
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One thing to try.
 
     Attributes:
@@ -49,7 +49,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What came of a check: its state (ok, failed, not tried), what was found, what to do."""
 
     name: str
@@ -217,51 +217,52 @@ def _snapshots(folder: Path) -> list[Path]:
 _REPORT: Final = "This should work wherever JAX works. Please report it with the lines above."
 _CACHE_HINT: Final = "Set SNAPRT_CACHE_DIR to a directory of your own on a local disk."
 
-CHECKS: Final[tuple[Check, ...]] = (
-    Check(
+CHECKS: Final[tuple[DoctorCheck, ...]] = (
+    DoctorCheck(
         "versions", _versions, hint="Install snaprt with pip, which installs its dependencies too."
     ),
-    Check("settings", _settings, hint="See `snaprt help environment`."),
-    Check(
+    DoctorCheck("settings", _settings, hint="See `snaprt help environment`."),
+    DoctorCheck(
         "write access",
         _write_access,
         hint="Use an existing, writable directory with free space; set TMPDIR for temporary files.",
         needs=("settings",),
     ),
-    Check(
+    DoctorCheck(
         "devices",
         _devices,
         hint="Check JAX_PLATFORMS, and that the jaxlib plugin for your accelerator is installed.",
     ),
-    Check("cache directory", _cache_directory, hint=_CACHE_HINT, needs=("settings",)),
-    Check("sqlite", _sqlite, hint=_CACHE_HINT, needs=("cache directory",)),
-    Check("compile", _compile, hint=_REPORT, needs=("devices", "settings")),
-    Check("execution", _execution, hint=_REPORT, needs=("compile",)),
-    Check("snapshot", _snapshot, hint=_REPORT, needs=("execution",)),
-    Check("replay", _replay, hint=_REPORT, needs=("snapshot",)),
+    DoctorCheck("cache directory", _cache_directory, hint=_CACHE_HINT, needs=("settings",)),
+    DoctorCheck("sqlite", _sqlite, hint=_CACHE_HINT, needs=("cache directory",)),
+    DoctorCheck("compile", _compile, hint=_REPORT, needs=("devices", "settings")),
+    DoctorCheck("execution", _execution, hint=_REPORT, needs=("compile",)),
+    DoctorCheck("snapshot", _snapshot, hint=_REPORT, needs=("execution",)),
+    DoctorCheck("replay", _replay, hint=_REPORT, needs=("snapshot",)),
 )
 
 
-def examine(folder: Path) -> list[Finding]:
+def examine(folder: Path, tell: Callable[[int, int], None] = lambda *_: None) -> list[CheckResult]:
     """Run all checks, in ``folder`` where they need one, and return what came of each."""
-    findings: dict[str, Finding] = {}
+    findings: dict[str, CheckResult] = {}
     for check in CHECKS:
+        tell(len(findings), len(CHECKS))
         missing = [name for name in check.needs if findings[name].state != OK]
         if missing:
-            finding = Finding(check.name, NOT_TRIED, f"needs: {', '.join(missing)}", "")
+            finding = CheckResult(check.name, NOT_TRIED, f"needs: {', '.join(missing)}", "")
         else:
             finding = _try(check, folder)
         findings[check.name] = finding
     return list(findings.values())
 
 
-def _try(check: Check, folder: Path) -> Finding:
+def _try(check: DoctorCheck, folder: Path) -> CheckResult:
     try:
-        return Finding(check.name, OK, check.run(folder), "")
+        return CheckResult(check.name, OK, check.run(folder), "")
     except (SnaprtError, CacheError) as error:
-        return Finding(check.name, FAILED, error.message, error.hint or check.hint)
+        return CheckResult(check.name, FAILED, error.message, error.hint or check.hint)
     except Exception as error:  # Whatever is wrong here, the other checks are still worth trying.
-        return Finding(check.name, FAILED, f"{type(error).__name__}: {error}", check.hint)
+        return CheckResult(check.name, FAILED, f"{type(error).__name__}: {error}", check.hint)
 
 
 @click.command("doctor")
@@ -279,8 +280,11 @@ def command(context: click.Context, as_json: bool) -> None:
       snaprt doctor
       snaprt doctor --json
     """
-    with tempfile.TemporaryDirectory(prefix="snaprt-doctor-") as folder:
-        findings = examine(Path(folder))
+    with (
+        tempfile.TemporaryDirectory(prefix="snaprt-doctor-") as folder,
+        progress.showing("checking") as line,
+    ):
+        findings = examine(Path(folder), line.done)
     is_well = all(finding.state == OK for finding in findings)
     if as_json:
         output.emit_json(SCHEMA, VERSION, {"ok": is_well, "checks": findings})
@@ -292,7 +296,7 @@ def command(context: click.Context, as_json: bool) -> None:
 _STYLES: Final = {OK: "green", FAILED: "bold red", NOT_TRIED: "yellow"}
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(findings: list[CheckResult]) -> None:
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         line = Text.assemble(

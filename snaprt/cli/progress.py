@@ -18,7 +18,7 @@ from snaprt.cli import output
 AFTER_SECONDS: Final = 2.0
 
 
-class Progress:
+class ProgressLine:
     """What the line says.
 
     Args:
@@ -42,7 +42,7 @@ class Progress:
 
 
 @contextlib.contextmanager
-def showing(what: str) -> Iterator[Progress]:
+def showing(what: str) -> Iterator[ProgressLine]:
     """Show a line on stderr for as long as this lasts, once it has lasted two seconds.
 
     Where stderr is no terminal, nothing is shown. Lines printed meanwhile stay above it.
@@ -50,7 +50,7 @@ def showing(what: str) -> Iterator[Progress]:
     Args:
         what: What the command does, such as ``packing``.
     """
-    progress = Progress(what)
+    progress = ProgressLine(what)
     if not output.log.is_terminal:
         yield progress
         return

@@ -32,7 +32,7 @@ _SETTLING_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
-class Mode:
+class TriageMode:
     """One way to run the program.
 
     Attributes:
@@ -51,28 +51,28 @@ class Mode:
 _BY_OPERATION: Final = {"SYNC_TENSORS_OPBYOP": "1", "GET_TENSORS_OPBYOP": "1"}
 
 #: Each mode adds one thing to the one before it.
-MODES: Final[tuple[Mode, ...]] = (
-    Mode(
+MODES: Final[tuple[TriageMode, ...]] = (
+    TriageMode(
         "eager",
         ("--no-lazy",),
         "The program fails without the lazy runtime, too: look for the fault in the program or in "
         "JAX. `snaprt run --record --when error` records the execution that fails.",
     ),
-    Mode(
+    TriageMode(
         "op by op",
         ("--lazy",),
         "Recording is at fault: each operation ran as a program of its own. Please report it, with "
         "`snaprt bundle`; `snaprt run --no-lazy` avoids it.",
         _BY_OPERATION,
     ),
-    Mode(
+    TriageMode(
         "lazy, not optimized",
         ("--lazy",),
         "A graph of several operations is at fault, even without XLA's optimizations: "
         "`snaprt run --lazy --when error` records it, and `snaprt minify` makes it small.",
         {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
     ),
-    Mode(
+    TriageMode(
         "lazy",
         ("--lazy",),
         "XLA's optimizations are at fault, or rounding that they change: record the step with "
@@ -83,7 +83,7 @@ MODES: Final[tuple[Mode, ...]] = (
 
 
 @dataclass(frozen=True)
-class Run:
+class TriageRun:
     """What came of a run: ``ok``, ``failed`` or ``timeout``, and the last line it printed."""
 
     mode: str
@@ -94,8 +94,11 @@ class Run:
 
 
 def run_mode(
-    mode: Mode, program: Sequence[str], fails_if: re.Pattern[str] | None, timeout: float | None
-) -> Run:
+    mode: TriageMode,
+    program: Sequence[str],
+    fails_if: re.Pattern[str] | None,
+    timeout: float | None,
+) -> TriageRun:
     """Run a program in a process of its own; what it prints is kept, and searched.
 
     Args:
@@ -136,10 +139,12 @@ def run_mode(
     is_failed = process.returncode != 0 or found is not None
     result = TIMEOUT if is_late else FAILED if is_failed else OK
     last = found or (lines[-1] if lines else "")
-    return Run(mode.name, result, None if is_late else process.returncode, seconds, last.strip())
+    return TriageRun(
+        mode.name, result, None if is_late else process.returncode, seconds, last.strip()
+    )
 
 
-def _environment(mode: Mode) -> dict[str, str]:
+def _environment(mode: TriageMode) -> dict[str, str]:
     environment = {
         name: value for name, value in os.environ.items() if name not in _BY_OPERATION
     } | dict(mode.variables)
@@ -214,7 +219,7 @@ def command(
     context.exit(output.EXIT_OK if first is None else output.EXIT_MISMATCH)
 
 
-def _show(runs: Sequence[Run], first: Mode | None) -> None:
+def _show(runs: Sequence[TriageRun], first: TriageMode | None) -> None:
     table = Table(box=None, pad_edge=False)
     for head in ("mode", "result", "status"):
         table.add_column(head)

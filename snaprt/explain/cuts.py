@@ -96,7 +96,7 @@ class AtOnceRecord:
         return describe_break(self.cause).advice
 
 
-Event = CutRecord | AtOnceRecord
+GraphBreakEvent = CutRecord | AtOnceRecord
 
 
 class Collector(Subscriber):
@@ -109,7 +109,7 @@ class Collector(Subscriber):
     """
 
     def __init__(
-        self, take: Callable[[Event], None], names: Mapping[int, str] | None = None
+        self, take: Callable[[GraphBreakEvent], None], names: Mapping[int, str] | None = None
     ) -> None:
         self.at_steps = "mark_step"
         self._take = take
@@ -146,7 +146,7 @@ class Collector(Subscriber):
 
 
 @dataclass(frozen=True)
-class Row:
+class GraphBreakRow:
     """What happened at one place of a program for one cause, once or several times."""
 
     cause: str  # see `CutRecord` and `AtOnceRecord`
@@ -160,7 +160,7 @@ class Row:
     compiled: int  # how many of the graphs were compiled for it
     loaded: int  # how many were loaded from the compile cache
 
-    def plus(self, other: Row) -> Row:
+    def plus(self, other: GraphBreakRow) -> GraphBreakRow:
         """Return this row with what happened at the same place another time."""
         return replace(
             self,
@@ -174,13 +174,13 @@ class Row:
         )
 
 
-def row_of(event: Event) -> Row:
+def row_of(event: GraphBreakEvent) -> GraphBreakRow:
     """Return the row of one event."""
     if isinstance(event, AtOnceRecord):
-        return Row(event.cause, event.name, event.place, 1, 0, 0, 0, 0, 0, 0)
+        return GraphBreakRow(event.cause, event.name, event.place, 1, 0, 0, 0, 0, 0, 0)
     origins = [graph.origin for graph in event.graphs]
     operations = event.operations
-    return Row(
+    return GraphBreakRow(
         cause=event.cause,
         operation="",
         place=event.place,
@@ -194,14 +194,14 @@ def row_of(event: Event) -> Row:
     )
 
 
-class Rows:
+class GraphBreakRows:
     """Rows of all that happened, by place, in the order of their first time."""
 
     def __init__(self) -> None:
-        self._rows: dict[Any, Row] = {}
+        self._rows: dict[Any, GraphBreakRow] = {}
         self._lock = threading.Lock()
 
-    def add(self, event: Event) -> None:
+    def add(self, event: GraphBreakEvent) -> None:
         """Add what happened."""
         row = row_of(event)
         key = (row.place, row.cause, row.operation)
@@ -209,7 +209,7 @@ class Rows:
             known = self._rows.get(key)
             self._rows[key] = row if known is None else known.plus(row)
 
-    def __call__(self) -> tuple[Row, ...]:
+    def __call__(self) -> tuple[GraphBreakRow, ...]:
         """Return them."""
         return tuple(self._rows.values())
 
@@ -223,7 +223,7 @@ class Explanation:
         result: The result of the function.
     """
 
-    events: tuple[Event, ...]
+    events: tuple[GraphBreakEvent, ...]
     result: Any = None
 
     @property
@@ -255,7 +255,7 @@ class Explanation:
         return explain_rows([row_of(event) for event in self.events])
 
 
-def explain_rows(rows: Iterable[Row]) -> str:
+def explain_rows(rows: Iterable[GraphBreakRow]) -> str:
     """Return a table of what happened where, and what to write instead."""
     rows = list(rows)
     cells = [_HEAD, *map(_cells, rows)]
@@ -277,7 +277,7 @@ def explain_rows(rows: Iterable[Row]) -> str:
 _HEAD: Final = ("times", "operations", "new graphs", "cause", "where")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: GraphBreakRow) -> tuple[str, ...]:
     if row.operation:
         return (
             str(row.times),
@@ -292,8 +292,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     return str(row.times), operations, new, row.cause, jaxapi.place_text(row.place)
 
 
-def _summary(rows: Iterable[Row]) -> str:
-    total = Row("", "", None, 0, 0, 0, 0, 0, 0, 0)
+def _summary(rows: Iterable[GraphBreakRow]) -> str:
+    total = GraphBreakRow("", "", None, 0, 0, 0, 0, 0, 0, 0)
     alone = 0
     for row in rows:
         total = total.plus(row)
@@ -329,7 +329,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         >>> print(explained.result)
         [1. 2. 3.]
     """
-    events: list[Event] = []
+    events: list[GraphBreakEvent] = []
     collector = Collector(events.append, argument_names(function, args, kwargs))
     with lazy():
         mark_step()

@@ -20,7 +20,7 @@ from snaprt.runtime.graph_breaks import count_text
 from snaprt.trace.array import LazyArray
 
 # Of what a program's input is told apart by.
-Kind = tuple[Any, Any, bool]
+InputKind = tuple[Any, Any, bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Outline:
     operations: tuple[OutlinedOperation, ...]
     names: tuple[str, ...]
     wiring: tuple[tuple[tuple[int, int], ...], ...]  # see `snaprt.graph.program.Program`
-    inputs: tuple[Kind, ...]  # abstract value, sharding and whether it is committed, of each
+    inputs: tuple[InputKind, ...]  # abstract value, sharding and whether it is committed, of each
     literals: tuple[Literal, ...]
     promoted: frozenset[int]  # those that are arguments, for their values vary
     outputs: tuple[tuple[int, int], ...]  # ``(operation, result)`` of each

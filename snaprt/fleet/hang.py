@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from snaprt.fleet.hang_files import Dump, Execution, Frame
+from snaprt.fleet.hang_files import Dump, DumpedExecution, DumpedFrame
 from snaprt.snapshot.recorder.states import RankState, place_text
 from snaprt.units import format_duration, format_spans
 
@@ -31,7 +31,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingRank:
     """A rank that wrote nothing.
 
     Attributes:
@@ -46,7 +46,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Row:
+class HangRow:
     """What a table shows of a rank.
 
     Attributes:
@@ -87,8 +87,8 @@ class Conclusion:
     headline: str
     advice: str
     groups: tuple[Group, ...]
-    missing: tuple[Missing, ...]
-    rows: tuple[Row, ...]
+    missing: tuple[MissingRank, ...]
+    rows: tuple[HangRow, ...]
 
 
 def conclude(dumps: Sequence[Dump], states: Iterable[RankState] = ()) -> Conclusion:
@@ -156,32 +156,32 @@ def _does(dump: Dump, *, counts_steps: bool) -> str:
     return f"is at {_position(last, counts_steps)} of {last.name}, in Python{at}"
 
 
-def _position(execution: Execution, counts_steps: bool) -> str:
+def _position(execution: DumpedExecution, counts_steps: bool) -> str:
     return f"step {execution.step}" if counts_steps else f"execution {execution.execution}"
 
 
-def _place(frame: Frame | None) -> str:
+def _place(frame: DumpedFrame | None) -> str:
     return "" if frame is None else f"{PurePath(frame.filename).name}:{frame.line}"
 
 
 def _missing(
     rank: int, states: Mapping[int, RankState], time: float, *, counts_steps: bool
-) -> Missing:
+) -> MissingRank:
     state = states.get(rank)
     if state is None:
-        return Missing(rank, "", has_finished=False)
+        return MissingRank(rank, "", has_finished=False)
     if state.ended == "finished":
-        return Missing(rank, "its program has ended", has_finished=True)
+        return MissingRank(rank, "its program has ended", has_finished=True)
     if state.ended:
-        return Missing(rank, f"its program has ended with {state.ended}", has_finished=False)
+        return MissingRank(rank, f"its program has ended with {state.ended}", has_finished=False)
     number = f"step {state.step}" if counts_steps else f"execution {state.execution}"
     at = f"{number} of {state.program}" if state.program else "no execution"
     before = format_duration(max(0.0, time - state.time))
     where = f", {PurePath(state.where).name}" if state.where else ""
-    return Missing(rank, f"{before} before, it was at {at}{where}", has_finished=False)
+    return MissingRank(rank, f"{before} before, it was at {at}{where}", has_finished=False)
 
 
-def _headline(groups: Sequence[Group], missing: Sequence[Missing], count: int) -> str:
+def _headline(groups: Sequence[Group], missing: Sequence[MissingRank], count: int) -> str:
     parts = []
     for absent in missing:
         has = "has ended its program" if absent.has_finished else "wrote nothing"
@@ -210,7 +210,7 @@ def _of_group(group: Group, *, is_rest: bool, count: int) -> str:
 _PLURALS: Final = {"waits": "wait", "compiles": "compile", "is": "are", "died": "died"}
 
 
-def _advice(dumps: Sequence[Dump], groups: Sequence[Group], missing: Sequence[Missing]) -> str:
+def _advice(dumps: Sequence[Dump], groups: Sequence[Group], missing: Sequence[MissingRank]) -> str:
     waiting = [dump for dump in dumps if dump.waits_for is not None and dump.state == "waiting"]
     programs: dict[tuple[str, int], set[str]] = {}
     for dump in waiting:
@@ -229,9 +229,9 @@ def _advice(dumps: Sequence[Dump], groups: Sequence[Group], missing: Sequence[Mi
     return ""
 
 
-def _row(dump: Dump, *, counts_steps: bool) -> Row:
+def _row(dump: Dump, *, counts_steps: bool) -> HangRow:
     last = dump.waits_for or (dump.executions[-1] if dump.executions else None)
-    return Row(
+    return HangRow(
         rank=dump.rank,
         host=dump.host,
         state=dump.state,

@@ -9,20 +9,20 @@ from typing import Final, Literal
 import msgspec
 
 from snaprt.errors import UsageError
-from snaprt.processes import Place
+from snaprt.processes import ProcessPlace
 
 SCHEMA: Final = "snaprt.hang"
 VERSION: Final = 1
 
 _MOST_BYTES: Final = 1 << 26
 
-State = Literal["waiting", "compiling", "python", "stuck", "died"]
+RankActivity = Literal["waiting", "compiling", "python", "stuck", "died"]
 """``waiting``: an execution has not ended; ``compiling``; ``python``: neither, so the program is in
 Python; ``stuck``: its Python does not run; ``died``: a fatal signal ended it."""
 
 
 @dataclass(frozen=True)
-class Frame:
+class DumpedFrame:
     """A frame of a stack: of Python, or native with line 0."""
 
     name: str
@@ -31,10 +31,10 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Thread:
+class DumpedThread:
     """A thread and its frames, innermost first."""
 
-    frames: tuple[Frame, ...]
+    frames: tuple[DumpedFrame, ...]
     thread_name: str | None = ""
     os_thread_id: int | None = None
     active: bool | None = None
@@ -42,7 +42,7 @@ class Thread:
 
 
 @dataclass(frozen=True)
-class Execution:
+class DumpedExecution:
     """One of the last executions of a process."""
 
     name: str
@@ -62,7 +62,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Dump(Place):
+class Dump(ProcessPlace):
     """What one process wrote of itself, or had written of it.
 
     Attributes:
@@ -86,14 +86,14 @@ class Dump(Place):
     limit: float
     time: float
     quiet: float
-    state: State
+    state: RankActivity
     compiling: str
     since: float
     steps: int
-    where: Frame | None
-    executions: tuple[Execution, ...]
-    waits_for: Execution | None
-    threads: tuple[Thread, ...] = ()
+    where: DumpedFrame | None
+    executions: tuple[DumpedExecution, ...]
+    waits_for: DumpedExecution | None
+    threads: tuple[DumpedThread, ...] = ()
     is_native: bool = False
     note: str = ""
     collectives: tuple[Collective, ...] = field(default=())

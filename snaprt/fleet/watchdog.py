@@ -29,7 +29,7 @@ from snaprt import jaxapi, settings, stacks
 from snaprt.fleet.bystander import claim_hang, dump_file, hang_folder, hang_number, write_json
 from snaprt.fleet.hang_files import SCHEMA, VERSION
 from snaprt.graph.program import Program
-from snaprt.processes import Place, place_in_job
+from snaprt.processes import ProcessPlace, place_in_job
 from snaprt.runtime.events import Compilation, Cut, Subscriber, subscribe
 from snaprt.runtime.jit import follow_process
 from snaprt.snapshot.recorder.flags import dump_folder_of
@@ -176,7 +176,7 @@ class Watchdog:
                 return
             self._dump(place, f"no execution or step has ended for {format_duration(self._limit)}")
 
-    def _tell_status(self, place: Place) -> None:
+    def _tell_status(self, place: ProcessPlace) -> None:
         where = stacks.user_frame(stacks.main_thread_frames())
         now = self._progress.changes, where
         if now == self._told:
@@ -199,7 +199,7 @@ class Watchdog:
 
     # The dump.
 
-    def _status(self, place: Place) -> dict[str, Any]:
+    def _status(self, place: ProcessPlace) -> dict[str, Any]:
         """Return what a dump says of this process, but for its cause and its stacks."""
         progress = self._progress
         oldest = progress.oldest()
@@ -227,7 +227,7 @@ class Watchdog:
             "waits_for": None if oldest is None else _described(oldest),
         }
 
-    def _dump(self, place: Place, cause: str) -> None:
+    def _dump(self, place: ProcessPlace, cause: str) -> None:
         progress = self._progress
         at = progress.progressed
         number = claim_hang(self._folder, self._known)

@@ -109,11 +109,11 @@ def _parameter_key(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return _Identity(value)
+        return Identity(value)
     return value
 
 
-class _Identity:
+class Identity:
     """Equal to what stands for the same living object; does not keep an array alive."""
 
     __slots__ = ("address", "referent")
@@ -129,7 +129,7 @@ class _Identity:
         return self.address
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Identity):
+        if not isinstance(other, Identity):
             return False
         referent = self.referent()
         return referent is not None and referent is other.referent()
@@ -188,7 +188,7 @@ def _jaxpr_structure(closed: Any) -> Any:
 def _constant_key(value: Any) -> Any:
     if jaxapi.host_literal(value):
         return (type(value), jaxapi.typeof(value), jaxapi.literal_bytes(value))
-    return _Identity(value)
+    return Identity(value)
 
 
 _CONVERSIONS: dict[type, Callable[[Any], Any]] = {

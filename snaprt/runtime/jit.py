@@ -408,10 +408,16 @@ class _Watcher:
                 executable, like = known
                 call = _Call(executable, None, (function, args, kwargs, like))
             changed = self._changed(call)
-            if changed is not None:
-                results = call.flat().unflatten(self._run_changed(changed))
-            else:
-                results = self._run(call, function.again, args, kwargs)
+            try:
+                if changed is not None:
+                    results = call.flat().unflatten(self._run_changed(changed))
+                else:
+                    results = self._run(call, function.again, args, kwargs)
+            except Exception as error:
+                if jaxapi.forbidden_value(error) is None:
+                    raise
+                # jax_debug_nans: for the user's own program, JAX finds the operation, and names it.
+                results = function.again(*args, **kwargs)
             if function.first is None:
                 self._met[fun] = executable.number
             elif flat is not None:

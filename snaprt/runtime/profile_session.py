@@ -23,7 +23,7 @@ from snaprt.graph.program import Program
 from snaprt.processes import place_in_job, run_mark
 from snaprt.runtime.events import Cut, Subscriber, subscribe, unsubscribe
 from snaprt.runtime.jit import follow_process
-from snaprt.snapshot.recorder.pending import Executable
+from snaprt.snapshot.recorder.pending import RecordedExecutable
 from snaprt.snapshot.recorder.progress import tell_of_each
 from snaprt.snapshot.recorder.writer import afresh_in_children
 
@@ -114,7 +114,7 @@ class ProfileSession(Subscriber):
             ):
                 self._stop()
 
-    def _executing(self, executable: Executable) -> None:
+    def _executing(self, executable: RecordedExecutable) -> None:
         """Count an execution that is about to begin."""
         if self._steps is None or self._state == "over":
             return
@@ -132,7 +132,7 @@ class ProfileSession(Subscriber):
                 if self._program == executable.number:
                     self._stop()
 
-    def _count_executions(self, executable: Executable) -> None:
+    def _count_executions(self, executable: RecordedExecutable) -> None:
         self._program = executable.number
         self._tell(
             f"the program has marked no step: the profile counts executions of {executable.name}"

@@ -26,7 +26,7 @@ from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder.conditions import Moment
 from snaprt.snapshot.recorder.describe import Cause, contents, describe, error_text
-from snaprt.snapshot.recorder.pending import Executable, HeldExecution
+from snaprt.snapshot.recorder.pending import HeldExecution, RecordedExecutable
 from snaprt.snapshot.recorder.plan import Plan, steps_ended
 
 Stage = Literal["compile", "run"]
@@ -77,7 +77,10 @@ def wait_for_failure(results: Any) -> None:
 
 
 def after_failure(
-    stage: Stage, program: Executable, inputs: Sequence[Any], error: BaseException | None = None
+    stage: Stage,
+    program: RecordedExecutable,
+    inputs: Sequence[Any],
+    error: BaseException | None = None,
 ) -> Path | None:
     """Save a program that failed and what it was called with, and have it minified if asked for.
 
@@ -100,7 +103,7 @@ def after_failure(
     return snapshot.parent
 
 
-def after_run(program: Executable, inputs: Sequence[Any]) -> None:
+def after_run(program: RecordedExecutable, inputs: Sequence[Any]) -> None:
     """At level 4, compare a program that has run for the first time with its operations alone."""
     if level("compile") < COMPARE or program.number in _compared:
         return
@@ -171,7 +174,9 @@ def _say(what: str) -> None:
     print(f"snaprt: {what}", file=sys.stderr, flush=True)
 
 
-def _save(program: Executable, inputs: Sequence[Any], error: BaseException | None) -> Path | None:
+def _save(
+    program: RecordedExecutable, inputs: Sequence[Any], error: BaseException | None
+) -> Path | None:
     """Write the snapshot, once for each graph; a failure to do so must not hide the first one."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", program.name)[:80]
     path = settings.get("SNAPRT_REPRO_DIR") / f"{name}.{program.graph_id}" / SNAPSHOT_NAME
@@ -187,7 +192,7 @@ def _save(program: Executable, inputs: Sequence[Any], error: BaseException | Non
 
 
 def _contents(
-    folder: Path, program: Executable, inputs: Sequence[Any], error: BaseException | None
+    folder: Path, program: RecordedExecutable, inputs: Sequence[Any], error: BaseException | None
 ) -> schema.Contents:
     device = program.devices[0]
     rank = jax.process_index()

@@ -19,7 +19,11 @@ import threading
 from typing import Protocol
 
 from snaprt import jaxapi, settings
-from snaprt.snapshot.recorder.pending import Executable, donate_unannounced, is_anything_held
+from snaprt.snapshot.recorder.pending import (
+    RecordedExecutable,
+    donate_unannounced,
+    is_anything_held,
+)
 from snaprt.snapshot.recorder.plan import Plan, current_plan, steps_ended, tell_at_step
 from snaprt.snapshot.recorder.progress import is_watched_closely, watched
 from snaprt.snapshot.recorder.record import Resting
@@ -36,7 +40,7 @@ class Function(Protocol):
     """A jitted function, some of whose calls may rest."""
 
     @property
-    def rests(self) -> Executable | None:
+    def rests(self) -> RecordedExecutable | None:
         """What they run."""
         ...
 

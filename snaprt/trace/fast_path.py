@@ -378,6 +378,15 @@ def _with_statics(name: str, general: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def _power(self: Any, exponent: Any) -> Any:
+    """Return the power; JAX looks at the exponent's value, which a Python scalar's key has."""
+    if _current.value is not self._trace or type(exponent) not in _SCALARS:
+        return _general_power(self, exponent)
+    call = functools.partial(_general_power, self, exponent)
+    key = ("__pow__", _scalar_wire(type(exponent), exponent))
+    return _follow(self._trace, key, self, call)
+
+
 _STATIC = frozenset({int, str, type(None), type(Ellipsis), type, np.dtype, type(jax.numpy.float32)})
 
 
@@ -426,7 +435,6 @@ def follow_jit(
     return jaxapi.NOT_KNOWN, learn, arguments
 
 
-# Not `**`, of which JAX looks at the exponent's value.
 _BINARY = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "and", "or", "xor"),
     *("lshift", "rshift"),
@@ -440,6 +448,8 @@ _METHODS = (
 
 for _name in (*_BINARY, *(f"r{name}" for name in _BINARY), *_COMPARISONS):
     setattr(LazyArray, f"__{_name}__", _binary(f"__{_name}__"))
+_general_power: Any = LazyArray.__pow__
+LazyArray.__pow__ = _power
 for _name in (*_UNARY, "__getitem__", *_METHODS):
     setattr(LazyArray, _name, _with_statics(_name, getattr(LazyArray, _name)))
 LazyArray.T = property(_with_statics("T", LazyArray.T.fget))

@@ -69,6 +69,7 @@ class LazyTrace(jaxapi.Trace):
         self.holding: list[tuple[int, int]] = []
         self._dead: list[tuple[int, int]] = []
         self.fullgraph = False  # whether a cut is an error
+        self.steady = False  # whether functions that JAX transforms are traced once
         self.unseen_error: tuple[Any, Any] = (None, None)  # and of which array's buffer it was
         self.interruptions = 0  # goes up when what is recorded is not all that happens
         self._contexts: dict[Any, int] = {}
@@ -81,6 +82,7 @@ class LazyTrace(jaxapi.Trace):
         self.pacer = Pacer()
         self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
         self._effectful = effectful
+        self.unpacked: set[str] = set()  # the jitted functions of which no call is an operation
 
     def __eq__(self, other: object) -> bool:
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
@@ -188,6 +190,8 @@ class LazyTrace(jaxapi.Trace):
         """Record one operation and return its results as lazy arrays."""
         if self.recording.point.stop is not None:
             self.cut_where_due()
+        if self.unpacked and jaxapi.unpackable_function(primitive, params) in self.unpacked:
+            return jaxapi.run_unpacked(self, params, args)
         if self.pacer.stands_alone(primitive, params) and self.runs_alone():
             self.cut_for_call = self.recording.point
             self.cut_before_call()

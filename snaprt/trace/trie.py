@@ -20,8 +20,11 @@ from snaprt.graph.program import Literal, Placement
 #: A path is looked at each time it has grown by this many operations: see `LazyTrace`.
 GRANULARITY = 1024
 
-#: How many shortcuts and how many plans one point keeps.
-MAX_SHORTCUTS = 64
+#: How many shortcuts one point keeps. Calls that record nothing, such as `astype` to the type that
+#: an array has, lead to where they began: a step may make one for each of its parameters.
+MAX_SHORTCUTS = 4096
+
+#: How many plans one point keeps.
 MAX_PLANS = 64
 
 #: How many arrays from outside are known again.

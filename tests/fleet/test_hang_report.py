@@ -14,17 +14,19 @@ from snaprt.fleet.hang import conclude
 from snaprt.fleet.hang_files import (
     Collective,
     Dump,
-    Execution,
-    Frame,
-    Thread,
+    DumpedExecution,
+    DumpedFrame,
+    DumpedThread,
     is_hang,
     read_dumps,
 )
 from snaprt.snapshot.recorder.states import RankState, read_states
 
 
-def execution(number: int, *, ended: bool = True, graph_id: str = "1" * 16) -> Execution:
-    return Execution("train_step", graph_id, number, number, 90.0, "ended" if ended else "called")
+def execution(number: int, *, ended: bool = True, graph_id: str = "1" * 16) -> DumpedExecution:
+    return DumpedExecution(
+        "train_step", graph_id, number, number, 90.0, "ended" if ended else "called"
+    )
 
 
 def waiting(rank: int, number: int, *, count: int = 4, graph_id: str = "1" * 16) -> Dump:
@@ -44,10 +46,10 @@ def waiting(rank: int, number: int, *, count: int = 4, graph_id: str = "1" * 16)
         compiling="",
         since=90.0,
         steps=number,
-        where=Frame("<module>", "/job/train.py", 30),
+        where=DumpedFrame("<module>", "/job/train.py", 30),
         executions=(execution(number - 1), under_way),
         waits_for=under_way,
-        threads=(Thread((Frame("<module>", "/job/train.py", 30),), "MainThread"),),
+        threads=(DumpedThread((DumpedFrame("<module>", "/job/train.py", 30),), "MainThread"),),
         collectives=(Collective("all-reduce.3", "all-reduce"),),
     )
 
@@ -57,7 +59,7 @@ def in_python(rank: int, number: int, *, count: int = 4) -> Dump:
         waiting(rank, number, count=count),
         state="python",
         since=0.0,
-        where=Frame("load", "/job/data.py", 88),
+        where=DumpedFrame("load", "/job/data.py", 88),
         executions=(execution(number),),
         waits_for=None,
         collectives=(),

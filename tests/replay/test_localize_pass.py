@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from snaprt_replay.load.load import load
 from snaprt_replay.localize.findings import Localization
-from snaprt_replay.localize.pipeline import Request, localize
+from snaprt_replay.localize.pipeline import LocalizeRequest, localize
 from snaprt_replay.run.variants.variants import parse_variant
 
 from snaprt import jaxapi
@@ -57,7 +57,7 @@ def localize_with_pass(
 
     def run(needed: set[str]) -> Localization:
         (tmp_path / "sitecustomize.py").write_text(WRONG_PASS.format(NEEDED=needed))
-        request = Request(parse_variant(f"python={environment}"), parse_variant("cpu"))
+        request = LocalizeRequest(parse_variant(f"python={environment}"), parse_variant("cpu"))
         return localize(load(program, random_seed=0), request)
 
     return run

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from snaprt_replay.compare.verdict import LIMIT, Evidence, Judgement, Yardstick, judge
 from snaprt_replay.load.load import load
-from snaprt_replay.run.jobs import STABLEHLO, Job
+from snaprt_replay.run.jobs import STABLEHLO, ReplayJob
 from snaprt_replay.run.variants.variants import compile_only
-from snaprt_replay.run.work import Event, perform
+from snaprt_replay.run.work import WorkEvent, perform
 
 from snaprt import jaxapi
 from snaprt.cli.main import main
@@ -232,8 +232,8 @@ def test_compiling_only_asks_xla_for_the_optimized_modules_once(
 
     monkeypatch.setattr(jaxapi, "compile_module", counted)
     case = load(next(iter(modules.values())))
-    job = Job(compile_only("cpu", {}), case.stablehlo, (), form=STABLEHLO)
-    told: list[Event] = []
+    job = ReplayJob(compile_only("cpu", {}), case.stablehlo, (), form=STABLEHLO)
+    told: list[WorkEvent] = []
     perform(job, told.append)
     report = told[0]["report"]
     assert report["hlo"].startswith("HloModule")

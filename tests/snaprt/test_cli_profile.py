@@ -11,7 +11,7 @@ from programs import SNAPRT, run_program
 
 from snaprt.cli import main as cli
 from snaprt.cli import output
-from snaprt.cli.profile.read import Event, HostProfile
+from snaprt.cli.profile.read import HostProfile, ProfileEvent
 from snaprt.cli.profile.summary import Gap, summarize
 from snaprt.cli.run import launch
 
@@ -163,9 +163,11 @@ def test_launch_hands_the_steps_to_each_process_as_they_are_written() -> None:
     assert ("--profile-steps", "3-5") in given
 
 
-def operation(name: str, start: float, end: float, program: str = "f", run: int = 1) -> Event:
+def operation(
+    name: str, start: float, end: float, program: str = "f", run: int = 1
+) -> ProfileEvent:
     values = {"hlo_op": name, "hlo_module": program, "program_id": 7, "run_id": run}
-    return Event(name, start, end, 1, values)
+    return ProfileEvent(name, start, end, 1, values)
 
 
 def test_an_operation_does_not_have_the_time_of_those_inside_it() -> None:
@@ -188,10 +190,10 @@ def test_a_gap_names_what_the_host_did_in_most_of_it() -> None:
         "host",
         operations=[operation("a", 0, 10), operation("b", 110, 120), operation("c", 180, 190)],
         host_events=[
-            Event("not the thread that starts programs", 0, 200, 3, {}),
-            Event("snaprt:execute", 5, 100, 2, {}),
-            Event("PjitFunction(f)", 20, 90, 2, {}),
-            Event("load data", 120, 140, 2, {}),
+            ProfileEvent("not the thread that starts programs", 0, 200, 3, {}),
+            ProfileEvent("snaprt:execute", 5, 100, 2, {}),
+            ProfileEvent("PjitFunction(f)", 20, 90, 2, {}),
+            ProfileEvent("load data", 120, 140, 2, {}),
         ],
     )
     assert summarize(profile).gaps == (
@@ -208,7 +210,7 @@ def test_graph_ids_are_told_of_names_that_stand_for_one_program() -> None:
         Path("host.xplane.pb"),
         "host",
         operations=[operation("a", 0, 1, name) for name in names],
-        host_events=[Event("snaprt:execute", 0, 1, 2, values) for values in spans],
+        host_events=[ProfileEvent("snaprt:execute", 0, 1, 2, values) for values in spans],
     )
     ids = {program.module: program.graph_id for program in summarize(profile).programs}
     assert ids == {

@@ -7,7 +7,7 @@ import pytest
 from counting import counting
 
 import snaprt
-from snaprt.explain.cuts import Rows, explain_rows
+from snaprt.explain.cuts import GraphBreakRows, explain_rows
 from snaprt.runtime.graph_breaks import BREAKS, describe_break
 from snaprt.trace.array import READ_METHODS, READ_PROPERTIES
 
@@ -80,7 +80,7 @@ def test_the_text_has_a_line_for_each_cut_and_the_advice_once():
 
 
 def test_cuts_at_one_place_are_folded_for_a_whole_run():
-    rows = Rows()
+    rows = GraphBreakRows()
     for event in snaprt.explain(lambda: [float((X + i).sum()) for i in range(4)]).events:
         rows.add(event)
     (row,) = rows()

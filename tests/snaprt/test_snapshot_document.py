@@ -18,7 +18,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "snapshot-format.m
 @pytest.mark.parametrize(
     "kind",
     [
-        *(schema.Execution, schema.DeviceRecord, schema.MemberRecord, schema.ArrayRecord),
+        *(schema.ExecutionRecord, schema.DeviceRecord, schema.MemberRecord, schema.ArrayRecord),
         *(schema.Manifest, schema.ShardingRecord, schema.Proof, schema.TraceErrorRecord),
         schema.RecheckRecord,
     ],
@@ -42,7 +42,7 @@ def test_the_code_in_the_document_reads_a_snapshot(tmp_path: Path) -> None:
     from snaprt.snapshot.format.write import write_snapshot
 
     device = schema.DeviceRecord("cpu", "cpu", 0, 0)
-    execution = schema.Execution(
+    execution = schema.ExecutionRecord(
         role="inputs", name="g", graph_id="0" * 16, process=0, executable=0, device_index=0,
         execution_count=0, step=0, time=0.0, device=device, devices=(device,),
         platform_version="", versions={}, xla_flags="", environment={}, jax_config={},

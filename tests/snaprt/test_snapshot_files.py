@@ -26,7 +26,7 @@ from snaprt.snapshot.format.read import open_snapshot, sibling_inputs, sibling_o
 from snaprt.snapshot.format.write import write_snapshot
 
 DEVICE = schema.DeviceRecord("cpu", "cpu", 0, 0)
-EXECUTION = schema.Execution(
+EXECUTION = schema.ExecutionRecord(
     role="inputs",
     name="train_step",
     graph_id="0123456789abcdef",

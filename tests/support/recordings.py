@@ -35,7 +35,7 @@ def record(
         arguments: The arrays by the names that the snapshot gives them.
         output_names: Names of the results; by default out0, out1, ...
         store: Keeps the arrays.
-        fields: Of ``schema.Execution``, in place of the usual ones.
+        fields: Of ``schema.ExecutionRecord``, in place of the usual ones.
     """
     inputs = list(arguments.values())
     lowered = jax.jit(function, keep_unused=True).lower(*inputs)
@@ -47,7 +47,7 @@ def record(
         jaxapi.hlo_proto(lowered),
         jaxapi.compile_options([device]).SerializeAsString(),
     )
-    execution = schema.Execution(
+    execution = schema.ExecutionRecord(
         role="inputs",
         name=getattr(function, "__name__", "function"),
         graph_id="0123456789abcdef",

@@ -22,9 +22,9 @@ from snaprt_replay.report.model import (
     Headline,
     Neighborhood,
     Report,
-    Run,
-    Side,
+    RunRecord,
     SourceExcerpt,
+    TrialSide,
 )
 
 #: Each breaks out of something: an element, an attribute, a script, a template, a line, a terminal.
@@ -85,11 +85,14 @@ def sample_report(name: str = "loss") -> Report:
         headline=Headline("bad", "MISMATCH", f"1 of 2 outputs differ: {name}"),
         format="snaprt snapshot",
         module=name,
-        runs={"replay": Run(name, name, 0.5, (0.01,))},
+        runs={"replay": RunRecord(name, name, 0.5, (0.01,))},
         environment=(Fact(name, name, "1"), Fact("python", "3.11", "3.12"), Fact("jax", "1", "1")),
         warnings=(name,),
         notes=(name,),
-        sides=(Side("A", name, "ok", "within rounding", 0.5), Side("B", name, "bad", "wrong", 9.0)),
+        sides=(
+            TrialSide("A", name, "ok", "within rounding", 0.5),
+            TrialSide("B", name, "bad", "wrong", 9.0),
+        ),
         comparison=comparison,
         grids=grids,
         localization=found,

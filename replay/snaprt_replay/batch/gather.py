@@ -31,9 +31,9 @@ from snaprt_replay.report.model import (
     ErrorGrid,
     Headline,
     Report,
-    Run,
-    Side,
+    RunRecord,
     Status,
+    TrialSide,
     facts,
     verdict_word,
 )
@@ -279,9 +279,9 @@ def of_failure(path: Path, error: SnaprtError) -> Report:
     return Report(str(path), headline, error.hint, commands=_commands(path, ()))
 
 
-def _run(ran: PlayResult | Outcome, isolated: bool = True) -> Run:
+def _run(ran: PlayResult | Outcome, isolated: bool = True) -> RunRecord:
     failure = ran.failure if isinstance(ran, Outcome) else None
-    return Run(
+    return RunRecord(
         device=ran.device,
         device_kind=ran.environment.get("device_kind", ""),
         compile_seconds=ran.compile_seconds,
@@ -321,14 +321,14 @@ def _grids(
     )
 
 
-def _side(letter: str, judged: SideJudgement, outcome: Outcome) -> Side:
+def _side(letter: str, judged: SideJudgement, outcome: Outcome) -> TrialSide:
     if judged.failure:
-        return Side(letter, judged.name, "failed", "failed", reason=judged.failure)
+        return TrialSide(letter, judged.name, "failed", "failed", reason=judged.failure)
     if judged.wrong:
-        return Side(letter, judged.name, "bad", "wrong", judged.score, outcome.device)
+        return TrialSide(letter, judged.name, "bad", "wrong", judged.score, outcome.device)
     if not judged.outputs:
-        return Side(letter, judged.name, "caution", "not judged", None, outcome.device)
-    return Side(letter, judged.name, "ok", "within rounding", judged.score, outcome.device)
+        return TrialSide(letter, judged.name, "caution", "not judged", None, outcome.device)
+    return TrialSide(letter, judged.name, "ok", "within rounding", judged.score, outcome.device)
 
 
 def _sides(found: Localization) -> tuple[str, ...]:

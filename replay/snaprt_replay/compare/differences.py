@@ -14,7 +14,7 @@ from pathlib import Path
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.format.read import open_snapshot
-from snaprt.snapshot.format.schema import Execution
+from snaprt.snapshot.format.schema import ExecutionRecord
 from snaprt_replay.compare.compare import compare_arrays
 from snaprt_replay.compare.results import IDENTICAL, OutputComparison
 from snaprt_replay.compare.tolerance import ToleranceRequest
@@ -139,7 +139,7 @@ def _facts(case: Case) -> Mapping[str, str]:
     return _facts_of_execution(open_snapshot(case.path).manifest.execution)
 
 
-def _facts_of_execution(execution: Execution) -> Mapping[str, str]:
+def _facts_of_execution(execution: ExecutionRecord) -> Mapping[str, str]:
     kinds = [device.kind for device in execution.devices]
     return {
         "graph": execution.graph_id,

@@ -228,7 +228,7 @@ def _expectations(outputs: Sequence[NamedArray]) -> list[tuple[str, str, float, 
 
 
 @dataclass(frozen=True)
-class Form:
+class ExportFormat:
     """One form in which an execution can be written.
 
     Attributes:
@@ -244,14 +244,16 @@ class Form:
     help: str
 
 
-FORMS: Final[Mapping[str, Form]] = {
-    "hlo-snapshot": Form(write_hlo_snapshot, True, True, "XLA's HloSnapshot, for run_hlo_module"),
-    "npz": Form(write_npz, True, False, "the arrays, for numpy.load"),
-    "safetensors": Form(write_safetensors, True, False, "the arrays, as safetensors"),
-    "stablehlo": Form(
+FORMS: Final[Mapping[str, ExportFormat]] = {
+    "hlo-snapshot": ExportFormat(
+        write_hlo_snapshot, True, True, "XLA's HloSnapshot, for run_hlo_module"
+    ),
+    "npz": ExportFormat(write_npz, True, False, "the arrays, for numpy.load"),
+    "safetensors": ExportFormat(write_safetensors, True, False, "the arrays, as safetensors"),
+    "stablehlo": ExportFormat(
         _write_stablehlo, False, False, "the module: text for FILE.mlir, else bytecode"
     ),
-    "python": Form(
+    "python": ExportFormat(
         write_script,
         True,
         True,

@@ -39,7 +39,7 @@ from snaprt_replay.load.snapshots import readable_module
 
 
 @dataclass(frozen=True, eq=False)
-class Contents:
+class FileContents:
     """What is in a file."""
 
     path: Path
@@ -84,7 +84,7 @@ class Contents:
             ) from error
 
 
-def read(path: str | Path) -> Contents:
+def read(path: str | Path) -> FileContents:
     """Open a file to look into it.
 
     Raises:
@@ -99,7 +99,7 @@ def read(path: str | Path) -> Contents:
     return _of_case(load(path))
 
 
-def _of_pack(pack: Path) -> Contents:
+def _of_pack(pack: Path) -> FileContents:
     """Show both sides of the one execution in a packed file, on its first device."""
     first = open_snapshot(only_execution(pack))
     sides = [one for one in (first.path, sibling_outputs(first.path)) if one is not None]
@@ -115,7 +115,7 @@ def _of_pack(pack: Path) -> Contents:
     )
 
 
-def _of_snapshot(file: SnapshotFile) -> Contents:
+def _of_snapshot(file: SnapshotFile) -> FileContents:
     execution, proof = file.manifest.execution, file.manifest.proof
     when = datetime.datetime.fromtimestamp(execution.time).astimezone()
     facts = {
@@ -156,7 +156,7 @@ def _of_snapshot(file: SnapshotFile) -> Contents:
         for name in file.array_names:
             yield execution.role, NamedArray(name, file.array(name))
 
-    return Contents(
+    return FileContents(
         path=file.path,
         format=sniff.SNAPSHOT,
         name=execution.name,
@@ -195,7 +195,7 @@ def _pairs(values: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def _of_case(case: Case) -> Contents:
+def _of_case(case: Case) -> FileContents:
     print_hlo = _ORIGINAL_HLO.get(case.format)
 
     def arrays() -> Iterator[tuple[Role, NamedArray]]:
@@ -204,7 +204,7 @@ def _of_case(case: Case) -> Contents:
         for array in case.outputs or ():
             yield "outputs", array
 
-    return Contents(
+    return FileContents(
         path=case.path,
         format=case.format,
         name=case.name,

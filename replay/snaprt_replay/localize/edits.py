@@ -583,7 +583,7 @@ MOST_NAMED = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Proof:
+class EditProof:
     """What came of putting operations of the reference into the suspect's program.
 
     Args:
@@ -608,7 +608,7 @@ def prove(
     inputs: Sequence[np.ndarray],
     outputs: Values,
     reference: Values,
-) -> Proof:
+) -> EditProof:
     """Find the fewest operations that the difference of two programs goes with.
 
     Args:
@@ -629,7 +629,7 @@ def prove(
     after = trial.error(found)
     is_proven = bool(found) and after <= 1.0
     named = found if is_proven else edits[:MOST_NAMED]
-    return Proof(tuple(named), is_proven, before, after, len(edits) - len(named))
+    return EditProof(tuple(named), is_proven, before, after, len(edits) - len(named))
 
 
 def whole(side: Side, inputs: Sequence[np.ndarray]) -> Order:

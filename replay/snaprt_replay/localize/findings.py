@@ -18,7 +18,9 @@ from snaprt_replay.compare.results import json_ready, read_as
 SCHEMA = "snaprt.localize"
 SCHEMA_VERSION = 1
 
-Kind = Literal["instruction", "interaction", "amplification", "candidates", "nothing", "unfinished"]
+FindingKind = Literal[
+    "instruction", "interaction", "amplification", "candidates", "nothing", "unfinished"
+]
 """What a localization ends with.
 
 ``instruction``: this instruction goes wrong on inputs that are right. ``interaction``: these few do
@@ -108,7 +110,7 @@ class Localization:
     """Where two sides of one program start to differ.
 
     Args:
-        kind: See `Kind`.
+        kind: See `FindingKind`.
         sentence: The answer, for a person.
         suspect: The side that is looked at.
         reference: The side that it is compared with; empty where NaN and Inf were looked for.
@@ -129,7 +131,7 @@ class Localization:
         notes: What the reader should know.
     """
 
-    kind: Kind
+    kind: FindingKind
     sentence: str
     suspect: str
     reference: str
@@ -262,7 +264,7 @@ def _span(found: Localization) -> str:
     return f"the {len(places)} instructions {place_text(places[0])} to {place_text(places[-1])}"
 
 
-_SENTENCES: Final[Mapping[Kind, Callable[[Localization], str]]] = {
+_SENTENCES: Final[Mapping[FindingKind, Callable[[Localization], str]]] = {
     "instruction": _instruction,
     "interaction": _interaction,
     "amplification": _amplification,

@@ -21,7 +21,7 @@ from snaprt_replay.localize.search import COARSE_REGIONS, REGIONS, known_at, pie
 from snaprt_replay.localize.session import Session, Values
 from snaprt_replay.localize.sides import (
     MOST_ITERATIONS,
-    Frame,
+    ComputationFrame,
     branch_taken,
     called_with,
     frame_of,
@@ -72,7 +72,7 @@ class Origin:
         return all(is_finite(array) for _, array in self.operands)
 
 
-def first_origin(session: Session, frame: Frame, outputs: Values) -> Origin | None:
+def first_origin(session: Session, frame: ComputationFrame, outputs: Values) -> Origin | None:
     """Return the operation at which what is not finite in a program's outputs begins.
 
     None if it comes in with the inputs or the constants.
@@ -104,7 +104,7 @@ def no_origin_sentence(suspect: str, nonfinite: bool) -> str:
     )
 
 
-def _all(frame: Frame) -> Region:
+def _all(frame: ComputationFrame) -> Region:
     return Region(0, len(frame.line.order))
 
 
@@ -115,7 +115,12 @@ class _Search:
     made: str
 
     def inside(
-        self, frame: Frame, region: Region, known: Values, before: str = "", most: int = 0
+        self,
+        frame: ComputationFrame,
+        region: Region,
+        known: Values,
+        before: str = "",
+        most: int = 0,
     ) -> Origin | None:
         """Return the first origin in a region, before the instruction of a name if one is given."""
         line = frame.line
@@ -145,7 +150,7 @@ class _Search:
         return None
 
     def _at_one(
-        self, frame: Frame, region: Region, instruction: XlaMessage, known: Values
+        self, frame: ComputationFrame, region: Region, instruction: XlaMessage, known: Values
     ) -> Origin | None:
         piece = Piece((instruction.id, *instruction.operand_ids), frozenset(_ids(known)))
         (values,) = run_suspect(self.session, frame, [piece], [known])
@@ -171,8 +176,8 @@ class _Search:
 
 
 def _enter_loop(
-    search: _Search, frame: Frame, loop: XlaMessage, operands: Sequence[Values]
-) -> Frame | None:
+    search: _Search, frame: ComputationFrame, loop: XlaMessage, operands: Sequence[Values]
+) -> ComputationFrame | None:
     """Return the first iteration that makes what is bad of a state that is not."""
     state = operands[0]
     body, condition = (
@@ -195,8 +200,8 @@ def _enter_loop(
 
 
 def _enter_branch(
-    search: _Search, frame: Frame, conditional: XlaMessage, operands: Sequence[Values]
-) -> Frame | None:
+    search: _Search, frame: ComputationFrame, conditional: XlaMessage, operands: Sequence[Values]
+) -> ComputationFrame | None:
     number = branch_taken(conditional, operands[0])
     called = conditional.called_computation_ids[number]
     taken = [operands[number + 1]]
@@ -207,7 +212,7 @@ def _enter_branch(
 _ENTER = {"while": _enter_loop, "conditional": _enter_branch}
 
 
-def _result(session: Session, frame: Frame) -> Values:
+def _result(session: Session, frame: ComputationFrame) -> Values:
     (values,) = run_suspect(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
     return values
 
@@ -220,5 +225,5 @@ def _of(values: Values, instruction: int) -> Values:
     return {one: array for one, array in values.items() if one.instruction == instruction}
 
 
-def _named(frame: Frame, values: Values) -> list[tuple[str, np.ndarray]]:
+def _named(frame: ComputationFrame, values: Values) -> list[tuple[str, np.ndarray]]:
     return [(frame.line.by_id[one.instruction].name, array) for one, array in values.items()]

@@ -24,8 +24,8 @@ from snaprt_replay.localize import nonfinite
 from snaprt_replay.localize.alignment import aligned
 from snaprt_replay.localize.edits import MOST_NAMED, Edit, edits_between, prove, whole
 from snaprt_replay.localize.findings import (
+    FindingKind,
     InstructionPlace,
-    Kind,
     Localization,
     PassEffect,
     RegionError,
@@ -37,19 +37,19 @@ from snaprt_replay.localize.matching import ComputationDiff, count_matched, sign
 from snaprt_replay.localize.measure import difference, error_between
 from snaprt_replay.localize.program import FlatModule, flatten
 from snaprt_replay.localize.search import Found, Search, try_passes
-from snaprt_replay.localize.session import BudgetSpentError, Run, Session, Side, Values
-from snaprt_replay.localize.sides import Frame, Pair, frame_of
+from snaprt_replay.localize.session import BudgetSpentError, RunModule, Session, Side, Values
+from snaprt_replay.localize.sides import ComputationFrame, Pair, frame_of
 from snaprt_replay.run.player import check_playable, check_runs_on_one_device
 from snaprt_replay.run.variants.variants import Variant, parse_variant, with_options
 from snaprt_replay.run.workers import Workers
 
-Find = Literal["auto", "difference", "nonfinite"]
+SearchTarget = Literal["auto", "difference", "nonfinite"]
 _DEFAULT_REFERENCE = "f64"
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class LocalizeRequest:
     """What to localize, and how.
 
     Args:
@@ -65,7 +65,7 @@ class Request:
 
     suspect: Variant | None = None
     reference: Variant | None = None
-    find: Find = "auto"
+    find: SearchTarget = "auto"
     budget: float | None = None
     timeout: float = 120.0
     state: Path | None = None
@@ -73,7 +73,7 @@ class Request:
 
 def localize(
     case: Case,
-    request: Request | None = None,
+    request: LocalizeRequest | None = None,
     against: Case | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Localization:
@@ -81,7 +81,7 @@ def localize(
 
     Args:
         case: With inputs. The suspect side runs its module.
-        request: See `Request`.
+        request: See `LocalizeRequest`.
         against: Another case of the same program, whose module the reference side runs: edited, or
             recorded on another device. The inputs are those of the first.
         tell: Called with a line of progress.
@@ -91,7 +91,7 @@ def localize(
         SnapshotError: A module cannot be read.
         ExecutionError: A side fails on a part of the program.
     """
-    request = request or Request()
+    request = request or LocalizeRequest()
     check_playable(case, 1)
     check_runs_on_one_device(case)
     case, told = on_one_device(case)
@@ -108,7 +108,7 @@ def localize(
     with Workers(2, request.timeout) as workers:
 
         @functools.cache
-        def run(variant: Variant) -> Run:
+        def run(variant: Variant) -> RunModule:
             return _submitting(workers, with_options(variant, case.compiler_options))
 
         def side(variant: Variant, name: str, program: FlatModule) -> Side:
@@ -137,7 +137,7 @@ def search(
     session: Session,
     sides: tuple[Side, Side],
     inputs: Sequence[np.ndarray],
-    find: Find = "auto",
+    find: SearchTarget = "auto",
     vary: Callable[[str], Side] | None = None,
     recorded: Sequence[np.ndarray] | None = None,
 ) -> Localization:
@@ -147,7 +147,7 @@ def search(
         session: Runs them.
         sides: The suspect and the reference, of different names.
         inputs: The program's, in order.
-        find: See `Request`.
+        find: See `LocalizeRequest`.
         vary: Gives the suspect with an addition to its variant; None where it has none.
         recorded: The outputs that were recorded, to say which side gives them.
 
@@ -179,13 +179,13 @@ class _Task:
 
     session: Session
     sides: tuple[Side, Side]
-    frame: Frame
+    frame: ComputationFrame
     compared: ComputationDiff
     inputs: Sequence[np.ndarray]
 
 
 def _answer(
-    task: _Task, outputs: Pair, find: Find, vary: Callable[[str], Side] | None
+    task: _Task, outputs: Pair, find: SearchTarget, vary: Callable[[str], Side] | None
 ) -> Localization:
     differ = outputs.error() > 1.0
     if find == "nonfinite" or (find == "auto" and not differ and _is_nonfinite(outputs)):
@@ -237,7 +237,7 @@ def _between_programs(task: _Task, outputs: Pair, crossed: Values) -> Localizati
     """Localize a difference that two programs make, both run as the suspect is."""
     suspect = task.sides[0]
     proof = prove(task.session, suspect, task.compared, task.inputs, outputs.suspect, crossed)
-    kind: Kind = "candidates"
+    kind: FindingKind = "candidates"
     if proof.is_proven:
         kind = "instruction" if len(proof.edits) == 1 else "interaction"
     named, differences = _edited(proof.edits, proof.before)
@@ -300,7 +300,7 @@ def _runnable(variant: Variant | None) -> Variant | None:
     return variant
 
 
-def _submitting(workers: Workers, variant: Variant) -> Run:
+def _submitting(workers: Workers, variant: Variant) -> RunModule:
     return lambda module, inputs: workers.submit(variant, module, inputs)
 
 
@@ -376,7 +376,7 @@ def _output_differences(outputs: Pair) -> tuple[ValueDifference, ...]:
 
 
 def _notes_on_recorded(
-    frame: Frame, outputs: Pair, recorded: Sequence[np.ndarray] | None
+    frame: ComputationFrame, outputs: Pair, recorded: Sequence[np.ndarray] | None
 ) -> tuple[str, ...]:
     """Say which sides give what was recorded."""
     if recorded is None or len(recorded) != len(outputs.suspect):

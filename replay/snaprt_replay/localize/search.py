@@ -24,8 +24,8 @@ from snaprt.errors import ExecutionError
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Piece
 from snaprt_replay.localize.findings import (
+    FindingKind,
     InstructionPlace,
-    Kind,
     PassEffect,
     RegionError,
     ValueDifference,
@@ -35,8 +35,8 @@ from snaprt_replay.localize.program import Region, between, choose_cuts
 from snaprt_replay.localize.session import BudgetSpentError, Order, Session, Side, Values
 from snaprt_replay.localize.sides import (
     ENTER,
+    ComputationFrame,
     Enter,
-    Frame,
     Pair,
     run_both,
     run_clean,
@@ -66,7 +66,7 @@ class Found:
         error: The error they make, or carry where it is amplification.
     """
 
-    kind: Kind
+    kind: FindingKind
     places: tuple[InstructionPlace, ...]
     difference: tuple[ValueDifference, ...] = ()
     error: float = 0.0
@@ -76,7 +76,7 @@ class Found:
 class Healed:
     """A piece that goes wrong as a whole, but not when any cut is made in it."""
 
-    frame: Frame
+    frame: ComputationFrame
     piece: Piece
     known: Values
     whole: Pair
@@ -100,9 +100,9 @@ class Search:
     observer_effect: tuple[float, float] | None = None
     last: tuple[InstructionPlace, ...] = ()
     healed: Healed | None = None
-    innermost: tuple[Frame, Region, Values] | None = None
+    innermost: tuple[ComputationFrame, Region, Values] | None = None
 
-    def whole(self, frame: Frame, outputs: Pair) -> Found:
+    def whole(self, frame: ComputationFrame, outputs: Pair) -> Found:
         """Search a frame whose result differs.
 
         Args:
@@ -116,7 +116,7 @@ class Search:
             return Found("unfinished", self.last, error=outputs.error())
 
     def _inside(
-        self, frame: Frame, region: Region, known: Values, whole: Pair, depth: int
+        self, frame: ComputationFrame, region: Region, known: Values, whole: Pair, depth: int
     ) -> Found:
         """Search a region that goes wrong on the clean values `known`; `whole` is what it gave."""
         work = frame.line.work(region.start, region.stop)
@@ -159,7 +159,7 @@ class Search:
 
     def _tap(
         self,
-        frame: Frame,
+        frame: ComputationFrame,
         region: Region,
         known: Values,
         whole: Pair,
@@ -184,7 +184,9 @@ class Search:
                 return regions, carried
         return None
 
-    def _ways_to_cut(self, frame: Frame, region: Region, depth: int) -> Sequence[Sequence[int]]:
+    def _ways_to_cut(
+        self, frame: ComputationFrame, region: Region, depth: int
+    ) -> Sequence[Sequence[int]]:
         most = REGIONS if depth else COARSE_REGIONS
         ways = [choose_cuts(frame.line, frame.matching, region, most)]
         quarters = choose_cuts(frame.line, frame.matching, region, _FEWER[1])
@@ -192,7 +194,7 @@ class Search:
         return [way for index, way in enumerate(ways) if way and way not in ways[:index]]
 
     def _clean(
-        self, frame: Frame, regions: Sequence[Region], known: Values, carried: Pair
+        self, frame: ComputationFrame, regions: Sequence[Region], known: Values, carried: Pair
     ) -> list[Pair]:
         """Run each region alone on both sides, from the reference's values at its start."""
         pieces = [piece_of(frame, one, [one]) for one in regions]
@@ -200,7 +202,7 @@ class Search:
         return run_clean(self.session, frame, pieces, values)
 
     def _by_cutting(
-        self, frame: Frame, regions: Sequence[Region], known: Values, carried: Pair
+        self, frame: ComputationFrame, regions: Sequence[Region], known: Values, carried: Pair
     ) -> list[float]:
         """Return how far cutting alone takes the suspect from itself, region by region."""
         pieces = [piece_of(frame, one, [one]) for one in regions]
@@ -213,7 +215,7 @@ class Search:
     # --- where it ends ---
 
     def _at_one(
-        self, frame: Frame, region: Region, known: Values, whole: Pair, depth: int
+        self, frame: ComputationFrame, region: Region, known: Values, whole: Pair, depth: int
     ) -> Found:
         line = frame.line
         work = line.work(region.start, region.stop)
@@ -233,7 +235,9 @@ class Search:
         place = line.place(instruction, frame.names)
         return Found("instruction", (place,), _differences(frame, whole), whole.error())
 
-    def _among_sources(self, frame: Frame, sources: Sequence[XlaMessage]) -> Found | None:
+    def _among_sources(
+        self, frame: ComputationFrame, sources: Sequence[XlaMessage]
+    ) -> Found | None:
         """Look at what is made of constants alone, and is part of every region that uses it."""
         ids = tuple(one.id for one in sources if one.id in frame.matching)
         (pair,) = run_both(self.session, frame, [Piece(ids)], [frame.arguments])
@@ -247,7 +251,7 @@ class Search:
     def _enter(
         self,
         enter: Enter,
-        frame: Frame,
+        frame: ComputationFrame,
         instruction: XlaMessage,
         known: Values,
         depth: int,
@@ -266,7 +270,7 @@ class Search:
 
     def _amplifying(
         self,
-        frame: Frame,
+        frame: ComputationFrame,
         region: Region,
         regions: Sequence[Region],
         known: Values,
@@ -299,7 +303,7 @@ class Search:
 
     def _note(
         self,
-        frame: Frame,
+        frame: ComputationFrame,
         region: Region,
         regions: Sequence[Region],
         made: Sequence[Pair],
@@ -324,7 +328,7 @@ class Search:
                 )
             )
 
-    def _tell(self, frame: Frame, region: Region, what: str) -> None:
+    def _tell(self, frame: ComputationFrame, region: Region, what: str) -> None:
         left = len(frame.line.work(region.start, region.stop))
         rounds = max(1, math.ceil(math.log(max(left, 2), REGIONS)))
         session = self.session
@@ -340,13 +344,13 @@ def _at_fault(made: Sequence[float]) -> list[int]:
     return [index for index, error in enumerate(made) if error > max(1.0, largest * _CLEAR)]
 
 
-def piece_of(frame: Frame, region: Region, regions: Sequence[Region]) -> Piece:
+def piece_of(frame: ComputationFrame, region: Region, regions: Sequence[Region]) -> Piece:
     """Return a region as a piece that also gives what is live where its parts end."""
     results = [one for part in regions for one in frame.line.results(part.start, part.stop)]
     return Piece(tuple(dict.fromkeys(results)), frozenset(frame.line.live(region.start)))
 
 
-def known_at(frame: Frame, region: Region, known: Values, tapped: Values) -> Values:
+def known_at(frame: ComputationFrame, region: Region, known: Values, tapped: Values) -> Values:
     """Return the clean values at a region's start: what was known before, and what taps gave."""
     live = set(frame.line.live(region.start))
     return {
@@ -360,12 +364,12 @@ def known_at(frame: Frame, region: Region, known: Values, tapped: Values) -> Val
     }
 
 
-def _is_parameter(frame: Frame, instruction: int) -> bool:
+def _is_parameter(frame: ComputationFrame, instruction: int) -> bool:
     return frame.line.by_id[instruction].opcode == "parameter"
 
 
 def _operand_values(
-    session: Session, frame: Frame, instruction: XlaMessage, known: Values
+    session: Session, frame: ComputationFrame, instruction: XlaMessage, known: Values
 ) -> list[Values]:
     """Return the clean values of an instruction's operands, in order."""
     ids = tuple(dict.fromkeys(instruction.operand_ids))
@@ -377,7 +381,7 @@ def _operand_values(
     ]
 
 
-def _growth(frame: Frame, region: Region, carried: Pair) -> float:
+def _growth(frame: ComputationFrame, region: Region, carried: Pair) -> float:
     """Return how much larger the error is where a region ends than where it starts."""
     taken = frame.line.taken(region.start, region.stop)
     comes_in = carried.error(*taken) if taken else 0.0
@@ -391,7 +395,9 @@ def _inner_bounds(region: Region, steepest: Region, cuts: Sequence[int]) -> list
     return [one for one in bounds if region.start < one < region.stop]
 
 
-def _differences(frame: Frame, pair: Pair, *instructions: int) -> tuple[ValueDifference, ...]:
+def _differences(
+    frame: ComputationFrame, pair: Pair, *instructions: int
+) -> tuple[ValueDifference, ...]:
     """Compare what instructions gave, by default all, in words."""
     names: Mapping[int, str] = {one.id: one.name for one in frame.line.order}
     return tuple(
@@ -416,7 +422,7 @@ _NO_PASS: Final = "pipeline-start"
 
 def try_passes(
     session: Session,
-    frame: Frame,
+    frame: ComputationFrame,
     piece: Piece,
     known: Values,
     whole: Pair,

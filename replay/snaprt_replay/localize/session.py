@@ -30,7 +30,7 @@ Values = Mapping[Value, np.ndarray]
 """Arrays by the value of the computation that they are."""
 
 
-Run = Callable[[bytes, Sequence[np.ndarray]], "Future[Outcome]"]
+RunModule = Callable[[bytes, Sequence[np.ndarray]], "Future[Outcome]"]
 """Start a serialized HloModuleProto on inputs: `Workers.submit` with a variant, or another."""
 
 
@@ -46,7 +46,7 @@ class Side:
 
     name: str
     program: FlatModule
-    run: Run
+    run: RunModule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from snaprt_replay.localize.session import Order, Session, Side, Values
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Frame:
+class ComputationFrame:
     """One computation as it runs once: the program itself, one iteration of a loop, a branch.
 
     Args:
@@ -43,7 +43,7 @@ class Frame:
 
 def frame_of(
     sides: tuple[Side, Side], computation_ids: tuple[int, int], arguments: Sequence[Values]
-) -> Frame:
+) -> ComputationFrame:
     """Return the frame of two computations that take the same arguments.
 
     Args:
@@ -54,11 +54,13 @@ def frame_of(
     suspect, reference = (
         side.program.line(one) for side, one in zip(sides, computation_ids, strict=True)
     )
-    frame = Frame(sides, (suspect, reference), match(suspect, reference), (), {})
+    frame = ComputationFrame(sides, (suspect, reference), match(suspect, reference), (), {})
     return called_with(frame, (), arguments)
 
 
-def called_with(frame: Frame, names: tuple[str, ...], arguments: Sequence[Values]) -> Frame:
+def called_with(
+    frame: ComputationFrame, names: tuple[str, ...], arguments: Sequence[Values]
+) -> ComputationFrame:
     """Return a frame of the same computations at another time."""
     taken = parameters(frame.line.computation)
     values = {
@@ -103,21 +105,21 @@ class Pair:
 
 
 def run_suspect(
-    session: Session, frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]
+    session: Session, frame: ComputationFrame, pieces: Sequence[Piece], values: Sequence[Values]
 ) -> list[Values]:
     """Run pieces on the suspect side alone."""
     return session.run(_suspect_order(frame, pieces, values))[0]
 
 
 def run_reference(
-    session: Session, frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]
+    session: Session, frame: ComputationFrame, pieces: Sequence[Piece], values: Sequence[Values]
 ) -> list[Values]:
     """Run pieces on the reference side alone."""
     return _by_suspect(frame, session.run(_reference_order(frame, pieces, values))[0])
 
 
 def run_both(
-    session: Session, frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]
+    session: Session, frame: ComputationFrame, pieces: Sequence[Piece], values: Sequence[Values]
 ) -> list[Pair]:
     """Run the same pieces on both sides, from the same values."""
     got, right = session.run(
@@ -127,7 +129,7 @@ def run_both(
 
 
 def run_clean(
-    session: Session, frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]
+    session: Session, frame: ComputationFrame, pieces: Sequence[Piece], values: Sequence[Values]
 ) -> list[Pair]:
     """Run pieces on both sides, to see who makes an error that rounding does not explain.
 
@@ -145,11 +147,15 @@ def run_clean(
     ]
 
 
-def _suspect_order(frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]) -> Order:
+def _suspect_order(
+    frame: ComputationFrame, pieces: Sequence[Piece], values: Sequence[Values]
+) -> Order:
     return Order(frame.sides[0], frame.line, pieces, values)
 
 
-def _reference_order(frame: Frame, pieces: Sequence[Piece], values: Sequence[Values]) -> Order:
+def _reference_order(
+    frame: ComputationFrame, pieces: Sequence[Piece], values: Sequence[Values]
+) -> Order:
     there = frame.matching
     return Order(
         frame.sides[1],
@@ -172,7 +178,7 @@ def _reference_order(frame: Frame, pieces: Sequence[Piece], values: Sequence[Val
     )
 
 
-def _by_suspect(frame: Frame, results: Sequence[Values]) -> list[Values]:
+def _by_suspect(frame: ComputationFrame, results: Sequence[Values]) -> list[Values]:
     here: Mapping[int, int] = {other: one for one, other in frame.matching.items()}
     return [
         {Value(here[value.instruction], value.path): array for value, array in one.items()}
@@ -184,7 +190,10 @@ MOST_ITERATIONS: Final = 1000
 """How many iterations of a loop are looked at, from its start."""
 _TOLD_EVERY: Final = 50
 
-Enter = Callable[[Session, Frame, XlaMessage, Sequence[Values]], "tuple[Frame, Pair] | None"]
+Enter = Callable[
+    [Session, ComputationFrame, XlaMessage, Sequence[Values]],
+    "tuple[ComputationFrame, Pair] | None",
+]
 """Take an instruction and its operands' values; return the frame that goes wrong, and its result.
 
 None if none does.
@@ -192,15 +201,15 @@ None if none does.
 
 
 def enter_loop(
-    session: Session, frame: Frame, loop: XlaMessage, operands: Sequence[Values]
-) -> tuple[Frame, Pair] | None:
+    session: Session, frame: ComputationFrame, loop: XlaMessage, operands: Sequence[Values]
+) -> tuple[ComputationFrame, Pair] | None:
     """Return the first iteration, of body or condition, in which the suspect makes an error.
 
     Where no iteration makes one beyond its tolerance, it is that of the largest.
     """
     state = operands[0]
     body, condition = (frame_of(frame.sides, _called(frame, loop, one), [state]) for one in (0, 1))
-    worst: tuple[float, Frame, Pair] | None = None
+    worst: tuple[float, ComputationFrame, Pair] | None = None
     for number in range(MOST_ITERATIONS):
         if number % _TOLD_EVERY == 0:
             session.tell(f"iteration {number} of {loop.name}")
@@ -224,8 +233,8 @@ def enter_loop(
 
 
 def enter_branch(
-    session: Session, frame: Frame, conditional: XlaMessage, operands: Sequence[Values]
-) -> tuple[Frame, Pair] | None:
+    session: Session, frame: ComputationFrame, conditional: XlaMessage, operands: Sequence[Values]
+) -> tuple[ComputationFrame, Pair] | None:
     """Return the branch that was taken, if the suspect makes an error in it."""
     number = branch_taken(conditional, operands[0])
     names = (*frame.names, f"{conditional.name} branch {number}")
@@ -248,12 +257,12 @@ def branch_taken(conditional: XlaMessage, index: Values) -> int:
 ENTER: Final[Mapping[str, Enter]] = {"while": enter_loop, "conditional": enter_branch}
 
 
-def _called(frame: Frame, instruction: XlaMessage, number: int) -> tuple[int, int]:
+def _called(frame: ComputationFrame, instruction: XlaMessage, number: int) -> tuple[int, int]:
     other = frame.lines[1].by_id[frame.matching[instruction.id]]
     return instruction.called_computation_ids[number], other.called_computation_ids[number]
 
 
-def _result(session: Session, frame: Frame) -> Pair:
+def _result(session: Session, frame: ComputationFrame) -> Pair:
     (pair,) = run_clean(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
     return pair
 

@@ -67,7 +67,7 @@ class UnjudgedError(Exception):
     """A candidate of which it cannot be told whether it fails. It never leaves this package."""
 
 
-class Run(Protocol):
+class RunCandidate(Protocol):
     """Start a candidate on one side."""
 
     def __call__(self, candidate: Candidate, side: int) -> Future[Outcome]:
@@ -92,12 +92,12 @@ class Check:
     """
 
     name: CheckName
-    see: Callable[[Candidate, Run], Symptom | None]
+    see: Callable[[Candidate, RunCandidate], Symptom | None]
     persists: Callable[[Symptom, Symptom], bool] = _is_same
     seconds: float = 0.0
 
 
-def _see_mismatch(candidate: Candidate, run: Run) -> Symptom | None:
+def _see_mismatch(candidate: Candidate, run: RunCandidate) -> Symptom | None:
     running = [run(candidate, 0)]
     if candidate.expected is None:
         running.append(run(candidate, 1))
@@ -117,7 +117,7 @@ def _is_as_wrong(first: Symptom, seen: Symptom) -> bool:
     return seen.what == first.what and seen.error >= min(first.error, _LARGE_ERROR) * _KEPT_SHARE
 
 
-def _see_nonfinite(candidate: Candidate, run: Run) -> Symptom | None:
+def _see_nonfinite(candidate: Candidate, run: RunCandidate) -> Symptom | None:
     outputs = run(candidate, 0).result().outputs
     if outputs is None:
         raise UnjudgedError
@@ -127,7 +127,7 @@ def _see_nonfinite(candidate: Candidate, run: Run) -> Symptom | None:
     return None
 
 
-def _see_crash(candidate: Candidate, run: Run) -> Symptom | None:
+def _see_crash(candidate: Candidate, run: RunCandidate) -> Symptom | None:
     failure = run(candidate, 0).result().failure
     return None if failure is None else Symptom(failure.kind, message=failure.signature)
 
@@ -143,7 +143,7 @@ CRASH: Final = Check("crash", _see_crash)
 def slow_compile(seconds: float) -> Check:
     """Return the check that compiling takes longer than it may."""
 
-    def see(candidate: Candidate, run: Run) -> Symptom | None:
+    def see(candidate: Candidate, run: RunCandidate) -> Symptom | None:
         outcome = run(candidate, 0).result()
         timed_out = outcome.failure is not None and outcome.failure.signature == "compile timeout"
         if outcome.failure is not None and not timed_out:
@@ -164,7 +164,7 @@ def command(words: Sequence[str], write: Callable[[Candidate, Path], Path]) -> C
         write: Writes a candidate into a folder, and returns the file that the command is given.
     """
 
-    def see(candidate: Candidate, run: Run) -> Symptom | None:
+    def see(candidate: Candidate, run: RunCandidate) -> Symptom | None:
         with tempfile.TemporaryDirectory() as folder:
             file = str(write(candidate, Path(folder)))
             named = [word.replace("{}", file) for word in words]
@@ -224,7 +224,7 @@ class Judge:
         passing: Those that pass and were made of the last program that fails.
     """
 
-    def __init__(self, check: Check, run: Run, patience: Patience) -> None:
+    def __init__(self, check: Check, run: RunCandidate, patience: Patience) -> None:
         self.check = check
         self.run = run
         self.patience = patience

@@ -159,7 +159,7 @@ def _write_snapshot(
     stablehlo = jaxapi.portable_artifact(jaxapi.parse_module(jaxapi.hlo_to_stablehlo(hlo)))
     described = describe.describe_device(device)
     root_count = candidate.size[1]
-    execution = schema.Execution(
+    execution = schema.ExecutionRecord(
         role=role,
         name=candidate.modules[min(side, len(candidate.modules) - 1)].name,
         graph_id=hashlib.blake2b(hlo, digest_size=8).hexdigest(),

@@ -41,7 +41,7 @@ _SLOW_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class MinifyRequest:
     """What to minify, and how.
 
     Args:
@@ -86,7 +86,7 @@ class Minified:
 
 def minify(
     case: Case,
-    request: Request,
+    request: MinifyRequest,
     folder: Path,
     against: Case | None = None,
     tell: Tell = lambda line: None,
@@ -95,7 +95,7 @@ def minify(
 
     Args:
         case: With inputs.
-        request: See `Request`.
+        request: See `MinifyRequest`.
         folder: Where to write what comes of it; made where it is missing.
         against: Another case of the same program, whose module the reference side runs.
         tell: Called with a line of progress.
@@ -132,7 +132,7 @@ def minify(
 
 
 def _candidate(
-    case: Case, request: Request, against: Case | None, start: Start
+    case: Case, request: MinifyRequest, against: Case | None, start: Start
 ) -> tuple[Candidate, tuple[str, ...]]:
     """Return the program with its sides chosen, and notes on that."""
     suspect = with_options(suspect_of(case, request.suspect), case.compiler_options)
@@ -190,7 +190,7 @@ def _compared_with_recorded(
     return dataclasses.replace(candidate, expected=expected), (note,)
 
 
-def _check(request: Request, candidate: Candidate, start: Start) -> Check:
+def _check(request: MinifyRequest, candidate: Candidate, start: Start) -> Check:
     if request.check == "slow-compile":
         return checks.slow_compile(request.slower_than or _half_of_compiling(candidate, start))
     if request.check == "command":

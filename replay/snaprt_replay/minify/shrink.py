@@ -23,7 +23,7 @@ from snaprt_replay.localize.nonfinite import Origin, first_origin
 from snaprt_replay.localize.program import FlatModule
 from snaprt_replay.localize.search import Search, piece_of
 from snaprt_replay.localize.session import BudgetSpentError, Session, Side
-from snaprt_replay.localize.sides import Frame, frame_of, run_both, run_suspect
+from snaprt_replay.localize.sides import ComputationFrame, frame_of, run_both, run_suspect
 from snaprt_replay.minify.candidate import Candidate, changed
 from snaprt_replay.minify.checks import Check, Judge, Patience, Symptom
 from snaprt_replay.minify.cutting import Base, Source, Tap, matching_of
@@ -243,7 +243,7 @@ def _jump(candidate: Candidate, judge: Judge, start: Start, tell: Tell) -> Candi
     return found
 
 
-def _frame(candidate: Candidate, start: Start) -> Frame:
+def _frame(candidate: Candidate, start: Start) -> ComputationFrame:
     programs = [FlatModule(module, {}) for module in candidate.modules]
 
     def side(number: int, name: str) -> Side:
@@ -258,7 +258,7 @@ def _frame(candidate: Candidate, start: Start) -> Frame:
     return dataclasses.replace(frame, matching=matching_of(frame.lines))
 
 
-def _difference(session: Session, frame: Frame) -> Candidate | None:
+def _difference(session: Session, frame: ComputationFrame) -> Candidate | None:
     (outputs,) = run_both(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
     search = Search(session)
     found = search.whole(frame, outputs)
@@ -270,13 +270,13 @@ def _difference(session: Session, frame: Frame) -> Candidate | None:
     return source.cut(piece_of(inner, region, [region]), {**inner.arguments, **known})
 
 
-def _not_finite(session: Session, frame: Frame) -> Candidate | None:
+def _not_finite(session: Session, frame: ComputationFrame) -> Candidate | None:
     (outputs,) = run_suspect(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
     origin = first_origin(session, frame, outputs)
     return None if origin is None else _around(frame, origin)
 
 
-def _around(frame: Frame, origin: Origin) -> Candidate | None:
+def _around(frame: ComputationFrame, origin: Origin) -> Candidate | None:
     """Return the instruction of an origin, on what it read."""
     program = frame.sides[0].program
     for computation in program.module.computations:

@@ -80,7 +80,7 @@ def facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[Fact, .
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunRecord:
     """How a program ran: the replay, or a side of a trial.
 
     Args:
@@ -169,7 +169,7 @@ class Compiled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
+class TrialSide:
     """One side of a trial of variants.
 
     Args:
@@ -350,14 +350,14 @@ class Report:
     format: str = ""
     module: str = ""
     files: tuple[str, ...] = ()
-    runs: Mapping[str, Run] = dataclasses.field(default_factory=dict)
+    runs: Mapping[str, RunRecord] = dataclasses.field(default_factory=dict)
     compiler_options: Mapping[str, str | bool | int | float] = dataclasses.field(
         default_factory=dict
     )
     environment: tuple[Fact, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    sides: tuple[Side, ...] = ()
+    sides: tuple[TrialSide, ...] = ()
     judgement: Mapping[str, Any] | None = None
     compiled: Compiled | None = None
     trace_error: Mapping[str, Any] | None = None

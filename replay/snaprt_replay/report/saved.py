@@ -9,7 +9,7 @@ from typing import Any, Final
 from snaprt.errors import UsageError
 from snaprt_replay.compare.results import MISMATCH, comparison_from_json
 from snaprt_replay.localize import findings
-from snaprt_replay.localize.findings import Kind
+from snaprt_replay.localize.findings import FindingKind
 from snaprt_replay.report import model
 from snaprt_replay.report.model import Headline, Report, Status
 
@@ -73,7 +73,7 @@ def headline_of(found: findings.Localization) -> Headline:
     return Headline(status, word, found.sentence)
 
 
-_FOUND: Final[Mapping[Kind, tuple[Status, str]]] = {
+_FOUND: Final[Mapping[FindingKind, tuple[Status, str]]] = {
     "instruction": ("bad", "FOUND"),
     "interaction": ("bad", "FOUND"),
     "amplification": ("bad", "ILL-CONDITIONED"),

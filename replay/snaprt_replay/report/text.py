@@ -20,8 +20,8 @@ from snaprt_replay.report.model import (
     DeviceRow,
     ErrorGrid,
     Report,
-    Run,
-    Side,
+    RunRecord,
+    TrialSide,
     worst_first,
 )
 
@@ -71,7 +71,7 @@ def blocks(report: Report) -> Iterator[Block]:
     if report.compiled is not None:
         yield from compiled_lines(report.compiled)
     for side in report.sides:
-        yield _side_line(side, report.runs.get(side.letter.lower(), Run()))
+        yield _side_line(side, report.runs.get(side.letter.lower(), RunRecord()))
     if report.judgement is not None and report.judgement["reference"]:
         moved = report.judgement["amplification"]
         told = "" if moved is None else f"; rounding moves its outputs by about {moved:.3g} ulp"
@@ -101,7 +101,7 @@ def blocks(report: Report) -> Iterator[Block]:
     yield f"{report.headline.word}: {shown.sentence(report.headline.sentence)}"
 
 
-def _how_it_ran(run: Run) -> str:
+def _how_it_ran(run: RunRecord) -> str:
     alone = " in a separate process" if run.isolated else ""
     if not run.execute_seconds:
         return alone
@@ -111,7 +111,7 @@ def _how_it_ran(run: Run) -> str:
     return f"{alone}: {source} in {format_duration(run.compile_seconds)}, ran in {times}{more}"
 
 
-def _side_line(side: Side, run: Run) -> str:
+def _side_line(side: TrialSide, run: RunRecord) -> str:
     where = f" on {shown.name(side.device)}{_how_it_ran(run)}" if side.device else ""
     agrees = {None: "", True: "; all runs gave identical bits", False: "; its runs differ"}
     far = "" if side.score is None else f", {side.score:.3g} times what rounding explains"

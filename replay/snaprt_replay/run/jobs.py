@@ -29,7 +29,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Job:
+class ReplayJob:
     """A program to run once or several times.
 
     Args:
@@ -57,7 +57,7 @@ class Job:
     profile: str = ""
 
 
-def send_job(connection: socket.socket, job: Job) -> None:
+def send_job(connection: socket.socket, job: ReplayJob) -> None:
     """Send a job to the process that runs it."""
     message = {
         "variant": dataclasses.asdict(job.variant),
@@ -72,7 +72,7 @@ def send_job(connection: socket.socket, job: Job) -> None:
     send(connection, message, [np.frombuffer(job.program, np.uint8), *job.inputs])
 
 
-def receive_job(connection: socket.socket) -> Job:
+def receive_job(connection: socket.socket) -> ReplayJob:
     """Return the next job; raise EOFError if the other end is gone."""
     message, (program, *inputs) = receive(connection)
     variant = message.pop("variant")
@@ -82,7 +82,7 @@ def receive_job(connection: socket.socket) -> Job:
         for side in ("parameters", "results"):
             partitioning[side] = tuple(partitioning[side])
         partitioning = jaxapi.Partitioning(**partitioning)
-    return Job(
+    return ReplayJob(
         variant=Variant(**variant),
         program=program.tobytes(),
         inputs=inputs,

@@ -14,7 +14,7 @@ from snaprt_replay.compare.tolerance import EXACTLY
 from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.shards import ShardedArray, all_parts, sharded
 from snaprt_replay.run.devices import needs_host_devices
-from snaprt_replay.run.jobs import HLO, STABLEHLO, Job
+from snaprt_replay.run.jobs import HLO, STABLEHLO, ReplayJob
 from snaprt_replay.run.variants.variants import Variant, with_options
 from snaprt_replay.run.work import Outputs
 from snaprt_replay.run.workers import Outcome, Workers, run_here
@@ -101,7 +101,7 @@ def play_variant(
     """
     check_playable(case, repeat)
 
-    def job(variant: Variant) -> Job:
+    def job(variant: Variant) -> ReplayJob:
         folder = "" if profile is None else str(profile)
         return dataclasses.replace(job_of(case, variant, repeat), profile=folder)
 
@@ -142,7 +142,7 @@ def play_variant(
     )
 
 
-def job_of(case: Case, variant: Variant, repeat: int = 1, devices: int | None = None) -> Job:
+def job_of(case: Case, variant: Variant, repeat: int = 1, devices: int | None = None) -> ReplayJob:
     """Return the job of running a case, with the options that it was recorded with.
 
     Args:
@@ -158,7 +158,7 @@ def job_of(case: Case, variant: Variant, repeat: int = 1, devices: int | None = 
         variant = with_options(variant, case.compiler_options)
     # An older jaxlib elsewhere may not know the StableHLO that this one or a newer one writes.
     is_elsewhere = variant.python is not None
-    return Job(
+    return ReplayJob(
         variant=variant,
         program=_hlo(case) if is_elsewhere else case.stablehlo,
         inputs=[

@@ -21,7 +21,7 @@ from snaprt_replay.hlo.largest import largest_arrays
 from snaprt_replay.load.case import Signature
 from snaprt_replay.load.shards import Index, sharded
 from snaprt_replay.run import devices, jobs
-from snaprt_replay.run.jobs import HLO, STABLEHLO, Job, Spread
+from snaprt_replay.run.jobs import HLO, STABLEHLO, ReplayJob, Spread
 from snaprt_replay.run.variants import emulate, interpret, precision, random_rounding
 from snaprt_replay.run.variants.op_by_op import OpByOp
 
@@ -35,7 +35,7 @@ _KINDS_OF_FAILURE: Final[Mapping[type[Exception], str]] = {
 Outputs = Sequence[np.ndarray]
 """Of one run: a result after the other; of several devices, what each of them holds of it."""
 
-Event = dict[str, Any]
+WorkEvent = dict[str, Any]
 """JSON values: what is told of a job once it is compiled, and once it has run."""
 
 
@@ -83,7 +83,7 @@ def serve(descriptor: int) -> None:
             metrics.clear_all()  # they are the other process's now
 
 
-def perform(job: Job, tell: Callable[[Event], None]) -> tuple[Event, list[Outputs]]:
+def perform(job: ReplayJob, tell: Callable[[WorkEvent], None]) -> tuple[WorkEvent, list[Outputs]]:
     """Run a job and return what is told of its runs, and the outputs of those that differ.
 
     Args:
@@ -121,7 +121,7 @@ def perform(job: Job, tell: Callable[[Event], None]) -> tuple[Event, list[Output
     return {"event": "done", "execute_seconds": seconds}, runs
 
 
-def _profile(job: Job, prepared: Prepared) -> None:
+def _profile(job: ReplayJob, prepared: Prepared) -> None:
     """Profile one more run: it is compiled, and its memory is there."""
     try:
         with (
@@ -143,7 +143,7 @@ def _bits(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
-def _failed(error: Exception) -> Event:
+def _failed(error: Exception) -> WorkEvent:
     for kind, name in _KINDS_OF_FAILURE.items():
         if isinstance(error, kind):
             message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
@@ -154,7 +154,7 @@ def _failed(error: Exception) -> Event:
 # --- the kinds of variants ------------------------------------------------------------------------
 
 
-def _prepare_device(job: Job) -> Prepared:
+def _prepare_device(job: ReplayJob) -> Prepared:
     if job.variant.matmul_precision is not None:
         program = _to_stablehlo(_hlo_of(job).SerializeToString())
     else:
@@ -186,13 +186,13 @@ def _prepare_device(job: Job) -> Prepared:
     return dataclasses.replace(prepared, run=run, environment=environment, layout=layout)
 
 
-def _prepare_f64(job: Job) -> Prepared:
+def _prepare_f64(job: ReplayJob) -> Prepared:
     raised = precision.raise_to_f64(_hlo_of(job))
     module = raised.module.SerializeToString()
     return _prepared(_compiled(job, _to_stablehlo(module)), raised.notes)
 
 
-def _prepare_random_rounding(job: Job) -> Prepared:
+def _prepare_random_rounding(job: ReplayJob) -> Prepared:
     """Prepare runs that each draw other roundings, and other last bits of the inputs."""
     module = random_rounding.round_at_random(_hlo_of(job))
     compiled = _compiled(job, _to_stablehlo(module.SerializeToString()))
@@ -206,13 +206,13 @@ def _prepare_random_rounding(job: Job) -> Prepared:
     return dataclasses.replace(_prepared(compiled), run=run)
 
 
-def _prepare_tpu_precision(job: Job) -> Prepared:
+def _prepare_tpu_precision(job: ReplayJob) -> Prepared:
     assert job.variant.precision is not None
     module = emulate.with_tpu_precision(_hlo_of(job), job.variant.precision)
     return _prepared(_compiled(job, _to_stablehlo(module.SerializeToString())))
 
 
-def _prepare_op_by_op(job: Job) -> Prepared:
+def _prepare_op_by_op(job: ReplayJob) -> Prepared:
     device = devices.find_device(job.variant.device)
     found: list[bool] = []
 
@@ -233,7 +233,7 @@ def _prepare_op_by_op(job: Job) -> Prepared:
     )
 
 
-def _prepare_interpreter(job: Job) -> Prepared:
+def _prepare_interpreter(job: ReplayJob) -> Prepared:
     readable = interpret.make_readable(_hlo_of(job))
     stablehlo = _to_stablehlo(readable.module.SerializeToString())
     module = jaxapi.parse_module(stablehlo)
@@ -260,7 +260,7 @@ def _prepare_interpreter(job: Job) -> Prepared:
     )
 
 
-def _prepare_compile_only(job: Job) -> Prepared:
+def _prepare_compile_only(job: ReplayJob) -> Prepared:
     program = job.program if job.form == STABLEHLO else _to_stablehlo(job.program)
     try:
         module = jaxapi.parse_module(program)
@@ -298,7 +298,7 @@ def _prepare_compile_only(job: Job) -> Prepared:
     )
 
 
-_PREPARE: Final[Mapping[str, Callable[[Job], Prepared]]] = {
+_PREPARE: Final[Mapping[str, Callable[[ReplayJob], Prepared]]] = {
     "compile-only": _prepare_compile_only,
     "device": _prepare_device,
     "f64": _prepare_f64,
@@ -309,7 +309,7 @@ _PREPARE: Final[Mapping[str, Callable[[Job], Prepared]]] = {
 }
 
 
-def _hlo_of(job: Job) -> XlaMessage:
+def _hlo_of(job: ReplayJob) -> XlaMessage:
     """Return a job's program as an HloModuleProto with the matmul precision asked for."""
     module = precision.read_module(_to_hlo(job))
     if job.variant.matmul_precision is None:
@@ -317,7 +317,7 @@ def _hlo_of(job: Job) -> XlaMessage:
     return emulate.with_matmul_precision(module, job.variant.matmul_precision)
 
 
-def _to_hlo(job: Job) -> bytes:
+def _to_hlo(job: ReplayJob) -> bytes:
     if job.form == HLO:
         return job.program
     try:
@@ -333,7 +333,7 @@ def _to_stablehlo(module: bytes) -> bytes:
         raise CompileError(f"the HLO module has no StableHLO: {error}") from error
 
 
-def _compiled(job: Job, stablehlo: bytes) -> LoadedModule:
+def _compiled(job: ReplayJob, stablehlo: bytes) -> LoadedModule:
     return compile_partitioned(
         stablehlo,
         devices=devices.find_devices(job.variant.device, job.devices),

@@ -27,7 +27,7 @@ from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
 from snaprt_replay.load.shards import Index
 from snaprt_replay.process.child import child_command
 from snaprt_replay.run import jobs, work
-from snaprt_replay.run.jobs import Job, Spread
+from snaprt_replay.run.jobs import ReplayJob, Spread
 from snaprt_replay.run.variants.variants import Variant
 
 FailureKind = Literal[
@@ -159,7 +159,7 @@ class Workers:
             worker.close()
 
     def run_job(
-        self, job: Job, *, timeout: float | None = None, host_devices: int | None = None
+        self, job: ReplayJob, *, timeout: float | None = None, host_devices: int | None = None
     ) -> Outcome:
         """Run a job and return what came of it, whatever that is.
 
@@ -180,7 +180,7 @@ class Workers:
                 self._idle.append(worker)
         return outcome
 
-    def submit_job(self, job: Job) -> concurrent.futures.Future[Outcome]:
+    def submit_job(self, job: ReplayJob) -> concurrent.futures.Future[Outcome]:
         """Do what `run_job` does, when a process is free."""
         return self._pool.submit(self.run_job, job)
 
@@ -193,8 +193,8 @@ class Workers:
         timeout: float | None = None,
         **named: Any,
     ) -> Outcome:
-        """Run a variant of a program: `run_job` with the fields of a `Job`."""
-        return self.run_job(Job(variant, program, inputs, **named), timeout=timeout)
+        """Run a variant of a program: `run_job` with the fields of a `ReplayJob`."""
+        return self.run_job(ReplayJob(variant, program, inputs, **named), timeout=timeout)
 
     def submit(
         self, variant: Variant, program: bytes, inputs: Sequence[Spread], **named: Any
@@ -239,7 +239,7 @@ class _Worker:
                 pass_fds=[descriptor],
             )
 
-    def run(self, job: Job, timeout: float | None) -> Outcome:
+    def run(self, job: ReplayJob, timeout: float | None) -> Outcome:
         """Do a job; afterwards `alive` says whether there can be another."""
         began = os.fstat(self._log.fileno()).st_size
         timed_out = threading.Event()
@@ -251,8 +251,8 @@ class _Worker:
         timer = None if timeout is None else threading.Timer(timeout, stop)
         if timer is not None:
             timer.start()
-        event: work.Event = {"event": "starting"}
-        prepared: work.Event = {}
+        event: work.WorkEvent = {"event": "starting"}
+        prepared: work.WorkEvent = {}
         runs: list[Any] = []
         try:
             self._wait_until_ready()
@@ -311,13 +311,13 @@ def _showing_devices(count: int | None) -> Mapping[str, str]:
     }
 
 
-def run_here(job: Job) -> Outcome:
+def run_here(job: ReplayJob) -> Outcome:
     """Run a job in this process.
 
     Raises:
         SnaprtError: It cannot be compiled or run.
     """
-    prepared: work.Event = {}
+    prepared: work.WorkEvent = {}
     done, runs = work.perform(job, prepared.update)
     return _outcome(runs, None, prepared, done)
 

@@ -23,7 +23,7 @@ from snaprt.cli import output
 from snaprt.cli.bundle import facts
 from snaprt.cli.bundle.archive import BundleFile, prepared
 from snaprt.cli.bundle.hiding import Hiding, hiding
-from snaprt.cli.bundle.run import Ended, run
+from snaprt.cli.bundle.run import ProgramEnd, run
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.snapshot.format.leftovers import temporary_name
 from snaprt.units import format_size
@@ -295,7 +295,7 @@ def _what(name: str) -> str:
 def _tell(
     outfile: Path,
     size: int,
-    ended: Ended,
+    ended: ProgramEnd,
     members: Sequence[_Member],
     left_out: Sequence[_LeftOut],
     folder: Path | None,

@@ -43,7 +43,7 @@ _SENT_BY_KERNEL: Final = 0x80
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramEnd:
     """How a program ended.
 
     Attributes:
@@ -61,7 +61,9 @@ class Ended:
     problems: tuple[str, ...]
 
 
-def run(words: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path) -> Ended:
+def run(
+    words: Sequence[str], environment: Mapping[str, str], stdout: Path, stderr: Path
+) -> ProgramEnd:
     """Run a program until it ends, and keep what it prints in two files.
 
     SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the program, which may end by itself; the third of
@@ -85,7 +87,7 @@ def run(words: Sequence[str], environment: Mapping[str, str], stdout: Path, stde
     problems = [stream.problem for stream in streams if stream.problem]
     if copier.is_alive():
         problems.append("a process that the program left running may have printed more")
-    return Ended(
+    return ProgramEnd(
         status=_SIGNALED - status if status < 0 else status,
         signal=signal.Signals(-status).name if status < 0 else "",
         interrupted=interrupted,

@@ -17,7 +17,7 @@ from snaprt.cli.cache.words import (
     NO_PROGRAMS,
     SCHEMA_VERSION,
     SHORT_KEY,
-    Moment,
+    DateOrAge,
     bar,
     cache_command,
     moment_in_words,
@@ -67,7 +67,9 @@ _LIST_COLUMNS: Final[Columns[EntryRow]] = (
 )
 @click.option("--platform", metavar="TEXT", help="Only this platform: cpu, gpu or tpu.")
 @click.option("--kind", metavar="TEXT", help="Only this kind: compiled, module, jit, note or list.")
-@click.option("--since", type=Moment(), help="Only entries created or used since: 2026-01-31, 3d.")
+@click.option(
+    "--since", type=DateOrAge(), help="Only entries created or used since: 2026-01-31, 3d."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of entries.")
 def ls(
     cache: Cache,

@@ -50,7 +50,7 @@ _LONGEST_NAME: Final = 29
 _DATES: Final = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S")
 
 
-class Moment(click.ParamType):
+class DateOrAge(click.ParamType):
     """A date, or how long ago: ``2026-01-31``, ``3d``, ``12h``. Converts to Unix time."""
 
     name = "when"

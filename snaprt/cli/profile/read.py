@@ -32,7 +32,7 @@ _STAT_METADATA_ID, _STAT_METADATA_NAME = 1, 2
 
 
 @dataclass(frozen=True)
-class Event:
+class ProfileEvent:
     """Something that took time.
 
     Attributes:
@@ -65,9 +65,9 @@ class HostProfile:
 
     file: Path
     host: str
-    operations: list[Event] = field(default_factory=list)
-    executions: list[Event] = field(default_factory=list)
-    host_events: list[Event] = field(default_factory=list)
+    operations: list[ProfileEvent] = field(default_factory=list)
+    executions: list[ProfileEvent] = field(default_factory=list)
+    host_events: list[ProfileEvent] = field(default_factory=list)
     modules: dict[str, XlaMessage] = field(default_factory=dict)
 
 
@@ -123,21 +123,23 @@ def read_profile(file: Path) -> HostProfile:
     return found
 
 
-def _events(line: Any, number: int) -> Iterator[Event]:
+def _events(line: Any, number: int) -> Iterator[ProfileEvent]:
     for event in line.events:
         name = event.name
         if name.startswith(("$", "end: ", "ThreadpoolListener::")):  # Python's, and marks
             continue
-        yield Event(name, event.start_ns, event.end_ns, number, dict(event.stats))
+        yield ProfileEvent(name, event.start_ns, event.end_ns, number, dict(event.stats))
 
 
-def _sort(found: HostProfile, event: Event, plane: str, device_line: str | None) -> None:
+def _sort(found: HostProfile, event: ProfileEvent, plane: str, device_line: str | None) -> None:
     """Add an event where it belongs; `device_line` is None for those of the host."""
     if device_line == "XLA Modules":
         found.executions.append(event)
     elif "hlo_op" in event.values or device_line == "XLA Ops":
         values = {"device": plane, **event.values} if device_line is not None else event.values
-        found.operations.append(Event(event.name, event.start, event.end, event.line, values))
+        found.operations.append(
+            ProfileEvent(event.name, event.start, event.end, event.line, values)
+        )
     elif device_line is None and "run_id" not in event.values:
         found.host_events.append(event)
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from snaprt_replay.hlo.instruction import source_of
 
-from snaprt.cli.profile.read import Event, HostProfile
+from snaprt.cli.profile.read import HostProfile, ProfileEvent
 
 _SPAN: Final = "snaprt:"
 _GRAPH_IN_NAME: Final = re.compile(r"^(?:jit_)?lazy_graph_([0-9a-f]{16})$")
@@ -141,7 +141,7 @@ class Summary:
 class _Operation:
     """An operation that ran, of a program, which is known by its module's name and number."""
 
-    event: Event
+    event: ProfileEvent
     program: str
     alone: float  # nanoseconds, without the operations inside it
 
@@ -155,7 +155,7 @@ def summarize(profile: HostProfile) -> Summary:
     busy = _union(profile.operations)
     gaps = [(one[1], other[0]) for one, other in itertools.pairwise(busy)]
     graphs = _graphs(profile.host_events, {one.program for one in operations})
-    by_device: dict[str, list[Event]] = defaultdict(list)
+    by_device: dict[str, list[ProfileEvent]] = defaultdict(list)
     for event in profile.operations:
         by_device[_device_of(event)].append(event)
     return Summary(
@@ -173,7 +173,7 @@ def summarize(profile: HostProfile) -> Summary:
     )
 
 
-def _device_of(event: Event) -> str:
+def _device_of(event: ProfileEvent) -> str:
     plane = str(event.values.get("device", ""))
     return plane.removeprefix("/device:") or f"CPU:{event.values.get('device_ordinal', 0)}"
 
@@ -197,7 +197,7 @@ def _operations_of(profile: HostProfile) -> Iterator[_Operation]:
         yield _Operation(event, program, nanoseconds)
 
 
-def _times_alone(events: Sequence[Event]) -> list[float]:
+def _times_alone(events: Sequence[ProfileEvent]) -> list[float]:
     """Return how long each event took, without those inside it; they are in order of start."""
     alone = [event.end - event.start for event in events]
     open_on_line: dict[int, list[int]] = defaultdict(list)
@@ -211,7 +211,7 @@ def _times_alone(events: Sequence[Event]) -> list[float]:
     return alone
 
 
-def _union(events: Iterable[Event]) -> list[tuple[float, float]]:
+def _union(events: Iterable[ProfileEvent]) -> list[tuple[float, float]]:
     """Return when at least one of the events was under way; they are in order of start."""
     spans: list[tuple[float, float]] = []
     for event in events:
@@ -230,7 +230,7 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _graphs(events: Iterable[Event], programs: Iterable[str]) -> dict[str, str | None]:
+def _graphs(events: Iterable[ProfileEvent], programs: Iterable[str]) -> dict[str, str | None]:
     """Return the graph id of each program, None where the profile does not tell it.
 
     The names of modules of lazy graphs have it. Those of jitted functions do not: spans tell it of
@@ -261,7 +261,7 @@ def _programs(
     graphs: dict[str, str | None],
     busy: float,
 ) -> list[ProgramTime]:
-    by_program: dict[str, list[Event]] = defaultdict(list)
+    by_program: dict[str, list[ProfileEvent]] = defaultdict(list)
     for one in operations:
         by_program[one.program].append(one.event)
     executed = Counter(event.name for event in profile.executions)
@@ -280,7 +280,7 @@ def _programs(
     return sorted(found, key=lambda one: -one.seconds)
 
 
-def _executions(events: Iterable[Event]) -> int:
+def _executions(events: Iterable[ProfileEvent]) -> int:
     runs = {event.values.get("run_id") for event in events}
     if None not in runs:
         return len(runs)
@@ -340,7 +340,7 @@ def _instructions(profile: HostProfile, program: str) -> dict[str, tuple[str, st
 
 
 def _gaps(
-    gaps: Iterable[tuple[float, float]], host_events: Sequence[Event], began: float
+    gaps: Iterable[tuple[float, float]], host_events: Sequence[ProfileEvent], began: float
 ) -> list[Gap]:
     events = _of_dispatching_thread(host_events)
     pieces = _pieces(events)
@@ -366,7 +366,7 @@ def _gaps(
     return sorted(found, key=lambda gap: -gap.seconds)
 
 
-def _of_dispatching_thread(events: Sequence[Event]) -> list[Event]:
+def _of_dispatching_thread(events: Sequence[ProfileEvent]) -> list[ProfileEvent]:
     """Return the events of the thread that started most programs."""
     started = Counter(
         event.line
@@ -379,10 +379,10 @@ def _of_dispatching_thread(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event.line == line]
 
 
-def _pieces(events: Sequence[Event]) -> list[tuple[float, float, str]]:
+def _pieces(events: Sequence[ProfileEvent]) -> list[tuple[float, float, str]]:
     """Divide a thread's time by its innermost events; what snaprt does is named around them."""
     pieces: list[tuple[float, float, str]] = []
-    around: list[tuple[Event, str]] = []
+    around: list[tuple[ProfileEvent, str]] = []
     at = 0.0
 
     def until(time: float) -> None:
@@ -407,7 +407,7 @@ def _pieces(events: Sequence[Event]) -> list[tuple[float, float, str]]:
     return pieces
 
 
-def _spans(events: Sequence[Event]) -> list[SpanTime]:
+def _spans(events: Sequence[ProfileEvent]) -> list[SpanTime]:
     ours = [event for event in events if event.name.startswith(_SPAN)]
     times = Counter(event.name for event in ours)
     nanoseconds: dict[str, float] = defaultdict(float)
@@ -419,7 +419,7 @@ def _spans(events: Sequence[Event]) -> list[SpanTime]:
     return sorted(found, key=lambda one: -one.seconds)
 
 
-def _steps(events: Iterable[Event]) -> list[StepTime]:
+def _steps(events: Iterable[ProfileEvent]) -> list[StepTime]:
     taken: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if "step_num" in event.values and not event.name.startswith(_SPAN):

@@ -9,7 +9,7 @@ import click
 from snaprt_replay.batch import gather
 from snaprt_replay.load.load import load
 from snaprt_replay.localize.findings import to_json
-from snaprt_replay.localize.pipeline import Find, Request, localize
+from snaprt_replay.localize.pipeline import LocalizeRequest, SearchTarget, localize
 from snaprt_replay.report import text
 from snaprt_replay.report.saved import headline_of
 from snaprt_replay.run.variants.variants import Variant
@@ -58,7 +58,7 @@ def command(
     suspect: Variant | None,
     reference: Variant | None,
     against: Path | None,
-    find: Find,
+    find: SearchTarget,
     budget: float | None,
     timeout: float,
     state: Path | None,
@@ -90,7 +90,7 @@ def command(
     case = load(file, inputs, seed)
     other = load(two_sides.one_execution(against)) if against is not None else None
     state = state or file.with_name(file.name + _STATE_SUFFIX)
-    request = Request(suspect, reference, find, budget, timeout, state)
+    request = LocalizeRequest(suspect, reference, find, budget, timeout, state)
     with progress.showing("localizing"):
         found = localize(
             case, request, other, tell=lambda line: output.log.print(tables.printable(line))

@@ -11,7 +11,7 @@ from rich.text import Text
 from snaprt_replay.load.case import Case, on_one_device
 from snaprt_replay.load.load import load
 from snaprt_replay.minify.checks import CheckName, Patience
-from snaprt_replay.minify.pipeline import Minified, Request, minify
+from snaprt_replay.minify.pipeline import Minified, MinifyRequest, minify
 from snaprt_replay.run.variants.variants import Variant
 
 from snaprt.cli import output, progress, tables
@@ -143,7 +143,7 @@ def command(
     case = load(file, inputs, seed)
     if case.inputs is None and name in _WITHOUT_VALUES:
         case = load(file, None, 0)
-    request = Request(
+    request = MinifyRequest(
         check=name,
         suspect=suspect,
         reference=reference,

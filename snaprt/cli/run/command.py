@@ -39,7 +39,7 @@ EXIT_UNCAUGHT: Final = 1
 
 
 @dataclass(frozen=True)
-class Program:
+class PythonProgram:
     """A program that is ready to run.
 
     Attributes:
@@ -237,8 +237,7 @@ def command(
         ("SNAPRT_METRICS_FILE", metrics),
     ):
         if path is not None:
-            # Absolute: the program may change its directory.
-            os.environ[variable] = str(path.expanduser().absolute())
+            os.environ[variable] = str(path)
     conditions = "; ".join(when) or os.environ.get("SNAPRT_RECORD", "")
     parse_conditions(conditions)  # so that a wrong one is told before the program runs
     if when:
@@ -372,11 +371,14 @@ _OPTIONS: Final = {"SNAPRT_METRICS_FILE": "--metrics", "SNAPRT_DUMP_DIR": "--dum
 def _check_environment() -> None:
     """Look at every setting before a program runs: files are written when a long run is over.
 
+    What they name is made absolute.
+
     Raises:
         UsageError: One has a value that is not allowed, or names what cannot be written.
     """
     for name, (path, kind) in settings.places_written().items():
         named_by = f"{_OPTIONS[name]} or {name}" if name in _OPTIONS else name
+        os.environ[name] = str(path.absolute())  # the program may change its directory
         if kind == "file" and not path.absolute().parent.is_dir():
             raise UsageError(
                 f"cannot write {path}: no directory {path.absolute().parent}",
@@ -417,7 +419,7 @@ def _enter(argument_zero: str, search_path: str, arguments: Sequence[str]) -> No
         sys.path[0] = search_path
 
 
-def _find_script(name: str) -> Program:
+def _find_script(name: str) -> PythonProgram:
     path = os.path.abspath(name)
     if not os.path.exists(path):
         raise UsageError(
@@ -431,7 +433,7 @@ def _find_script(name: str) -> Program:
             raise UsageError(
                 f"{name} has no __main__.py", hint="Name a Python file, or a module with -m."
             )
-        return Program(spec.loader.get_code("__main__"), name, path, spec.origin, spec)
+        return PythonProgram(spec.loader.get_code("__main__"), name, path, spec.origin, spec)
     try:
         with io.open_code(path) as file:
             source = file.read()
@@ -439,10 +441,10 @@ def _find_script(name: str) -> Program:
         raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
     # Our own __future__ imports stay ours.
     code = compile(source, path, "exec", dont_inherit=True)
-    return Program(code, name, os.path.dirname(os.path.realpath(path)), path, None)
+    return PythonProgram(code, name, os.path.dirname(os.path.realpath(path)), path, None)
 
 
-def _find_module(name: str) -> Program:
+def _find_module(name: str) -> PythonProgram:
     spec = _find_spec(name)
     if spec.submodule_search_locations is not None:
         spec = _find_spec(f"{name}.__main__")
@@ -450,7 +452,7 @@ def _find_module(name: str) -> Program:
     code = loader.get_code(spec.name) if hasattr(loader, "get_code") else None
     if code is None:
         raise UsageError(f"the module {name} has no Python code to run")
-    return Program(code, spec.origin or spec.name, os.getcwd(), spec.origin, spec)
+    return PythonProgram(code, spec.origin or spec.name, os.getcwd(), spec.origin, spec)
 
 
 def _find_spec(name: str) -> importlib.machinery.ModuleSpec:
@@ -473,7 +475,9 @@ def _find_spec(name: str) -> importlib.machinery.ModuleSpec:
     return spec
 
 
-def _execute(program: Program, *, lazy: bool, recording: bool, at_end: Callable[[], None]) -> int:
+def _execute(
+    program: PythonProgram, *, lazy: bool, recording: bool, at_end: Callable[[], None]
+) -> int:
     module = ModuleType("__main__")
     module.__dict__.update(
         __builtins__=builtins,

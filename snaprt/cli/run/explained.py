@@ -15,7 +15,7 @@ from snaprt.cli import output
 from snaprt.errors import UsageError
 
 if TYPE_CHECKING:
-    from snaprt.explain.cuts import Collector, Row, Rows
+    from snaprt.explain.cuts import Collector, GraphBreakRow, GraphBreakRows
 
 SCHEMA: Final = "snaprt.explain"
 VERSION: Final = 1
@@ -35,7 +35,7 @@ class RunExplained:
     def __init__(self, *, shown: bool, file: Path | None) -> None:
         self._shown = shown
         self._file = None if file is None else file.expanduser().absolute()
-        self._rows: Rows | None = None
+        self._rows: GraphBreakRows | None = None
         self._collector: Collector | None = None
         if self._file is not None and not self._file.parent.is_dir():
             raise UsageError(
@@ -46,10 +46,10 @@ class RunExplained:
             after_import.call_after_import("jax", self._begin)
 
     def _begin(self) -> None:
-        from snaprt.explain.cuts import Collector, Rows
+        from snaprt.explain.cuts import Collector, GraphBreakRows
         from snaprt.runtime.events import subscribe
 
-        self._rows = Rows()
+        self._rows = GraphBreakRows()
         self._collector = Collector(self._rows.add)
         subscribe(self._collector)
 
@@ -78,7 +78,7 @@ class RunExplained:
         output.log.print(explain_rows(rows))
 
 
-def _places(rows: tuple[Row, ...]) -> Iterator[dict[str, Any]]:
+def _places(rows: tuple[GraphBreakRow, ...]) -> Iterator[dict[str, Any]]:
     from snaprt.runtime.graph_breaks import describe_break
 
     for row in rows:

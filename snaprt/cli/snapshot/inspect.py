@@ -14,7 +14,7 @@ import numpy as np
 from snaprt_replay.compare.array_statistics import describe
 from snaprt_replay.load import contents
 from snaprt_replay.load.case import NamedArray
-from snaprt_replay.load.contents import Contents
+from snaprt_replay.load.contents import FileContents
 from snaprt_replay.report import shown
 
 from snaprt.cli import output, tables
@@ -68,7 +68,7 @@ def command(
         _print_summary(found, as_json)
 
 
-def _print_text(found: Contents, form: Literal["hlo", "stablehlo"], as_json: bool) -> None:
+def _print_text(found: FileContents, form: Literal["hlo", "stablehlo"], as_json: bool) -> None:
     text = found.module_text(form)
     if as_json:
         output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": found.path, form: text})
@@ -76,7 +76,7 @@ def _print_text(found: Contents, form: Literal["hlo", "stablehlo"], as_json: boo
         click.echo(tables.printable(text))
 
 
-def _print_array(found: Contents, array: NamedArray, save: Path | None, as_json: bool) -> None:
+def _print_array(found: FileContents, array: NamedArray, save: Path | None, as_json: bool) -> None:
     if save is not None:
         _save(save, array)
     statistics = describe(array)
@@ -94,7 +94,7 @@ def _save(path: Path, array: NamedArray) -> None:
     print(f"saved {array.name} to {path}", file=sys.stderr)
 
 
-def _print_summary(found: Contents, as_json: bool) -> None:
+def _print_summary(found: FileContents, as_json: bool) -> None:
     statistics = [(role, describe(array)) for role, array in found.arrays()]
     if as_json:
         data: dict[str, Any] = {

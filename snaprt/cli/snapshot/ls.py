@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, NoReturn
 import click
 from snaprt_replay.report import shown
 
-from snaprt.cli import output, tables
+from snaprt.cli import output, progress, tables
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.cli.snapshot import ranks
 from snaprt.errors import SnaprtError, SnapshotError, UsageError
@@ -40,7 +40,7 @@ _COLUMNS: Final = (
 
 
 @dataclass(frozen=True)
-class Row:
+class ExecutionRow:
     """What was recorded of one execution on one device; the keys of ``--json``."""
 
     files: Mapping[str, Path]  # by what they hold
@@ -130,7 +130,7 @@ def command(
     pattern = None if graph is None else _compiled(graph)
     steps, executions = _range(step), _range(execution)
 
-    def is_wanted(row: Row) -> bool:
+    def is_wanted(row: ExecutionRow) -> bool:
         return (
             (pattern is None or pattern.search(row.graph) is not None)
             and steps[0] <= row.step <= steps[1]
@@ -139,7 +139,10 @@ def command(
             and (bool(row.error) or not failed)
         )
 
-    files, damaged = _read_all(place)
+    with progress.showing("reading") as line:
+        files, damaged = _read_all(place, line.done)
+        if not by_rank:
+            damaged += _damaged_arrays(place, files, check)
     if by_rank:
         by_ranks = ranks.rows_of_ranks(place, [file.manifest.execution for file in files])
         if as_json:
@@ -149,7 +152,6 @@ def command(
         else:
             ranks.show(by_ranks)
         _exit(context, damaged)
-    damaged += _damaged_arrays(place, files, check)
     rows = list(filter(is_wanted, _rows(files)))
     store = prune.stored_arrays(place) if place.is_dir() else []
     store_bytes = sum(path.stat().st_size for path in store)
@@ -174,7 +176,7 @@ def _compiled(text: str) -> re.Pattern[str]:
         raise UsageError(f"--graph {text!r} is not a valid regular expression: {error}") from error
 
 
-def _read_all(place: Path) -> tuple[list[_Listed], list[str]]:
+def _read_all(place: Path, tell: Callable[[int, int], None]) -> tuple[list[_Listed], list[str]]:
     if not place.is_dir() and not places.is_pack_file(place):
         raise UsageError(
             f"{place} is neither a directory nor a packed file",
@@ -184,11 +186,12 @@ def _read_all(place: Path) -> tuple[list[_Listed], list[str]]:
     paths = places.snapshots_in(place)
     if not paths and place.is_file():
         damaged.append(f"{place} is damaged: it holds no readable snapshot")
-    for path in paths:
+    for count, path in enumerate(paths, 1):
         try:
             files.append(_Listed(path, *read_manifest(path)))
         except SnaprtError as error:
             damaged.append(error.message)
+        tell(count, len(paths))
     return files, damaged
 
 
@@ -217,7 +220,7 @@ def _damaged_arrays(place: Path, files: Sequence[_Listed], check: bool) -> Itera
             yield f"cannot read an array that {file.path} needs: {error.filename}: {reason}"
 
 
-def _rows(files: Iterable[_Listed]) -> list[Row]:
+def _rows(files: Iterable[_Listed]) -> list[ExecutionRow]:
     pairs: dict[str, dict[str, _Listed]] = {}
     for file in files:
         role = file.manifest.execution.role
@@ -229,11 +232,11 @@ def _rows(files: Iterable[_Listed]) -> list[Row]:
     )
 
 
-def _row(pair: Mapping[str, _Listed]) -> Row:
+def _row(pair: Mapping[str, _Listed]) -> ExecutionRow:
     executions = [file.manifest.execution for file in pair.values()]
     first = executions[0]
     stored = {member: size for file in pair.values() for member, size in file.stored.items()}
-    return Row(
+    return ExecutionRow(
         files={role: file.path for role, file in pair.items()},
         graph=first.name,
         graph_id=first.graph_id,
@@ -259,7 +262,7 @@ def _types(file: _Listed | None) -> tuple[str, ...] | None:
     return tuple(tables.type_text(array.dtype, array.shape) for array in file.manifest.arrays)
 
 
-def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:
+def _show(rows: list[ExecutionRow], stored: int, stored_bytes: int) -> None:
     if rows:
         output.console.print(FittedTable(_COLUMNS, [_cells(row) for row in rows]))
     total = format_size(sum(row.file_bytes for row in rows))
@@ -270,7 +273,7 @@ def _show(rows: list[Row], stored: int, stored_bytes: int) -> None:
         output.log.print(f"{stored} stored arrays, {format_size(stored_bytes)}")
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: ExecutionRow) -> list[str]:
     return [
         shown.name(row.graph),
         "-" if row.step < 0 else str(row.step),

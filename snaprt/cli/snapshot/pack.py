@@ -39,7 +39,11 @@ _PATH: Final = click.Path(path_type=Path)
 @click.option("--replace", is_flag=True, help="Overwrite OUT if it exists.")
 @output.json_option
 def pack_command(
-    files: tuple[Path, ...], out: Path, kinds: Sequence[redact.Kind], replace: bool, as_json: bool
+    files: tuple[Path, ...],
+    out: Path,
+    kinds: Sequence[redact.RedactionKind],
+    replace: bool,
+    as_json: bool,
 ) -> None:
     """Pack recorded executions into one file: inputs, outputs, all devices, stored arrays.
 
@@ -122,7 +126,8 @@ def prune_command(directory: Path, age: float, dry_run: bool, as_json: bool) -> 
     Example:
       snaprt prune dump --dry-run
     """
-    found = orphans(directory, age) if dry_run else prune(directory, age)
+    with progress.showing("looking for arrays that nothing uses"):
+        found = orphans(directory, age) if dry_run else prune(directory, age)
     if as_json:
         output.emit_json(PRUNE_SCHEMA, SCHEMA_VERSION, {"removed": not dry_run, "arrays": found})
         return

@@ -35,7 +35,7 @@ _STARTED: Final = 18  # of the numbers of a process in /proc: when it started
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingExecution:
     """An execution that other ranks have recorded, and this one has not."""
 
     graph: str
@@ -45,17 +45,17 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Row:
+class RankRow:
     """One rank; the keys of ``--json``."""
 
     rank: int
     state: RankState | None  # None if it left none
     status: str  # how it ended, or what it does now; "" if it left no state
     recorded: int  # executions
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingExecution, ...]
 
 
-def rows_of_ranks(place: Path, executions: Iterable[schema.Execution]) -> list[Row]:
+def rows_of_ranks(place: Path, executions: Iterable[schema.ExecutionRecord]) -> list[RankRow]:
     """Return what is known of each rank, given what was recorded into a folder.
 
     Raises:
@@ -82,19 +82,19 @@ def rows_of_ranks(place: Path, executions: Iterable[schema.Execution]) -> list[R
     for rank in sorted(set(states).union(*expected.values())):
         said = _said_missing(place, rank)
         missing = [
-            Missing(names[key], *key, why=said.get(key, ""))
+            MissingExecution(names[key], *key, why=said.get(key, ""))
             for key in sorted(names)
             if rank not in present[key] and (rank in expected[key] or key in said)
         ]
         missing += [
-            Missing(names[key], *key, why=f"no inputs of device {device}")
+            MissingExecution(names[key], *key, why=f"no inputs of device {device}")
             for key in sorted(with_inputs)
             for device in sorted(_without_inputs(devices.get((key, rank), {})))
         ]
         recorded = sum(rank in each for each in present.values())
         state = states.get(rank)
         status = "" if state is None else _status(state)
-        rows.append(Row(rank, state, status, recorded, tuple(missing)))
+        rows.append(RankRow(rank, state, status, recorded, tuple(missing)))
     return rows
 
 
@@ -119,7 +119,7 @@ def _said_missing(place: Path, rank: int) -> Mapping[tuple[str, int], str]:
     return found
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[RankRow]) -> None:
     """Print a table of ranks."""
     if not rows:
         output.log.print("No rank has left a state here, and nothing is recorded.")
@@ -127,7 +127,7 @@ def show(rows: list[Row]) -> None:
     output.console.print(FittedTable(_COLUMNS, [_cells(row) for row in rows]))
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: RankRow) -> list[str]:
     state = row.state
     seen = "-"
     if state is not None:
@@ -169,7 +169,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MOST_SIGNS else text[: _MOST_SIGNS - 3] + "..."
 
 
-def _missing_text(missing: tuple[Missing, ...]) -> str:
+def _missing_text(missing: tuple[MissingExecution, ...]) -> str:
     texts = [
         f"{tables.printable(each.graph)} {each.execution}"
         + (f" ({tables.printable(each.why)})" if each.why else "")

@@ -125,7 +125,7 @@ _LARGEST_CONSTANT: Final = 16
 
 
 @dataclass(frozen=True)
-class Form:
+class GraphForm:
     """A form of a graph."""
 
     file: str  # the name of its file
@@ -158,12 +158,12 @@ def _optimized_hlo(run: Execution, nodes: Sequence[ShownNode]) -> str:
 
 DRAWING: Final = "graph.svg"
 FORMS: Final = (
-    Form(DRAWING, "Drawing", _drawing),
-    Form("graph.txt", "Nodes", lambda run, nodes: as_text(nodes)),
-    Form("graph.dot", "Graphviz", lambda run, nodes: as_dot(nodes)),
-    Form("jaxpr.txt", "Jaxpr", _jaxpr),
-    Form("module.stablehlo.mlir", "StableHLO", _stablehlo),
-    Form("optimised.hlo", "Optimized HLO", _optimized_hlo),
+    GraphForm(DRAWING, "Drawing", _drawing),
+    GraphForm("graph.txt", "Nodes", lambda run, nodes: as_text(nodes)),
+    GraphForm("graph.dot", "Graphviz", lambda run, nodes: as_dot(nodes)),
+    GraphForm("jaxpr.txt", "Jaxpr", _jaxpr),
+    GraphForm("module.stablehlo.mlir", "StableHLO", _stablehlo),
+    GraphForm("optimised.hlo", "Optimized HLO", _optimized_hlo),
 )
 
 

@@ -108,7 +108,7 @@ def index_of(index: Sequence[slice], shape: Sequence[int]) -> schema.Index:
 
 
 def gather(
-    execution: schema.Execution,
+    execution: schema.ExecutionRecord,
     artifacts: Callable[[], ModuleArtifacts],
     names: Sequence[str],
     arrays: Sequence[Any],

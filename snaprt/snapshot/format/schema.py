@@ -174,7 +174,7 @@ class RecheckRecord:
 
 
 @dataclass(frozen=True)
-class Execution:
+class ExecutionRecord:
     """Which execution was recorded, and what surrounded it."""
 
     role: Role  # which arrays of the execution the file holds
@@ -223,7 +223,7 @@ def first_line(error: str) -> str:
 class Manifest:
     """Everything in a snapshot file but the bytes of the module and of the arrays."""
 
-    execution: Execution
+    execution: ExecutionRecord
     module: Mapping[str, MemberRecord]
     arrays: tuple[ArrayRecord, ...]
     shardings: tuple[ShardingRecord, ...] = ()
@@ -250,7 +250,7 @@ class ArrayContent(ArrayTraits):
 class Contents:
     """All that goes into one snapshot file."""
 
-    execution: Execution
+    execution: ExecutionRecord
     module: ModuleBytes
     arrays: Sequence[ArrayContent | ArrayRecord]  # a record: nothing is to be written of it
     shardings: tuple[ShardingRecord, ...] = ()
@@ -284,7 +284,7 @@ def from_json(text: bytes) -> Manifest:
         raise ValueError(f"its manifest: {error}") from error
 
 
-def file_name(execution: Execution) -> str:
+def file_name(execution: ExecutionRecord) -> str:
     """Return the snapshot's file name, safe on every common file system."""
     name = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", execution.name).strip(".")[:_LONGEST_NAME]
     return (
@@ -296,7 +296,7 @@ def file_name(execution: Execution) -> str:
     )
 
 
-def _again(execution: Execution) -> str:
+def _again(execution: ExecutionRecord) -> str:
     is_first = execution.run_number == 1 or execution.role == "inputs"
     return "" if is_first else f"-again{execution.run_number}"
 

@@ -151,10 +151,10 @@ def describe(
     index: int,
     device: jaxapi.Device,
     cause: Cause,
-) -> schema.Execution:
+) -> schema.ExecutionRecord:
     """Return what the manifest says of an execution on one device."""
     executable = held.executable
-    return schema.Execution(
+    return schema.ExecutionRecord(
         role=role,
         name=executable.name,
         graph_id=executable.graph_id,
@@ -188,7 +188,7 @@ def describe(
 
 
 def contents(
-    execution: schema.Execution, held: HeldExecution, device: jaxapi.Device
+    execution: schema.ExecutionRecord, held: HeldExecution, device: jaxapi.Device
 ) -> schema.Contents:
     """Gather what goes into the file; in the writer's thread, so that it may take its time."""
     is_inputs = execution.role == "inputs"

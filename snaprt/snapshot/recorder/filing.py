@@ -198,7 +198,7 @@ def names_of(held: HeldExecution, cause: Cause) -> list[Path]:
 
 def _files(
     held: HeldExecution, role: schema.Role, cause: Cause
-) -> Iterator[tuple[schema.Execution, jaxapi.Device]]:
+) -> Iterator[tuple[schema.ExecutionRecord, jaxapi.Device]]:
     """Yield all that the callback allows to be recorded of each device."""
     for index, device in _devices(held, role, None):
         yield describe(held, role, index, device, cause), device

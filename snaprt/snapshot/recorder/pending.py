@@ -30,7 +30,7 @@ from snaprt.snapshot.recorder.plan import Hold, Plan
 _POLL_SECONDS = 0.001
 
 
-class Executable(Protocol):
+class RecordedExecutable(Protocol):
     """What the recorder needs to know of an executable."""
 
     @property
@@ -103,7 +103,7 @@ def is_there_or_gone(array: Any) -> bool:
 class HeldExecution:
     """One execution, with its arrays."""
 
-    executable: Executable  # what ran
+    executable: RecordedExecutable  # what ran
     plan: Plan  # what was to be recorded when it began
     moment: Moment  # which execution it is
     devices: tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]  # that may be recorded: roles

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import jax
 
-from snaprt.snapshot.recorder.pending import Executable, is_there_or_gone
+from snaprt.snapshot.recorder.pending import RecordedExecutable, is_there_or_gone
 from snaprt.snapshot.recorder.writer import afresh_in_children
 
 LAST: Final = 16
@@ -46,7 +46,7 @@ class Running:
 
     __slots__ = ("began", "executable", "execution", "output", "phase", "step")
 
-    def __init__(self, executable: Executable, execution: int, step: int) -> None:
+    def __init__(self, executable: RecordedExecutable, execution: int, step: int) -> None:
         self.executable = executable
         self.execution = execution
         self.step = step
@@ -90,7 +90,7 @@ class Progress:
         self._finds: dict[int, tuple[Find, bool]] = {}
         self._looking = threading.Lock()
 
-    def begin(self, executable: Executable, step: int) -> Running:
+    def begin(self, executable: RecordedExecutable, step: int) -> Running:
         """Learn that an execution is about to begin."""
         if self.compiling:  # of this thread, it failed
             self.compile_ended()
@@ -118,7 +118,7 @@ class Progress:
         except Exception:  # it returned nothing that can be asked
             self._end(running, "ended")
 
-    def passed(self, executable: Executable, step: int) -> None:
+    def passed(self, executable: RecordedExecutable, step: int) -> None:
         """Learn of an execution after its call, where nobody looks closely."""
         count = self._counts.get(executable.number, 0)
         self._counts[executable.number] = count + 1
@@ -242,7 +242,7 @@ def _finder(path: Any) -> Find:
 
 
 _progress: Progress | None = None
-_tell: Callable[[Executable], None] | None = None
+_tell: Callable[[RecordedExecutable], None] | None = None
 _starting = threading.Lock()
 
 
@@ -251,12 +251,12 @@ def watched() -> Progress | None:
     return _progress
 
 
-def told() -> Callable[[Executable], None] | None:
+def told() -> Callable[[RecordedExecutable], None] | None:
     """Return what is called with each program that is about to run, if anything is."""
     return _tell
 
 
-def tell_of_each(tell: Callable[[Executable], None] | None) -> None:
+def tell_of_each(tell: Callable[[RecordedExecutable], None] | None) -> None:
     """Call ``tell`` with each program that is about to run; None for no more."""
     global _tell
     _tell = tell

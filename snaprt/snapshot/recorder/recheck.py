@@ -23,7 +23,7 @@ from snaprt.snapshot.recorder import bits
 from snaprt.snapshot.recorder.conditions import Condition
 from snaprt.snapshot.recorder.describe import Cause, describe_device
 from snaprt.snapshot.recorder.filing import Filing
-from snaprt.snapshot.recorder.pending import Executable, HeldExecution
+from snaprt.snapshot.recorder.pending import HeldExecution, RecordedExecutable
 from snaprt.snapshot.recorder.triggers import OTHER_DEVICE
 
 SECONDS_TO_MEET: Final = 10.0
@@ -68,7 +68,7 @@ class Rechecks:
         self._not_deterministic: set[str] = set()  # graphs
         self._said: set[object] = set()  # of copies that differ
 
-    def applies(self, executable: Executable, conditions: Sequence[Condition]) -> bool:
+    def applies(self, executable: RecordedExecutable, conditions: Sequence[Condition]) -> bool:
         """Return whether executions may run again for these conditions; say once why not.
 
         What it goes by is the same in all processes of a program.
@@ -300,7 +300,7 @@ class Rechecks:
         return False
 
 
-def spans_processes(executable: Executable) -> bool:
+def spans_processes(executable: RecordedExecutable) -> bool:
     """Return whether a program runs on devices of several processes."""
     return len(jaxapi.processes_of(executable.devices)) > 1
 

@@ -47,8 +47,8 @@ from snaprt.snapshot.recorder.failures import (
 from snaprt.snapshot.recorder.filing import KEEP_LAST, Filing, Ring
 from snaprt.snapshot.recorder.outcomes import Outcomes, OutcomeWatch
 from snaprt.snapshot.recorder.pending import (
-    Executable,
     HeldExecution,
+    RecordedExecutable,
     about_to_delete,
     about_to_donate,
     hold_inputs,
@@ -101,7 +101,7 @@ class Resting:
         return wants_next
 
 
-_Begun = tuple[Executable, Plan, Prospect, _Seen, Sequence[Any], int, int, float]
+_Begun = tuple[RecordedExecutable, Plan, Prospect, _Seen, Sequence[Any], int, int, float]
 """An execution that has begun, of which nothing is wanted yet: with its inputs, how many came
 before, and when it began, as `HeldExecution` says it twice."""
 
@@ -161,7 +161,7 @@ class Recorder:
         plan = current_plan()
         return plan is not None and plan.waits_for_errors
 
-    def ignores(self, executable: Executable) -> bool:
+    def ignores(self, executable: RecordedExecutable) -> bool:
         """Return whether nothing of an executable can be recorded: no condition has its name.
 
         All ranks that run it get the same answer, for it decides what they compile.
@@ -183,7 +183,7 @@ class Recorder:
             self.writer.complain(error)
             return True
 
-    def rest(self, executable: Executable) -> Resting | None:
+    def rest(self, executable: RecordedExecutable) -> Resting | None:
         """Return what counts the next executions of an executable, of which nothing is wanted.
 
         Returns:
@@ -223,7 +223,7 @@ class Recorder:
             metrics.counter_add("SnapshotMissed")
             self._say_once(f"an execution of {name} is not recorded: {reason}")
 
-    def has_no_flag(self, executable: Executable, error: Exception) -> None:
+    def has_no_flag(self, executable: RecordedExecutable, error: Exception) -> None:
         """Learn that a program could not be compiled to say whether it has a NaN; say so once."""
         self._say_once(
             f"{executable.name}.{executable.graph_id} runs as it is, and its results are read to "
@@ -238,7 +238,7 @@ class Recorder:
     # What happens to executions, in order.
 
     def before(
-        self, executable: Executable, inputs: Sequence[Any]
+        self, executable: RecordedExecutable, inputs: Sequence[Any]
     ) -> HeldExecution | _Begun | None:
         """See an execution begin: judge the conditions, and queue its inputs if they are wanted.
 
@@ -337,7 +337,7 @@ class Recorder:
             self.writer.complain(raised)
 
     def compile_failed(
-        self, executable: Executable, inputs: Sequence[Any], error: BaseException
+        self, executable: RecordedExecutable, inputs: Sequence[Any], error: BaseException
     ) -> None:
         """Learn that a program could not be compiled; record it with what it would have run on."""
         held = self.before(executable, inputs)
@@ -421,10 +421,10 @@ class Recorder:
         self.writer.end()
         self._outcomes.sharing.leave()
 
-    def _meet(self, executable: Executable) -> _Seen:
+    def _meet(self, executable: RecordedExecutable) -> _Seen:
         return self._seen.setdefault(executable.number, _Seen(executable.name))
 
-    def _prospect(self, plan: Plan, executable: Executable) -> Prospect:
+    def _prospect(self, plan: Plan, executable: RecordedExecutable) -> Prospect:
         """Return which conditions of a plan may hold of an executable, and when; judge it once."""
         seen = self._seen.get(executable.number) or self._meet(executable)
         judged, hopes = seen.prospect
@@ -437,7 +437,7 @@ class Recorder:
             seen.prospect = plan, hopes
         return hopes
 
-    def _moment(self, plan: Plan, executable: Executable, count: int, step: int) -> Moment:
+    def _moment(self, plan: Plan, executable: RecordedExecutable, count: int, step: int) -> Moment:
         seconds = time.monotonic() - self._began
         return Moment(executable.name, executable.graph_id, count, step, seconds, self._rank)
 
@@ -447,7 +447,7 @@ class Recorder:
         conditions: Sequence[Condition],
         count: int,
         step: int,
-        executable: Executable,
+        executable: RecordedExecutable,
         inputs: Sequence[Any],
         seen: _Seen,
     ) -> HeldExecution | None:
@@ -524,7 +524,7 @@ class Recorder:
             self._last = held
 
     def _devices(
-        self, executable: Executable, count: int, seen: _Seen
+        self, executable: RecordedExecutable, count: int, seen: _Seen
     ) -> tuple[tuple[int, jaxapi.Device, frozenset[str]], ...]:
         """Return this process's devices of which the callback lets something be recorded."""
         if seen.devices is None:

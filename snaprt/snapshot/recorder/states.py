@@ -20,7 +20,7 @@ import msgspec
 
 from snaprt import stacks
 from snaprt.errors import UsageError
-from snaprt.processes import Place, place_in_job
+from snaprt.processes import ProcessPlace, place_in_job
 from snaprt.whole_files import write_whole
 
 if TYPE_CHECKING:  # who reads states does not need JAX
@@ -40,7 +40,7 @@ _log = logging.getLogger("snaprt.states")
 
 
 @dataclass(frozen=True)
-class RankState(Place):
+class RankState(ProcessPlace):
     """How far one process of a job is.
 
     Attributes:
@@ -106,7 +106,7 @@ def missing_file(folder: Path, rank: int) -> Path:
     return folder / FOLDER / f"missing-{rank:06d}.jsonl"
 
 
-def state_now(progress: Progress, place: Place) -> RankState:
+def state_now(progress: Progress, place: ProcessPlace) -> RankState:
     """Return how far this process is."""
     last: Sequence[Running] = tuple(progress.last)
     running = last[-1] if last else None

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import jax
+
 from snaprt import jaxapi, metrics
 from snaprt.snapshot.format.leftovers import remove_leftovers
 from snaprt.snapshot.format.schema import Contents
@@ -138,8 +140,13 @@ class SnapshotWriter:
             "SnapshotWriteError counts all.",
             f"{what}: " if what and what not in str(error) else "",
             error if str(error) else type(error).__name__,
-            # An error of ours says what to do; of any other, only the traceback helps.
-            exc_info=None if system_error or hasattr(error, "hint") else error,
+            # An error of ours says what to do, and the device's what it could not compute; of any
+            # other, only the traceback helps.
+            exc_info=None
+            if system_error
+            or hasattr(error, "hint")
+            or isinstance(error, jax.errors.JaxRuntimeError)
+            else error,
         )
 
     def _has_thread(self) -> bool:

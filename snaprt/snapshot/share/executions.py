@@ -26,7 +26,7 @@ _OF_ONE_DEVICE = re.compile(
 _OF_ANOTHER_PROCESS = re.compile(r"-run\w{8}-executable\d{6}(?=-device\d{6})")
 
 
-def contradiction(one: schema.Execution, other: schema.Execution) -> str:
+def contradiction(one: schema.ExecutionRecord, other: schema.ExecutionRecord) -> str:
     """Say in words why two files are not of one execution; nothing where they are.
 
     Each process numbers its own executables, and has a name for its run.
@@ -154,7 +154,7 @@ def _is_beside(file: SnapshotFile, other: Path) -> bool:
         return False
 
 
-def _second_run(execution: schema.Execution) -> schema.Execution:
+def _second_run(execution: schema.ExecutionRecord) -> schema.ExecutionRecord:
     return dataclasses.replace(execution, role="outputs", run_number=2)
 
 
@@ -225,7 +225,7 @@ def _file_of_device(file: SnapshotFile, role: schema.Role, number: int, run: int
 
 
 def _why_not(
-    execution: schema.Execution, other: SnapshotFile, role: schema.Role, number: int
+    execution: schema.ExecutionRecord, other: SnapshotFile, role: schema.Role, number: int
 ) -> str:
     theirs, device = other.manifest.execution, execution.devices[number]
     if theirs.role != role:
@@ -259,7 +259,9 @@ def _candidates(file: SnapshotFile, role: schema.Role, number: int, run: int) ->
     )
 
 
-def _expected_name(execution: schema.Execution, role: schema.Role, number: int, run: int) -> str:
+def _expected_name(
+    execution: schema.ExecutionRecord, role: schema.Role, number: int, run: int
+) -> str:
     device = execution.devices[number]
     before = [one for one in execution.devices[:number] if one.process == device.process]
     return schema.file_name(

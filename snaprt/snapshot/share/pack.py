@@ -24,7 +24,7 @@ from snaprt.snapshot.format.leftovers import remove_leftovers, temporary_folder,
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.share.executions import whole_executions
-from snaprt.snapshot.share.redact import Kind, Redaction, redact
+from snaprt.snapshot.share.redact import Redaction, RedactionKind, redact
 
 COMMENT: Final = b"snaprt-pack 1.0"
 _COMMENT: Final = re.compile(rb"snaprt-pack (\d{1,6})\.\d+")
@@ -43,7 +43,7 @@ class Packed:
 
 
 def pack(
-    files: Sequence[Path], out: Path, kinds: Sequence[Kind] = (), replace: bool = False
+    files: Sequence[Path], out: Path, kinds: Sequence[RedactionKind] = (), replace: bool = False
 ) -> Packed:
     """Make one self-contained file of snapshots and the stored arrays that they refer to.
 
@@ -75,7 +75,9 @@ def pack(
     return packed
 
 
-def _write(file: BinaryIO, paths: Sequence[Path], out: Path, kinds: Sequence[Kind]) -> Packed:
+def _write(
+    file: BinaryIO, paths: Sequence[Path], out: Path, kinds: Sequence[RedactionKind]
+) -> Packed:
     snapshots: dict[str, None] = {}
     arrays: dict[str, None] = {}
     notes: dict[str, None] = {}

@@ -26,8 +26,8 @@ from snaprt.hlo.proto import HloModuleProto, parse, serialize
 from snaprt.snapshot.format import schema, seeded
 from snaprt.snapshot.format.read import SnapshotFile
 
-Kind = Literal["values", "names", "paths"]
-KINDS: Final[tuple[Kind, ...]] = ("values", "names", "paths")
+RedactionKind = Literal["values", "names", "paths"]
+KINDS: Final[tuple[RedactionKind, ...]] = ("values", "names", "paths")
 
 TAKEN_OUT: Final = "(redacted)"
 _LARGE_CONSTANT = 1024  # bytes: smaller ones are part of what is computed
@@ -39,7 +39,7 @@ _PATH = re.compile(r"[/\\]|^~")
 class Redaction:
     """What is taken out of the snapshots that are packed together."""
 
-    kinds: frozenset[Kind]
+    kinds: frozenset[RedactionKind]
     # Makes the seeds, so that equal arrays get equal ones, and nobody can test a guess.
     secret: bytes = dataclasses.field(default_factory=lambda: os.urandom(32), repr=False)
 
@@ -77,7 +77,7 @@ def redact(file: SnapshotFile, redaction: Redaction) -> tuple[schema.Contents, t
 class _Names:
     """The neutral names of what has one in an execution."""
 
-    def __init__(self, execution: schema.Execution, axes: Sequence[str]) -> None:
+    def __init__(self, execution: schema.ExecutionRecord, axes: Sequence[str]) -> None:
         self._sides: Mapping[str, Sequence[str]] = {
             "inputs": execution.input_names,
             "outputs": execution.output_names,
@@ -104,8 +104,8 @@ class _Names:
 
 
 def _redact_execution(
-    execution: schema.Execution, names: _Names, kinds: frozenset[Kind]
-) -> schema.Execution:
+    execution: schema.ExecutionRecord, names: _Names, kinds: frozenset[RedactionKind]
+) -> schema.ExecutionRecord:
     # An older version of us recorded more of the environment than is to be shared.
     environment = {
         name: variables.without_credentials(value)
@@ -180,7 +180,7 @@ def _summary(file: SnapshotFile, record: schema.ArrayRecord, secret: bytes) -> M
     return seeded.summarize(file.array(record.name), seed)
 
 
-def _redact_module(file: SnapshotFile, kinds: frozenset[Kind]) -> schema.ModuleBytes:
+def _redact_module(file: SnapshotFile, kinds: frozenset[RedactionKind]) -> schema.ModuleBytes:
     module = file.module
     if kinds <= {"values"}:
         return module
@@ -236,7 +236,7 @@ def _check_no_path_is_left(file: SnapshotFile, contents: schema.Contents) -> Non
 
 
 def _notes(
-    file: SnapshotFile, module: schema.ModuleBytes, kinds: frozenset[Kind]
+    file: SnapshotFile, module: schema.ModuleBytes, kinds: frozenset[RedactionKind]
 ) -> tuple[str, ...]:
     parsed: Any = parse(HloModuleProto, module.hlo, file.path)
     instructions = [one for part in parsed.computations for one in part.instructions]

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from snaprt.errors import UsageError
 from snaprt_replay.load.case import CompilerOption
 
-Kind = Literal[
+VariantKind = Literal[
     "recorded",
     "device",
     "f64",
@@ -56,7 +56,7 @@ class Variant:
     """
 
     text: str
-    kind: Kind
+    kind: VariantKind
     device: str | None = None
     options: tuple[tuple[str, CompilerOption], ...] = ()
     python: str | None = None
@@ -123,7 +123,7 @@ def _parse_first(text: str, first: str) -> Variant:
     raise _not_a_variant(text, f"{first!r} is neither a kind nor a device")
 
 
-_KINDS: Final[Mapping[str, Kind]] = {
+_KINDS: Final[Mapping[str, VariantKind]] = {
     "recorded": "recorded",
     "f64": "f64",
     "random-rounding": "random-rounding",
