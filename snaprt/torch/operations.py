@@ -399,12 +399,19 @@ def _with_factor(base: str, keyword: str) -> dict[Any, Callable[..., Any]]:
     }
 
 
+def _full_like(tensor: Any, fill_value: Any, **options: Any) -> Any:
+    if isinstance(fill_value, torch.Tensor):  # as an optimizer's learning rate is
+        return torch.zeros_like(tensor, **options) + fill_value
+    return torch.full_like(tensor, fill_value, **options)
+
+
 # How a function is called on tensors of torchax, where PyTorch's own is not the right way.
 _OPERATORS: Final[dict[Any, Any]] = {
     **_with_factor("add", "alpha"),
     **_with_factor("sub", "alpha"),
     **_with_factor("addcmul", "value"),
     **_with_factor("addcdiv", "value"),
+    torch.full_like: _full_like,
     _T.__setitem__: operator.setitem,
     _T.__getitem__: operator.getitem,
 }

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.nn.utils import clip_grad
+from torch.optim import adagrad
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -491,7 +492,10 @@ def _on_device_variant(optimizer: torch.optim.Optimizer, rates: Any) -> Iterator
     """Let an optimizer read no values, and take its learning rates from an array."""
     groups = optimizer.param_groups
     held = [dict(group) for group in groups]
+    own: Any = adagrad
+    get_value = own._get_value
     try:
+        own._get_value = lambda value: value  # it has no variant that reads no values
         for index, group in enumerate(groups):
             group["lr"] = Tensor(rates[index])
             group["foreach"] = group["fused"] = False
@@ -502,6 +506,7 @@ def _on_device_variant(optimizer: torch.optim.Optimizer, rates: Any) -> Iterator
                 group["betas"] = tuple([_Decay(b) if isinstance(b, float) else b for b in betas])
         yield
     finally:
+        own._get_value = get_value
         for group, before in zip(groups, held, strict=True):
             group.clear()
             group.update(before)
