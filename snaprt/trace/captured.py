@@ -25,7 +25,7 @@ from snaprt.trace.array import LazyArray
 Data = Any
 """Nested tuples, hashable; equal for what traces to the same."""
 
-_PLAIN: Final = frozenset({bool, int, complex, str, bytes, type(None), type(Ellipsis), range})
+_PLAIN: Final = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), range})
 _SEQUENCES: Final = frozenset({tuple, list, collections.deque})
 _GUARDED: Final = frozenset({bool, int, float, str, tuple, list, dict})  # attributes of classes
 _MAX_DEPTH: Final = 64
@@ -129,8 +129,8 @@ class _Capture:
             return self._array(value)
         if kind in _PLAIN:
             return (kind, value)
-        if kind is float:
-            return (kind, value.hex(), Held(value))  # NaN equals itself, and 0.0 is not -0.0
+        if kind is float or kind is complex:
+            return (kind, repr(value), Held(value))  # NaN equals itself, and 0.0 is not -0.0
         if depth > _MAX_DEPTH:
             raise NotCapturedError("it is nested too deeply")
         below = depth + 1

@@ -198,6 +198,7 @@ TRANSFORMS: dict[str, Callable[[Any, Any], Any]] = {
         w
     ),
     "complex": lambda w, x: jax.grad(lambda w: jnp.abs(jnp.sum(w * 1j + x[0, 0])))(w),
+    "functions": lambda w, x: jax.vmap(lambda f, r: f(r), in_axes=(None, 0))(jnp.tanh, x),
     "integers": lambda w, x: jax.grad(lambda w, i: w[i].sum())(w, 1),
     "randomly": lambda w, x: jax.grad(lambda w, k: (w * jax.random.normal(k, w.shape)).sum())(
         w, jax.random.key(3)
@@ -256,6 +257,35 @@ def test_what_is_another_each_time_is_no_longer_followed(
     assert same_in_both(step, 30) <= 34  # forward and back
     (line,) = [r.getMessage() for r in caplog.records if "traced at every call" in r.getMessage()]
     assert "test_lazy_steady.py" in line
+
+
+def test_a_check_runs_effects_once_and_knows_equal_constants(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SNAPRT_STEADY_CHECK", "2")
+
+    def of_constants(w: Any) -> Any:
+        jax.debug.print("{}", w[0])
+        return jnp.sum(w * np.arange(3.0))
+
+    changed = metrics.counter_value("SteadyChanged")
+    with snaprt.lazy(steady=True):
+        for _ in range(4):
+            jax.grad(of_constants)(jnp.ones(3)).block_until_ready()
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("1.0") == 4
+    assert metrics.counter_value("SteadyChanged") == changed
+
+
+def test_objects_that_changed_are_traced_as_they_are_now() -> None:
+    rates = [1.0]
+
+    def step(number: int) -> Any:
+        rates[0] = (1.0, 2.0, 1.0, 2.0)[number]
+        held = (rates, lambda x: x * rates[0])  # without arrays, so not taken apart
+        return jax.grad(lambda w: held[1](jnp.sum(w)))(jnp.ones(2 + number))
+
+    same_in_both(step)
 
 
 class Hidden(dict[str, float]):
