@@ -25,6 +25,7 @@ from snaprt.compile.lower import refused
 from snaprt.compile.program import compile_program, uncompiled_program, unfinished_program
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Program
+from snaprt.interruptions import raise_if_interrupted
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
 from snaprt.runtime.events import (
@@ -473,6 +474,7 @@ def _run_part(
     except ExecutionError:  # the recorder stops the program; its arrays stay pending
         raise
     except Exception as error:
+        raise_if_interrupted(error)
         failure = failed_run(
             error,
             f"{executable.name}.{executable.graph_id}",

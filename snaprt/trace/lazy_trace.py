@@ -19,6 +19,7 @@ import numpy as np
 from snaprt import jaxapi, metrics
 from snaprt.graph.operation import Operation, operation
 from snaprt.graph.program import Literal, Placement, literal
+from snaprt.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.modes import NONE, Modes
 from snaprt.trace.pacing import ALONE, BYTES, Pacer, is_asked_for, most_bytes
@@ -314,7 +315,8 @@ class LazyTrace(jaxapi.Trace):
                 return "ref" if primitive.ref_primitive else "primitive"
             try:
                 results, effects, extent = _evaluate(what, primitive, operands, params)
-            except Exception:
+            except Exception as error:
+                raise_if_interrupted(error)
                 if jaxapi.has_own_implementation(primitive):  # which may look at values
                     return "shape"
                 raise

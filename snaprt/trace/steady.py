@@ -21,6 +21,7 @@ import jax
 
 from snaprt import jaxapi, metrics, settings
 from snaprt.graph.operation import is_same_program
+from snaprt.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray
 from snaprt.trace.captured import (
     Data,
@@ -113,6 +114,7 @@ def follow_transform(
             _check(known, function, arrays, operands)
         result = known.jitted(arrays, operands)
     except Exception as error:  # JAX's own way raises it again, unless only jitting does
+        raise_if_interrupted(error)
         known.is_followed = False
         metrics.counter_add("SteadyRefused")
         _log.info("%s is traced at every call: %s", _place(function), str(error).partition("\n")[0])

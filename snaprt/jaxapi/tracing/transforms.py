@@ -9,12 +9,9 @@ from typing import Any
 import jax
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import api as _api
-from jax._src import traceback_util as _traceback_util
 from jax._src.lax.control_flow import loops as _loops
 
 from snaprt.jaxapi.tracing.traces import current_trace_setting, once
-
-_traceback_util.register_exclusion(__file__)  # from the tracebacks of users' errors
 
 NOT_FOLLOWED = object()
 

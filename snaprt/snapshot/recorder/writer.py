@@ -21,6 +21,7 @@ from typing import Protocol
 import jax
 
 from snaprt import jaxapi, metrics
+from snaprt.interruptions import raise_if_interrupted
 from snaprt.snapshot.format.leftovers import remove_leftovers
 from snaprt.snapshot.format.schema import Contents
 from snaprt.snapshot.format.store import store_for
@@ -129,6 +130,7 @@ class SnapshotWriter:
 
     def complain(self, error: Exception, what: str = "") -> None:
         """Count a snapshot that could not be made; log it if it is the first for its cause."""
+        raise_if_interrupted(error)
         metrics.counter_add("SnapshotWriteError")
         system_error = error if isinstance(error, OSError) else error.__cause__
         cause = (type(error), getattr(system_error, "errno", None))
