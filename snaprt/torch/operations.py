@@ -30,7 +30,7 @@ from snaprt.torch.tensors import (
     to_cpu,
     write,
 )
-from snaprt.torch.traced import NO_STATE, Traced, autocast_type, on_device
+from snaprt.torch.traced import NO_STATE, Traced, autocast_type, drawing_by, on_device
 
 _MAX_KINDS: Final = 4096
 _kinds: dict[Any, Traced] = {}
@@ -125,6 +125,11 @@ def _run(
     if isinstance(out, torch.Tensor):
         rest = {name: value for name, value in kwargs.items() if name != "out"}
         return _copy(out, _run(func, args, rest, below_autograd=below_autograd))
+    generator = kwargs.get("generator")
+    if generator is not None:
+        rest = {name: value for name, value in kwargs.items() if name != "generator"}
+        with drawing_by(generator):
+            return _run(func, args, rest, below_autograd=below_autograd)
     if func in _ARITHMETIC:
         args = [scalar(a) if type(a) is float else a for a in args]
         kwargs = {name: scalar(a) if type(a) is float else a for name, a in kwargs.items()}
@@ -394,12 +399,19 @@ def _with_factor(base: str, keyword: str) -> dict[Any, Callable[..., Any]]:
     }
 
 
+def _full_like(tensor: Any, fill_value: Any, **options: Any) -> Any:
+    if isinstance(fill_value, torch.Tensor):  # as an optimizer's learning rate is
+        return torch.zeros_like(tensor, **options) + fill_value
+    return torch.full_like(tensor, fill_value, **options)
+
+
 # How a function is called on tensors of torchax, where PyTorch's own is not the right way.
 _OPERATORS: Final[dict[Any, Any]] = {
     **_with_factor("add", "alpha"),
     **_with_factor("sub", "alpha"),
     **_with_factor("addcmul", "value"),
     **_with_factor("addcdiv", "value"),
+    torch.full_like: _full_like,
     _T.__setitem__: operator.setitem,
     _T.__getitem__: operator.getitem,
 }
@@ -475,7 +487,8 @@ FACTORIES: Final[dict[str, Callable[..., Any]]] = {
         )
         for name, overload in (
             *(("arange", ""), ("arange", "start"), ("arange", "start_step")),
-            *(("linspace", ""), ("logspace", ""), ("eye", ""), ("eye", "m"), ("randperm", "")),
+            *(("linspace", ""), ("logspace", ""), ("eye", ""), ("eye", "m")),
+            *(("randperm", ""), ("randperm", "generator")),
             *(("tril_indices", ""), ("triu_indices", "")),
         )
     },

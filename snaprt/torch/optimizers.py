@@ -8,6 +8,7 @@ Optimizers that are not PyTorch's run as they are written, one operation at a ti
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import math
 import operator
@@ -41,6 +42,7 @@ from snaprt.torch.tensors import (
 from snaprt.trace.fast_path import follow_function
 
 _log = logging.getLogger("snaprt.torch")
+_adagrad: Any = importlib.import_module("torch.optim.adagrad")
 
 # Their steps read nothing but their groups, their state and gradients.
 _KNOWN: Final[tuple[type[torch.optim.Optimizer], ...]] = (
@@ -491,7 +493,9 @@ def _on_device_variant(optimizer: torch.optim.Optimizer, rates: Any) -> Iterator
     """Let an optimizer read no values, and take its learning rates from an array."""
     groups = optimizer.param_groups
     held = [dict(group) for group in groups]
+    get_value = _adagrad._get_value
     try:
+        _adagrad._get_value = lambda value: value  # it has no variant that reads none
         for index, group in enumerate(groups):
             group["lr"] = Tensor(rates[index])
             group["foreach"] = group["fused"] = False
@@ -502,6 +506,7 @@ def _on_device_variant(optimizer: torch.optim.Optimizer, rates: Any) -> Iterator
                 group["betas"] = tuple([_Decay(b) if isinstance(b, float) else b for b in betas])
         yield
     finally:
+        _adagrad._get_value = get_value
         for group, before in zip(groups, held, strict=True):
             group.clear()
             group.update(before)

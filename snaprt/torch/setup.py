@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from snaprt import jaxapi
-from snaprt.torch import autograd_functions, operations, optimizers, tensors, versions
+from snaprt.torch import (
+    autograd_functions,
+    generators,
+    operations,
+    optimizers,
+    tensors,
+    versions,
+)
 
 _C: Any = torch._C
 _libraries: list[torch.library.Library] = []  # what they register is gone with them
@@ -31,6 +38,7 @@ def set_up() -> None:
     tensors.handle_with(operations.run_function, operations.run_dispatched)
     optimizers.watch_steps()
     autograd_functions.watch_functions()
+    generators.provide_generators()
 
 
 def _register_device() -> None:

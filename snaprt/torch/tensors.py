@@ -154,7 +154,7 @@ class Tensor(torch.Tensor):
         return DEVICE
 
     @property
-    def grad(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def grad(self) -> torch.Tensor | None:
         """The gradient, which becomes a tensor when it is asked for: most are only used up."""
         with plainly():
             present: Any = _GRADIENT.__get__(self)
@@ -168,14 +168,14 @@ class Tensor(torch.Tensor):
             return present
 
     @grad.setter
-    def grad(self, gradient: torch.Tensor | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def grad(self, gradient: torch.Tensor | None) -> None:
         self.due = None
         with plainly():
             _GRADIENT.__set__(self, gradient)
 
     @grad.deleter
-    def grad(self) -> None:
-        self.grad = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    def grad(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        forget_gradients([self])
 
     @property
     def is_meta(self) -> bool:  # type: ignore[override]

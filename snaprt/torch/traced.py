@@ -424,6 +424,7 @@ class _Source(threading.local):
 
     key: Any = None
     drawn = 0
+    generator: torch.Generator | None = None  # in place of PyTorch's default one
 
 
 _source = _Source()
@@ -440,6 +441,16 @@ def drawing_from(key: Any) -> Iterator[None]:
         _source.key, _source.drawn = outer
 
 
+@contextmanager
+def drawing_by(generator: torch.Generator) -> Iterator[None]:
+    """Draw the keys of this thread by ``generator``."""
+    outer, _source.generator = _source.generator, generator
+    try:
+        yield
+    finally:
+        _source.generator = outer
+
+
 def keys_drawn() -> int:
     """Return how many keys this thread has drawn from the key of `drawing_from`."""
     return _source.drawn
@@ -454,7 +465,7 @@ def draw_key() -> Any:
     if source is not None:
         _source.drawn += 1
         return jax.random.key_data(_folded(source, _source.drawn))
-    number = int(torch.empty((), dtype=torch.int64).random_().item())
+    number = int(torch.empty((), dtype=torch.int64).random_(generator=_source.generator).item())
     return send(np.array([number >> 32, number & 0xFFFFFFFF], np.uint32))
 
 

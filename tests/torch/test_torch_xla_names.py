@@ -298,7 +298,7 @@ def test_an_installed_torch_xla_is_named_and_not_used(tmp_path: Path) -> None:
     )
     program = "import torch_xla\nprint(torch_xla.device())"
     stdout, stderr = _run(program, tmp_path, PYTHONPATH=str(tmp_path))
-    assert stdout == "jax:0\n"
+    assert stdout == "xla:0\n"
     assert "not the installed torch_xla 2.9.0" in stderr
 
 

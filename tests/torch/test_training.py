@@ -531,3 +531,42 @@ def test_a_compiled_step_is_traced_once_while_gradients_remain() -> None:
     accumulate(x)
     assert gradient.tolist() == [[34, 34, 34]]
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_generator_of_the_device_makes_the_numbers_of_its_seed() -> None:
+    device = snaprt.torch.device()
+    generator = torch.Generator(device=device)
+    assert generator.device == device
+    assert isinstance(torch.default_generator, torch.Generator)
+    assert torch.Generator().device.type == "cpu"
+
+    def draw(seed: int) -> list[Any]:
+        generator.manual_seed(seed)
+        x = torch.rand(3, generator=generator, device=device)
+        chosen = torch.multinomial(x, 2, generator=generator)
+        order = torch.randperm(5, generator=generator, device=device)
+        return [*x.normal_(generator=generator).tolist(), *chosen.tolist(), *order.tolist()]
+
+    before = torch.get_rng_state()
+    assert draw(1) == draw(1) != draw(2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Rprop])
+def test_optimizers_that_read_values_in_pytorch_are_one_program_a_step(kind: Any) -> None:
+    wrapped, plain = nn.Linear(3, 1), nn.Linear(3, 1)
+    plain.load_state_dict(wrapped.state_dict())
+    snaprt.torch.wrap(wrapped)
+    optimizers = [kind(model.parameters(), lr=0.1) for model in (wrapped, plain)]
+    x = torch.linspace(-1, 2, 6).reshape(2, 3)
+    with snaprt.torch.lazy():
+        for step in range(4):
+            ran = snaprt.metrics.metric_data("ExecuteTime")
+            for model, optimizer in zip((wrapped, plain), optimizers, strict=True):
+                optimizer.zero_grad()
+                model(x * (step - 1.5)).sum().square().backward()
+                optimizer.step()
+            snaprt.mark_step()
+    assert snaprt.metrics.metric_data("ExecuteTime")[0] == ran[0] + 1
+    assert not snaprt.metrics.counter_value("torch::untraced_optimizers")
+    _close(wrapped.weight, plain.weight)
