@@ -116,11 +116,14 @@ def _url(text: str) -> str:
     return text.strip()
 
 
-def _steps_and_action(text: str) -> tuple[int, str]:
-    steps, _, action = text.strip().partition(":")
-    if action not in ("", "raise", "warn"):
-        raise ValueError(text)
-    return _count(steps), action or "raise"
+def _count_and_action(default: str, other: str) -> Callable[[str], tuple[int, str]]:
+    def parse(text: str) -> tuple[int, str]:
+        count, _, action = text.strip().partition(":")
+        if action not in ("", default, other):
+            raise ValueError(text)
+        return _count(count), action or default
+
+    return parse
 
 
 def _text(text: str) -> str:
@@ -340,7 +343,10 @@ SETTINGS: Final = (
     ),
     Setting(
         "SNAPRT_NO_COMPILE_AFTER",
-        Kind(_steps_and_action, "a number of steps, such as 100; or 100:warn for a warning"),
+        Kind(
+            _count_and_action("raise", "warn"),
+            "a number of steps, such as 100; or 100:warn for a warning",
+        ),
         "Raise an error if XLA compiles after this many steps, or calls of one jitted function.",
         default_text="programs may always compile",
     ),
@@ -357,9 +363,14 @@ SETTINGS: Final = (
     ),
     Setting(
         "SNAPRT_RECOMPILE_LIMIT",
-        Kind(_count, "a number; 0 for no warning"),
+        Kind(
+            _count_and_action("warn", "eager"),
+            "a number, such as 8; 8:eager to run new graphs of the place op by op from then on; "
+            "0 for no limit",
+        ),
         "Warn when one place in the program causes recompilation in this many steps.",
-        default=8,
+        default=(8, "warn"),
+        default_text="8",
     ),
     _on_off(
         "SNAPRT_RECORD_DEDUPE",
@@ -444,6 +455,16 @@ SETTINGS: Final = (
         Kind(_seconds, "seconds; 0 for no warning"),
         "Warn when compiling a lazy program takes longer than this.",
         default=10.0,
+    ),
+    _on_off(
+        "SNAPRT_STEADY",
+        "Make every lazy scope steady: trace functions that JAX transforms once, as jax.jit does.",
+    ),
+    Setting(
+        "SNAPRT_STEADY_CHECK",
+        Kind(_count, "a number of calls; 0 for never"),
+        "How often a function in a steady scope is traced again, to see whether it has changed.",
+        default=100,
     ),
     Setting(
         "SNAPRT_TRACE",

@@ -167,6 +167,11 @@ def user_frame(frames: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     return None
 
 
+def is_users_file(path: str) -> bool:
+    """Return whether a source file is the user's own: of no installed library, nor of Python."""
+    return _kind_of_file(path) == _OF_USER
+
+
 def _is_python(frame: Mapping[str, Any]) -> bool:
     is_native = not frame["line"] or frame.get("module")
     return not is_native and not str(frame["filename"]).startswith("<")

@@ -20,7 +20,7 @@ from snaprt_cache.errors import CacheError
 
 import snaprt
 from snaprt import settings
-from snaprt.cli import output
+from snaprt.cli import output, progress
 from snaprt.errors import SnaprtError
 
 SCHEMA: Final = "snaprt.doctor"
@@ -242,10 +242,11 @@ CHECKS: Final[tuple[DoctorCheck, ...]] = (
 )
 
 
-def examine(folder: Path) -> list[CheckResult]:
+def examine(folder: Path, tell: Callable[[int, int], None] = lambda *_: None) -> list[CheckResult]:
     """Run all checks, in ``folder`` where they need one, and return what came of each."""
     findings: dict[str, CheckResult] = {}
     for check in CHECKS:
+        tell(len(findings), len(CHECKS))
         missing = [name for name in check.needs if findings[name].state != OK]
         if missing:
             finding = CheckResult(check.name, NOT_TRIED, f"needs: {', '.join(missing)}", "")
@@ -279,8 +280,11 @@ def command(context: click.Context, as_json: bool) -> None:
       snaprt doctor
       snaprt doctor --json
     """
-    with tempfile.TemporaryDirectory(prefix="snaprt-doctor-") as folder:
-        findings = examine(Path(folder))
+    with (
+        tempfile.TemporaryDirectory(prefix="snaprt-doctor-") as folder,
+        progress.showing("checking") as line,
+    ):
+        findings = examine(Path(folder), line.done)
     is_well = all(finding.state == OK for finding in findings)
     if as_json:
         output.emit_json(SCHEMA, VERSION, {"ok": is_well, "checks": findings})

@@ -15,6 +15,7 @@ from snaprt import jaxapi, metrics
 from snaprt.compile import times
 from snaprt.compile.elsewhere import run_elsewhere
 from snaprt.graph.artifacts import ModuleArtifacts, proof_of
+from snaprt.interruptions import raise_if_interrupted
 
 _numbers = itertools.count()
 
@@ -109,6 +110,7 @@ def run(
     try:
         outputs = _timed_call(executable, inputs)
     except Exception as error:
+        raise_if_interrupted(error)
         if token is not None and observer is not None:
             observer.failed(token, error)
         raise

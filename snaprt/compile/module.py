@@ -18,6 +18,7 @@ from snaprt.compile.obtain import Request, obtain, refuse_objects_of_another_pro
 from snaprt.errors import CompileError, ExecutionError
 from snaprt.graph.artifacts import proof_of
 from snaprt.graph.proof import Proof
+from snaprt.interruptions import raise_if_interrupted
 
 _Type = tuple[tuple[int, ...], np.dtype]
 Index = tuple[tuple[int, int], ...]
@@ -187,6 +188,7 @@ def compile_partitioned(
     except CompileError:
         raise
     except Exception as error:
+        raise_if_interrupted(error)
         where = ", ".join(map(str, devices))
         raise CompileError(
             f"the module failed to compile for {where}: {error}",

@@ -31,6 +31,7 @@ from snaprt.compile.cached.store import count_event
 from snaprt.compile.key import Subject, key_of
 from snaprt.compile.summaries import summarize
 from snaprt.errors import CompileError
+from snaprt.interruptions import raise_if_interrupted
 
 _log = logging.getLogger("snaprt.compile")
 
@@ -133,6 +134,7 @@ def _store(cache: Cache, key: Key, request: Request[T], executable: T, seconds: 
     except CompileError:
         raise
     except Exception as error:
+        raise_if_interrupted(error)
         metrics.counter_add("PersistentCacheUncacheable")
         _log.info("cannot store an executable: %s", error)
         return False
@@ -204,6 +206,7 @@ def load_entry(cache: Cache, key: Key, entry: Entry, load: Callable[[bytes], T])
         with times.stage(times.LOAD), metrics.timed("LoadTime"):
             return load(entry.payload)
     except Exception as error:
+        raise_if_interrupted(error)
         _log.warning("cannot load a cached executable, recompiling: %s", error)
         cache.discard(key, f"cannot be loaded: {error}")
         return None

@@ -35,6 +35,7 @@ from snaprt.compile.lower import FLAG_NAME, lowering, placed
 from snaprt.compile.obtain import Request, bound_to_process, load_entry, obstacle, obtain, once
 from snaprt.errors import CompileError, UsageError
 from snaprt.graph.program import Program
+from snaprt.interruptions import raise_if_interrupted
 
 _log = logging.getLogger("snaprt.compile")
 
@@ -72,6 +73,7 @@ def compile_program(
     except (CacheError, UsageError):
         raise
     except Exception as error:
+        raise_if_interrupted(error)
         raise CompileError(
             f"the graph of {size} operations could not be compiled: {error}",
             hint="the traceback above shows the error of JAX or XLA; arrays that do not depend "

@@ -91,11 +91,20 @@ class _History(Subscriber):
 
     def compiled(self, compilation: Compilation) -> None:
         """Remember a program; tell why it had to be made, if that is wanted."""
-        limit = settings.get("SNAPRT_RECOMPILE_LIMIT")
+        limit, action = settings.get("SNAPRT_RECOMPILE_LIMIT")
         try:
-            self._remember(compilation, limit)
+            self._remember(compilation, limit, action)
         except Exception as error:  # no program may fail because it could not be explained
             _log.info("cannot explain a compilation: %r", error)
+
+    def falls_back(self, cut: Cut, program: Program, is_fallen: bool) -> bool:
+        """Return whether the place has been warned of, and new programs of it are to be eager."""
+        limit, action = settings.get("SNAPRT_RECOMPILE_LIMIT")
+        if not limit or action != "eager":
+            return False
+        with self._lock:
+            site = self._sites.get(_key(cut, program, is_fallen))
+            return site is not None and site.is_told
 
     def listen(self, events: list[CompilationEvent]) -> None:
         """Append what happens to ``events`` from here on."""
@@ -107,18 +116,22 @@ class _History(Subscriber):
         with self._lock:
             self._listening = tuple(one for one in self._listening if one is not events)
 
-    def _remember(self, compilation: Compilation, limit: int) -> None:
-        cut = compilation.cut
+    def _remember(self, compilation: Compilation, limit: int, action: str) -> None:
+        cut, program = compilation.cut, compilation.program
         if current_modes().by_operation(at_step=cut.cause in _AT_STEPS):
             return  # each operation is a program
+        key = _key(cut, program, compilation.is_fallen)
+        if key is None:
+            return
         with self._lock:
-            site = self._site((cut.cause, cut.stack, compilation.program.placement))
+            site = self._site(key)
             self._operations -= site.operations()
             earlier, outline = tuple(site.outlines), _outline(compilation)
             site.add(outline, cut.step)
             self._operations += site.operations()
             self._forget()
-            listening, number = self._listening, site.programs
+            listening = () if compilation.is_fallen else self._listening
+            number = site.programs
             is_at_limit = 0 < limit < site.rounds and not site.is_told
             site.is_told = site.is_told or is_at_limit
         if not listening and not is_at_limit:
@@ -127,7 +140,8 @@ class _History(Subscriber):
         for events in listening:
             events.append(event)
         if is_at_limit:
-            _warn(event)
+            place = f"{jaxapi.place_text(event.place)} ({event.cause})"
+            _warn(event, key[0] if compilation.is_fallen else place, _AT_LIMIT[action])
 
     def reasons_for(
         self, cut: Cut, program: Program, promoted: frozenset[int], *, is_watched: bool
@@ -135,7 +149,7 @@ class _History(Subscriber):
         """Return how a program differs from the nearest one of its place, in lines; or nothing."""
         place = jaxapi.users_place(cut.stack)
         with self._lock:
-            site = self._sites.get((cut.cause, cut.stack, program.placement))
+            site = self._sites.get(_key(cut, program))
             # Else those of the same line, called from elsewhere.
             sites = (
                 [site]
@@ -166,6 +180,15 @@ class _History(Subscriber):
             self._operations -= site.operations()
 
 
+def _key(cut: Cut, program: Program, is_fallen: bool = False) -> Any:
+    """Return what a program is one of: a place; or where that falls back, a jitted function."""
+    if not is_fallen:
+        return cut.cause, cut.stack, program.placement
+    (node,) = program.nodes
+    function = jaxapi.unpackable_function(node.primitive, node.params)
+    return None if function is None else (function, (), program.placement)
+
+
 def _event(
     compilation: Compilation, outline: Outline, earlier: tuple[Outline, ...], number: int
 ) -> CompilationEvent:
@@ -188,15 +211,21 @@ def _event(
     )
 
 
-def _warn(event: CompilationEvent) -> None:
+#: By the action of the limit, what follows from having reached it.
+_AT_LIMIT: Final = {
+    "warn": "SNAPRT_RECOMPILE_LIMIT=0 disables this warning",
+    "eager": "from now on, what would be compiled for it runs op by op",
+}
+
+
+def _warn(event: CompilationEvent, subject: str, consequence: str) -> None:
     _log.warning(
-        "%s (%s) has caused %d programs; the last differs from the nearest earlier one:%s\n  "
-        "snaprt.CompilationProfiler() reports each one; SNAPRT_RECOMPILE_LIMIT=0 disables this "
-        "warning",
-        jaxapi.place_text(event.place),
-        event.cause,
+        "%s has caused %d programs; the last differs from the nearest earlier one:%s\n  "
+        "snaprt.CompilationProfiler() reports each one; %s",
+        subject,
         event.number,
         "".join(f"\n  {line}" for line in _reason_lines(event)),
+        consequence,
     )
 
 

@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from snaprt import jaxapi
 
 
@@ -109,11 +111,11 @@ def _parameter_key(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return _Identity(value)
+        return Identity(value)
     return value
 
 
-class _Identity:
+class Identity:
     """Equal to what stands for the same living object; does not keep an array alive."""
 
     __slots__ = ("address", "referent")
@@ -129,7 +131,7 @@ class _Identity:
         return self.address
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Identity):
+        if not isinstance(other, Identity):
             return False
         referent = self.referent()
         return referent is not None and referent is other.referent()
@@ -152,6 +154,22 @@ def _jaxpr_key(jaxpr: Any) -> Any:
             token = _jaxpr_structures[structure] = next(_numbers)
         _jaxpr_tokens[jaxpr] = token
     return ("jaxpr", token)
+
+
+def is_same_program(one: jaxapi.ClosedJaxpr, other: jaxapi.ClosedJaxpr) -> bool:
+    """Return whether two jaxprs have the same operations and constants of equal values."""
+    return (
+        _jaxpr_key(one.jaxpr) == _jaxpr_key(other.jaxpr)
+        and len(one.consts) == len(other.consts)
+        and all(map(_is_same_constant, one.consts, other.consts))
+    )
+
+
+def _is_same_constant(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    values = [np.asarray(value) for value in (one, other)]
+    return values[0].dtype == values[1].dtype and values[0].tobytes() == values[1].tobytes()
 
 
 def _jaxpr_structure(closed: Any) -> Any:
@@ -188,7 +206,7 @@ def _jaxpr_structure(closed: Any) -> Any:
 def _constant_key(value: Any) -> Any:
     if jaxapi.host_literal(value):
         return (type(value), jaxapi.typeof(value), jaxapi.literal_bytes(value))
-    return _Identity(value)
+    return Identity(value)
 
 
 _CONVERSIONS: dict[type, Callable[[Any], Any]] = {

@@ -10,8 +10,9 @@ When a new JAX breaks snaprt, the change belongs here and nowhere else:
 - A name that is gone raises, and the traceback ends in the file to change. Let it work with the
   versions before, too, and say of which versions what it does is true.
 - A function of JAX's that is replaced may no longer be asked, which fails without a word. That is
-  done in `tracing.teaching`, `tracing.effects`, `jit.entry`, `jit.watch`, `compilation_cache`,
-  `executables` and `frames`; `tracing.teaching` also knows functions of JAX by their names.
+  done in `tracing.teaching`, `tracing.transforms`, `tracing.effects`, `jit.entry`, `jit.watch`,
+  `compilation_cache`, `executables` and `frames`; `tracing.teaching` also knows functions of JAX by
+  their names.
 - Then run the tests with each version, and move the bounds of jax and jaxlib in pyproject.toml.
 """
 
@@ -41,3 +42,4 @@ from snaprt.jaxapi.tracing.operations import *
 from snaprt.jaxapi.tracing.shardings import *
 from snaprt.jaxapi.tracing.teaching import *
 from snaprt.jaxapi.tracing.traces import *
+from snaprt.jaxapi.tracing.transforms import *

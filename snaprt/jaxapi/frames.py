@@ -110,8 +110,14 @@ def place_text(frame: Frame | None) -> str:
     """Return a place as in ``train.py:41 in step``; below the current directory without that."""
     if frame is None:
         return "(not in your program)"
-    file = os.path.relpath(frame.file) if frame.file.startswith(os.getcwd()) else frame.file
-    return f"{file}:{frame.line} in {frame.function}"
+    return f"{_below_here(frame.file)}:{frame.line} in {frame.function}"
+
+
+def _below_here(file: str) -> str:
+    try:
+        return file.removeprefix(os.path.join(os.getcwd(), ""))
+    except OSError:  # the program has removed its current directory
+        return file
 
 
 def source_info() -> Any:

@@ -72,6 +72,8 @@ class Compilation:
     promoted: frozenset[int]  # which of its literals became arguments, for their values vary
     executable: Executable
     seconds: float  # how long that took
+    # Whether it is one operation of a cut that falls back: see `Subscriber.falls_back`.
+    is_fallen: bool = False
 
 
 class Subscriber:
@@ -90,6 +92,13 @@ class Subscriber:
 
         Of its literals, those that are ``promoted`` become arguments, for their values vary.
         """
+
+    def falls_back(self, cut: Cut, program: Program, is_fallen: bool) -> bool:
+        """Whether a program that is not known in this process is to run op by op instead.
+
+        One that ``is_fallen`` is already one operation of such a program.
+        """
+        return False
 
     def compiled(self, compilation: Compilation) -> None:
         """The program that was announced has been loaded or compiled."""
@@ -122,6 +131,7 @@ class Listeners:
 
     cut: _Told
     compiling: _Told
+    falls_back: tuple[Callable[[Cut, Program, bool], bool], ...]
     compiled: _Told
     ready: _Told
     ran: _Told

@@ -30,6 +30,7 @@ from snaprt.compile.key import module_digest
 from snaprt.compile.lower import FLAG_NAME, flag_of
 from snaprt.errors import SnapshotError
 from snaprt.graph.artifacts import ModuleArtifacts
+from snaprt.interruptions import raise_if_interrupted
 from snaprt.runtime import repro, resting
 from snaprt.runtime.events import run_followed
 from snaprt.snapshot.recorder import flags
@@ -408,10 +409,16 @@ class _Watcher:
                 executable, like = known
                 call = _Call(executable, None, (function, args, kwargs, like))
             changed = self._changed(call)
-            if changed is not None:
-                results = call.flat().unflatten(self._run_changed(changed))
-            else:
-                results = self._run(call, function.again, args, kwargs)
+            try:
+                if changed is not None:
+                    results = call.flat().unflatten(self._run_changed(changed))
+                else:
+                    results = self._run(call, function.again, args, kwargs)
+            except Exception as error:
+                if jaxapi.forbidden_value(error) is None:
+                    raise
+                # jax_debug_nans: for the user's own program, JAX finds the operation, and names it.
+                results = function.again(*args, **kwargs)
             if function.first is None:
                 self._met[fun] = executable.number
             elif flat is not None:
@@ -465,6 +472,7 @@ class _Watcher:
                 if not executable.module.is_recordable:
                     raise _NotRecordableError(_NOT_ARRAYS)
             except Exception as error:
+                raise_if_interrupted(error)
                 results = run()
                 self._missed(name, str(error))
                 return results
@@ -513,6 +521,7 @@ class _Watcher:
                     executable.lowered.compile()  # JAX finds it; the user is not to see it fail
                 return _Call(executable, flat)
             except Exception as error:
+                raise_if_interrupted(error)
                 if adds_flag:
                     self._recorder.has_no_flag(call.executable, error)
         return None
@@ -538,6 +547,7 @@ class _Watcher:
             if is_repro_asked_for:
                 repro.wait_for_failure(results)
         except Exception as error:
+            raise_if_interrupted(error)
             if token is not None:
                 self._recorder.failed(token, error)
             stage: repro.Stage = "run" if call.executable.is_compiled else "compile"
@@ -575,6 +585,7 @@ def _recordable(call: jaxapi.FlatCall) -> JitExecutable:
     try:
         executable = executable_of(call)
     except Exception as error:
+        raise_if_interrupted(error)
         raise _NotRecordableError(f"{type(error).__name__}: {error}") from error
     if not executable.module.is_recordable:
         raise _NotRecordableError(_NOT_ARRAYS)

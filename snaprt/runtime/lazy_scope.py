@@ -7,11 +7,12 @@ from contextlib import ContextDecorator
 from types import TracebackType
 from typing import Any
 
-from snaprt import jaxapi
+from snaprt import jaxapi, settings
 from snaprt.errors import UsageError
 from snaprt.runtime.step import left_with, run_effects, thread_trace
 from snaprt.trace.lazy_trace import LazyTrace
 from snaprt.trace.modes import choose_eager, current_modes
+from snaprt.trace.steady import follow_transform
 
 _log = logging.getLogger("snaprt.lazy")
 
@@ -28,6 +29,9 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         fullgraph: Whether only `mark_step` may end a graph inside. A graph break (reading a value
             that is not computed yet, an operation that cannot be part of a graph) raises before it
             runs.
+        steady: Whether functions that `jax.grad`, `jax.vmap`, `jax.lax.scan` and the like transform
+            are traced once, as under `jax.jit`, and again only when something that they can be seen
+            to depend on changes (docs/explanation/lazy-runtime.md, "Steady scopes").
 
     Raises:
         GraphBreakError: With ``fullgraph``, at the first graph break, with the line and what to
@@ -43,19 +47,23 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         [1. 3. 5. 7.]
     """
 
-    def __init__(self, *words: object, fullgraph: bool = False) -> None:
+    def __init__(self, *words: object, fullgraph: bool = False, steady: bool = False) -> None:
         if words:
             raise UsageError(
                 "snaprt.lazy takes only keyword arguments, not a function",
                 hint="write @snaprt.lazy() above a function, or with snaprt.lazy(): ...",
             )
         self._fullgraph = fullgraph
-        self._outer: list[tuple[Any, bool]] = []
+        self._steady = steady
+        self._outer: list[tuple[Any, bool, bool]] = []
 
     def __enter__(self) -> None:
-        trace = _trace_as_asked()
-        self._outer.append((jaxapi.current_trace(), trace.fullgraph))
+        trace = thread_trace()
+        self._outer.append((jaxapi.current_trace(), trace.fullgraph, trace.steady))
+        _trace_as_asked()
         trace.fullgraph = trace.fullgraph or self._fullgraph
+        if self._steady:
+            _make_steady(trace)
         jaxapi.set_thread_trace(trace)
 
     def __exit__(
@@ -64,7 +72,8 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        outer, thread_trace().fullgraph = self._outer.pop()
+        trace = thread_trace()
+        outer, trace.fullgraph, trace.steady = self._outer.pop()
         jaxapi.set_thread_trace(outer)
         try:
             if not isinstance(outer, LazyTrace):
@@ -78,7 +87,7 @@ class lazy(ContextDecorator):  # noqa: N801 - reads as a function, used as a sco
                 left_with(error)
 
     def _recreate_cm(self) -> lazy:
-        return lazy(fullgraph=self._fullgraph)
+        return lazy(fullgraph=self._fullgraph, steady=self._steady)
 
 
 def enable() -> None:
@@ -143,4 +152,11 @@ def _trace_as_asked() -> LazyTrace:
     """Return this thread's lazy trace, in the requested modes."""
     trace = thread_trace()
     trace.adopt(current_modes())
+    if settings.get("SNAPRT_STEADY"):
+        _make_steady(trace)
     return trace
+
+
+def _make_steady(trace: LazyTrace) -> None:
+    jaxapi.intercept_transforms(LazyTrace, follow_transform)
+    trace.steady = True

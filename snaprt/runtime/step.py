@@ -25,6 +25,7 @@ from snaprt.compile.lower import refused
 from snaprt.compile.program import compile_program, uncompiled_program, unfinished_program
 from snaprt.errors import CompileError, ExecutionError, SnaprtError
 from snaprt.graph.program import INPUT, Program
+from snaprt.interruptions import raise_if_interrupted
 from snaprt.runtime import repro
 from snaprt.runtime.closures import drop_failed_closures, run_step_closures
 from snaprt.runtime.events import (
@@ -44,7 +45,7 @@ from snaprt.snapshot.recorder.plan import current_plan, end_step, steps_ended
 from snaprt.snapshot.recorder.record import process_recorder
 from snaprt.trace import pacing
 from snaprt.trace.array import LazyArray, answer_for_exact_types, read_for_executable, read_to_host
-from snaprt.trace.cut import Part, plan_cut
+from snaprt.trace.cut import CutPlan, Part, plan_cut
 from snaprt.trace.failures import failed_run, uncompiled
 from snaprt.trace.fast_path import follow_indexing, follow_jit
 from snaprt.trace.lazy_trace import LazyTrace
@@ -310,6 +311,31 @@ def _run(
     if by_operation and cause != "eager":
         counter = "SyncTensorsOpByOp" if at_step else "GetTensorsOpByOp"
         metrics.counter_add(counter, len(found.parts))
+    progress.may_fall_back = not by_operation and not trace.fullgraph
+    try:
+        fallen = None
+        try:
+            _run_parts(trace, found, alive, progress, cause, told, cut)
+        except _FallsBackError as fallback:
+            fallen = fallback.cut
+        if fallen is not None:
+            _run_fallen(trace, None if at_step else targets, cause, told, fallen)
+    finally:
+        for tell in told.cut_done:
+            tell(cut)
+
+
+def _run_parts(
+    trace: LazyTrace,
+    found: CutPlan,
+    alive: Sequence[LazyArray],
+    progress: _Progress,
+    cause: str,
+    told: Listeners,
+    cut: Cut | None,
+) -> None:
+    """Run what a cut is to run; whatever has not run by the end stays pending."""
+    recording = trace.recording
     complete = False
     withheld = found.may_donate and _withholds_donation()
     donate = progress.is_all and not withheld
@@ -330,8 +356,34 @@ def _run(
             if complete
             else carry_over(recording, trace.root, progress.done, progress.values, progress.failed)
         )
-        for tell in told.cut_done:
-            tell(cut)
+
+
+class _FallsBackError(Exception):
+    """A program is not compiled, for its place has done that too often: see `Subscriber`."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self.cut = cut
+
+
+def _run_fallen(
+    trace: LazyTrace,
+    targets: Sequence[LazyArray] | None,
+    cause: str,
+    told: Listeners,
+    cut: Cut,
+) -> None:
+    """Run op by op what is left of a cut: of ``targets``, or of all that is pending."""
+    metrics.counter_add("RecompileFallback")
+    recording = trace.recording
+    alive = recording.live_arrays()
+    wanted = alive if targets is None else [one for one in targets if one._value is None]
+    numbers = [[one._result.number for one in arrays] for arrays in (wanted, alive)]  # type: ignore[union-attr]
+    found = plan_cut(recording, *numbers, by_operation=True)
+    progress = _Progress(
+        found.is_all, by_operation=True, names_operations=False, unpacked=trace.unpacked
+    )
+    _run_parts(trace, found, alive, progress, cause, told, cut)
 
 
 @dataclass
@@ -341,6 +393,9 @@ class _Progress:
     is_all: bool
     by_operation: bool  # whether each program is one operation, which is waited for
     names_operations: bool  # whether errors name the operations of the program that failed
+    may_fall_back: bool = False  # whether a program may run op by op rather than be compiled
+    # Where it has, the jitted functions that do as well, to which more may be added.
+    unpacked: set[str] | None = None
     # What was computed, by the number of the result, for what runs later.
     values: dict[int, tuple[jax.Array, DataHandle]] = field(default_factory=dict)
     done: set[Point] = field(default_factory=set)
@@ -384,13 +439,15 @@ def _run_part(
     told: Listeners,
     cut: Cut | None,
 ) -> None:
-    """Compile and run one program of a cut, and hand out the results."""
+    """Compile and run one program of a cut, and hand out the results.
+
+    Raises:
+        _FallsBackError: It is to run op by op instead.
+    """
     metrics.metric_add("TensorsGraphSize", len(program.nodes))
     metrics.counters_add(part.primitives())
-    # XLA turns a loop that starts at a constant and holds an ordered callback into one without end.
-    constants = not (progress.by_operation or part.has_effects)
     try:
-        ready = _executable_for(program, withheld, cause, told, cut, constants=constants)
+        ready = _executable_for(part, program, progress, withheld, cause, told, cut)
     except CompileError as error:
         progress.fail(refused(program, error.__cause__ or error), error)
         raise
@@ -417,6 +474,7 @@ def _run_part(
     except ExecutionError:  # the recorder stops the program; its arrays stay pending
         raise
     except Exception as error:
+        raise_if_interrupted(error)
         failure = failed_run(
             error,
             f"{executable.name}.{executable.graph_id}",
@@ -443,19 +501,23 @@ def _run_part(
 
 
 def _executable_for(
+    part: Part,
     program: Program,
+    progress: _Progress,
     withheld: bool,
     cause: str,
     told: Listeners,
     cut: Cut | None,
-    *,
-    constants: bool,
 ) -> Ready:
     """Return what ``program`` runs; where donation is ``withheld``, it takes no memory."""
+    # XLA turns a loop that starts at a constant and holds an ordered callback into one without end.
+    constants = not (progress.by_operation or part.has_effects)
     is_watched = process_recorder().wants_flag(program.placement.devices)
 
     def compile_it(program: Program, promoted: frozenset[int]) -> Executable:
         at = cut or cut_here(cause, steps_ended(), len(program.nodes))
+        if not (constants and promoted):  # now that its constants are arguments, this is the last
+            _fall_back_where_due(program, progress, told, at)
         for tell in told.compiling:
             tell(at, program, promoted)
         flags.take_over()  # the script may have set XLA_FLAGS since
@@ -469,7 +531,8 @@ def _executable_for(
             named = program.nodes if current_modes().notes_places else ()
             raise uncompiled(error, named) from error.__cause__
         seconds = time.perf_counter() - started
-        compilation = Compilation(at, program, promoted, executable, seconds)
+        is_fallen = progress.unpacked is not None
+        compilation = Compilation(at, program, promoted, executable, seconds, is_fallen)
         for tell in told.compiled:
             tell(compilation)
         if cause == "eager":
@@ -483,6 +546,24 @@ def _executable_for(
         is_compiled = ready.is_new and not ready.executable.from_cache
         metrics.counter_add("UncachedCompile" if is_compiled else "CachedCompile")
     return ready
+
+
+def _fall_back_where_due(program: Program, progress: _Progress, told: Listeners, at: Cut) -> None:
+    """Look whether a new program is to run op by op; of a jitted function, the next one does.
+
+    Raises:
+        _FallsBackError: The program is.
+    """
+    is_fallen = progress.unpacked is not None
+    if not (is_fallen or progress.may_fall_back):
+        return
+    if any(falls_back(at, program, is_fallen) for falls_back in told.falls_back):
+        if progress.unpacked is None:
+            raise _FallsBackError(at)
+        (node,) = program.nodes
+        function = jaxapi.unpackable_function(node.primitive, node.params)
+        if function is not None:
+            progress.unpacked.add(function)
 
 
 def _withholds_donation() -> bool:

@@ -25,7 +25,7 @@ from snaprt.torch.operations import kind_of
 from snaprt.torch.same import are_the_same, values_of
 from snaprt.torch.setup import set_up
 from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
-from snaprt.torch.tensors import Tensor, array_of, plainly
+from snaprt.torch.tensors import Tensor, array_of, gradients_of, plainly
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -266,8 +266,7 @@ class _State:
 
     def present(self) -> _Present:
         """Return the arrays and gradients of now."""
-        with plainly():
-            gradients: list[Any] = [parameter.grad for parameter in self.params.values()]
+        gradients = gradients_of([*self.params.values()])
         tensors = self.tensors
         if any(map(_is_there, gradients)):
             named = zip(self.params, gradients, strict=True)
@@ -411,8 +410,7 @@ class _Step:
                     result_name = results_of.setdefault(id(array), name)
                     written[result_name] = array
                     self._written.append((name, result_name))
-            with plainly():
-                ends: list[Any] = [parameter.grad for parameter in state.params.values()]
+            ends = gradients_of([*state.params.values()])
             self._kept = []
             gradients = []
             for end, begin in zip(ends, present.gradients, strict=True):

@@ -6,6 +6,7 @@ Forward and backward are compiled functions, traced once. In a lazy scope, each 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +15,14 @@ import jax.numpy as jnp
 import torch
 
 from snaprt import jaxapi, metrics
-from snaprt.torch.tensors import Tensor, array_of, like, plainly, write
+from snaprt.torch.tensors import Tensor, array_of, arrays_of_gradients, plainly, write
+from snaprt.trace.fast_path import Hidden, follow_function
 
 Arrays = dict[str, Any]
 """Arrays by the names that snapshots show."""
+
+Residuals = Hidden | list[Any]
+"""What a backward pass needs of its forward pass."""
 
 Written = Callable[[], dict[int, Tensor]]
 
@@ -66,24 +71,54 @@ class Differentiable:
         named.__name__ = named.__qualname__ = f"{self._name}{suffix}"
         return jax.jit(named)
 
-    def evaluate(self, params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any]:
-        """Return the results, without what a gradient needs."""
-        return self._call(self._evaluate, self._function, params, inputs, key)
+    def evaluate(self, inputs: Arrays, key: Any) -> tuple[list[Any], Any]:
+        """Return the results of a call without variables."""
 
-    def forward(self, params: Arrays, inputs: Arrays, key: Any) -> tuple[list[Any], Any, list[Any]]:
-        """Return the results, and the arrays that `backward` needs."""
-        return self._call(self._forward, self._with_residuals, params, inputs, key)
+        def call() -> tuple[Any, list[Any]]:
+            return self._call(self._evaluate, self._function, {}, inputs, key), []
 
-    def backward(self, residuals: list[Any], cotangents: Sequence[Any]) -> Arrays:
-        """Return the gradients of ``params``; None stands for a cotangent of zeros."""
+        operands = [*inputs.values(), key]
+        return self._follow("evaluate", operands, call)[0]
+
+    def forward(
+        self, names: Sequence[str], arrays: Sequence[Any], inputs: Arrays, key: Any
+    ) -> tuple[list[Any], Any, Residuals]:
+        """Return the results for ``arrays`` of these names, and what `backward` needs."""
+
+        def call() -> tuple[Any, list[Any]]:
+            params = dict(zip(names, arrays, strict=True))
+            *shown, residuals = self._call(self._forward, self._with_residuals, params, inputs, key)
+            return shown, residuals
+
+        operands = [*arrays, *inputs.values(), key]
+        (results, others), residuals = self._follow("forward", operands, call)
+        return results, others, residuals
+
+    def backward(
+        self, names: Sequence[str], residuals: Residuals, cotangents: Sequence[Any]
+    ) -> list[Any]:
+        """Return the gradients of ``names``; None stands for a cotangent of zeros."""
         present = tuple([cotangent is not None for cotangent in cotangents])
         given = [cotangent for cotangent in cotangents if cotangent is not None]
-        compiled = self._backwards.get(present)
-        if compiled is None:
-            compiled = self._backwards[present] = self._jit(self._transposed(present), "_backward")
-        if self._is_compiled:
-            return compiled(residuals, given)
-        return self._transposed(present)(residuals, given)
+
+        def call() -> tuple[Any, list[Any]]:
+            compiled = self._backwards.get(present)
+            if compiled is None:
+                compiled = self._jit(self._transposed(present), "_backward")
+                self._backwards[present] = compiled
+            function = compiled if self._is_compiled else self._transposed(present)
+            arrays = residuals.arrays() if isinstance(residuals, Hidden) else residuals
+            gradients = function(arrays, given)
+            return [gradients[name] for name in names], []
+
+        first = [residuals] if isinstance(residuals, Hidden) else residuals
+        operands = [*first, *given]
+        return self._follow(present, operands, call)[0]
+
+    def _follow(self, what: Any, operands: Sequence[Any], call: Any) -> tuple[Any, Any]:
+        if not self._is_compiled:
+            return call()
+        return follow_function((weakref.ref(self), what), operands, call)
 
     def gradient(self) -> Differentiable:
         """Return the function of parameters and cotangents that computes the gradients."""
@@ -163,7 +198,7 @@ class _Node(torch.autograd.Function):
         arrays = [array_of(variable) for variable in variables]
         with torch.enable_grad():  # what is traced sees the mode of the call
             results, call.others, residuals = function.forward(
-                dict(zip(call.names, arrays, strict=True)), call.inputs, call.key
+                call.names, arrays, call.inputs, call.key
             )
         holder = torch.empty(0)
         holder.saved = (residuals, variables, arrays)  # type: ignore[attr-defined]
@@ -194,10 +229,9 @@ class _Node(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (None, None, *_graph_of_gradients(ctx, variables, arrays, cotangents))
         gradients = ctx.function.backward(
-            residuals, [None if c is None else array_of(c) for c in cotangents]
+            ctx.call.names, residuals, [None if c is None else array_of(c) for c in cotangents]
         )
-        ordered = [gradients[name] for name in ctx.call.names]
-        return (None, None, *_deliver(ctx, variables, ordered, needed))
+        return (None, None, *_deliver(ctx, variables, gradients, needed))
 
 
 class _Call:
@@ -262,30 +296,40 @@ def _graph_of_gradients(
 def _deliver(
     ctx: Any, variables: Sequence[Tensor], gradients: list[Any], needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Return the gradients for the engine; those of plain leaves are put into ``.grad`` at once.
+    """Return the gradients for the engine; those of plain leaves are left with them at once.
 
     Through the engine, each leaf would cost two calls of Python more.
     """
     returned: list[Tensor | None] = [None] * len(variables)
-    held: list[tuple[Tensor, Any]] = []
+    leaves: list[Tensor] = []
+    arrays: list[Any] = []
     with plainly():
         to_leaf = _that_go_to_leaves(ctx, variables)
         for index, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
-            if not needed[index]:
-                continue
-            if not to_leaf[index]:
+            if to_leaf[index]:
+                leaves.append(variable)
+                arrays.append(gradient)
+            elif needed[index]:
                 returned[index] = Tensor(gradient)
-                continue
-            present: Any = variable.grad
-            if present is None:
-                variable.grad = like(variable, gradient)
-            else:
-                held.append((present, gradient))
-        if held:
-            sums = _add([array_of(t) for t, _ in held], [gradient for _, gradient in held])
-            for (present, _), total in zip(held, sums, strict=True):
-                write(present, total)
+    _accumulate(leaves, arrays)
     return returned
+
+
+def _accumulate(leaves: Sequence[Tensor], arrays: Sequence[Any]) -> None:
+    """Add arrays to the gradients of leaves, all in one operation."""
+    present = arrays_of_gradients(leaves)
+    held = [index for index, array in enumerate(present) if array is not None]
+    if held:
+        sums = _add([present[index] for index in held], [arrays[index] for index in held])
+        for index, total in zip(held, sums, strict=True):
+            leaf = leaves[index]
+            if leaf.due is None:
+                write(leaf.grad, total)  # type: ignore[arg-type]
+            else:
+                leaf.due = total
+    for leaf, array, before in zip(leaves, arrays, present, strict=True):
+        if before is None:
+            leaf.due = array
 
 
 @jax.jit

@@ -17,6 +17,7 @@ from torch.nn import init
 
 from snaprt import jaxapi
 from snaprt.errors import UsageError
+from snaprt.torch.device_names import means_ours
 from snaprt.torch.structure import flatten
 from snaprt.torch.tensors import (
     DTYPES,
@@ -233,7 +234,7 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         device, dtype, *_ = _C._nn._parse_to(*args, **kwargs)
     if not isinstance(tensor, Tensor):  # the other one is ours
         return moved(tensor).to(dtype)
-    if device is not None and device.type != "jax":
+    if device is not None and not means_ours(device):
         if device.type == "meta":
             return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=device)
         plain = _cpu(tensor)
@@ -310,9 +311,7 @@ def _contains(tensor: Tensor, element: Any) -> bool:
 def _new_tensor(
     tensor: Tensor, data: Any, *, dtype: Any = None, device: Any = None, **options: Any
 ) -> torch.Tensor:
-    return torch.tensor(
-        data, dtype=dtype or tensor.dtype, device=device or tensor.device, **options
-    )
+    return torch.tensor(data, dtype=dtype or tensor.dtype, device=device or "jax", **options)
 
 
 def _pointless(tensor: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -29,7 +29,16 @@ from torch.optim.optimizer import (
 from snaprt import jaxapi, metrics
 from snaprt.torch import operations
 from snaprt.torch.same import are_the_same, values_of
-from snaprt.torch.tensors import Tensor, array_of, plainly, to_device
+from snaprt.torch.tensors import (
+    Tensor,
+    array_of,
+    arrays_of_gradients,
+    forget_gradients,
+    gradients_of,
+    plainly,
+    to_device,
+)
+from snaprt.trace.fast_path import follow_function
 
 _log = logging.getLogger("snaprt.torch")
 
@@ -57,21 +66,25 @@ def watch_steps() -> None:
     register_optimizer_step_post_hook(_after)
     zero_grad = torch.optim.Optimizer.zero_grad
     torch.optim.Optimizer.zero_grad = _zero_grad(zero_grad)  # type: ignore[method-assign]
-    torch.nn.Module.zero_grad = _plainly(torch.nn.Module.zero_grad)  # type: ignore[method-assign]
+    of_module = _zero_grad_of_module(torch.nn.Module.zero_grad)
+    torch.nn.Module.zero_grad = of_module  # type: ignore[method-assign]
     clip: Any = clip_grad
     clip._get_total_norm = _total_norm(clip._get_total_norm)
     clip._clip_grads_with_norm_ = _clip(clip._clip_grads_with_norm_)
 
 
-def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, which only sets attributes, without a call of Python for each."""
+def _zero_grad_of_module(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Module.zero_grad`, which makes no gradients to forget them."""
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(original)
+    def zero_grad(self: torch.nn.Module, set_to_none: bool = True) -> None:
+        if set_to_none:
+            params: list[Any] = [*self.parameters()]
+            forget_gradients([p for p in params if type(p) is Tensor])
         with plainly():
-            return function(*args, **kwargs)
+            original(self, set_to_none)
 
-    return call
+    return zero_grad
 
 
 def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,13 +92,12 @@ def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        params: list[Any] = [p for group in self.param_groups for p in group["params"]]
+        if set_to_none and {*map(type, params)} == {Tensor}:
+            forget_gradients(params)
+            return
         with plainly():
-            params = [p for group in self.param_groups for p in group["params"]]
-            if not set_to_none or {*map(type, params)} != {Tensor}:
-                original(self, set_to_none)
-                return
-            for parameter in params:
-                parameter.grad = None
+            original(self, set_to_none)
 
     return zero_grad
 
@@ -174,11 +186,11 @@ class _Steps:
         if not all(type(rate) is float or type(rate) is int for rate in rates):
             return False
         held = self._held
-        with plainly():
-            gradients = None if held is None else held.gradients(optimizer)
-            if held is None or gradients is None:
+        gradients = None if held is None else held.gradients(optimizer)
+        if held is None or gradients is None:
+            with plainly():
                 held = self._held = _Held.of(optimizer)
-                gradients = None if held is None else held.gradients(optimizer)
+            gradients = None if held is None else held.gradients(optimizer)
         if held is None or gradients is None:
             return False
         key = (settings_of(optimizer), held.kind)
@@ -233,7 +245,7 @@ class _Held:
         names = _unique_names([p for p, _ in given])
         found = sorted(zip(names, given, strict=True), key=lambda pair: pair[0])
         self._given = [p for _, (p, _) in found]
-        self._which = [p.grad is not None for p in self._given]
+        self._which = [array is not None for array in arrays_of_gradients(self._given)]
         present = [pair for pair, there in zip(found, self._which, strict=True) if there]
         self.params: dict[str, Tensor] = {name: p for name, (p, _) in present}
         self._state = optimizer.state
@@ -261,12 +273,10 @@ class _Held:
     def of(cls, optimizer: torch.optim.Optimizer) -> _Held | None:
         """Return what an optimizer consists of; None where something is not on the device."""
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        gradients = [p.grad for p in params]
-        is_ours = {*map(type, params)} <= {Tensor} and {*map(type, gradients)} <= _EXPECTED
-        return cls(optimizer) if is_ours else None
+        return cls(optimizer) if {*map(type, params)} <= {Tensor} else None
 
-    def gradients(self, optimizer: torch.optim.Optimizer) -> list[Tensor] | None:
-        """Return the gradients in the order of `params`; None where something has changed."""
+    def gradients(self, optimizer: torch.optim.Optimizer) -> list[Any] | None:
+        """Return the arrays of gradients, as `params` are; None where something has changed."""
         groups = optimizer.param_groups
         if optimizer.state is not self._state or len(groups) != len(self._lists):
             return None
@@ -278,15 +288,11 @@ class _Held:
             return None
         if not are_the_same([*values_of(states)], self._values):
             return None
-        gradients: list[Any] = [p.grad for p in self._given]
-        if not {*map(type, gradients)} <= _EXPECTED:
-            return None
+        gradients = arrays_of_gradients(self._given)
         if [gradient is not None for gradient in gradients] != self._which:
             return None
         return [gradient for gradient in gradients if gradient is not None]
 
-
-_EXPECTED: Final = frozenset({Tensor, type(None)})
 
 # State that depends on the settings of the group and on itself alone.
 _OF_A_GROUP: Final = frozenset({"step", "mu_product", "eta", "mu"})
@@ -332,14 +338,13 @@ class _Step:
         self._optimizer = weakref.ref(optimizer)
         self._compiled = jax.jit(_named(self._trace, f"torch_{type(optimizer).__name__}_step"))
         self._held: _Held | None = None  # while it is called, for `_trace`
-        self._gradients: list[Tensor] = []
         self.makes_state = False
 
     def run(
         self,
         optimizer: torch.optim.Optimizer,
         held: _Held,
-        gradients: list[Tensor],
+        gradients: list[Any],
         rates: Any,
     ) -> _Held | None:
         """Run the step, and write the new parameters and state.
@@ -347,25 +352,38 @@ class _Step:
         Returns:
             What the optimizer consists of now, if that is known.
         """
-        params = dict(zip(held.params, map(_ARRAY, held.params.values()), strict=True))
-        given = [array_of(gradient) for gradient in gradients]
-        state = dict(zip(held.own, map(_ARRAY, held.own.values()), strict=True))
+        params = [*map(_ARRAY, held.params.values())]
+        names = [*held.own]
+        arrays = [*map(_ARRAY, held.own.values())]
+        ones: list[bool] = []
         for name, tensors in held.common.items():
-            arrays = [*map(_ARRAY, tensors.values())]
-            if len({*map(id, arrays)}) == 1:
-                state[name] = arrays[0]
-            else:
-                state.update(zip(tensors, arrays, strict=True))
-        self._held, self._gradients = held, gradients
-        try:
-            new, new_gradients, new_state = self._compiled(
-                params, dict(zip(held.params, given, strict=True)), state, rates
-            )
-        finally:
-            self._held, self._gradients = None, []
-        _write_all(held.params.values(), new.values())
-        for index, array in new_gradients.items():
-            gradients[int(index)].box.write(array)
+            each = [*map(_ARRAY, tensors.values())]
+            is_one = len({*map(id, each)}) == 1
+            ones.append(is_one)
+            names += [name] if is_one else tensors
+            arrays += each[:1] if is_one else each
+
+        def call() -> tuple[Any, list[Any]]:
+            self._held = held
+            try:
+                given = [
+                    dict(zip(held.params, params, strict=True)),
+                    dict(zip(held.params, gradients, strict=True)),
+                    dict(zip(names, arrays, strict=True)),
+                ]
+                new, *others = self._compiled(*given, rates)
+            finally:
+                self._held = None
+            return [[new[name] for name in held.params], *others], []
+
+        key = (weakref.ref(self), weakref.ref(held), *ones)
+        operands = [*params, *gradients, *arrays, rates]
+        (new, new_gradients, new_state), _ = follow_function(key, operands, call)
+        _write_all(held.params.values(), new)
+        if new_gradients:
+            tensors_of_gradients = gradients_of([*held.params.values()])
+            for index, array in new_gradients.items():
+                tensors_of_gradients[int(index)].box.write(array)  # type: ignore[union-attr]
         if self.makes_state:
             with plainly():
                 held = _Held(optimizer)
@@ -385,7 +403,8 @@ class _Step:
                 named.update(dict.fromkeys(held.common[name], state[name]))
         tensors = {**held.own, **{n: t for group in held.common.values() for n, t in group.items()}}
         boxes = [p.box for p in held.params.values()]
-        gradient_boxes = [gradient.box for gradient in self._gradients]
+        gradient_tensors: list[Any] = gradients_of([*held.params.values()])
+        gradient_boxes = [gradient.box for gradient in gradient_tensors]
         everything = [*boxes, *gradient_boxes, *[tensor.box for tensor in tensors.values()]]
         before = [(box, box.array) for box in everything]
         known = {id(tensor) for tensor in tensors.values()}
@@ -545,7 +564,7 @@ def _clip(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> None:
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         with plainly():
-            gradients = [p.grad for p in given if p.grad is not None]
+            gradients = [gradient for p in given if (gradient := p.grad) is not None]
         if not gradients or not all(type(g) is Tensor for g in gradients):
             original(given, max_norm, total_norm, foreach)
             return

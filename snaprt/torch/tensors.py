@@ -88,6 +88,9 @@ def handle_with(function: Handler, dispatch: Handler) -> None:
     _handlers[:] = [function, dispatch]
 
 
+_GRADIENT: Final[Any] = torch.Tensor.grad
+
+
 class Tensor(torch.Tensor):
     """A `torch.Tensor` whose values are a JAX array, on the device ``jax``.
 
@@ -95,11 +98,13 @@ class Tensor(torch.Tensor):
         box: Where the array is.
         view_of: For a view, the box that it was taken of, and the version that it shows.
         label: The name of a parameter or buffer in its module.
+        due: A gradient that backward has left for a leaf, until somebody asks for ``.grad``.
     """
 
     box: Box
     view_of: tuple[Box, int] | None = None
     label: str | None = None
+    due: Any = None
 
     @staticmethod
     def __new__(cls, array: Any, requires_grad: bool = False, box: Box | None = None) -> Tensor:
@@ -149,6 +154,30 @@ class Tensor(torch.Tensor):
         return DEVICE
 
     @property
+    def grad(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The gradient, which becomes a tensor when it is asked for: most are only used up."""
+        with plainly():
+            present: Any = _GRADIENT.__get__(self)
+            if self.due is not None:
+                array, self.due = self.due, None
+                if present is None:
+                    present = like(self, array)
+                    _GRADIENT.__set__(self, present)
+                else:  # PyTorch has put one there since
+                    write(present, array_of(present) + array)
+            return present
+
+    @grad.setter
+    def grad(self, gradient: torch.Tensor | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.due = None
+        with plainly():
+            _GRADIENT.__set__(self, gradient)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
     def is_meta(self) -> bool:  # type: ignore[override]
         """False: the tensor has values."""
         return False
@@ -192,6 +221,33 @@ class Tensor(torch.Tensor):
                 copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy
+
+
+def gradients_of(tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return ``.grad`` of each tensor."""
+    for tensor in tensors:
+        if tensor.due is not None:
+            tensor.grad  # noqa: B018
+    with plainly():
+        return [*map(_GRADIENT.__get__, tensors)]
+
+
+def forget_gradients(tensors: Sequence[Tensor]) -> None:
+    """Set ``.grad`` of each tensor to None."""
+    with plainly():
+        for tensor in tensors:
+            tensor.due = None
+            if _GRADIENT.__get__(tensor) is not None:
+                _GRADIENT.__set__(tensor, None)
+
+
+def arrays_of_gradients(tensors: Sequence[Tensor]) -> list[Any]:
+    """Return the array of each tensor's gradient, or None; no tensors are made."""
+    with plainly():
+        present: list[Any] = [*map(_GRADIENT.__get__, tensors)]
+    if {*map(type, present)} == {type(None)}:
+        return [tensor.due for tensor in tensors]
+    return [None if g is None else array_of(g) for g in gradients_of(tensors)]
 
 
 def array_of(tensor: Tensor) -> Any:

@@ -27,6 +27,7 @@ from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
 from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
 from snaprt.torch.tensors import Tensor, array_of, host_values, to_device, write
+from snaprt.trace.array import send
 
 Place = tuple[dict[str, Any], str, int]
 """Where a module holds a tensor: a dictionary, a key, and the position among the tensors."""
@@ -147,7 +148,7 @@ class Traced:
 
             results, others = gradients.apply(self._jax, variables, inputs, key, written)
         else:
-            _, others = self._jax.evaluate({}, inputs, key)
+            _, others = self._jax.evaluate(inputs, key)
         plain, writes, replaced = others
         for position, array in zip(self._writes, writes, strict=True):
             write(tensors[position], array)
@@ -454,7 +455,7 @@ def draw_key() -> Any:
         _source.drawn += 1
         return jax.random.key_data(_folded(source, _source.drawn))
     number = int(torch.empty((), dtype=torch.int64).random_().item())
-    return np.array([number >> 32, number & 0xFFFFFFFF], np.uint32)
+    return send(np.array([number >> 32, number & 0xFFFFFFFF], np.uint32))
 
 
 class _Mode(TorchFunctionMode):

@@ -5,6 +5,7 @@ Imports neither torch nor JAX: the program does, when it has set what they are t
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.machinery
 import importlib.metadata
@@ -45,15 +46,54 @@ _RENAMED: Final = {"_xla_metrics_report": "metrics_report"}
 _is_provided = False
 
 
-def provide() -> None:
+def provide(*, is_lazy: bool = True) -> None:
     """Let the program use the device ``xla`` and import torch_xla, without PyTorch/XLA.
 
-    To be called before the program runs, in its thread.
+    To be called before the program runs, in its thread. Processes that it spawns can, too.
+
+    Args:
+        is_lazy: Whether the program runs lazily.
     """
     global _is_provided
     _is_provided = True
+    _set_up(is_lazy=is_lazy)
+
+
+def _set_up(*, is_lazy: bool) -> None:
     sys.meta_path.insert(0, _Finder())
     after_import.call_after_import("torch", _name_device)
+    hand_on = functools.partial(_hand_on, _Provided(is_lazy))
+    after_import.call_after_import("multiprocessing.spawn", hand_on)
+
+
+class _Provided:
+    """What a spawned process is sent before it imports the program: it does as this one."""
+
+    def __init__(self, is_lazy: bool) -> None:
+        self._is_lazy = is_lazy
+
+    def __reduce__(self) -> Any:
+        return _provide_in_spawned, (self._is_lazy,)
+
+
+def _provide_in_spawned(is_lazy: bool) -> None:
+    """Provide all in a process whose threads run lazily once they ask for the device."""
+    global _is_provided
+    _is_provided = not is_lazy
+    _set_up(is_lazy=is_lazy)
+
+
+def _hand_on(provided: _Provided) -> None:
+    """Send it with what multiprocessing sends. Checked with Python 3.11."""
+    from multiprocessing import spawn
+
+    original = spawn.get_preparation_data
+
+    @functools.wraps(original)
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {**original(name), "snaprt": provided}
+
+    spawn.get_preparation_data = get_preparation_data
 
 
 def is_provided() -> bool:

@@ -57,7 +57,12 @@ class Attempt:
         trace.cut_for_call = None
         trace.holding = []
 
-    def learn(self, results: Sequence[Any], build: Callable[[Any], Any] | None) -> None:
+    def learn(
+        self,
+        results: Sequence[Any],
+        build: Callable[[Any], Any] | None,
+        hidden: Sequence[Any] = (),
+    ) -> None:
         """Remember what the call recorded, if that will be the same the next time."""
         trace, before = self.trace, self.before
         with trace.lock:
@@ -73,19 +78,20 @@ class Attempt:
                 or target.depth // GRANULARITY != before.depth // GRANULARITY
             ):
                 return
+            positions = {id(operand): index for index, operand in enumerate(self.operands)}
             found: list[Result | int] = []
-            for array in results:
-                result = self._result(array)
+            for array in (*results, *hidden):
+                result = self._result(array, positions)
                 if result is None:
                     return
                 found.append(result)
             literals = tuple(self.recording.literals[before.literals : target.literals])
-            before.keep_shortcut(self.key, Shortcut(target, literals, tuple(found), build))
+            shown, rest = tuple(found[: len(results)]), tuple(found[len(results) :])
+            before.keep_shortcut(self.key, Shortcut(target, literals, shown, build, rest))
 
-    def _result(self, array: Any) -> Result | int | None:
-        for index, operand in enumerate(self.operands):
-            if array is operand:
-                return index
+    def _result(self, array: Any, positions: dict[int, int]) -> Result | int | None:
+        if id(array) in positions:
+            return positions[id(array)]
         if type(array) is LazyArray and array._recording is self.recording:
             result = array._result
             if result is not None and result.number >= self.before.count:
@@ -130,7 +136,7 @@ def follow(
         recording.point = shortcut.target
         recording.literals += shortcut.literals
         if shortcut.makes_many:
-            arrays = [LazyArray(trace, recording, result) for result in shortcut.results]
+            arrays: list[Any] = [LazyArray(trace, recording, r) for r in shortcut.results]
             recording.arrays += map(_ref, arrays)
         else:
             arrays = []
@@ -141,9 +147,74 @@ def follow(
                     array = LazyArray(trace, recording, result)
                     recording.arrays.append(_ref(array))
                     arrays.append(array)
+        if shortcut.hidden:
+            rest = Hidden(trace, recording, shortcut, operands)
+            recording.hidden.append(_ref(rest))
+            arrays = [*arrays, rest]
     finally:
         trace.following = False
     return arrays[0] if shortcut.build is None else shortcut.build(arrays)
+
+
+class Hidden:
+    """Results of a call that stay together until somebody needs them one by one.
+
+    As what a forward pass leaves for the backward pass, which takes all of it as one operand.
+    """
+
+    __slots__ = ("__weakref__", "_arrays", "_operands", "recording", "shortcut", "trace")
+
+    def __init__(
+        self, trace: Any, recording: Recording, shortcut: Shortcut, operands: Sequence[Any]
+    ) -> None:
+        self.trace = trace
+        self.recording = recording
+        self.shortcut = shortcut
+        self._operands = operands
+        self._arrays: list[Any] | None = None
+
+    def arrays(self) -> list[Any]:
+        """Return the arrays, which exist from here on; a cut asks for them before it runs."""
+        if self._arrays is None:
+            trace, recording, operands = self.trace, self.recording, self._operands
+            made: list[Any] = []
+            result: Any
+            for result in self.shortcut.hidden:
+                if type(result) is int:
+                    made.append(operands[result])
+                else:
+                    array = LazyArray(trace, recording, result)
+                    recording.arrays.append(_ref(array))
+                    made.append(array)
+            self._arrays = made
+            self._operands = ()
+        return self._arrays
+
+
+def follow_function(
+    key: Any, operands: Sequence[Any], call: Callable[[], tuple[Any, list[Any]]]
+) -> tuple[Any, Hidden | list[Any]]:
+    """Return what a function without effects returns, recorded in a lazy scope.
+
+    Args:
+        key: Stands for the function; all that it depends on besides ``operands``.
+        operands: Arrays, and results that an earlier call has hidden.
+        call: Calls it; returns a pytree of arrays, and a list of arrays to hide.
+    """
+    trace: Any = _current.value
+    found = follow(trace, key, operands) if hasattr(trace, "cut_for_call") else None
+    if found is None:
+        return call()
+    if type(found) is not Attempt:
+        return found
+    shown, hidden = call()
+    structure: Any
+    leaves, structure = jax.tree.flatten(shown)
+    if hidden:
+        found.learn(leaves, lambda made: (structure.unflatten(made[:-1]), made[-1]), hidden)
+    else:
+        found.learn(leaves, lambda made: (structure.unflatten(made), []))
+    return shown, hidden
 
 
 def _wires(
@@ -176,6 +247,11 @@ def _wires(
                     handles.append(handle)
             elif what in _SCALARS:
                 wires.append(_scalar_wire(what, operand))
+                continue
+            elif what is Hidden:
+                if operand.recording is not recording:
+                    return None
+                wires.append(operand.shortcut)
                 continue
             else:
                 if what is np.ndarray and operand.ndim and operand.dtype.kind in _NUMBERS:
@@ -302,6 +378,15 @@ def _with_statics(name: str, general: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def _power(self: Any, exponent: Any) -> Any:
+    """Return the power; JAX looks at the exponent's value, which a Python scalar's key has."""
+    if _current.value is not self._trace or type(exponent) not in _SCALARS:
+        return _general_power(self, exponent)
+    call = functools.partial(_general_power, self, exponent)
+    key = ("__pow__", _scalar_wire(type(exponent), exponent))
+    return _follow(self._trace, key, self, call)
+
+
 _STATIC = frozenset({int, str, type(None), type(Ellipsis), type, np.dtype, type(jax.numpy.float32)})
 
 
@@ -350,7 +435,6 @@ def follow_jit(
     return jaxapi.NOT_KNOWN, learn, arguments
 
 
-# Not `**`, of which JAX looks at the exponent's value.
 _BINARY = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "and", "or", "xor"),
     *("lshift", "rshift"),
@@ -364,6 +448,8 @@ _METHODS = (
 
 for _name in (*_BINARY, *(f"r{name}" for name in _BINARY), *_COMPARISONS):
     setattr(LazyArray, f"__{_name}__", _binary(f"__{_name}__"))
+_general_power: Any = LazyArray.__pow__
+LazyArray.__pow__ = _power
 for _name in (*_UNARY, "__getitem__", *_METHODS):
     setattr(LazyArray, _name, _with_statics(_name, getattr(LazyArray, _name)))
 LazyArray.T = property(_with_statics("T", LazyArray.T.fget))

@@ -19,6 +19,7 @@ import numpy as np
 from snaprt import jaxapi, metrics
 from snaprt.graph.operation import Operation, operation
 from snaprt.graph.program import Literal, Placement, literal
+from snaprt.interruptions import raise_if_interrupted
 from snaprt.trace.array import LazyArray, counted_transfer, send
 from snaprt.trace.modes import NONE, Modes
 from snaprt.trace.pacing import ALONE, BYTES, Pacer, is_asked_for, most_bytes
@@ -69,6 +70,7 @@ class LazyTrace(jaxapi.Trace):
         self.holding: list[tuple[int, int]] = []
         self._dead: list[tuple[int, int]] = []
         self.fullgraph = False  # whether a cut is an error
+        self.steady = False  # whether functions that JAX transforms are traced once
         self.unseen_error: tuple[Any, Any] = (None, None)  # and of which array's buffer it was
         self.interruptions = 0  # goes up when what is recorded is not all that happens
         self._contexts: dict[Any, int] = {}
@@ -81,6 +83,7 @@ class LazyTrace(jaxapi.Trace):
         self.pacer = Pacer()
         self.cut_for_call: Point | None = None  # where a call was not recorded, for it is alone
         self._effectful = effectful
+        self.unpacked: set[str] = set()  # the jitted functions of which no call is an operation
 
     def __eq__(self, other: object) -> bool:
         return other is self or (jaxapi.asked_as_opaque_state() and jaxapi.is_eager(other))
@@ -188,6 +191,8 @@ class LazyTrace(jaxapi.Trace):
         """Record one operation and return its results as lazy arrays."""
         if self.recording.point.stop is not None:
             self.cut_where_due()
+        if self.unpacked and jaxapi.unpackable_function(primitive, params) in self.unpacked:
+            return jaxapi.run_unpacked(self, params, args)
         if self.pacer.stands_alone(primitive, params) and self.runs_alone():
             self.cut_for_call = self.recording.point
             self.cut_before_call()
@@ -310,7 +315,8 @@ class LazyTrace(jaxapi.Trace):
                 return "ref" if primitive.ref_primitive else "primitive"
             try:
                 results, effects, extent = _evaluate(what, primitive, operands, params)
-            except Exception:
+            except Exception as error:
+                raise_if_interrupted(error)
                 if jaxapi.has_own_implementation(primitive):  # which may look at values
                     return "shape"
                 raise

@@ -65,6 +65,7 @@ class Recording:
         handles: For each of them its handle, ``None`` for what no lazy array computed.
         input_wires: By ``id`` of an input, the wire that stands for it.
         arrays: Every lazy array that was handed out and may be alive.
+        hidden: Results that were handed out together, of which there are no arrays yet.
         nbytes: What the inputs hold.
         prune_at: How much they may hold before dead work is looked for.
         is_carried: Whether some of it was left pending at an earlier cut.
@@ -72,7 +73,7 @@ class Recording:
 
     __slots__ = (
         *("arrays", "handles", "input_wires", "inputs", "literals", "nbytes", "point", "prune_at"),
-        "is_carried",
+        *("hidden", "is_carried"),
     )
 
     def __init__(self, root: Point) -> None:
@@ -82,6 +83,7 @@ class Recording:
         self.input_wires: dict[int, int] = {}
         self.literals: list[Literal] = []
         self.arrays: list[weakref.ref[Any]] = []
+        self.hidden: list[weakref.ref[Any]] = []
         self.nbytes = 0
         self.prune_at = PRUNE_BYTES
         self.is_carried = False
@@ -123,6 +125,12 @@ class Recording:
 
     def live_arrays(self) -> list[Any]:
         """Return the lazy arrays that the user still holds and that have no value yet."""
+        if self.hidden:
+            for reference in self.hidden:
+                results = reference()
+                if results is not None:
+                    results.arrays()
+            self.hidden = []
         alive = [
             array
             for reference in self.arrays

@@ -20,8 +20,11 @@ from snaprt.graph.program import Literal, Placement
 #: A path is looked at each time it has grown by this many operations: see `LazyTrace`.
 GRANULARITY = 1024
 
-#: How many shortcuts and how many plans one point keeps.
-MAX_SHORTCUTS = 64
+#: How many shortcuts one point keeps. Calls that record nothing, such as `astype` to the type that
+#: an array has, lead to where they began: a step may make one for each of its parameters.
+MAX_SHORTCUTS = 4096
+
+#: How many plans one point keeps.
 MAX_PLANS = 64
 
 #: How many arrays from outside are known again.
@@ -115,11 +118,12 @@ class Shortcut:
     Attributes:
         target: The point after the call.
         results: What becomes a lazy array, or the number of the operand that is returned itself.
+        hidden: Likewise, what is handed out together as `fast_path.Hidden`, if anything is.
         makes_many: Whether it returns many arrays, no operand itself among them.
         build: Makes the value of the call out of those; ``None`` if it is the only one.
     """
 
-    __slots__ = ("build", "literals", "makes_many", "results", "target")
+    __slots__ = ("build", "hidden", "literals", "makes_many", "results", "target")
 
     def __init__(
         self,
@@ -127,8 +131,10 @@ class Shortcut:
         literals: tuple[Literal, ...],
         results: tuple[Result | int, ...],
         build: Callable[[Any], Any] | None,
+        hidden: tuple[Result | int, ...] = (),
     ) -> None:
         self.target = target
+        self.hidden = hidden
         self.literals = literals
         self.results = results
         self.makes_many = len(results) > 3 and all(type(result) is Result for result in results)

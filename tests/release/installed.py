@@ -67,6 +67,10 @@ def main() -> None:
     missing = missing_files(checkout)
     if missing or not (Path(snaprt.__file__).parent / "py.typed").is_file():
         sys.exit(f"the wheel lacks: {', '.join(missing) or 'py.typed'}")
+    shown = importlib.metadata.metadata("snaprt").get_payload()
+    relative = re.findall(r"\]\((?!https://|#)([^)]*)\)", shown)
+    if relative or not shown.startswith("# snaprt"):
+        sys.exit(f"PyPI would show links that lead nowhere: {', '.join(relative) or 'no text'}")
     command = Path(sys.executable).with_name("snaprt")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -164,14 +164,23 @@ def test_the_program_is_still_there_for_threads_and_exit_handlers(tmp_path: Path
     assert shown.stdout == "Thing\nThing\n", shown.stderr
 
 
-def test_the_options_become_absolute_paths_in_the_environment(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [
+        (("--cache", "c", "--dump", "d", "--metrics", "m.json"), {}),
+        ((), {"SNAPRT_CACHE_DIR": "c", "SNAPRT_DUMP_DIR": "d", "SNAPRT_METRICS_FILE": "m.json"}),
+    ],
+)
+def test_the_places_it_writes_to_become_absolute_paths_in_the_environment(
+    tmp_path: Path, options: tuple[str, ...], environment: dict[str, str]
+):
     (tmp_path / "prints.py").write_text(
         "import os\n"
         "for name in ('SNAPRT_CACHE_DIR', 'SNAPRT_DUMP_DIR', 'SNAPRT_METRICS_FILE'):\n"
         "    print(os.environ[name])\n"
         "os.chdir('/')\n"
     )
-    shown = run("--cache", "c", "--dump", "d", "--metrics", "m.json", "prints.py", folder=tmp_path)
+    shown = run(*options, "prints.py", folder=tmp_path, **environment)
     assert shown.stdout.splitlines() == [str(tmp_path / name) for name in ("c", "d", "m.json")]
     assert json.loads((tmp_path / "m.json").read_text())["schema"] == "snaprt.metrics"
 

@@ -44,6 +44,20 @@ def test_what_was_pending_before_an_error_is_run_and_the_error_is_shown(tmp_path
     assert "cli/run.py" not in shown.stderr
 
 
+WITHOUT_A_DIRECTORY = """
+import os, tempfile
+import jax, jax.numpy as jnp
+os.chdir(tempfile.mkdtemp())
+os.rmdir(os.getcwd())
+print(jax.jit(lambda x: x + 3)(jnp.ones(2)))
+"""
+
+
+def test_a_program_may_remove_its_current_directory(tmp_path: Path):
+    shown = run(WITHOUT_A_DIRECTORY, "--lazy", "--explain", folder=tmp_path)
+    assert (shown.returncode, shown.stdout) == (0, "[4. 4.]\n"), shown.stderr
+
+
 @pytest.mark.parametrize("option", ["--lazy", "--no-lazy"])
 def test_jax_is_imported_by_the_program_alone(tmp_path: Path, option):
     source = "import sys; print(sorted({'jax', 'jaxlib', 'numpy'} & set(sys.modules)))"

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -193,6 +194,91 @@ def test_a_place_that_goes_on_compiling_is_warned_of_once(monkeypatch, caplog):
     assert "compile_some (mark_step) has caused 4 programs" in text
     assert "1 operation (jit(arctan)) more than last time at " in text
     assert f"instead: {ADVICE['longer']}" in text
+
+
+def many_steps(function, counts):
+    """Return what some steps compute, and how many of them fell back."""
+    before = snaprt.metrics.counter_value("RecompileFallback") or 0
+    with snaprt.lazy():
+        snaprt.mark_step()
+        results = []
+        for count in counts:
+            results.append(function(count))
+            snaprt.mark_step()
+    return results, (snaprt.metrics.counter_value("RecompileFallback") or 0) - before
+
+
+def test_a_place_at_the_limit_runs_new_graphs_op_by_op_if_asked_to(monkeypatch, caplog):
+    monkeypatch.setenv("SNAPRT_RECOMPILE_LIMIT", "2:eager")
+    counts = (30, 31, 32, 33, 34, 31)
+    with (
+        caplog.at_level(logging.WARNING, "snaprt.explain"),
+        snaprt.CompilationProfiler() as profiler,
+    ):
+        results, fallen = many_steps(loop, counts)
+    assert fallen == 2  # of 33 and 34; the graph of 31 was compiled before the limit
+    assert [event.number for event in profiler.events if event.cause == "mark_step"] == [1, 2, 3]
+    (record,) = caplog.records
+    assert "many_steps (mark_step) has caused 3 programs" in record.getMessage()
+    assert "runs op by op" in record.getMessage()
+    for result, count in zip(results, counts, strict=True):
+        np.testing.assert_allclose(result, loop(count), rtol=1e-6)
+
+
+def test_a_read_that_falls_back_runs_what_it_needs_alone(monkeypatch):
+    monkeypatch.setenv("SNAPRT_RECOMPILE_LIMIT", "1:eager")
+    before = snaprt.metrics.counter_value("RecompileFallback") or 0
+    with snaprt.lazy():
+        for count in (5, 6, 7):
+            snaprt.mark_step()
+            other = jnp.sinh(X)
+            assert float(loop(count).sum() + 41) == pytest.approx(float(np.sum(chain(count)) + 41))
+            assert other._value is None
+    assert (snaprt.metrics.counter_value("RecompileFallback") or 0) - before == 1
+    np.testing.assert_allclose(other, np.sinh(X), rtol=1e-6)
+
+
+def chain(count):
+    y = np.asarray(X)
+    for _ in range(count):
+        y = np.arctan(y)
+    return y
+
+
+@partial(jax.jit, static_argnums=1)
+def jitted_loop(x, count):
+    for _ in range(count):
+        x = jnp.arctan(x)
+    return x * 43
+
+
+def test_a_jitted_function_at_the_limit_runs_op_by_op_as_well(monkeypatch, caplog):
+    monkeypatch.setenv("SNAPRT_RECOMPILE_LIMIT", "1:eager")
+    with caplog.at_level(logging.WARNING, "snaprt.explain"):
+        results, fallen = many_steps(lambda count: jitted_loop(X, count), range(1, 8))
+    assert fallen == 5
+    of_place, of_function = (record.getMessage() for record in caplog.records)
+    assert "many_steps (mark_step) has caused 2 programs" in of_place
+    assert of_function.startswith(f"jitted_loop at {__file__}:")
+    assert "has caused 2 programs" in of_function
+    for count, result in enumerate(results, 1):
+        np.testing.assert_allclose(result, 43 * chain(count), rtol=1e-5)
+
+
+def test_a_scope_of_full_graphs_never_falls_back(monkeypatch):
+    monkeypatch.setenv("SNAPRT_RECOMPILE_LIMIT", "1:eager")
+
+    def whole(count):
+        with snaprt.lazy(fullgraph=True):
+            return steps_of(count)
+
+    def steps_of(count):
+        y = loop(count)
+        snaprt.mark_step()
+        return y
+
+    _, fallen = many_steps(whole, (44, 45, 46, 47))
+    assert fallen == 0
 
 
 def test_different_reads_of_one_line_are_not_taken_for_recompilations(monkeypatch, caplog):

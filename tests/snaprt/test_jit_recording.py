@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 import threading
@@ -27,6 +28,7 @@ from snaprt.runtime.step import thread_trace
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.recorder import plan
 from snaprt.snapshot.recorder.record import process_recorder
+from snaprt.snapshot.recorder.writer import SnapshotWriter
 
 x = jnp.arange(8.0)
 
@@ -728,3 +730,32 @@ def test_a_program_that_is_to_stop_does_so_at_the_execution_that_failed(
         with pytest.raises(snaprt.ExecutionError, match="execution 1 of"):
             own(jnp.float32(-1.0))
     assert [file.manifest.execution.execution_count for file in recorded(dump)] == [1]
+
+
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_where_jax_debug_nans_is_set_its_error_is_raised_and_the_nan_recorded(
+    dump: Path, donated: tuple[int, ...]
+) -> None:
+    @functools.partial(jax.jit, donate_argnums=donated)
+    def twice_log(v: jax.Array) -> jax.Array:
+        return jnp.log(v) * 2
+
+    with jax.debug_nans(True), snaprt.record(when="nan", folder=dump):
+        assert twice_log(jnp.ones(2)).sum() == 0.0
+        with pytest.raises(FloatingPointError, match="encountered in log"):
+            twice_log(jnp.full(2, -1.0))
+    (found,) = recorded(dump)
+    assert found.manifest.execution.reason == "nan"
+    assert np.array_equal(found.array("v"), [-1.0, -1.0])
+
+
+def test_what_the_device_could_not_compute_is_told_without_a_traceback_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    writer = SnapshotWriter()
+    for error in (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory"), KeyError("bug")):
+        writer.complain(error)
+    told, bug = caplog.records
+    assert "RESOURCE_EXHAUSTED: no memory" in told.message
+    assert not told.exc_info
+    assert bug.exc_info

@@ -1,6 +1,8 @@
 """A second process finds what the first compiled, and repeats its steps as the first does."""
 
+import copy
 import json
+import pickle
 
 import jax
 import numpy as np
@@ -137,6 +139,19 @@ def test_flags_that_xla_parsed_tell_programs_apart_after_they_left_the_environme
     (fast_values, _), (values, hits), (values_again, hits_again) = runs
     assert fast_values != values == values_again
     assert (hits, hits_again) == (0, 1)
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+def test_types_of_keys_that_are_loaded_are_those_that_jax_knows(implementation):
+    kind = jax.random.key(0, impl=implementation).dtype
+    for loaded in (pickle.loads(pickle.dumps(kind)), copy.deepcopy(kind)):
+        assert loaded == kind
+        assert loaded._impl is kind._impl  # jax.random.poisson takes no copy
+
+
+def test_the_type_of_a_users_own_keys_is_loaded_by_its_functions():
+    own = jax.random.key(0).dtype._impl._replace(name="own", tag="own")
+    assert pickle.loads(pickle.dumps(own)) == own
 
 
 def test_key_types_that_share_a_module_do_not_share_an_executable(tmp_path, monkeypatch):

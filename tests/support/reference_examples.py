@@ -42,6 +42,9 @@ def main(names: list[str]) -> int:
     for path in Path("recorded").iterdir():  # name.PLACE.inputs.snap: as the examples call it
         path.rename("step." + ".".join(path.name.split(".")[-2:]))
     known = {"jax": jax, "jnp": jnp, "np": np, "snaprt": snaprt, "Path": Path}
+    if any(name.startswith("snaprt.torch.xla.") for name in names):
+        known["torch"] = importlib.import_module("torch")
+        known["xm"] = importlib.import_module("snaprt.torch.xla")
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
     for name in names:
         text = inspect.getdoc(resolve(name)) or ""

@@ -1,14 +1,17 @@
 """What PyTorch's autograd offers besides ``backward``: right in a wrapped module, or an error."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import snaprt
 import snaprt.torch
 from snaprt.errors import UsageError
+from snaprt.runtime.step import thread_trace
 
 
 class Checkpointed(nn.Module):
@@ -147,3 +150,68 @@ def test_torch_compile_and_export_are_refused() -> None:
         torch.compile(model)(torch.ones(1, 2))
     with pytest.raises(UsageError, match=r"torch\.compile or torch\.export"):
         torch.export.export(model, (torch.ones(1, 2),))
+
+
+def _gradients(between: Callable[[], object]) -> list[list[float]]:
+    """Return a gradient of each of four steps, with ``between`` between forward and backward."""
+    torch.manual_seed(0)
+    model = snaprt.torch.wrap(nn.Sequential(nn.Linear(3, 2), nn.Tanh()))
+    x = torch.linspace(-1, 1, 6).reshape(2, 3).to(snaprt.torch.device())
+    gradients = []
+    with snaprt.torch.lazy():
+        for step in range(4):
+            model.zero_grad()
+            y = model(x + step)
+            between()
+            y.sum().backward()
+            snaprt.mark_step()
+            gradients.append(model[0].bias.grad.tolist())
+    return gradients
+
+
+def test_a_step_that_ends_between_forward_and_backward_changes_no_gradient() -> None:
+    whole = _gradients(lambda: None)
+    assert len({*map(tuple, whole)}) == 4
+    for apart, together in zip(_gradients(snaprt.mark_step), whole, strict=True):
+        assert apart == pytest.approx(together, rel=1e-6)
+
+
+def test_the_arrays_of_a_warm_forward_pass_do_not_grow_with_the_depth() -> None:
+    def arrays(depth: int) -> int:
+        model = snaprt.torch.wrap(nn.Sequential(*[nn.Linear(4, 4) for _ in range(depth)]))
+        x = torch.ones(2, 4).to(snaprt.torch.device())
+        with snaprt.torch.lazy():
+            for _ in range(3):
+                loss = model(x).sum()
+                recording = thread_trace().recording
+                made = len(recording.arrays)
+                loss.backward()
+                snaprt.mark_step()
+        return made
+
+    assert arrays(2) == arrays(8)
+
+
+def test_a_gradient_is_a_tensor_once_it_is_asked_for() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    model = nn.Module()
+    model.weight, model.bias = weight, nn.Parameter(torch.zeros(3))
+    function = snaprt.torch.wrap(lambda w, b: (w * w + b).sum())
+    snaprt.torch.wrap(model)
+    function(weight, model.bias).backward()
+    gradient = weight.grad
+    assert gradient is weight.grad
+    assert gradient.tolist() == [2.0] * 3
+    function(weight, model.bias).backward()  # adds to the tensor
+    assert gradient.tolist() == [4.0] * 3
+    weight.sum().backward()  # by PyTorch's own engine
+    assert weight.grad.tolist() == [5.0] * 3
+    weight.grad = None
+    function(weight, model.bias).backward()
+    weight.sum().backward()  # before anybody has asked
+    function(weight, model.bias).backward()
+    assert weight.grad.tolist() == [5.0] * 3
+    assert model.bias.grad.tolist() == [4.0] * 3
+    del weight.grad
+    model.zero_grad()
+    assert weight.grad is model.bias.grad is None

@@ -24,6 +24,13 @@ def _numbers(output: str, name: str) -> list[float]:
 
 
 @pytest.mark.slow
+def test_the_device_is_xla_in_threads_and_spawned_processes(tmp_path: Path) -> None:
+    shown = _run(PROGRAMS / "names_of_the_device.py", folder=tmp_path).stdout
+    expected = "xla xla:0 True [2.0, 3.0]"
+    assert shown.splitlines() == [f"{at} {expected}" for at in ("main", "thread", "process 0")]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "plain_arguments", "arguments"),
     [

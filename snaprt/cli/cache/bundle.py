@@ -11,7 +11,7 @@ from snaprt_cache.bundle import bundled_blobs, read_bundle, write_bundle
 from snaprt_cache.frame import read_key_file
 
 from snaprt import settings
-from snaprt.cli import output
+from snaprt.cli import output, progress
 from snaprt.cli.cache.words import SCHEMA_VERSION, cache_command, counted
 from snaprt.units import format_size
 
@@ -54,7 +54,8 @@ def export(
             f"no entry in {cache.path} matches",
             hint="`snaprt cache ls` lists the entries.",
         )
-    bundle = write_bundle(file, [row.key for row in rows], cache.open_blob, _signing_key())
+    with progress.showing(f"writing {counted(len(rows), 'entry', 'entries')}"):
+        bundle = write_bundle(file, [row.key for row in rows], cache.open_blob, _signing_key())
     size = sum(blob.bytes for blob in bundle.blobs)
     if as_json:
         content = {
@@ -85,19 +86,21 @@ def import_(file: Path, cache: Cache, as_json: bool) -> None:
       snaprt cache import step.snapbundle
     """
     key = _signing_key()
-    bundle = read_bundle(file, key)
-    there = {blob.key for blob in bundle.blobs if cache.header(blob.key) is not None}
     added = 0
-    for digest, content in bundled_blobs(bundle):
-        if digest in there:
-            continue
-        if not cache.adopt(digest, content):
-            raise CacheError(
-                f"only {added} of {len(bundle.blobs) - len(there)} new entries could be stored in "
-                f"{cache.path}",
-                hint="See the warning above. You can repeat the import.",
-            )
-        added += 1
+    with progress.showing("reading entries") as line:
+        bundle = read_bundle(file, key)
+        there = {blob.key for blob in bundle.blobs if cache.header(blob.key) is not None}
+        for digest, content in bundled_blobs(bundle):
+            if digest in there:
+                continue
+            if not cache.adopt(digest, content):
+                raise CacheError(
+                    f"only {added} of {len(bundle.blobs) - len(there)} new entries could be stored "
+                    f"in {cache.path}",
+                    hint="See the warning above. You can repeat the import.",
+                )
+            added += 1
+            line.done(added, len(bundle.blobs) - len(there))
     cache.close()
     if as_json:
         content_ = {

@@ -84,7 +84,8 @@ def gc(context: click.Context, cache: Cache, max_size: int | None, as_json: bool
     """
     if max_size is None and cache.max_bytes is None:
         raise click.UsageError("SNAPRT_CACHE_MAX_SIZE sets no limit: give --max-size", context)
-    gone = cache.gc(max_size)
+    with progress.showing("removing entries"):
+        gone = cache.gc(max_size)
     freed = sum(row.stored_bytes for row in gone)
     if as_json:
         content = {"path": cache.path, "removed": gone, "freed_bytes": freed}
@@ -156,7 +157,8 @@ def clear(cache: Cache, yes: bool, as_json: bool) -> None:
         click.confirm(
             f"Remove {counted(count, 'entry', 'entries')} from {cache.path}?", abort=True, err=True
         )
-    removed = cache.clear()
+    with progress.showing("removing entries"):
+        removed = cache.clear()
     if as_json:
         content = {"path": cache.path, "removed": removed}
         output.emit_json("snaprt.cache.clear", SCHEMA_VERSION, content)

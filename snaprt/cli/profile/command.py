@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 from rich.text import Text
 
-from snaprt.cli import output
+from snaprt.cli import output, progress
 from snaprt.cli.fitted_table import Column, Columns, FittedTable
 from snaprt.cli.tables import printable
 from snaprt.errors import UsageError
@@ -61,7 +61,8 @@ def command(place: Path, top: int, host: str | None, as_json: bool) -> None:
 
     files = find_files(place)
     if as_json:
-        summaries = [summarize(read_profile(file)) for file in files]
+        with progress.showing("reading"):
+            summaries = [summarize(read_profile(file)) for file in files]
         output.emit_json(
             _SCHEMA, _VERSION, {"hosts": [_cut_off(summary, top) for summary in summaries]}
         )
@@ -72,7 +73,9 @@ def command(place: Path, top: int, host: str | None, as_json: bool) -> None:
             f"there is no process {host} in the profile", hint=f"Name one of: {', '.join(names)}."
         )
     file = names[host] if host is not None else files[0]
-    _show(summarize(read_profile(file)), top)
+    with progress.showing("reading"):
+        summary = summarize(read_profile(file))
+    _show(summary, top)
     others = [name for name, other in names.items() if other != file]
     if others:
         output.console.print()

@@ -330,6 +330,8 @@ def _replayed(
         yield from reports
         return
     with progress.showing("replaying") as line:
+        if len(files) > 1:
+            line.done(0, len(files))
         for count, (number, report) in enumerate(reports, 1):
             line.done(count, len(files))
             if len(files) > 1:

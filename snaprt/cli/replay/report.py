@@ -13,7 +13,7 @@ from snaprt_replay.localize import findings
 from snaprt_replay.report import saved
 from snaprt_replay.report.model import Report
 
-from snaprt.cli import output, tables
+from snaprt.cli import output, progress, tables
 from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.hang_files import is_hang
@@ -114,7 +114,8 @@ def command(
                 raise UsageError(f"{file} is of {len(reports)} files, --localized of one")
             reports = (dataclasses.replace(reports[0], localization=found),)
     else:
-        reports = (_find(file, device, localizes, budget, sources, found, explorer),)
+        with progress.showing("replaying"):
+            reports = (_find(file, device, localizes, budget, sources, found, explorer),)
     formats.write_files(reports)
     if save is not None:
         formats.save(reports, save)

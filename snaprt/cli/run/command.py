@@ -237,8 +237,7 @@ def command(
         ("SNAPRT_METRICS_FILE", metrics),
     ):
         if path is not None:
-            # Absolute: the program may change its directory.
-            os.environ[variable] = str(path.expanduser().absolute())
+            os.environ[variable] = str(path)
     conditions = "; ".join(when) or os.environ.get("SNAPRT_RECORD", "")
     parse_conditions(conditions)  # so that a wrong one is told before the program runs
     if when:
@@ -262,7 +261,7 @@ def command(
     if "MASTER_ADDR" in os.environ:
         after_import.call_after_import("jax", _register_torchrun)
     if is_torch:
-        _provide_torch_xla()
+        _provide_torch_xla(is_lazy=is_lazy)
     _warn_of_ignored_variables(is_torch)
     explained = RunExplained(shown=explain, file=explain_json)
     profiled = RunProfiled(profile, profile_steps)
@@ -297,10 +296,10 @@ def _warn_of_ignored_variables(is_torch: bool) -> None:
             output.log.print(f"snaprt: warning: {name} is ignored; {_IGNORED[name]}")
 
 
-def _provide_torch_xla() -> None:
+def _provide_torch_xla(*, is_lazy: bool) -> None:
     from snaprt.torch import xla_imports
 
-    xla_imports.provide()
+    xla_imports.provide(is_lazy=is_lazy)
     version = xla_imports.installed_version()
     if version is not None:
         output.log.print(
@@ -372,11 +371,14 @@ _OPTIONS: Final = {"SNAPRT_METRICS_FILE": "--metrics", "SNAPRT_DUMP_DIR": "--dum
 def _check_environment() -> None:
     """Look at every setting before a program runs: files are written when a long run is over.
 
+    What they name is made absolute.
+
     Raises:
         UsageError: One has a value that is not allowed, or names what cannot be written.
     """
     for name, (path, kind) in settings.places_written().items():
         named_by = f"{_OPTIONS[name]} or {name}" if name in _OPTIONS else name
+        os.environ[name] = str(path.absolute())  # the program may change its directory
         if kind == "file" and not path.absolute().parent.is_dir():
             raise UsageError(
                 f"cannot write {path}: no directory {path.absolute().parent}",

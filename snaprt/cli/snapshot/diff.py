@@ -13,7 +13,7 @@ from rich.text import Text
 from snaprt_replay.compare.differences import ArrayDifference, Differences, find_differences
 from snaprt_replay.report import shown
 
-from snaprt.cli import output, tables
+from snaprt.cli import output, progress, tables
 from snaprt.cli.fitted_table import Column, FittedTable
 
 SCHEMA: Final = "snaprt.diff"
@@ -40,7 +40,8 @@ def command(context: click.Context, first: Path, second: Path, as_json: bool) ->
     Example:
       snaprt diff monday/step.inputs.snap tuesday/step.inputs.snap
     """
-    found = find_differences(first, second)
+    with progress.showing("comparing"):
+        found = find_differences(first, second)
     if as_json:
         output.emit_json(
             SCHEMA,

@@ -11,7 +11,7 @@ from typing import Final
 import click
 from snaprt_replay.export.formats import FORMS, export
 
-from snaprt.cli import output
+from snaprt.cli import output, progress
 
 SCHEMA: Final = "snaprt.export"
 SCHEMA_VERSION: Final = 1
@@ -49,7 +49,8 @@ Example:
 @output.json_option
 def command(file: Path, to: str, out: Path, replace: bool, as_json: bool) -> None:
     """Write a recorded execution in another form; what is printed as help is `_HELP`."""
-    case = export(file, to, out, replace=replace)
+    with progress.showing("converting"):
+        case = export(file, to, out, replace=replace)
     if as_json:
         told = {"path": file, "to": to, "output": out, "notes": case.notes}
         output.emit_json(SCHEMA, SCHEMA_VERSION, told)

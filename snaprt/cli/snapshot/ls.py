@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, NoReturn
 import click
 from snaprt_replay.report import shown
 
-from snaprt.cli import output, tables
+from snaprt.cli import output, progress, tables
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.cli.snapshot import ranks
 from snaprt.errors import SnaprtError, SnapshotError, UsageError
@@ -139,7 +139,10 @@ def command(
             and (bool(row.error) or not failed)
         )
 
-    files, damaged = _read_all(place)
+    with progress.showing("reading") as line:
+        files, damaged = _read_all(place, line.done)
+        if not by_rank:
+            damaged += _damaged_arrays(place, files, check)
     if by_rank:
         by_ranks = ranks.rows_of_ranks(place, [file.manifest.execution for file in files])
         if as_json:
@@ -149,7 +152,6 @@ def command(
         else:
             ranks.show(by_ranks)
         _exit(context, damaged)
-    damaged += _damaged_arrays(place, files, check)
     rows = list(filter(is_wanted, _rows(files)))
     store = prune.stored_arrays(place) if place.is_dir() else []
     store_bytes = sum(path.stat().st_size for path in store)
@@ -174,7 +176,7 @@ def _compiled(text: str) -> re.Pattern[str]:
         raise UsageError(f"--graph {text!r} is not a valid regular expression: {error}") from error
 
 
-def _read_all(place: Path) -> tuple[list[_Listed], list[str]]:
+def _read_all(place: Path, tell: Callable[[int, int], None]) -> tuple[list[_Listed], list[str]]:
     if not place.is_dir() and not places.is_pack_file(place):
         raise UsageError(
             f"{place} is neither a directory nor a packed file",
@@ -184,11 +186,12 @@ def _read_all(place: Path) -> tuple[list[_Listed], list[str]]:
     paths = places.snapshots_in(place)
     if not paths and place.is_file():
         damaged.append(f"{place} is damaged: it holds no readable snapshot")
-    for path in paths:
+    for count, path in enumerate(paths, 1):
         try:
             files.append(_Listed(path, *read_manifest(path)))
         except SnaprtError as error:
             damaged.append(error.message)
+        tell(count, len(paths))
     return files, damaged
 
 

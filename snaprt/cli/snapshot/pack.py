@@ -126,7 +126,8 @@ def prune_command(directory: Path, age: float, dry_run: bool, as_json: bool) -> 
     Example:
       snaprt prune dump --dry-run
     """
-    found = orphans(directory, age) if dry_run else prune(directory, age)
+    with progress.showing("looking for arrays that nothing uses"):
+        found = orphans(directory, age) if dry_run else prune(directory, age)
     if as_json:
         output.emit_json(PRUNE_SCHEMA, SCHEMA_VERSION, {"removed": not dry_run, "arrays": found})
         return

@@ -20,6 +20,7 @@ from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jaxlib.mlir import ir
 
+from snaprt.interruptions import raise_if_interrupted
 from snaprt.jaxapi.compiler.executables import compile_options
 from snaprt.jaxapi.installation import Device, device_list
 
@@ -98,6 +99,7 @@ def use_compilation_cache(
             )
             return key_of(found)
         except Exception as error:  # whatever this JAX does otherwise: the program goes on
+            raise_if_interrupted(error)
             _log.warning("compiling a program without the compile cache: %r", error)
             return None
 

@@ -14,6 +14,7 @@ from jax._src import compiler as _compiler
 from jax._src import layout as _layout
 from jax._src.lax import lax as _lax
 from jax._src.random import prng as _prng
+from jax._src.random.core import resolve_prng_impl as _key_type_named
 from jax.experimental import serialize_executable
 from jaxlib import _hlo  # type: ignore[attr-defined]
 from jaxlib import _jax as _jaxlib  # pyright: ignore[reportAttributeAccessIssue]
@@ -69,6 +70,19 @@ def dump_options_of_xla() -> dict[str, bool | str]:
 # values of a loaded executable's outputs then equal no others, and what uses them is traced anew.
 if hasattr(_layout, "AutoLayoutSingleton"):
     copyreg.pickle(_layout.AutoLayoutSingleton, lambda _: "AutoLayout")
+
+
+def _reduce_key_type(implementation: Any) -> str | tuple[Any, ...]:
+    name = implementation.name
+    if _prng.prngs.get(name) is implementation:
+        return _key_type_named, (name,)
+    reduced: str | tuple[Any, ...] = implementation.__reduce_ex__(2)
+    return reduced
+
+
+# A type of PRNG keys is pickled as a tuple of its functions. The copy equals the original, so JAX's
+# caches of types may hand it out for any key from then on; but jax.random.poisson asks with `is`.
+copyreg.pickle(_prng.PRNGImpl, _reduce_key_type)
 
 
 def load_compiled(

@@ -12,6 +12,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jaxlib.mlir import ir
 
+from snaprt.interruptions import raise_if_interrupted
 from snaprt.jaxapi.compiler.executables import compile_options
 from snaprt.jaxapi.compiler.modules import bytecode_without_locations, portable_artifact
 from snaprt.jaxapi.installation import Device
@@ -39,7 +40,8 @@ def lower(
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         try:
             return _lowered(jitted.trace(*arguments))
-        except Exception:  # perhaps of what is done in vain
+        except Exception as error:  # perhaps of what is done in vain
+            raise_if_interrupted(error)
             traced = jitted.trace(*arguments)
             traced._params = {**traced._params, "jaxpr": _without_dead_code(traced.jaxpr)}
             return _lowered(traced)

@@ -18,7 +18,7 @@ from jax._src import source_info_util as _source_info
 from jax._src.interpreters import mlir as _mlir
 from jax.extend import core as jex_core
 
-from snaprt.jaxapi.tracing.traces import evaluating
+from snaprt.jaxapi.tracing.traces import evaluating, set_current_trace
 
 ClosedJaxpr = jex_core.ClosedJaxpr
 Jaxpr = jex_core.Jaxpr
@@ -76,12 +76,36 @@ def names_within(primitive: Any, params: Mapping[str, Any]) -> Iterator[str]:
             yield from names_within(equation.primitive, equation.params)
 
 
+#: Source files of snaprt whose jitted functions stand for a part of the user's, not for a call.
+files_of_parts: set[str] = set()
+
+
 def is_call_of_users_jit(primitive: Any, params: Mapping[str, Any]) -> bool:
     """Return whether an operation is a call of a jitted function that is not one of JAX's own."""
     if primitive is not _pjit.jit_p:
         return False
     file = params["jaxpr"].jaxpr.debug_info.func_filename
-    return file is None or not file.startswith(_JAX_FOLDER)
+    return file is None or not (file.startswith(_JAX_FOLDER) or file in files_of_parts)
+
+
+def unpackable_function(primitive: Any, params: Mapping[str, Any]) -> str | None:
+    """Return which of the user's jitted functions an operation calls, such as ``f at train.py:9``.
+
+    ``None`` if it calls none, or one of which a call says more than what is computed.
+    """
+    if not is_call_of_users_jit(primitive, params):
+        return None
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    if any(isinstance(one, jax.sharding.Sharding) for one in shardings):
+        return None
+    return str(params["jaxpr"].jaxpr.debug_info.func_src_info)
+
+
+def run_unpacked(trace: Any, params: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
+    """Bind what a jitted function does, instead of a call of it."""
+    closed = params["jaxpr"]
+    with set_current_trace(trace):
+        return list(_core.eval_jaxpr(closed.jaxpr, closed.consts, *operands))
 
 
 def equations_within(primitive: Any, params: Mapping[str, Any]) -> int:

@@ -29,7 +29,12 @@ def evaluating_compiled() -> AbstractContextManager[Any]:
 
     That holds under `jax.disable_jit` too: what was recorded there is single operations already.
     """
-    return _with_jit() if _config.disable_jit.value else evaluating()
+    return _with_jit() if jit_is_disabled() else evaluating()
+
+
+def jit_is_disabled() -> bool:
+    """Return whether jitted functions run operation by operation, under `jax.disable_jit`."""
+    return _config.disable_jit.value
 
 
 @contextmanager

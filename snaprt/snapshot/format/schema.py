@@ -279,6 +279,10 @@ def from_json(text: bytes) -> Manifest:
     import msgspec  # takes 2 ms, and a program that records needs none of it
 
     try:
+        return msgspec.json.decode(text, type=Manifest)
+    except (msgspec.DecodeError, RecursionError):
+        pass  # such as NaN, and words that are no Unicode, which Python's parser takes
+    try:
         return msgspec.convert(json.loads(text), Manifest)
     except (msgspec.ValidationError, RecursionError) as error:
         raise ValueError(f"its manifest: {error}") from error

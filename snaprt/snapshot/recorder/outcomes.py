@@ -256,7 +256,7 @@ class Outcomes:
         nanoseconds: int,
     ) -> bool:
         """Record an execution; return whether a condition asks for it."""
-        if trigger.confirms is not None and not trigger.confirms(held):
+        if trigger.confirms is not None and not trigger.confirms(held, error):
             self.sharing.suspect(held)
             return False
         if trigger.counter:

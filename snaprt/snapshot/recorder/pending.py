@@ -179,13 +179,24 @@ class HeldExecution:
             return False
         return True
 
-    def may_have_infinity_or_nan(self) -> bool:
-        """Return whether the flag of an execution that has ended is up; true where it has none."""
+    def may_have_infinity_or_nan(self, error: BaseException | None) -> bool:
+        """Return whether the flag of an execution that has ended is up; true where it has none.
+
+        Args:
+            error: What it failed with: JAX's settings may forbid such values.
+        """
+        if error is not None:
+            return jaxapi.forbidden_value(error) is not None
         return self.flag is None or bool(np.asarray(self.flag))
 
-    def has_new_infinity_or_nan(self) -> bool:
-        """Read all arrays: does an output have a NaN, or an infinity, and no input one?"""
-        of_outputs = _kinds(self.outputs or ())
+    def has_new_infinity_or_nan(self, error: BaseException | None) -> bool:
+        """Read all arrays: does an output have a NaN, or an infinity, and no input one?
+
+        Args:
+            error: What it failed with: JAX may have found one, and handed out no outputs.
+        """
+        found = None if error is None else jaxapi.forbidden_value(error)
+        of_outputs = _kinds(self.outputs or ()) if found is None else frozenset({found})
         return bool(of_outputs) and bool(of_outputs - _kinds(self.inputs))
 
 

@@ -33,8 +33,8 @@ class Trigger:
     allowed: str = ""  # what may stand after `=`, for the user; empty for a word that stands alone
     may_stand_alone: bool = False  # whether nothing need stand there; `parse` is then given ""
     parse: Callable[[str], Any] = bool  # turns that into a value; raises ValueError
-    # Where `strikes` is not enough, reads all arrays in the writer's thread.
-    confirms: Callable[[HeldExecution], bool] | None = None
+    # Where `strikes` is not enough, reads all arrays in the writer's thread; given the error, too.
+    confirms: Callable[[HeldExecution, BaseException | None], bool] | None = None
     # What the manifest says, given the condition's text and the nanoseconds.
     reason: Callable[[str, int], str] = lambda text, nanoseconds: text
     limit: Callable[[Any], float] = lambda value: math.inf  # nanoseconds until it matters
@@ -71,8 +71,8 @@ TRIGGERS: Final = (
     Trigger(
         "nan",
         "A NaN or an infinity appears in an output and was in no input.",
-        lambda value, held, error, took: error is None and held.may_have_infinity_or_nan(),
-        confirms=lambda held: held.has_new_infinity_or_nan(),
+        lambda value, held, error, took: held.may_have_infinity_or_nan(error),
+        confirms=lambda held, error: held.has_new_infinity_or_nan(error),
         wants_flag=True,
         counter="SnapshotNaN",
     ),

@@ -18,7 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import jax
+
 from snaprt import jaxapi, metrics
+from snaprt.interruptions import raise_if_interrupted
 from snaprt.snapshot.format.leftovers import remove_leftovers
 from snaprt.snapshot.format.schema import Contents
 from snaprt.snapshot.format.store import store_for
@@ -127,6 +130,7 @@ class SnapshotWriter:
 
     def complain(self, error: Exception, what: str = "") -> None:
         """Count a snapshot that could not be made; log it if it is the first for its cause."""
+        raise_if_interrupted(error)
         metrics.counter_add("SnapshotWriteError")
         system_error = error if isinstance(error, OSError) else error.__cause__
         cause = (type(error), getattr(system_error, "errno", None))
@@ -138,8 +142,13 @@ class SnapshotWriter:
             "SnapshotWriteError counts all.",
             f"{what}: " if what and what not in str(error) else "",
             error if str(error) else type(error).__name__,
-            # An error of ours says what to do; of any other, only the traceback helps.
-            exc_info=None if system_error or hasattr(error, "hint") else error,
+            # An error of ours says what to do, and the device's what it could not compute; of any
+            # other, only the traceback helps.
+            exc_info=None
+            if system_error
+            or hasattr(error, "hint")
+            or isinstance(error, jax.errors.JaxRuntimeError)
+            else error,
         )
 
     def _has_thread(self) -> bool:

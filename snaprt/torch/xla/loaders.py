@@ -24,6 +24,11 @@ class MpDeviceLoader:
 
     Raises:
         UsageError: A sharding is given, or ``batches_per_execution`` is less than 1.
+
+    Examples:
+        >>> loader = xm.MpDeviceLoader([torch.ones(2), torch.zeros(2)], xm.xla_device())
+        >>> [float(batch.sum()) for batch in loader]
+        [2.0, 0.0]
     """
 
     def __init__(
@@ -64,6 +69,12 @@ class ParallelLoader:
 
     Raises:
         UsageError: There is not exactly one device.
+
+    Examples:
+        >>> device = xm.xla_device()
+        >>> loader = xm.ParallelLoader([torch.ones(2)], [device]).per_device_loader(device)
+        >>> [float(batch.sum()) for batch in loader]
+        [2.0]
     """
 
     def __init__(
@@ -82,7 +93,12 @@ class ParallelLoader:
 
 
 class SampleGenerator:
-    """Gives the same batch a number of times, in the place of a loader."""
+    """Gives the same batch a number of times, in the place of a loader.
+
+    Examples:
+        >>> [batch.shape for batch in xm.SampleGenerator(torch.ones(4, 8), sample_count=2)]
+        [torch.Size([4, 8]), torch.Size([4, 8])]
+    """
 
     def __init__(self, data: Any, sample_count: int) -> None:
         self._batch = data

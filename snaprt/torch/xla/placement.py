@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import snaprt
 from snaprt.errors import UsageError
-from snaprt.torch import device_names, modules, scope, traced, xla_imports
+from snaprt.torch import device_names, modules, scope, tensors, traced, xla_imports
 from snaprt.torch.tensors import Tensor
 from snaprt.torch.xla.absent import refuse
 from snaprt.torch.xla.backend import refuse_copies
@@ -38,6 +38,11 @@ def device(index: int | None = None) -> torch.device:
 
     Raises:
         UsageError: ``index`` is neither None nor 0: tensors of PyTorch are on one device.
+
+    Examples:
+        >>> x = torch.ones(2, device=xm.device())
+        >>> (x + 1).cpu()
+        tensor([2., 2.])
     """
     if index not in (None, 0):
         raise UsageError(
@@ -51,43 +56,83 @@ def device(index: int | None = None) -> torch.device:
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
-    """Return `device`; ``devkind`` has no meaning, as in PyTorch/XLA."""
+    """Return `device`; ``devkind`` has no meaning, as in PyTorch/XLA.
+
+    Examples:
+        >>> torch.ones(2).to(xm.xla_device()).sum().item()
+        2.0
+    """
     return device(n)
 
 
 def devices() -> list[torch.device]:
-    """Return the devices of this process that tensors can be on: one."""
+    """Return the devices of this process that tensors can be on: one.
+
+    Examples:
+        >>> len(xm.devices())
+        1
+    """
     return [scope.device()]
 
 
 def get_xla_supported_devices(max_devices: int | None = None) -> list[str]:
-    """Return the names of `devices`."""
+    """Return the names of `devices`.
+
+    Examples:
+        >>> len(xm.get_xla_supported_devices())
+        1
+    """
     return [str(each) for each in devices()][:max_devices]
 
 
 def device_count() -> int:
-    """Return how many devices tensors can be on: 1."""
+    """Return how many devices tensors can be on: 1.
+
+    Examples:
+        >>> xm.device_count()
+        1
+    """
     return len(devices())
 
 
 def device_type() -> str:
-    """Return the kind of the device: ``CPU``, ``CUDA``, ``TPU``."""
+    """Return the kind of the device: ``CPU``, ``CUDA``, ``TPU``.
+
+    Examples:
+        >>> xm.device_type() in ("CPU", "CUDA", "TPU")
+        True
+    """
     platform: str = _jax_device().platform
     return _KINDS.get(platform, platform.upper())
 
 
 def xla_device_hw(device: Any = None) -> str:
-    """Return `device_type`."""
+    """Return `device_type`.
+
+    Examples:
+        >>> xm.xla_device_hw(xm.xla_device()) == xm.device_type()
+        True
+    """
     return device_type()
 
 
 def real_devices() -> list[str]:
-    """Return the device as PyTorch/XLA names the hardware: ``CPU:0``."""
+    """Return the device as PyTorch/XLA names the hardware: ``CPU:0``.
+
+    Examples:
+        >>> xm.real_devices() == [f"{xm.device_type()}:0"]
+        True
+    """
     return [f"{device_type()}:{_jax_device().id}"]
 
 
 def xla_real_devices(devices: Iterable[Any] | None = None) -> list[str]:
-    """Return `real_devices`."""
+    """Return `real_devices`.
+
+    Examples:
+        >>> xm.xla_real_devices([xm.xla_device()]) == xm.real_devices()
+        True
+    """
     return real_devices()
 
 
@@ -96,6 +141,10 @@ def get_memory_info(device: Any = None) -> dict[str, int]:
 
     Raises:
         UsageError: JAX does not know them, as on the CPU.
+
+    Examples:
+        >>> if xm.device_type() != "CPU":
+        ...     print(xm.get_memory_info(xm.xla_device())["bytes_used"])
     """
     stats = _jax_device().memory_stats()
     if not stats:
@@ -108,12 +157,23 @@ def get_memory_info(device: Any = None) -> dict[str, int]:
 
 
 def wait_device_ops(devices: Any = ()) -> None:
-    """Wait until all work that was started has finished."""
+    """Wait until all work that was started has finished.
+
+    Examples:
+        >>> y = torch.ones(2, device=xm.xla_device()) * 2
+        >>> xm.mark_step()
+        >>> xm.wait_device_ops()
+    """
     snaprt.wait_device_ops()
 
 
 def is_xla_tensor(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on the device."""
+    """Return whether a tensor is on the device.
+
+    Examples:
+        >>> xm.is_xla_tensor(torch.ones(2, device=xm.xla_device())), xm.is_xla_tensor(torch.ones(2))
+        (True, False)
+    """
     return isinstance(tensor, Tensor)
 
 
@@ -122,6 +182,11 @@ def send_cpu_data_to_device(data: Any, device: Any, input_sharding: Any = None) 
 
     Raises:
         UsageError: A sharding is given.
+
+    Examples:
+        >>> batch = xm.send_cpu_data_to_device({"x": torch.ones(2)}, xm.xla_device())
+        >>> xm.is_xla_tensor(batch["x"])
+        True
     """
     refuse("input_sharding", input_sharding, "one device holds each tensor here")
     return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), data)
@@ -202,11 +267,32 @@ class _Xla(TorchFunctionMode):
 
 
 def name_device_xla() -> None:
-    """Let ``xla`` name the device in this thread: ``tensor.to("xla")``."""
+    """Let ``xla`` name the device: in this thread, and in all that start from here on."""
     follow_moves()
+    tensors.set_device("xla")
     library: Any = torch
     library.set_default_device = _setting_default(torch.set_default_device)
+    thread: Any = threading.Thread
+    thread.start = _starting(thread.start)
     _Xla().__enter__()
+
+
+def _starting(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    """Return `Thread.start`, which names the device in the thread: modes belong to threads."""
+
+    @functools.wraps(original)
+    def start(self: threading.Thread) -> None:
+        run = self.run
+
+        def named() -> None:
+            vars(self).pop("run", None)  # it refers to the thread
+            with _Xla():
+                run()
+
+        self.run = named  # type: ignore[method-assign]
+        original(self)
+
+    return start
 
 
 def _setting_default(original: Callable[..., None]) -> Callable[..., None]:
@@ -214,6 +300,6 @@ def _setting_default(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def set_default_device(device: Any) -> None:
-        original(scope.device() if device_names.means_ours(device) else device)
+        original("jax" if device_names.means_ours(device) else device)
 
     return set_default_device

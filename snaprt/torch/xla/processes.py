@@ -45,28 +45,52 @@ def world_size() -> int:
 
     Raises:
         UsageError: This is one of several.
+
+    Examples:
+        >>> xm.world_size()
+        1
     """
     check_alone("world_size")
     return 1
 
 
 def xrt_world_size(defval: int = 1) -> int:
-    """Return `world_size`."""
+    """Return `world_size`.
+
+    Examples:
+        >>> xm.xrt_world_size()
+        1
+    """
     return world_size()
 
 
 def global_ordinal() -> int:
-    """Return the number of this process among those that train together: 0."""
+    """Return the number of this process among those that train together: 0.
+
+    Examples:
+        >>> xm.global_ordinal()
+        0
+    """
     return world_size() - 1
 
 
 def get_ordinal(defval: int = 0) -> int:
-    """Return `global_ordinal`."""
+    """Return `global_ordinal`.
+
+    Examples:
+        >>> xm.get_ordinal()
+        0
+    """
     return global_ordinal()
 
 
 def get_local_ordinal(defval: int = 0) -> int:
-    """Return `global_ordinal`."""
+    """Return `global_ordinal`.
+
+    Examples:
+        >>> xm.get_local_ordinal()
+        0
+    """
     return global_ordinal()
 
 
@@ -86,6 +110,10 @@ def launch(
 
     Raises:
         UsageError: This is one of several processes.
+
+    Examples:
+        >>> xm.launch(lambda index, rate: print(index, rate), args=(0.1,))
+        0 0.1
     """
     check_alone("launch")
     fn(0, *args)
@@ -103,6 +131,10 @@ def spawn(
 
     Raises:
         UsageError: More processes are asked for.
+
+    Examples:
+        >>> xm.spawn(lambda index, rate: print(index, rate), args=(0.1,))
+        0 0.1
     """
     if nprocs not in (None, 1):
         raise UsageError(
@@ -123,6 +155,10 @@ def all_reduce(
 
     Raises:
         UsageError: This is one of several processes.
+
+    Examples:
+        >>> xm.all_reduce(xm.REDUCE_SUM, torch.ones(2), scale=0.5)
+        tensor([0.5000, 0.5000])
     """
     check_alone("all_reduce")
     if isinstance(inputs, torch.Tensor):
@@ -141,6 +177,10 @@ def all_gather(
 
     Raises:
         UsageError: This is one of several processes, or ``output`` is given.
+
+    Examples:
+        >>> xm.all_gather(torch.ones(2))
+        tensor([1., 1.])
     """
     check_alone("all_gather")
     refuse("output", output, "use the result")
@@ -152,6 +192,9 @@ def broadcast_master_param(model: torch.nn.Module) -> None:
 
     Raises:
         UsageError: This is one of several processes.
+
+    Examples:
+        >>> xm.broadcast_master_param(torch.nn.Linear(2, 1))
     """
     check_alone("broadcast_master_param")
 
@@ -161,6 +204,10 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> A
 
     Raises:
         UsageError: This is one of several processes.
+
+    Examples:
+        >>> xm.mesh_reduce("accuracy", 97.5, lambda values: sum(values) / len(values))
+        97.5
     """
     check_alone("mesh_reduce")
     return reduce_fn([data])
@@ -171,6 +218,10 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Collection[int] = ()) -
 
     Raises:
         UsageError: This is one of several processes.
+
+    Examples:
+        >>> xm.rendezvous("loaded", b"ready")
+        [b'ready']
     """
     check_alone("rendezvous")
     return [payload]
@@ -179,7 +230,12 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Collection[int] = ()) -
 def do_on_ordinals(
     target: Callable[..., Any], data: Any = (), ordinals: Iterable[int] = (0,)
 ) -> None:
-    """Call ``target(*data)`` if this process is among ``ordinals``."""
+    """Call ``target(*data)`` if this process is among ``ordinals``.
+
+    Examples:
+        >>> xm.do_on_ordinals(print, ("on the first process",), ordinals=(0,))
+        on the first process
+    """
     if global_ordinal() in ordinals:
         target(*data)
 
@@ -195,18 +251,34 @@ def save(
         file_or_path: Where to.
         master_only: Whether only the first process saves.
         global_master: Whether that is the first of the job, or of the machine.
+
+    Examples:
+        >>> xm.save({"w": torch.ones(2, device=xm.xla_device())}, "params.pt")
+        >>> torch.load("params.pt")
+        {'w': tensor([1., 1.])}
     """
     if not master_only or is_master_ordinal(local=not global_master):
         torch.save(data, file_or_path)
 
 
 def load(path: str | Path) -> Any:
-    """Load what `save` saved: tensors of the CPU."""
+    """Load what `save` saved: tensors of the CPU.
+
+    Examples:
+        >>> xm.save(torch.ones(2, device=xm.xla_device()), "ones.pt")
+        >>> xm.load("ones.pt")
+        tensor([1., 1.])
+    """
     return torch.load(path)
 
 
 class MpModelWrapper:
-    """Holds a module until it is moved to the device."""
+    """Holds a module until it is moved to the device.
+
+    Examples:
+        >>> wrapped = xm.MpModelWrapper(torch.nn.Linear(2, 1))
+        >>> model = wrapped.to(xm.xla_device())
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -217,7 +289,12 @@ class MpModelWrapper:
 
 
 class MpSerialExecutor:
-    """Calls functions one process at a time: there is one."""
+    """Calls functions one process at a time: there is one.
+
+    Examples:
+        >>> xm.MpSerialExecutor().run(lambda: "the data set")
+        'the data set'
+    """
 
     def run(self, fn: Callable[[], Any]) -> Any:
         """Return ``fn()``."""

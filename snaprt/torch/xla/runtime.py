@@ -16,7 +16,13 @@ from snaprt.torch.xla import placement
 
 
 def manual_seed(seed: int, device: Any = None) -> None:
-    """Call `torch.manual_seed`: the device draws its random numbers from PyTorch's generator."""
+    """Call `torch.manual_seed`: the device draws its random numbers from PyTorch's generator.
+
+    Examples:
+        >>> xm.manual_seed(7)
+        >>> xm.get_rng_state()
+        7
+    """
     torch.manual_seed(seed)
 
 
@@ -24,13 +30,27 @@ set_rng_state = manual_seed
 
 
 def get_rng_state(device: Any = None) -> int:
-    """Return the seed; `torch.get_rng_state` also knows how many numbers have been drawn."""
+    """Return the seed; `torch.get_rng_state` also knows how many numbers have been drawn.
+
+    Examples:
+        >>> xm.set_rng_state(7)
+        >>> xm.get_rng_state()
+        7
+    """
     return torch.initial_seed()
 
 
 @contextmanager
 def fork_rng(device: Any = None, enabled: bool = True) -> Iterator[None]:
-    """Draw random numbers inside, and continue afterwards as if none had been drawn."""
+    """Draw random numbers inside, and continue afterwards as if none had been drawn.
+
+    Examples:
+        >>> xm.manual_seed(7)
+        >>> with xm.fork_rng():
+        ...     noise = torch.rand(4)
+        >>> bool((torch.rand(4) == noise).all())
+        True
+    """
     with torch.random.fork_rng(devices=[], enabled=enabled):
         yield
 
@@ -38,23 +58,47 @@ def fork_rng(device: Any = None, enabled: bool = True) -> Iterator[None]:
 def autocast(
     device: Any = None, enabled: bool = True, dtype: torch.dtype = torch.bfloat16, **_: Any
 ) -> Any:
-    """Return the scope of `torch.autocast` for the device, in bfloat16."""
+    """Return the scope of `torch.autocast` for the device, in bfloat16.
+
+    Examples:
+        >>> x = torch.ones(2, 2, device=xm.xla_device())
+        >>> with xm.autocast(xm.xla_device()):
+        ...     y = x @ x
+        >>> y.dtype
+        torch.bfloat16
+    """
     return torch.autocast("cpu", dtype=dtype, enabled=enabled)
 
 
 def set_mat_mul_precision(precision: str) -> None:
-    """Set the precision of matrix products: ``default``, ``high`` or ``highest``."""
+    """Set the precision of matrix products: ``default``, ``high`` or ``highest``.
+
+    Examples:
+        >>> xm.set_mat_mul_precision("highest")
+        >>> xm.get_mat_mul_precision()
+        'highest'
+        >>> xm.set_mat_mul_precision("default")
+    """
     jax.config.update("jax_default_matmul_precision", precision)
 
 
 def get_mat_mul_precision() -> str:
-    """Return the precision of matrix products."""
+    """Return the precision of matrix products.
+
+    Examples:
+        >>> xm.get_mat_mul_precision()
+        'default'
+    """
     config: Any = jax.config
     return config.jax_default_matmul_precision or "default"
 
 
 def initialize_cache(path: str, readonly: bool = False) -> None:
-    """Name the directory of snaprt's compile cache, as ``SNAPRT_CACHE_DIR`` does."""
+    """Name the directory of snaprt's compile cache, as ``SNAPRT_CACHE_DIR`` does.
+
+    Examples:
+        >>> xm.initialize_cache("compiled")  # before anything is compiled
+    """
     os.environ["SNAPRT_CACHE_DIR"] = str(Path(path).expanduser().absolute())
     if readonly:
         os.environ["SNAPRT_CACHE_MODE"] = "read-only"
@@ -65,6 +109,9 @@ def set_device_type(pjrt_device: str) -> None:
 
     Raises:
         UsageError: It is of another; JAX chooses it when it starts.
+
+    Examples:
+        >>> xm.set_device_type(xm.device_type())
     """
     if pjrt_device.upper() != placement.device_type():
         raise UsageError(
@@ -74,15 +121,30 @@ def set_device_type(pjrt_device: str) -> None:
 
 
 def using_pjrt() -> bool:
-    """Return True: JAX runs on PJRT."""
+    """Return True: JAX runs on PJRT.
+
+    Examples:
+        >>> xm.using_pjrt()
+        True
+    """
     return True
 
 
 def is_bf16_supported() -> bool:
-    """Return True: XLA computes in bfloat16 on every device."""
+    """Return True: XLA computes in bfloat16 on every device.
+
+    Examples:
+        >>> xm.is_bf16_supported()
+        True
+    """
     return True
 
 
 def is_spmd() -> bool:
-    """Return False: tensors are not sharded."""
+    """Return False: tensors are not sharded.
+
+    Examples:
+        >>> xm.is_spmd()
+        False
+    """
     return False

@@ -32,6 +32,12 @@ def optimizer_step(
 
     Raises:
         UsageError: This is one of several processes, whose gradients would have to be added.
+
+    Examples:
+        >>> model = torch.nn.Linear(2, 1).to(xm.xla_device())
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model(torch.ones(4, 2, device=xm.xla_device())).sum().backward()
+        >>> xm.optimizer_step(optimizer, barrier=True)
     """
     check_alone("optimizer_step")
     result = optimizer.step(**(optimizer_args or {}))
@@ -45,6 +51,10 @@ def reduce_gradients(optimizer: torch.optim.Optimizer, groups: Any = None, **_: 
 
     Raises:
         UsageError: This is one of several processes.
+
+    Examples:
+        >>> model = torch.nn.Linear(2, 1).to(xm.xla_device())
+        >>> xm.reduce_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
     """
     check_alone("reduce_gradients")
 
@@ -55,6 +65,12 @@ def add_step_closure(
     """Call ``closure(*args)`` after the next `mark_step`, see `snaprt.add_step_closure`.
 
     The closure gets tensors in ``args`` as they are now, without their history.
+
+    Examples:
+        >>> loss = torch.ones(2, device=xm.xla_device()).sum()
+        >>> xm.add_step_closure(lambda loss: print(loss.item()), args=(loss,))
+        >>> xm.mark_step()
+        2.0
     """
     given = tuple(args)
     tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
@@ -75,7 +91,14 @@ def _replaced(argument: Any, now: Mapping[int, Tensor]) -> Any:
 
 
 def step() -> AbstractContextManager[None]:
-    """Return a scope that is one step: it runs lazily, and ends with `mark_step`."""
+    """Return a scope that is one step: it runs lazily, and ends with `mark_step`.
+
+    Examples:
+        >>> with xm.step():
+        ...     y = torch.ones(2, device=xm.xla_device()) * 3
+        >>> y.cpu()
+        tensor([3., 3.])
+    """
     return _one_step(full_graph=False)
 
 
@@ -100,6 +123,13 @@ def compile(  # noqa: A001 - the name in PyTorch/XLA
 
     Raises:
         UsageError: An option is given that is not supported.
+
+    Examples:
+        >>> @xm.compile
+        ... def double(x):
+        ...     return x * 2
+        >>> double(torch.ones(2, device=xm.xla_device())).cpu()
+        tensor([2., 2.])
     """
     refuse("max_different_graphs", max_different_graphs, "use snaprt.no_compile()")
     refuse("custom_compile_options", custom_compile_options, "set XLA_FLAGS")
@@ -116,7 +146,13 @@ def _one_step(*, full_graph: bool) -> Iterator[None]:
 
 
 def eager_mode(enable: bool) -> None:
-    """Run each operation as soon as it is called, see `snaprt.eager_mode`; not in `compile`."""
+    """Run each operation as soon as it is called, see `snaprt.eager_mode`; not in `compile`.
+
+    Examples:
+        >>> xm.eager_mode(True)
+        >>> y = torch.ones(2, device=xm.xla_device()) + 1  # has run
+        >>> xm.eager_mode(False)
+    """
     snaprt.eager_mode(enable)
 
 
@@ -125,7 +161,13 @@ is_eager_mode = snaprt.is_eager_mode
 
 @contextmanager
 def eager_mode_context(enable: bool) -> Iterator[None]:
-    """Set `eager_mode` inside."""
+    """Set `eager_mode` inside.
+
+    Examples:
+        >>> with xm.eager_mode_context(True):
+        ...     xm.is_eager_mode()
+        True
+    """
     before = snaprt.is_eager_mode()
     if before == enable:
         yield
@@ -138,5 +180,10 @@ def eager_mode_context(enable: bool) -> Iterator[None]:
 
 
 def unlazy(tensors: Iterable[torch.Tensor]) -> None:
-    """Compute tensors, and everything else that is pending, and wait for it."""
+    """Compute tensors, and everything else that is pending, and wait for it.
+
+    Examples:
+        >>> y = torch.ones(2, device=xm.xla_device()) * 5
+        >>> xm.unlazy([y])  # y has its value
+    """
     snaprt.mark_step(wait=True)

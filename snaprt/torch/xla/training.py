@@ -18,6 +18,12 @@ class RateTracker:
 
     Args:
         smooth_factor: How much an earlier rate counts in `rate`, between 0 and 1.
+
+    Examples:
+        >>> tracker = xm.RateTracker()
+        >>> tracker.add(64)
+        >>> tracker.global_rate() > 0
+        True
     """
 
     def __init__(self, smooth_factor: float | None = None) -> None:
@@ -46,7 +52,12 @@ class RateTracker:
 
 
 def now(format: str = "%H:%M:%S") -> str:  # noqa: A002 - the name in PyTorch/XLA
-    """Return the local time."""
+    """Return the local time.
+
+    Examples:
+        >>> len(xm.now("%H:%M"))
+        5
+    """
     return datetime.now().strftime(format)
 
 
@@ -59,7 +70,12 @@ def print_training_update(
     epoch: int | None = None,
     summary_writer: Any = None,
 ) -> None:
-    """Print a line about a training step, and write its rates to a summary writer."""
+    """Print a line about a training step, and write its rates to a summary writer.
+
+    Examples:
+        >>> xm.print_training_update(xm.xla_device(), 3, loss=0.5, rate=64.0, global_rate=60.0)
+        | Training Device=jax:0/0 Step=3 Loss=0.50000 Rate=64.00 GlobalRate=60.00 Time=...
+    """
     _print_line(
         "Training",
         device,
@@ -78,7 +94,12 @@ def print_training_update(
 def print_test_update(
     device: Any, accuracy: float | None, epoch: int | None = None, step: int | None = None
 ) -> None:
-    """Print a line about an evaluation."""
+    """Print a line about an evaluation.
+
+    Examples:
+        >>> xm.print_test_update(xm.xla_device(), accuracy=97.5, epoch=2)
+        | Test Device=jax:0/0 Epoch=2 Accuracy=97.50 Time=...
+    """
     shown = None if accuracy is None else f"{accuracy:.2f}"
     _print_line("Test", device, {"Step": step, "Epoch": epoch, "Accuracy": shown})
 
@@ -89,7 +110,12 @@ def _print_line(kind: str, device: Any, values: Mapping[str, Any]) -> None:
 
 
 def get_summary_writer(logdir: str | None) -> Any:
-    """Return a TensorBoard writer for a directory; None for no directory."""
+    """Return a TensorBoard writer for a directory; None for no directory.
+
+    Examples:
+        >>> xm.get_summary_writer(None) is None
+        True
+    """
     if not logdir:
         return None
     from torch.utils.tensorboard import SummaryWriter
@@ -103,7 +129,12 @@ def write_to_summary(
     dict_to_write: Mapping[str, float] | None = None,
     write_xla_metrics: bool = False,
 ) -> None:
-    """Write numbers, and the counters of snaprt, to a summary writer, if there is one."""
+    """Write numbers, and the counters of snaprt, to a summary writer, if there is one.
+
+    Examples:
+        >>> writer = xm.get_summary_writer(None)  # or a directory
+        >>> xm.write_to_summary(writer, global_step=3, dict_to_write={"loss": 0.5})
+    """
     if summary_writer is None:
         return
     values = dict(dict_to_write or {})
@@ -114,6 +145,10 @@ def write_to_summary(
 
 
 def close_summary_writer(summary_writer: Any) -> None:
-    """Close a summary writer, if there is one."""
+    """Close a summary writer, if there is one.
+
+    Examples:
+        >>> xm.close_summary_writer(xm.get_summary_writer(None))
+    """
     if summary_writer is not None:
         summary_writer.close()
