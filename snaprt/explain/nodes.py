@@ -90,7 +90,7 @@ def root_digests(program: Program, nodes: Sequence[ShownNode]) -> tuple[str, ...
 
 def node_text(number: int, node: ShownNode, nodes: Sequence[ShownNode]) -> str:
     """Return one line about a node: ``%3 = f32[2]{0} xla::add(%1, %2), location=f@a.py:7``."""
-    operands = ", ".join(operand_text(one, nodes) for one in node.operands)
+    operands = ", ".join(operand_text(operand, nodes) for operand in node.operands)
     text = f"%{number} = {node.type} {node.name}({operands})"
     return ", ".join([text, *(f"{name}={value}" for name, value in notes(node))])
 

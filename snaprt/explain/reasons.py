@@ -73,7 +73,7 @@ def outline_of(program: Program, promoted: frozenset[int], *, is_watched: bool) 
     )
     return Outline(
         operations=operations,
-        names=tuple([one.name for one in operations]),
+        names=tuple([operation.name for operation in operations]),
         wiring=program.wiring,
         inputs=tuple([jaxapi.describe_input(array) for array in program.inputs]),
         literals=program.literals,
@@ -321,7 +321,7 @@ def _operations(before: Outline, now: Outline) -> Iterator[Reason]:
 
 
 def _operations_text(operations: tuple[OutlinedOperation, ...]) -> str:
-    names = list(dict.fromkeys(one.name for one in operations))
+    names = list(dict.fromkeys(operation.name for operation in operations))
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return f"{count_text(len(operations), 'operation')} ({shown})"
 

@@ -81,7 +81,7 @@ def of_replay(replayed: Replay, words: Sequence[str] = ()) -> Report:
         grids=_grids(
             replayed.comparison,
             [one.value for one in case.outputs or ()],
-            [one.value for one in played.outputs],
+            [output.value for output in played.outputs],
         ),
         commands=_commands(case.path, words),
     )

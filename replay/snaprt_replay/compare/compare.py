@@ -147,7 +147,7 @@ def _compare_exact(
     result = dataclasses.replace(blank, tolerance=EXACT)
     if not errors:
         return result
-    differing = sum(one.differing for one in errors)
+    differing = sum(error.differing for error in errors)
     worst = max(errors, key=lambda one: one.distance)  # the first of them
     first = _place(blank.shape, expected, actual, errors[0].first)
     return dataclasses.replace(
@@ -157,7 +157,7 @@ def _compare_exact(
         differing=differing,
         beyond=differing,
         max_abs_error=worst.distance,
-        max_rel_error=max(one.relative for one in errors),
+        max_rel_error=max(error.relative for error in errors),
         first_difference=first,
         worst_abs=_place(blank.shape, expected, actual, worst.index),
     )

@@ -198,7 +198,7 @@ class Comparison:
 
     def nonfinite_in_words(self) -> str:
         """Say which outputs are NaN or infinite on both sides; nothing if none is."""
-        told = [one for one in self.outputs if one.specials.on_both_sides]
+        told = [output for output in self.outputs if output.specials.on_both_sides]
         if not told:
             return ""
         found = sum(one.specials.on_both_sides for one in told)

@@ -302,7 +302,7 @@ def _score_floats(
     """Return score, error, explained error, and whether it is a matter of NaN or Inf, flat."""
     own = _own_type(value.dtype)
     actual, expected, middle = _parts(value), _parts(wanted), _parts(center)
-    explained, pattern, settled = _explained(middle, [_parts(one) for one in samples], own)
+    explained, pattern, settled = _explained(middle, [_parts(sample) for sample in samples], own)
     # Finite in float64 may well be infinite in the program's type, so both patterns will do.
     here, there = _pattern(actual), _pattern(_in_type(expected, own))
     special = (here != there) & (here != pattern) & settled

@@ -177,7 +177,7 @@ def _result(module: XlaMessage, outputs: Sequence[NamedArray]) -> XlaMessage:
         return literals[0]
     result = LiteralProto()
     result.shape.element_type = TUPLE
-    result.shape.tuple_shapes.extend(one.shape for one in literals)
+    result.shape.tuple_shapes.extend(literal.shape for literal in literals)
     result.tuple_literals.extend(literals)
     return result
 
@@ -217,10 +217,12 @@ def write_script(case: Case, folder: Path) -> None:
 def _expectations(outputs: Sequence[NamedArray]) -> list[tuple[str, str, float, float]]:
     """Return name, dtype, rtol and atol of each output: what `snaprt replay` allows."""
     rows = []
-    for one in outputs:
-        allowed = compare_arrays(one.name, one.value, one.value, ToleranceRequest()).tolerance
+    for output in outputs:
+        allowed = compare_arrays(
+            output.name, output.value, output.value, ToleranceRequest()
+        ).tolerance
         allowed = allowed or EXACT
-        rows.append((one.name, one.dtype.name, allowed.rtol, allowed.atol))
+        rows.append((output.name, output.dtype.name, allowed.rtol, allowed.atol))
     return rows
 
 

@@ -77,15 +77,15 @@ class _Extraction:
         self.source = module
         self.computation = computation
         self.editor = Editor(module)  # makes new ids; the module itself stays as it is
-        self.by_id = {one.id: one for one in computation.instructions}
+        self.by_id = {instruction.id: instruction for instruction in computation.instructions}
         self.made: list[XlaMessage] = []
         self.arguments: list[XlaMessage] = []
         # XLA wants names that are unique in the whole module.
         self.names = {
-            one.name
+            instruction.name
             for other in module.computations
             if other.id != computation.id
-            for one in other.instructions
+            for instruction in other.instructions
         }
         self.counted = 0
 
@@ -97,7 +97,7 @@ class _Extraction:
             parameters.append(tuple(self._add_given(given, copies)))
             for instruction in needed:
                 self._copy(instruction, copies)
-            arrays = [found for one in piece.results for found in arrays_of(self.by_id[one])]
+            arrays = [found for result in piece.results for found in arrays_of(self.by_id[result])]
             results.append(tuple(value for value, _ in arrays))
             taps += [self._element(copies[value.instruction], value.path) for value, _ in arrays]
         module = self._module(taps)
@@ -112,7 +112,9 @@ class _Extraction:
         found = reached(
             piece.results, lambda one: () if is_given(one) else self.by_id[one].operand_ids
         )
-        ordered = [one for one in self.computation.instructions if one.id in found]
+        ordered = [
+            instruction for instruction in self.computation.instructions if instruction.id in found
+        ]
         return [one for one in ordered if not is_given(one.id)], [
             one for one in ordered if is_given(one.id)
         ]
@@ -169,7 +171,7 @@ class _Extraction:
         return instruction
 
     def _module(self, taps: Sequence[XlaMessage]) -> XlaMessage:
-        shape = ShapeProto(element_type=TUPLE, tuple_shapes=[one.shape for one in taps])
+        shape = ShapeProto(element_type=TUPLE, tuple_shapes=[tap.shape for tap in taps])
         like = self.computation.instructions[0]
         root = self._new("tuple", shape, taps, like)
         module = attributes_of(self.source)

@@ -141,7 +141,11 @@ def take_name(name: str, taken: set[str], mark: str = ".") -> str:
 
 def library_calls(module: XlaMessage) -> tuple[str, ...]:
     """Return the targets of custom calls that a compiler put there: ``__cublas$gemm`` and such."""
-    targets = {one.custom_call_target for one in instructions(module) if one.opcode == _CUSTOM_CALL}
+    targets = {
+        instruction.custom_call_target
+        for instruction in instructions(module)
+        if instruction.opcode == _CUSTOM_CALL
+    }
     return tuple(sorted(target for target in targets if target.startswith("__")))
 
 
@@ -155,7 +159,9 @@ class Editor:
     def __init__(self, module: XlaMessage) -> None:
         self.module = module
         # XLA keeps the low half of an id alone where it numbers instructions again.
-        self._last_id = max((one.id & _LOW_BITS for one in instructions(module)), default=0)
+        self._last_id = max(
+            (instruction.id & _LOW_BITS for instruction in instructions(module)), default=0
+        )
 
     def new(
         self,
@@ -270,7 +276,7 @@ def _verify_computation(computation: XlaMessage, parameter_counts: Mapping[int, 
         names.add(instruction.name)
     if computation.root_id not in defined:
         raise _malformed(computation, "has no root instruction")
-    numbers = [one.parameter_number for one in parameters(computation)]
+    numbers = [parameter.parameter_number for parameter in parameters(computation)]
     if numbers != list(range(len(numbers))):
         raise _malformed(computation, f"numbers its parameters {numbers}")
 

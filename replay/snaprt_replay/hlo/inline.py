@@ -59,11 +59,11 @@ class _Inlining:
 
     def __init__(self, module: XlaMessage) -> None:
         self.editor = Editor(module)
-        self.computations = {one.id: one for one in module.computations}
+        self.computations = {computation.id: computation for computation in module.computations}
         self.scopes: dict[int, tuple[str, ...]] = {}
         self.origins: dict[int, int] = {}
         self.done: set[int] = set()
-        self.names = {one.name for one in instructions(module)}
+        self.names = {instruction.name for instruction in instructions(module)}
 
     def flatten(self, computation_id: int) -> None:
         """Inline the calls of a computation and of the loops and branches within it."""

@@ -32,17 +32,23 @@ def largest_arrays(module: bytes, most: int = 3) -> list[dict[str, str | int]]:
     fused = {
         number
         for computation in parsed.computations
-        for one in computation.instructions
-        if one.opcode == "fusion"
-        for number in one.called_computation_ids
+        for instruction in computation.instructions
+        if instruction.opcode == "fusion"
+        for number in instruction.called_computation_ids
     }
     inside = {computation.id for computation in called_computations(parsed, fused)}
     arrays = Counter(
-        (bytes_of(one.shape), shape_text(one.shape), one.opcode, source_of(parsed, one))
+        (
+            bytes_of(instruction.shape),
+            shape_text(instruction.shape),
+            instruction.opcode,
+            source_of(parsed, instruction),
+        )
         for computation in parsed.computations
         if computation.id not in inside
-        for one in computation.instructions
-        if one.shape.element_type != TUPLE and one.opcode not in _NO_ARRAYS_OF_THEIR_OWN
+        for instruction in computation.instructions
+        if instruction.shape.element_type != TUPLE
+        and instruction.opcode not in _NO_ARRAYS_OF_THEIR_OWN
     )
     largest = sorted(arrays.items(), key=lambda item: -item[0][0])[:most]
     return [

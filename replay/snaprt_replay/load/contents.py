@@ -130,7 +130,7 @@ def _of_snapshot(file: SnapshotFile) -> FileContents:
         "platform": execution.platform_version.replace("\n", " "),
         "driver": execution.driver,
         "processor": execution.processor,
-        "shardings": "; ".join(_sharding_text(one) for one in file.manifest.shardings),
+        "shardings": "; ".join(_sharding_text(sharding) for sharding in file.manifest.shardings),
         "executable": proof.fingerprint,
         "optimized HLO": proof.optimised_hlo,
         "versions": _pairs(execution.versions),
@@ -145,7 +145,7 @@ def _of_snapshot(file: SnapshotFile) -> FileContents:
         "donated": ", ".join(map(str, execution.donated)),
         "aliases": ", ".join(proof.aliases) and f"{', '.join(proof.aliases)} (result <- parameter)",
         "RNG keys": ", ".join(
-            f"{one.name} ({one.key_impl})" for one in file.manifest.arrays if one.key_impl
+            f"{array.name} ({array.key_impl})" for array in file.manifest.arrays if array.key_impl
         ),
         **_facts_of_error(file.manifest.trace_error),
         "source": "; ".join(execution.source_locations[:5]),

@@ -60,7 +60,7 @@ def load(
     if inputs is None and random_seed is None:
         return case
     parameters = modules.module_parameters(case.stablehlo, path)
-    dynamic = next((one for one in parameters if -1 in one.shape), None)
+    dynamic = next((parameter for parameter in parameters if -1 in parameter.shape), None)
     if dynamic is not None:
         raise UsageError(
             f"{path} cannot run: its module takes {dynamic}, and XLA runs only fixed shapes",

@@ -72,7 +72,9 @@ def restore(module: XlaMessage) -> tuple[str, ...]:
     restoration = _Restoration(Editor(module), is_optimized(module))
     # Inside out: a bitcast reads the layouts, which go last.
     for computation in module.computations:
-        restoration.known = {one.id: one for one in computation.instructions}
+        restoration.known = {
+            instruction.id: instruction for instruction in computation.instructions
+        }
         restoration.started = {}
         restoration.editor.replace_each(computation, lambda one: _restore_one(one, restoration))
         computation.is_fusion_computation = False
@@ -87,7 +89,7 @@ def restore(module: XlaMessage) -> tuple[str, ...]:
 def is_optimized(module: XlaMessage) -> bool:
     """Return True if the compiler's late passes have been over the module."""
     return module.HasField("schedule") or any(
-        one.opcode in _ONLY_OPTIMIZED for one in instructions(module)
+        instruction.opcode in _ONLY_OPTIMIZED for instruction in instructions(module)
     )
 
 

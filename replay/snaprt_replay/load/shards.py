@@ -71,7 +71,7 @@ def sharded(
     distinct = []
     for part, index in zip(parts, indices, strict=True):
         copies = known.setdefault(index, [])
-        same = next((one for one in copies if same_bits(one, part)), None)
+        same = next((copy for copy in copies if same_bits(copy, part)), None)
         if same is None:
             copies.append(part)
         distinct.append(part if same is None else same)

@@ -262,7 +262,9 @@ def _parse_if_possible(message_type: type[XlaMessage], path: Path) -> XlaMessage
 
 def _have_same_bits(literals: Iterable[XlaMessage], others: Sequence[np.ndarray]) -> bool:
     try:
-        values = [literal_to_array(leaf) for one in literals for leaf in literal_leaves(one)]
+        values = [
+            literal_to_array(leaf) for literal in literals for leaf in literal_leaves(literal)
+        ]
     except SnapshotError:
         return False
     return len(values) == len(others) and all(map(same_bits, values, others))

@@ -56,7 +56,11 @@ def aligned(suspect: FlatModule, reference: FlatModule) -> ComputationDiff:
 
 def _is_compared_inside(compared: ComputationDiff) -> bool:
     by_id = compared.lines[0].by_id
-    return all(one in compared.inside for one in compared.partners if by_id[one].opcode in STEPPED)
+    return all(
+        partner in compared.inside
+        for partner in compared.partners
+        if by_id[partner].opcode in STEPPED
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,7 +104,7 @@ class _Call:
         program = self.line.program
         if self.is_tuple and self.operand.opcode != "tuple":
             return False
-        if any(self.line.by_id[one].shape.element_type == TUPLE for one in self.elements):
+        if any(self.line.by_id[element].shape.element_type == TUPLE for element in self.elements):
             return False
         readers = [
             (self.instruction.id, self.line.computation)
@@ -116,10 +120,10 @@ class _Call:
         ):
             return False
         return all(
-            one.opcode == _PASSED_ON
+            instruction.opcode == _PASSED_ON
             for read, computation in readers
-            for one in computation.instructions
-            if read in one.operand_ids
+            for instruction in computation.instructions
+            if read in instruction.operand_ids
         ) and all(read != computation.root_id for read, computation in readers)
 
 
@@ -275,8 +279,14 @@ class _Editing:
         self.source = program
         self.module = copy_of(program.module)
         self.editor = Editor(self.module)
-        self.computations = {one.id: one for one in self.module.computations}
-        elements = (one for one in instructions(self.module) if one.opcode == _PASSED_ON)
+        self.computations = {
+            computation.id: computation for computation in self.module.computations
+        }
+        elements = (
+            instruction
+            for instruction in instructions(self.module)
+            if instruction.opcode == _PASSED_ON
+        )
         self.element = copy_of(next(elements, HloInstructionProto()))
 
     def program(self) -> FlatModule:
@@ -338,7 +348,11 @@ class _Editing:
         numbers: Sequence[int | None],
     ) -> None:
         """Let a called computation read, and a loop's body give, the new layout."""
-        parameter = next(one for one in computation.instructions if one.opcode == "parameter")
+        parameter = next(
+            instruction
+            for instruction in computation.instructions
+            if instruction.opcode == "parameter"
+        )
         old_shape = copy_of(parameter.shape)
         parameter.shape.CopyFrom(state)
         made: list[XlaMessage] = []
@@ -347,14 +361,18 @@ class _Editing:
         else:
             element = self._element(parameter, old_shape, numbers.index(0))
             made.append(element)
-            for one in computation.instructions:
-                one.operand_ids[:] = [
-                    element.id if i == parameter.id else i for i in one.operand_ids
+            for instruction in computation.instructions:
+                instruction.operand_ids[:] = [
+                    element.id if i == parameter.id else i for i in instruction.operand_ids
                 ]
             if computation.root_id == parameter.id:
                 computation.root_id = element.id
         if call.is_loop and number == 0:
-            root = next(one for one in computation.instructions if one.id == computation.root_id)
+            root = next(
+                instruction
+                for instruction in computation.instructions
+                if instruction.id == computation.root_id
+            )
             given: list[int] = []
             for position, old in enumerate(numbers):
                 if old is not None:
@@ -426,9 +444,9 @@ class _Editing:
 
 def _renumber(computation: XlaMessage, state: int, numbers: Sequence[int | None]) -> None:
     now: Mapping[int | None, int] = {old: new for new, old in enumerate(numbers)}
-    for one in computation.instructions:
-        if one.opcode == _PASSED_ON and state in one.operand_ids:
-            one.tuple_index = now[one.tuple_index]
+    for instruction in computation.instructions:
+        if instruction.opcode == _PASSED_ON and state in instruction.operand_ids:
+            instruction.tuple_index = now[instruction.tuple_index]
 
 
 def _of_value(compared: ComputationDiff, element: int, side: int) -> int | None:

@@ -104,7 +104,7 @@ class _Making:
         for key in made:
             copy = self._copied(_found(compared, key), key.source == "reference")
             operands = _operands(compared, self.taken, key)
-            copy.operand_ids[:] = [ids[each] for each in operands]
+            copy.operand_ids[:] = [ids[operand] for operand in operands]
             copy.called_computation_ids[:] = called.get(key, ())
             computation.instructions.append(copy)
             ids[key] = copy.id
@@ -129,8 +129,8 @@ class _Making:
         if known not in self.copied:
             source = program.computations[computation_id]
             called = [
-                [self._copy(program, each) for each in one.called_computation_ids]
-                for one in source.instructions
+                [self._copy(program, each) for each in instruction.called_computation_ids]
+                for instruction in source.instructions
             ]
             computation = self._started(source)
             ids: dict[int, int] = {}
@@ -226,9 +226,9 @@ def _operands(compared: ComputationDiff, taken: frozenset[Exchange], key: _Key) 
 def _ordered(compared: ComputationDiff, taken: frozenset[Exchange]) -> list[_Key]:
     """Return the parameters, and what the result depends on, operands first."""
     first = [
-        _Key("kept", one.id)
-        for one in compared.lines[0].computation.instructions
-        if one.opcode == "parameter"
+        _Key("kept", instruction.id)
+        for instruction in compared.lines[0].computation.instructions
+        if instruction.opcode == "parameter"
     ]
     made: dict[_Key, None] = dict.fromkeys(first)
     open_: set[_Key] = set()
@@ -414,9 +414,11 @@ def _instruction(member: _Member) -> XlaMessage:
 
 def _to_name(members: Sequence[_Member]) -> Sequence[_Member]:
     """Return what differs itself; else what was taken out, or what reads something else."""
-    own = [one for one in members if _partner(one) is not None and _is_changed(one)]
-    extra = [one for one in members if _partner(one) is None]
-    reading = [one for one in members if _partner(one) is not None and not _is_changed(one)]
+    own = [member for member in members if _partner(member) is not None and _is_changed(member)]
+    extra = [member for member in members if _partner(member) is None]
+    reading = [
+        member for member in members if _partner(member) is not None and not _is_changed(member)
+    ]
     working = [one for one in extra if _works(one)]
     sources = {one[1].lines[0].program.origins.get(_id(one), _id(one)) for one in working}
     if len(sources) == 1 and reading and all(_is_passed_by(one, working) for one in reading):
@@ -635,7 +637,10 @@ def prove(
 def whole(side: Side, inputs: Sequence[np.ndarray]) -> Order:
     """Return a side's whole program, to be run on its inputs."""
     line = side.program.entry
-    taken = {Value(one.id): inputs[one.parameter_number] for one in parameters(line.computation)}
+    taken = {
+        Value(parameter.id): inputs[parameter.parameter_number]
+        for parameter in parameters(line.computation)
+    }
     return Order(side, line, [Piece((line.root.id,))], [taken])
 
 
@@ -664,7 +669,7 @@ class _Trial:
         return self.known[key]
 
     def _run(self, edits: Sequence[Edit]) -> float:
-        taken = frozenset(pair for one in edits for pair in one.pairs)
+        taken = frozenset(pair for edit in edits for pair in edit.pairs)
         try:
             program = substituted(self.compared, taken)
             side = dataclasses.replace(self.side, program=program)
@@ -687,7 +692,9 @@ def _fewest(edits: Sequence[Edit], trial: _Trial) -> Sequence[Edit]:
     while len(found) > 1:
         size = -(-len(found) // parts)
         chunks = [found[start : start + size] for start in range(0, len(found), size)]
-        rests = [[each for other in chunks if other is not one for each in other] for one in chunks]
+        rests = [
+            [each for other in chunks if other is not chunk for each in other] for chunk in chunks
+        ]
         tried = [*chunks, *(rests if len(chunks) > 2 else ())]
         smaller = next((one for one in tried if trial.error(one) <= 1.0), None)
         if smaller is not None:

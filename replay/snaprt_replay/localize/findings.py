@@ -227,7 +227,7 @@ def _instruction(found: Localization) -> str:
 def _interaction(found: Localization) -> str:
     if found.substituted is not None:
         return _edited(found)
-    healing = [one.variant for one in found.passes if one.error <= 1.0 and not one.failed]
+    healing = [pass_.variant for pass_ in found.passes if pass_.error <= 1.0 and not pass_.failed]
     by = f"; {', '.join(healing)} is right" if healing else ""
     return (
         f"{_span(found)} go wrong together on {found.suspect}, but are right when separated: the "

@@ -84,9 +84,9 @@ def _called_values(line: Line) -> functools._lru_cache_wrapper[bytes]:
 
 def _digest(*parts: bytes) -> bytes:
     made = hashlib.blake2b(digest_size=16)
-    for one in parts:
-        made.update(len(one).to_bytes(8, "little"))
-        made.update(one)
+    for part in parts:
+        made.update(len(part).to_bytes(8, "little"))
+        made.update(part)
     return made.digest()
 
 
@@ -207,7 +207,7 @@ class _Pairing:
         takes = zip(*(parameters(line.computation) for line in lines), strict=False)
         self.partners = {one.id: other.id for one, other in takes}
         self.taken = set(self.partners.values())
-        self.counts = [Counter(one.values.values()) for one in digests]
+        self.counts = [Counter(digest.values.values()) for digest in digests]
         self.votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
         if self.ours.result != self.theirs.result:
             self.votes[lines[0].root.id][lines[1].root.id] += 1

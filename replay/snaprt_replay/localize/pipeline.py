@@ -125,7 +125,7 @@ def localize(
 
         session = Session(request.state, request.budget, tell)
         inputs = [one.value for one in case.inputs or ()]
-        recorded = None if case.outputs is None else [one.value for one in case.outputs]
+        recorded = None if case.outputs is None else [output.value for output in case.outputs]
         found = search(session, sides, inputs, request.find, vary, recorded)
     if found.kind != "unfinished":
         session.forget()
@@ -260,8 +260,8 @@ def _agreement(task: _Task, outputs: Pair) -> Localization:
 def _edited(
     edits: Sequence[Edit], error: float
 ) -> tuple[tuple[InstructionPlace, ...], tuple[ValueDifference, ...]]:
-    places = tuple(place for one in edits for place in one.places)
-    reasons = [reason for one in edits for reason in one.reasons]
+    places = tuple(place for edit in edits for place in edit.places)
+    reasons = [reason for edit in edits for reason in edit.reasons]
     differences = (
         ValueDifference(place.name, error, reason)
         for place, reason in zip(places, reasons, strict=True)

@@ -40,7 +40,7 @@ class FlatModule:
     @functools.cached_property
     def computations(self) -> Mapping[int, XlaMessage]:
         """Return the module's computations by id."""
-        return {one.id: one for one in self.module.computations}
+        return {computation.id: computation for computation in self.module.computations}
 
     @functools.cached_property
     def entry(self) -> Line:
@@ -63,10 +63,14 @@ class Line:
     def __init__(self, program: FlatModule, computation: XlaMessage) -> None:
         self.program = program
         self.computation = computation
-        self.by_id: dict[int, XlaMessage] = {one.id: one for one in computation.instructions}
+        self.by_id: dict[int, XlaMessage] = {
+            instruction.id: instruction for instruction in computation.instructions
+        }
         self.root = root_instruction(computation)
         used = reached([self.root.id], lambda one: self.by_id[one].operand_ids)
-        self.order: list[XlaMessage] = [one for one in computation.instructions if one.id in used]
+        self.order: list[XlaMessage] = [
+            instruction for instruction in computation.instructions if instruction.id in used
+        ]
         self.free = self._free()
         self.position = {one.id: index for index, one in enumerate(self.order)}
         self._last_use = self._last_uses()
@@ -146,7 +150,7 @@ class Line:
             name=instruction.name,
             opcode=instruction.opcode,
             shape=shape_text(instruction.shape),
-            operands=tuple(f"{one.name} {shape_text(one.shape)}" for one in operands),
+            operands=tuple(f"{operand.name} {shape_text(operand.shape)}" for operand in operands),
             op_name=instruction.metadata.op_name,
             source=source_of(self.program.module, instruction),
             calls=tuple(self.program.scopes.get(instruction.id, ())),

@@ -197,16 +197,16 @@ class Search:
         self, frame: ComputationFrame, regions: Sequence[Region], known: Values, carried: Pair
     ) -> list[Pair]:
         """Run each region alone on both sides, from the reference's values at its start."""
-        pieces = [piece_of(frame, one, [one]) for one in regions]
-        values = [known_at(frame, one, known, carried.clean()) for one in regions]
+        pieces = [piece_of(frame, region, [region]) for region in regions]
+        values = [known_at(frame, region, known, carried.clean()) for region in regions]
         return run_clean(self.session, frame, pieces, values)
 
     def _by_cutting(
         self, frame: ComputationFrame, regions: Sequence[Region], known: Values, carried: Pair
     ) -> list[float]:
         """Return how far cutting alone takes the suspect from itself, region by region."""
-        pieces = [piece_of(frame, one, [one]) for one in regions]
-        values = [known_at(frame, one, known, carried.suspect) for one in regions]
+        pieces = [piece_of(frame, region, [region]) for region in regions]
+        values = [known_at(frame, region, known, carried.suspect) for region in regions]
         alone = run_suspect(self.session, frame, pieces, values)
         return [
             Pair(one, {value: carried.suspect[value] for value in one}).error() for one in alone
@@ -239,7 +239,7 @@ class Search:
         self, frame: ComputationFrame, sources: Sequence[XlaMessage]
     ) -> Found | None:
         """Look at what is made of constants alone, and is part of every region that uses it."""
-        ids = tuple(one.id for one in sources if one.id in frame.matching)
+        ids = tuple(source.id for source in sources if source.id in frame.matching)
         (pair,) = run_both(self.session, frame, [Piece(ids)], [frame.arguments])
         for one in ids:
             if pair.error(one) > 1.0:
@@ -346,7 +346,7 @@ def _at_fault(made: Sequence[float]) -> list[int]:
 
 def piece_of(frame: ComputationFrame, region: Region, regions: Sequence[Region]) -> Piece:
     """Return a region as a piece that also gives what is live where its parts end."""
-    results = [one for part in regions for one in frame.line.results(part.start, part.stop)]
+    results = [result for part in regions for result in frame.line.results(part.start, part.stop)]
     return Piece(tuple(dict.fromkeys(results)), frozenset(frame.line.live(region.start)))
 
 
@@ -392,7 +392,7 @@ def _growth(frame: ComputationFrame, region: Region, carried: Pair) -> float:
 
 def _inner_bounds(region: Region, steepest: Region, cuts: Sequence[int]) -> list[int]:
     bounds = [steepest.start, *cuts, steepest.stop]
-    return [one for one in bounds if region.start < one < region.stop]
+    return [bound for bound in bounds if region.start < bound < region.stop]
 
 
 def _differences(

@@ -166,14 +166,14 @@ class Session:
     def _remember(self, key: str, outputs: Sequence[np.ndarray]) -> None:
         if self._state is None:
             return
-        kinds = [(one.dtype.name, one.shape, one.nbytes) for one in outputs]
+        kinds = [(output.dtype.name, output.shape, output.nbytes) for output in outputs]
         unfinished = self._state / f"{key}{_UNFINISHED}"
         try:
             self._state.mkdir(parents=True, exist_ok=True)
             with unfinished.open("wb") as file:
                 file.write(json.dumps(kinds).encode() + b"\n")
-                for one in outputs:
-                    file.write(np.ascontiguousarray(one).tobytes())
+                for output in outputs:
+                    file.write(np.ascontiguousarray(output).tobytes())
             unfinished.rename(self._state / f"{key}{_ANSWER}")
         except OSError as error:
             self.tell(
@@ -190,7 +190,9 @@ def _read_array(content: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
 def _inputs(made: Extract, values: Sequence[Values]) -> list[np.ndarray]:
     """Return a module's inputs, in the dtypes that its parameters have."""
     found = [values[index][value] for index, piece in enumerate(made.parameters) for value in piece]
-    shapes: list[XlaMessage] = [one.shape for one in parameters(entry_computation(made.module))]
+    shapes: list[XlaMessage] = [
+        parameter.shape for parameter in parameters(entry_computation(made.module))
+    ]
     return [
         np.ascontiguousarray(one.astype(dtype_of(shape), copy=False)).reshape(one.shape)
         for one, shape in zip(found, shapes, strict=True)

@@ -162,7 +162,7 @@ def _reference_order(
         frame.lines[1],
         [
             Piece(
-                tuple(there[one] for one in piece.results),
+                tuple(there[result] for result in piece.results),
                 frozenset(there[one] for one in piece.given),
             )
             for piece in pieces
@@ -181,8 +181,8 @@ def _reference_order(
 def _by_suspect(frame: ComputationFrame, results: Sequence[Values]) -> list[Values]:
     here: Mapping[int, int] = {other: one for one, other in frame.matching.items()}
     return [
-        {Value(here[value.instruction], value.path): array for value, array in one.items()}
-        for one in results
+        {Value(here[value.instruction], value.path): array for value, array in result.items()}
+        for result in results
     ]
 
 

@@ -90,10 +90,10 @@ def count_instructions(module: XlaMessage) -> int:
 
     def count(computation: XlaMessage) -> int:
         total = 0
-        for one in computation.instructions:
-            total += one.opcode not in _NO_WORK
-            if one.opcode in _STEPS:
-                total += sum(count(by_id[called]) for called in one.called_computation_ids)
+        for instruction in computation.instructions:
+            total += instruction.opcode not in _NO_WORK
+            if instruction.opcode in _STEPS:
+                total += sum(count(by_id[called]) for called in instruction.called_computation_ids)
         return total
 
     return count(entry_computation(module))

@@ -258,7 +258,7 @@ class Judge:
             What was seen most often; None if it was in fewer looks than are needed.
         """
         looks = [self._look(candidate) for _ in range(self.patience.repeat)]
-        seen = [one for one in looks if isinstance(one, Symptom)]
+        seen = [look for look in looks if isinstance(look, Symptom)]
         if len(seen) < self.patience.needed:
             return None
         return max(seen, key=seen.count)

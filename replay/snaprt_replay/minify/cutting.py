@@ -50,25 +50,27 @@ def tidy(modules: Sequence[XlaMessage], inputs: Sequence[np.ndarray]) -> tuple[n
 
 def _fold_tuples(module: XlaMessage) -> None:
     entry = entry_computation(module)
-    by_id = {one.id: one for one in entry.instructions}
+    by_id = {instruction.id: instruction for instruction in entry.instructions}
     folded: dict[int, int] = {}
-    for one in entry.instructions:
-        one.operand_ids[:] = [folded.get(operand, operand) for operand in one.operand_ids]
-        if one.opcode == "get-tuple-element":
-            source = by_id[one.operand_ids[0]]
+    for instruction in entry.instructions:
+        instruction.operand_ids[:] = [
+            folded.get(operand, operand) for operand in instruction.operand_ids
+        ]
+        if instruction.opcode == "get-tuple-element":
+            source = by_id[instruction.operand_ids[0]]
             if source.opcode == "tuple":
-                folded[one.id] = source.operand_ids[one.tuple_index]
+                folded[instruction.id] = source.operand_ids[instruction.tuple_index]
 
 
 def _used(entry: XlaMessage) -> set[int]:
-    by_id = {one.id: one for one in entry.instructions}
+    by_id = {instruction.id: instruction for instruction in entry.instructions}
     return reached([entry.root_id], lambda one: by_id[one].operand_ids)
 
 
 def _read_parameters(module: XlaMessage) -> set[int]:
     entry = entry_computation(module)
     used = _used(entry)
-    return {one.parameter_number for one in parameters(entry) if one.id in used}
+    return {parameter.parameter_number for parameter in parameters(entry) if parameter.id in used}
 
 
 def _keep(module: XlaMessage, numbers: Mapping[int, int]) -> None:
@@ -85,7 +87,7 @@ def _keep(module: XlaMessage, numbers: Mapping[int, int]) -> None:
         return [one]
 
     Editor(module).replace_each(entry, replace)
-    shapes = [one.shape for one in parameters(entry)]
+    shapes = [parameter.shape for parameter in parameters(entry)]
     for signature in (entry.program_shape, module.host_program_shape):
         signature.ClearField("parameters")
         signature.parameters.extend(shapes)
@@ -97,7 +99,7 @@ def _keep(module: XlaMessage, numbers: Mapping[int, int]) -> None:
 def _name_parameters(module: XlaMessage) -> None:
     """Give parameters short names: theirs grow with every cut."""
     entry = entry_computation(module)
-    taken = {one.name for one in instructions(module)}
+    taken = {instruction.name for instruction in instructions(module)}
     for one in (*parameters(entry), root_instruction(entry)):
         name = f"arg{one.parameter_number}" if one.opcode == "parameter" else "outputs"
         while name in taken and name != one.name:
@@ -171,7 +173,7 @@ class Source:
         if not all(one in there for one in (*piece.results, *piece.given)):
             return None
         given = frozenset(there[one] for one in piece.given)
-        results = tuple(there[one] for one in piece.results)
+        results = tuple(there[result] for result in piece.results)
         other = extract(line.program.module, line.computation, [Piece(results, given)])
         here = {there[one.instruction]: one.instruction for one in made.parameters[0]}
         order = [Value(here.get(one.instruction, -1), one.path) for one in other.parameters[0]]
@@ -261,7 +263,7 @@ class Base:
     def _expected(self, results: Sequence[int]) -> tuple[np.ndarray, ...] | None:
         assert self.candidate.expected is not None
         known = dict(zip(self.line.root.operand_ids, self.candidate.expected, strict=True))
-        found = tuple(known[one] for one in results if one in known)
+        found = tuple(known[result] for result in results if result in known)
         return found if len(found) == len(results) else None
 
     def _values(self, piece: Piece) -> Values | None:
@@ -305,9 +307,15 @@ class Base:
         """Run the program once with taps; None if that fails."""
         index = min(tap.side, len(self.source.lines) - 1)
         line, there = self.source.lines[index], self.source.matching
-        here = {there[one] if index else one: one for one in instructions if one in there}
+        here = {
+            there[instruction] if index else instruction: instruction
+            for instruction in instructions
+            if instruction in there
+        }
         made = extract(line.program.module, line.computation, [Piece(tuple(here))])
-        numbers = {one.id: one.parameter_number for one in parameters(line.computation)}
+        numbers = {
+            parameter.id: parameter.parameter_number for parameter in parameters(line.computation)
+        }
         inputs = [self.candidate.inputs[numbers[one.instruction]] for one in made.parameters[0]]
         outcome = tap.run(made.module.SerializeToString(), inputs).result()
         if outcome.outputs is None:
@@ -354,7 +362,7 @@ def normalized(
     made = Source(lines, matching_of(lines)).cut(piece, values)
     if made is None:
         return None
-    arrays = [value for one in results for value, _ in arrays_of(lines[0].by_id[one])]
+    arrays = [value for result in results for value, _ in arrays_of(lines[0].by_id[result])]
     return made, tuple(arrays.index(value) for value in dict.fromkeys(arrays))
 
 
@@ -370,12 +378,12 @@ def _typed(module: XlaMessage, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray
 def _without_tuples(line: Line, results: Iterable[int]) -> tuple[int, ...]:
     """Return what a tuple is made of in place of each tuple; no value twice."""
     found: dict[int, None] = {}
-    for one in results:
-        instruction = line.by_id[one]
+    for result in results:
+        instruction = line.by_id[result]
         if instruction.opcode == "tuple":
             found.update(dict.fromkeys(_without_tuples(line, instruction.operand_ids)))
         else:
-            found[one] = None
+            found[result] = None
     return tuple(found)
 
 
@@ -383,8 +391,8 @@ def _drawn(line: Line, instructions: Iterable[int]) -> Values:
     """Return random values of the instructions whose arrays together are not too large."""
     drawn: dict[Value, np.ndarray] = {}
     room = _MOST_DRAWN
-    for one in instructions:
-        arrays = list(arrays_of(line.by_id[one]))
+    for instruction in instructions:
+        arrays = list(arrays_of(line.by_id[instruction]))
         kinds = [Signature(tuple(shape.dimensions), dtype_of(shape)) for _, shape in arrays]
         nbytes = sum(math.prod(kind.shape) * kind.dtype.itemsize for kind in kinds)
         if nbytes <= room:

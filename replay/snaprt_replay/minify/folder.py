@@ -72,8 +72,8 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
             "versions": dict(describe.versions()),
             "recorded": dict(case.environment),
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
-            "sides": [one.text for one in candidate.variants],
-            "options": [dict(one.options) for one in candidate.variants],
+            "sides": [variant.text for variant in candidate.variants],
+            "options": [dict(variant.options) for variant in candidate.variants],
         }
         (folder / "versions.json").write_text(json.dumps(surrounding, indent=1) + "\n")
         fails = script.write_and_run(folder / SCRIPT, candidate, shrunk, check, right)
@@ -199,9 +199,9 @@ def _hlo_snapshot(candidate: Candidate, outputs: Sequence[np.ndarray]) -> bytes:
     snapshot = HloSnapshot(execution_platform=jax.default_backend())
     snapshot.hlo.hlo_module.CopyFrom(parse(HloModuleProto, candidate.content(0), SNAPSHOT))
     snapshot.arguments.extend(map(array_to_literal, candidate.inputs))
-    literals = [array_to_literal(one) for one in outputs]
+    literals = [array_to_literal(output) for output in outputs]
     snapshot.result.shape.element_type = TUPLE
-    snapshot.result.shape.tuple_shapes.extend(one.shape for one in literals)
+    snapshot.result.shape.tuple_shapes.extend(literal.shape for literal in literals)
     snapshot.result.tuple_literals.extend(literals)
     return serialize(snapshot)
 
@@ -249,7 +249,13 @@ def opcodes_of(candidate: Candidate) -> list[str]:
     """Return the operations of a program's entry, none twice."""
     silent = ("parameter", "constant", "tuple", "get-tuple-element")
     entry = candidate.modules[0].computations[-1]
-    return list(dict.fromkeys(one.opcode for one in entry.instructions if one.opcode not in silent))
+    return list(
+        dict.fromkeys(
+            instruction.opcode
+            for instruction in entry.instructions
+            if instruction.opcode not in silent
+        )
+    )
 
 
 def _how_to_see(fails: bool | None) -> str:

@@ -162,10 +162,10 @@ def _candidate(
 
 
 def _check_alone(case: Case, module: XlaMessage) -> None:
-    for one in instructions(module):
-        if jaxapi.is_python_callback(one.custom_call_target):
+    for instruction in instructions(module):
+        if jaxapi.is_python_callback(instruction.custom_call_target):
             raise UsageError(
-                f"{case.path}: the program calls back into Python at {one.name}, which is "
+                f"{case.path}: the program calls back into Python at {instruction.name}, which is "
                 "impossible from a file",
                 hint="remove jax.pure_callback or io_callback from it, and record it again",
             )

@@ -72,8 +72,8 @@ def write_and_run(
 
 def _can_show(candidate: Candidate, check: Check) -> bool:
     plain = all(
-        one.kind == "device" and one.python is None and one.matmul_precision is None
-        for one in candidate.variants[:1]
+        variant.kind == "device" and variant.python is None and variant.matmul_precision is None
+        for variant in candidate.variants[:1]
     )
     return plain and check.name != "command"
 

@@ -280,21 +280,21 @@ def _around(frame: ComputationFrame, origin: Origin) -> Candidate | None:
     """Return the instruction of an origin, on what it read."""
     program = frame.sides[0].program
     for computation in program.module.computations:
-        for one in computation.instructions:
-            if one.name == origin.place.name:
+        for instruction in computation.instructions:
+            if instruction.name == origin.place.name:
                 line = program.line(computation.id)
                 arrays = iter(array for _, array in origin.operands)
                 values = {
                     value: next(arrays)
-                    for operand in one.operand_ids
+                    for operand in instruction.operand_ids
                     for value, _ in arrays_of(line.by_id[operand])
                 }
                 given = [
                     operand
-                    for operand in one.operand_ids
+                    for operand in instruction.operand_ids
                     if line.by_id[operand].opcode != "constant"
                 ]
-                piece = Piece((one.id,), frozenset(given))
+                piece = Piece((instruction.id,), frozenset(given))
                 return Source((line,), {each: each for each in line.by_id}).cut(piece, values)
     return None
 

@@ -58,10 +58,10 @@ def graph_collection(program: FlatModule) -> dict[str, Any]:
     computations = sorted(
         module.computations, key=lambda one: one.id != module.entry_computation_id
     )
-    names = {one.id: _graph_id(one) for one in computations}
+    names = {computation.id: _graph_id(computation) for computation in computations}
     return {
         "label": shown.name(module.name),
-        "graphs": [_graph(program, one, names) for one in computations],
+        "graphs": [_graph(program, computation, names) for computation in computations],
         "graphSorting": "node_count_desc",
     }
 
@@ -71,7 +71,7 @@ def _graph(
 ) -> dict[str, Any]:
     return {
         "id": names[computation.id],
-        "nodes": [_node(program, one, names) for one in computation.instructions],
+        "nodes": [_node(program, instruction, names) for instruction in computation.instructions],
     }
 
 
@@ -126,9 +126,9 @@ def node_data(program: FlatModule, found: Localization) -> dict[str, Any]:
     graphs = {}
     for computation in program.module.computations:
         results = {
-            str(one.id): {"value": _number(values[one.name])}
-            for one in computation.instructions
-            if one.name in values
+            str(instruction.id): {"value": _number(values[instruction.name])}
+            for instruction in computation.instructions
+            if instruction.name in values
         }
         if results:
             graphs[_graph_id(computation)] = {
@@ -145,7 +145,7 @@ def _number(error: float) -> float:
 def _between(program: FlatModule, first: str, last: str) -> Sequence[str]:
     """Return the names of the instructions of a region that do something; they stand in a row."""
     for computation in program.module.computations:
-        names = [one.name for one in computation.instructions]
+        names = [instruction.name for instruction in computation.instructions]
         if first in names and last in names:
             work = {one.name for one in program.line(computation.id).work()} | {first, last}
             row = names[names.index(first) : names.index(last) + 1]

@@ -138,7 +138,7 @@ class _Shown:
 
     @functools.cached_property
     def drawn(self) -> list[_Drawn]:
-        return [one for one in self.outputs if one.worth_drawing][:_DRAWN]
+        return [output for output in self.outputs if output.worth_drawing][:_DRAWN]
 
     @property
     def compiled(self) -> list[str]:

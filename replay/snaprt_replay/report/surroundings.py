@@ -30,14 +30,16 @@ def surroundings(program: FlatModule, places: Sequence[InstructionPlace]) -> Nei
     """
     names = {place.name for place in places}
     for computation in program.module.computations:
-        found = [one.id for one in computation.instructions if one.name in names]
+        found = [
+            instruction.id for instruction in computation.instructions if instruction.name in names
+        ]
         if found:
             return _around(program, computation, found)
     return None
 
 
 def _around(program: FlatModule, computation: XlaMessage, found: Sequence[int]) -> Neighborhood:
-    by_id = {one.id: one for one in computation.instructions}
+    by_id = {instruction.id: instruction for instruction in computation.instructions}
     users: dict[int, list[int]] = {}
     for one in computation.instructions:
         for operand in dict.fromkeys(one.operand_ids):
@@ -46,7 +48,9 @@ def _around(program: FlatModule, computation: XlaMessage, found: Sequence[int]) 
     edge = near
     for _ in range(_DISTANCE):
         steps = [itertools.chain(by_id[one].operand_ids, users.get(one, ())) for one in edge]
-        edge = [one for one in dict.fromkeys(itertools.chain(*steps)) if one not in near]
+        edge = [
+            fromkey for fromkey in dict.fromkeys(itertools.chain(*steps)) if fromkey not in near
+        ]
         near += edge
     kept = near[:_MOST_NODES]
     order = [one for one in by_id if one in kept]  # what is read stands before what reads it
@@ -132,4 +136,4 @@ def locations(around: Neighborhood | None, places: Sequence[InstructionPlace]) -
     """Return where the instructions found, and then those around them, come from."""
     nodes = around.nodes if around is not None else ()
     both = [place.source for place in places] + [node.source for node in nodes]
-    return [one for one in dict.fromkeys(both) if one]
+    return [fromkey for fromkey in dict.fromkeys(both) if fromkey]

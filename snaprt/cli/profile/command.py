@@ -63,7 +63,9 @@ def command(place: Path, top: int, host: str | None, as_json: bool) -> None:
     if as_json:
         with progress.showing("reading"):
             summaries = [summarize(read_profile(file)) for file in files]
-        output.emit_json(_SCHEMA, _VERSION, {"hosts": [_cut_off(one, top) for one in summaries]})
+        output.emit_json(
+            _SCHEMA, _VERSION, {"hosts": [_cut_off(summary, top) for summary in summaries]}
+        )
         return
     names = {file.name.partition(".xplane")[0]: file for file in files}
     if host is not None and host not in names:

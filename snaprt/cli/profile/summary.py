@@ -154,7 +154,7 @@ def summarize(profile: HostProfile) -> Summary:
     ended = max((event.end for event in events), default=0.0)
     busy = _union(profile.operations)
     gaps = [(one[1], other[0]) for one, other in itertools.pairwise(busy)]
-    graphs = _graphs(profile.host_events, {one.program for one in operations})
+    graphs = _graphs(profile.host_events, {operation.program for operation in operations})
     by_device: dict[str, list[ProfileEvent]] = defaultdict(list)
     for event in profile.operations:
         by_device[_device_of(event)].append(event)
@@ -292,7 +292,7 @@ def _executions(events: Iterable[ProfileEvent]) -> int:
 def _operation_times(
     profile: HostProfile, operations: Sequence[_Operation], graphs: Mapping[str, str | None]
 ) -> list[OperationTime]:
-    programs = {one.program for one in operations}
+    programs = {operation.program for operation in operations}
     times: Counter[tuple[str, str]] = Counter()
     nanoseconds: dict[tuple[str, str], float] = defaultdict(float)
     sources: dict[tuple[str, str], str] = {}

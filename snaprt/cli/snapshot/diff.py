@@ -57,13 +57,13 @@ def _show(found: Differences) -> None:
     if found.facts:
         columns = (Column("differs"), Column("A"), Column("B"))
         rows = [
-            [shown.sentence(text) or "-" for text in (one.what, one.first, one.second)]
-            for one in found.facts
+            [shown.sentence(text) or "-" for text in (fact.what, fact.first, fact.second)]
+            for fact in found.facts
         ]
         output.console.print(FittedTable(columns, rows))
         output.console.print()
-    for one in found.arrays:
-        output.console.print(tables.printable(_array_line(one)))
+    for array in found.arrays:
+        output.console.print(tables.printable(_array_line(array)))
     output.console.print(f"{found.same_arrays} arrays are identical")
     if found.instructions:
         output.console.print()

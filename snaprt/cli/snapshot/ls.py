@@ -249,8 +249,8 @@ def _row(pair: Mapping[str, _Listed]) -> ExecutionRow:
         outputs=_types(pair.get("outputs")),
         file_bytes=sum(file.bytes for file in pair.values()),
         stored_bytes=sum(stored.values()),
-        reason=next((one.reason for one in executions if one.reason), ""),
-        error=next((one.error for one in executions if one.error), ""),
+        reason=next((execution.reason for execution in executions if execution.reason), ""),
+        error=next((execution.error for execution in executions if execution.error), ""),
         redacted=first.redacted,
         run=first.run_number,
     )

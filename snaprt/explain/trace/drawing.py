@@ -136,7 +136,7 @@ def _levels(nodes: Sequence[ShownNode]) -> list[int]:
 def _box(number: int, nodes: Sequence[ShownNode], layout: Layout) -> _Box:
     node = nodes[number]
     level = layout.levels[number]
-    far = [one for one in node.operands if level - layout.levels[one[0]] > _FARTHEST]
+    far = [operand for operand in node.operands if level - layout.levels[operand[0]] > _FARTHEST]
     named = ", ".join(operand_text(one, nodes) for one in far[:_FAR_READS])
     more = f", {len(far) - _FAR_READS} more" if len(far) > _FAR_READS else ""
     told = dict(node.attributes)

@@ -96,7 +96,7 @@ def _refused(path: Path, contents: schema.Contents, error: OSError) -> SnapshotE
 
 def _size(contents: schema.Contents) -> int:
     """Return about how many bytes a file takes."""
-    nbytes = (one.nbytes for one in contents.arrays if isinstance(one, schema.ArrayContent))
+    nbytes = (array.nbytes for array in contents.arrays if isinstance(array, schema.ArrayContent))
     return sum(nbytes) + len(contents.module.stablehlo) + len(contents.module.hlo)
 
 

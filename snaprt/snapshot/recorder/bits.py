@@ -173,7 +173,7 @@ def _differing(first: Sequence[jax.Array], second: Sequence[jax.Array]) -> jax.A
 
 @jax.jit
 def _digests(arrays: Sequence[jax.Array]) -> jax.Array:
-    return jnp.stack([_digest(one) for one in arrays])
+    return jnp.stack([_digest(array) for array in arrays])
 
 
 def _digest(array: jax.Array) -> jax.Array:

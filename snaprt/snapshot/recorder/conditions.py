@@ -195,7 +195,9 @@ def prospect(conditions: Sequence[Condition], moment: Moment) -> Prospect:
 
 def shortest_limit(conditions: Sequence[Condition]) -> float:
     """Return the nanoseconds after which the first of them asks how long an execution takes."""
-    limits = [one.trigger.limit(one.value) for one in conditions if one.trigger]
+    limits = [
+        condition.trigger.limit(condition.value) for condition in conditions if condition.trigger
+    ]
     return min(limits, default=math.inf)
 
 

@@ -52,7 +52,9 @@ class Plan:
     @functools.cached_property
     def triggers(self) -> tuple[Trigger, ...]:
         """What its conditions wait for."""
-        return tuple(one.trigger for one in self.conditions if one.trigger is not None)
+        return tuple(
+            condition.trigger for condition in self.conditions if condition.trigger is not None
+        )
 
     @functools.cached_property
     def wants_flag(self) -> bool:

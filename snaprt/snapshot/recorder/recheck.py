@@ -78,7 +78,7 @@ class Rechecks:
             self._say_once(f"{what}: its effects, such as callbacks, would happen twice")
         elif executable.graph_id in self._left_alone:
             return False
-        elif spans_processes(executable) and any(one.is_local for one in conditions):
+        elif spans_processes(executable) and any(condition.is_local for condition in conditions):
             self._say_once(
                 f"{what}: it spans processes, and rank=, time= and clock= may hold in some of them "
                 "only. With recheck, use execution=, step=, every= or first="
@@ -161,7 +161,7 @@ class Rechecks:
             return _Finding(0, table, "runs 1 and 2 differ; there was no third run", second)
         third = _run(held, places, ready, device)
         with_first, with_second = (
-            not bits.differences(one[0], third[0], executable.devices).any() for one in runs
+            not bits.differences(run[0], third[0], executable.devices).any() for run in runs
         )
         graph = executable.graph_id
         if graph in self._not_deterministic or not (with_first or with_second):

@@ -97,7 +97,7 @@ def _write(
                 snapshots[name] = None
                 shared.check()
                 _add(archive, name, shared.path)
-                kept = {one.member for one in shared.manifest.arrays if one.in_store}
+                kept = {array.member for array in shared.manifest.arrays if array.in_store}
                 for member, stored in snapshot.stored_files().items():
                     if member in kept and member not in arrays:
                         snapshot.check_stored(member)

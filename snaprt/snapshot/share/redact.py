@@ -63,9 +63,10 @@ def redact(file: SnapshotFile, redaction: Redaction) -> tuple[schema.Contents, t
     contents = schema.Contents(
         execution=_redact_execution(manifest.execution, names, kinds),
         module=module,
-        arrays=tuple(_redact_array(file, one, names, redaction) for one in manifest.arrays),
+        arrays=tuple(_redact_array(file, array, names, redaction) for array in manifest.arrays),
         shardings=tuple(
-            names.of_sharding(one) if "names" in kinds else one for one in manifest.shardings
+            names.of_sharding(sharding) if "names" in kinds else sharding
+            for sharding in manifest.shardings
         ),
         proof=Proof() if "names" in kinds else manifest.proof,
     )
@@ -218,7 +219,10 @@ def _check_no_path_is_left(file: SnapshotFile, contents: schema.Contents) -> Non
     """Refuse what would give away a path that the snapshot itself names, wherever it is."""
     execution = file.manifest.execution
     sources = {where.rpartition(":")[0] for where in execution.source_locations}
-    known = {str(Path.home()), *(one for one in sources if _PATH.search(one) and len(one) > 3)}
+    known = {
+        str(Path.home()),
+        *(source for source in sources if _PATH.search(source) and len(source) > 3),
+    }
     module = contents.module
     places = {
         "manifest": repr(contents.execution).encode(),
@@ -239,9 +243,15 @@ def _notes(
     file: SnapshotFile, module: schema.ModuleBytes, kinds: frozenset[RedactionKind]
 ) -> tuple[str, ...]:
     parsed: Any = parse(HloModuleProto, module.hlo, file.path)
-    instructions = [one for part in parsed.computations for one in part.instructions]
+    instructions = [
+        instruction for part in parsed.computations for instruction in part.instructions
+    ]
     notes = []
-    large = [one.literal.ByteSize() for one in instructions if one.opcode == "constant"]
+    large = [
+        instruction.literal.ByteSize()
+        for instruction in instructions
+        if instruction.opcode == "constant"
+    ]
     large = [size for size in large if size > _LARGE_CONSTANT]
     if "values" in kinds and large:
         notes.append(
@@ -249,9 +259,9 @@ def _notes(
             "--redact does not remove: pass them to the program as arguments instead"
         )
     kernels = {
-        one.custom_call_target
-        for one in instructions
-        if one.opcode == "custom-call" and len(one.backend_config) > _LARGE_CONSTANT
+        instruction.custom_call_target
+        for instruction in instructions
+        if instruction.opcode == "custom-call" and len(instruction.backend_config) > _LARGE_CONSTANT
     }
     if kernels and kinds & {"names", "paths"}:
         notes.append(

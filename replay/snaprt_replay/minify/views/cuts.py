@@ -28,10 +28,10 @@ def outputs(base: Base, grain: int) -> Iterator[Candidate]:
     results = base.results
     if len(results) < 2:
         return
-    names = {one: base.line.by_id[one].name for one in results}
+    names = {result: base.line.by_id[result].name for result in results}
     if not grain:
-        for one in results:
-            yield from base.cut([one], [], "outputs", f"only the outputs {names[one]}", 1)
+        for result in results:
+            yield from base.cut([result], [], "outputs", f"only the outputs {names[result]}", 1)
     for size in halves(grain or len(results) // 2):
         for start in range(0, len(results), size):
             left = results[:start] + results[start + size :]
@@ -76,7 +76,11 @@ def _called_once(base: Base, name: str, number: int, what: str) -> Iterator[Cand
     modules = []
     for module in base.candidate.modules:
         copy = copy_of(module)
-        found = [one for one in entry_computation(copy).instructions if one.name == name]
+        found = [
+            instruction
+            for instruction in entry_computation(copy).instructions
+            if instruction.name == name
+        ]
         if not found:
             return
         _call(found[0], number)
@@ -105,7 +109,7 @@ def instructions(base: Base, grain: int) -> Iterator[Candidate]:
     for size in halves(min(grain or most, most)):
         for start in range(0, len(computed), size):
             gone = computed[start : start + size]
-            results = [one for one in base.results if one not in gone]
+            results = [result for result in base.results if result not in gone]
             more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
             what = f"with the recorded value of {by_id[computed[start]].name}{more}"
             yield from base.cut(results, gone, "instructions", what, size)
@@ -113,6 +117,6 @@ def instructions(base: Base, grain: int) -> Iterator[Candidate]:
     for last in base.results:
         if by_id[last].opcode not in given:
             read = [one for one in by_id[last].operand_ids if by_id[one].opcode not in given]
-            left = dict.fromkeys([*(one for one in base.results if one != last), *read])
+            left = dict.fromkeys([*(result for result in base.results if result != last), *read])
             what = f"without the last instruction {by_id[last].name}"
             yield from base.cut(left, [], "instructions", what)

@@ -43,7 +43,7 @@ def _ranges(size: int) -> list[tuple[int, int]]:
     while gone and gone >= size // _FINEST:
         found += [(0, size - gone), (gone, size)]
         gone //= 2
-    return [one for one in dict.fromkeys(found) if 0 < one[1] - one[0] < size]
+    return [fromkey for fromkey in dict.fromkeys(found) if 0 < fromkey[1] - fromkey[0] < size]
 
 
 _Names = tuple[frozenset[tuple[str, int]], ...]
@@ -70,7 +70,7 @@ class _Ties:
 
     def __init__(self, module: XlaMessage) -> None:
         entry = entry_computation(module)
-        self.by_id = {one.id: one for one in entry.instructions}
+        self.by_id = {instruction.id: instruction for instruction in entry.instructions}
         self.root = root_instruction(entry).id
         self._parent: dict[_Place, _Place] = {}
         self._pinned: list[_Place] = []
@@ -335,11 +335,11 @@ def _cut(candidate: Candidate, names: _Names, start: int, stop: int) -> Candidat
         for name in places:
             number, dimension = by_name[name]
             _shorten(ties.by_id[number], dimension, start, stop)
-        for one in parameters(entry_computation(copy)):
-            for dimension in range(len(one.shape.dimensions)):
-                if index == 0 and ties.names[one.id, dimension] in places:
-                    array = inputs[one.parameter_number]
-                    inputs[one.parameter_number] = np.ascontiguousarray(
+        for parameter in parameters(entry_computation(copy)):
+            for dimension in range(len(parameter.shape.dimensions)):
+                if index == 0 and ties.names[parameter.id, dimension] in places:
+                    array = inputs[parameter.parameter_number]
+                    inputs[parameter.parameter_number] = np.ascontiguousarray(
                         array.take(range(start, stop), dimension)
                     )
         _declare(copy)
@@ -364,7 +364,7 @@ def _declare(module: XlaMessage) -> None:
     """Say again what the module takes and returns."""
     entry = entry_computation(module)
     root = root_instruction(entry)
-    by_id = {one.id: one for one in entry.instructions}
+    by_id = {instruction.id: instruction for instruction in entry.instructions}
     for element, operand in zip(root.shape.tuple_shapes, root.operand_ids, strict=True):
         element.CopyFrom(by_id[operand].shape)
     for signature in (entry.program_shape, module.host_program_shape):

@@ -34,8 +34,8 @@ def dtypes(base: Base, grain: int) -> Iterator[Candidate]:
     used = {
         leaf.element_type
         for module in base.candidate.modules
-        for one in instructions(module)
-        for leaf in leaf_shapes(one.shape)
+        for instruction in instructions(module)
+        for leaf in leaf_shapes(instruction.shape)
     }
     for name, simpler in _TO.items():
         if _NUMBERS[name] in used:
@@ -52,12 +52,15 @@ def _replaced(module: XlaMessage, name: str, simpler: str) -> XlaMessage:
     copy = copy_of(module)
     before, now = _NUMBERS[name], _NUMBERS[simpler]
     retyped: list[XlaMessage] = []
-    for one in instructions(copy):
-        retyped.append(one.shape)
-        if one.HasField("literal") and one.literal.shape.element_type == before:
-            array = literal_to_array(one.literal)
-            one.literal.CopyFrom(array_to_literal(array.astype(ELEMENT_TYPES[now].dtype)))
-    for signature in (*(one.program_shape for one in copy.computations), copy.host_program_shape):
+    for instruction in instructions(copy):
+        retyped.append(instruction.shape)
+        if instruction.HasField("literal") and instruction.literal.shape.element_type == before:
+            array = literal_to_array(instruction.literal)
+            instruction.literal.CopyFrom(array_to_literal(array.astype(ELEMENT_TYPES[now].dtype)))
+    for signature in (
+        *(computation.program_shape for computation in copy.computations),
+        copy.host_program_shape,
+    ):
         retyped += [*signature.parameters, signature.result]
     for shape in retyped:
         for leaf in leaf_shapes(shape):
@@ -174,7 +177,7 @@ def with_text(variant: Variant) -> Variant:
         first = variant.device or "default"
     parts = [first]
     if variant.options:
-        parts.append("xla-flags=" + " ".join(flag_text(*one) for one in variant.options))
+        parts.append("xla-flags=" + " ".join(flag_text(*option) for option in variant.options))
     if variant.matmul_precision is not None:
         parts.append(f"matmul-precision={variant.matmul_precision}")
     if variant.python is not None:

@@ -62,7 +62,7 @@ def with_tpu_precision(module: XlaMessage, precision: str) -> XlaMessage:
             instruction: XlaMessage, by_id: Mapping[int, XlaMessage] = by_id
         ) -> Sequence[XlaMessage]:
             operands = [by_id[one] for one in instruction.operand_ids]
-            wide = [one for one in operands if one.shape.element_type == _F32]
+            wide = [operand for operand in operands if operand.shape.element_type == _F32]
             if instruction.opcode not in _MULTIPLIED or len(wide) < 2:
                 return [instruction]
             return _in_passes(editor, instruction, operands)

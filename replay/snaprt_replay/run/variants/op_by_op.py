@@ -35,7 +35,7 @@ class OpByOp:
     def __init__(self, module: XlaMessage, compile_module: Compile) -> None:
         self._module = module
         self._compile = compile_module
-        self._computations = {one.id: one for one in module.computations}
+        self._computations = {computation.id: computation for computation in module.computations}
         self._known_positions: dict[int, dict[int, int]] = {}
         self._operations: dict[bytes, Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]] = {}
 
@@ -145,7 +145,7 @@ _FOLLOWED: Final[Mapping[str, Callable[[OpByOp, XlaMessage, Sequence[_Value]], _
 
 def _shaped(parameters: Sequence[XlaMessage], inputs: Sequence[np.ndarray]) -> list[_Value]:
     leaves = iter(inputs)
-    return [_assemble(one.shape, leaves) for one in parameters]
+    return [_assemble(parameter.shape, leaves) for parameter in parameters]
 
 
 def _assemble(shape: XlaMessage, leaves: Iterator[np.ndarray]) -> _Value:

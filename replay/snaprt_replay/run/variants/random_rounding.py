@@ -111,7 +111,7 @@ def _float_types(module: XlaMessage) -> Mapping[int, np.dtype]:
 
 def _followed(module: XlaMessage) -> set[int]:
     """Return the computations that run as the entry does: not a reduction's own function."""
-    by_id = {one.id: one for one in module.computations}
+    by_id = {computation.id: computation for computation in module.computations}
     return hlo_module.reached(
         [module.entry_computation_id],
         lambda one: (
@@ -147,7 +147,7 @@ class _Rounding:
         self._computation = computation
         self._types = types
         self._seed = seed
-        self._by_id = {one.id: one for one in computation.instructions}
+        self._by_id = {instruction.id: instruction for instruction in computation.instructions}
         self._made: list[XlaMessage] = []
         self._like = computation.instructions[0]
         self._spread: dict[tuple[bytes, bytes], XlaMessage] = {}
@@ -195,7 +195,7 @@ class _Rounding:
         new = self._editor.new(instruction.opcode, instruction.shape, (), like=instruction)
         copy.id, copy.name = new.id, new.name
         if operands is not None:
-            copy.operand_ids[:] = [one.id for one in operands]
+            copy.operand_ids[:] = [operand.id for operand in operands]
         self._made.append(copy)
         return copy
 
@@ -301,7 +301,7 @@ def _addends(instruction: XlaMessage, operands: Sequence[XlaMessage]) -> float:
         contracted = instruction.dot_dimension_numbers.lhs_contracting_dimensions
         return math.prod(first.dimensions[one] for one in contracted)
     if instruction.opcode in ("convolution", "reduce-window", "select-and-scatter"):
-        window = math.prod(one.size for one in instruction.window.dimensions)
+        window = math.prod(dimension.size for dimension in instruction.window.dimensions)
         features = max(operands[-1].shape.dimensions, default=1)
         return window * (features if instruction.opcode == "convolution" else 1)
     if instruction.opcode in ("reduce", "scatter"):
