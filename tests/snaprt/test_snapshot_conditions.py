@@ -301,7 +301,7 @@ def test_what_takes_longer_than_a_limit_is_recorded_whoever_looks(
     limit: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SNAPRT_RECORD", f"name=f, slower={limit}")
-    times = [jnp.float32(seconds) for seconds in (0.0, 0.0, 0.12, 0.0, 0.08, 0.0)]
+    times = [jnp.float32(seconds) for seconds in (0.0, 0.12, 0.08, 0.0)]
 
     @jax.jit
     def f(seconds: jax.Array) -> jax.Array:
@@ -310,11 +310,11 @@ def test_what_takes_longer_than_a_limit_is_recorded_whoever_looks(
     with record():
         for seconds in times:
             f(seconds)
-            time.sleep(0.1)  # the program does other things while nobody looks
+            time.sleep(0.5)  # the program does other things while nobody looks
     slow = [took for took in milliseconds_recorded(folder) if took > 70]
     assert len(slow) == 2
-    assert 120 <= slow[0] < 200
-    assert 80 <= slow[1] < 160
+    assert 120 <= slow[0] < 500
+    assert 80 <= slow[1] < 500
 
 
 def test_executions_that_wait_for_others_are_not_slow(
