@@ -2,8 +2,8 @@
 
 Two functions whose data are equal compute the same of their arrays, as far as Python shows what a
 function can reach: its code, its defaults, the variables that it closes over, the globals that it
-names, and the attributes of objects of the user's own classes among those. The arrays are taken
-out, so that another function may be made with other arrays in their place.
+names, and of objects of the user's own classes the attributes that code of the user's names. The
+arrays are taken out, so that another function may be made with other arrays in their place.
 """
 
 from __future__ import annotations
@@ -27,8 +27,18 @@ Data = Any
 
 _PLAIN: Final = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), range})
 _SEQUENCES: Final = frozenset({tuple, list, collections.deque})
-_GUARDED: Final = frozenset({bool, int, float, str, tuple, list, dict})  # attributes of classes
 _MAX_DEPTH: Final = 64
+
+#: Longer lists and dictionaries are not compared at each call.
+_MAX_ITEMS: Final = 10_000
+
+#: Who names these may ask for any attribute.
+_ANY_ATTRIBUTE: Final = frozenset(
+    {"getattr", "vars", "__dict__", "asdict", "astuple", "attrgetter"}
+)
+
+#: Methods that Python calls without their name, but not while a function uses an object.
+_ONCE: Final = frozenset({"__init__", "__new__", "__post_init__", "__del__", "__repr__", "__str__"})
 
 #: Arrays of numpy that are no inputs are compared by their bytes up to so many, else by identity.
 _MAX_COMPARED: Final = 4096
@@ -36,7 +46,7 @@ _ARRAY: Final = ("array",)
 
 
 class NotCapturedError(Exception):
-    """The function cannot be taken apart: it is nested too deeply, or holds a foreign tracer."""
+    """The function cannot be taken apart: it is too large, or holds a foreign tracer."""
 
 
 class Held:
@@ -80,12 +90,15 @@ def capture(function: Any, arrays: list[Any]) -> Data:
     Raises:
         NotCapturedError: It cannot be taken apart.
     """
-    return _Capture(arrays).of(function, 0)
+    reached = _Reached()
+    guarding = _Capture(None, reached)
+    data = _Capture(arrays, reached).of(function, 0)
+    return data, tuple([(*at, guarding.of(value, 0)) for *at, value in reached.attributes()])
 
 
 def rebuild(data: Data, arrays: Iterator[Any]) -> Any:
     """Return the function whose data this is, with other arrays in the place of its own."""
-    return _Rebuild(arrays).of(data)
+    return _Rebuild(arrays).of(data[0])
 
 
 def users_code(function: Any) -> types.CodeType | None:
@@ -108,19 +121,74 @@ def users_code(function: Any) -> types.CodeType | None:
     return None
 
 
+class _Reached:
+    """What code of the user's names, and objects of the user's classes that it may ask for that."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+        self._objects: list[tuple[Any, Mapping[str, Any], bool]] = []
+
+    def add_code(self, code: types.CodeType) -> None:
+        """Add what a function names."""
+        self._names.update(dict.fromkeys(_names_in(code)))
+
+    def add(self, value: Any) -> None:
+        """Add an object, or a class."""
+        kind: Any = value if isinstance(value, type) else type(value)
+        if kind is not value and not _compares(kind):
+            self._objects.append((value, getattr(value, "__dict__", {}), False))
+        is_made = kind is value  # by the function, perhaps
+        for base in kind.__mro__:
+            if _is_users_class(base):
+                self._objects.append((base, vars(base), is_made))
+
+    def attributes(self) -> Iterator[tuple[int, str, Any]]:
+        """Yield each attribute that is named; what is added meanwhile is looked at as well."""
+        done: set[tuple[int, str]] = set()
+        progress = -1
+        while progress != len(done):
+            progress = len(done)
+            for number, (_, attributes, is_made) in enumerate(tuple(self._objects)):
+                for name in self._named(attributes, is_made):
+                    if (number, name) not in done:
+                        done.add((number, name))
+                        yield number, name, _behind(attributes[name])
+
+    def _named(self, attributes: Mapping[str, Any], is_made: bool) -> list[str]:
+        if not self._names.keys().isdisjoint(_ANY_ATTRIBUTE):
+            names = [*attributes]
+        else:
+            names = [name for name in self._names if name in attributes]
+        called = [n for n in attributes if n[:2] == n[-2:] == "__" and (is_made or n not in _ONCE)]
+        return [*names, *(n for n in called if isinstance(attributes[n], types.FunctionType))]
+
+
+def _behind(attribute: Any) -> Any:
+    """Return the function of a property or a method of a class; anything else as it is."""
+    for name in ("__func__", "fget", "func"):
+        if isinstance(attribute, _DESCRIPTORS) and hasattr(attribute, name):
+            return getattr(attribute, name)
+    return attribute
+
+
+_DESCRIPTORS: Final = (property, classmethod, staticmethod, functools.cached_property)
+
+
 class _Capture:
     """Takes apart one function.
 
     Args:
         arrays: Receives the arrays; ``None`` where an array is no input but must stay the same.
+        reached: Receives what else may matter.
     """
 
-    def __init__(self, arrays: list[Any] | None) -> None:
+    def __init__(self, arrays: list[Any] | None, reached: _Reached) -> None:
         self._arrays = arrays
+        self._reached = reached
         self._met: dict[int, int] = {}
         self._met_values: list[Any] = []  # so that no ``id`` is used again
         self._is_whole: dict[int, Held] = {}  # what was met and has no arrays
-        self._guarding = self if arrays is None else _Capture(None)
+        self._guarding = self if arrays is None else _Capture(None, reached)
 
     def of(self, value: Any, depth: int) -> Data:
         """Return the data of ``value``."""
@@ -134,6 +202,8 @@ class _Capture:
         if depth > _MAX_DEPTH:
             raise NotCapturedError("it is nested too deeply")
         below = depth + 1
+        if (kind in _SEQUENCES or kind is dict) and len(value) > _MAX_ITEMS:
+            raise NotCapturedError("it holds a long list")
         if kind in _SEQUENCES:
             return (kind, tuple([self.of(item, below) for item in value]))
         if kind is dict:
@@ -194,9 +264,10 @@ class _Capture:
         globals_of: tuple[Any, ...] = ()
         guards: tuple[Any, ...] = ()
         if _is_users(code.co_filename):
-            found, reached = _globals_read(function)
+            self._reached.add_code(code)
+            found, of_modules = _globals_read(function)
             globals_of = tuple([(name, self.of(value, depth)) for name, value in found])
-            guards = tuple([(name, self._guarding.of(v, depth)) for name, v in reached])
+            guards = tuple([(name, self._guarding.of(v, depth)) for name, v in of_modules])
         namespace = Static(function.__globals__)
         parts = (cells, defaults, keyword_defaults, globals_of, guards)
         return (types.FunctionType, code, namespace, function.__name__, *parts)
@@ -215,25 +286,13 @@ class _Capture:
             attributes = vars(value)
             parts = tuple([self.of(attribute, depth) for attribute in attributes.values()])
             return ("object", Static(kind), tuple(attributes), parts)
-        guards: Data = ()
         if _is_users_class(kind):
-            guards = (self._guarding.of(kind, depth),)
-            if not _compares(kind):
-                attributes = getattr(value, "__dict__", {})
-                guards += tuple([(k, self._guarding.of(v, depth)) for k, v in attributes.items()])
-        return ("same", Static(value), guards)
+            self._reached.add(value)
+        return ("same", Static(value))
 
     def _class(self, kind: type, depth: int) -> Data:
-        guards = tuple(
-            [
-                (name, self._guarding.of(value, depth))
-                for base in kind.__mro__
-                if _is_users_class(base)
-                for name, value in vars(base).items()
-                if isinstance(value, types.FunctionType) or type(value) in _GUARDED
-            ]
-        )
-        return ("same", Static(kind), guards)
+        self._reached.add(kind)
+        return ("same", Static(kind))
 
 
 _TAKEN_APART: Final[Mapping[type, Callable[[_Capture, Any, int], Data]]] = {
@@ -346,7 +405,7 @@ def _globals_read(
     """Return the globals that a function of the user's names, and what it names of its modules."""
     names = _names_in(function.__code__)
     namespace = function.__globals__
-    found, reached = [], []
+    found, of_modules = [], []
     for name in names:
         value = namespace.get(name, _EMPTY)
         if value is _EMPTY:
@@ -354,10 +413,10 @@ def _globals_read(
         if isinstance(value, types.ModuleType):
             if _is_users(getattr(value, "__file__", None) or "/site-packages/"):
                 inside = vars(value)
-                reached += [(f"{name}.{n}", inside[n]) for n in names if n in inside]
+                of_modules += [(f"{name}.{n}", inside[n]) for n in names if n in inside]
         else:
             found.append((name, value))
-    return found, reached
+    return found, of_modules
 
 
 @functools.lru_cache(maxsize=4096)

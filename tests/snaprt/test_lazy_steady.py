@@ -144,6 +144,59 @@ def test_attributes_are_looked_at(what: str, how: str, monkeypatch: pytest.Monke
     same_in_both(step)
 
 
+class Trainer:
+    """Keeps books of its steps, which its loss does not read."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.losses: list[Any] = []
+        self.rate = 1.0
+
+    @property
+    def twice(self) -> float:
+        return 2 * self.rate
+
+    def loss(self, w: Any) -> Any:
+        return loss(w, jnp.asarray(X)) * self.twice
+
+    def step(self, number: int) -> Any:
+        self.steps += 1
+        self.rate = 1.0 + number // 2
+        self.losses.append(jax.value_and_grad(self.loss)(jnp.asarray(W) + number))
+        return self.losses[-1]
+
+
+def test_only_attributes_that_are_named_matter() -> None:
+    trainer = Trainer()
+    assert same_in_both(trainer.step) == 4  # two rates, forward and back
+
+
+def test_attributes_that_may_be_asked_for_by_any_name_all_matter() -> None:
+    model = Model()
+
+    def step(number: int) -> Any:
+        model.scale = float(number)
+        return jax.grad(lambda w: jnp.sum(w) * getattr(model, "sca" + "le"))(jnp.asarray(W))
+
+    same_in_both(step)
+
+
+def test_an_object_that_is_made_and_called_inside_is_looked_at() -> None:
+    class Scaled:
+        def __init__(self) -> None:
+            self.by = SCALES[0]
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.by
+
+    def step(number: int) -> Any:
+        SCALES[0] = float(number)
+        return jax.grad(lambda w: Scaled()(jnp.sum(w)))(jnp.asarray(W))
+
+    same_in_both(step)
+
+
+SCALES = [0.0]
 CONFIG = types.ModuleType("config")  # a module of the user's own
 CONFIG.__file__ = __file__
 
