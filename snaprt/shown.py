@@ -20,13 +20,26 @@ SENTENCE_LENGTH: Final = 2000
 _SHAPELESS: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
-def visible(text: str) -> str:
-    """Return text with every character that has no shape spelt out, ``\\x1b`` or ``\\u202e``."""
+def visible(text: str, keep: str = "") -> str:
+    """Return text with every character that has no shape spelt out, ``\\x1b`` or ``\\u202e``.
+
+    Args:
+        text: The text.
+        keep: Characters that stay as they are.
+    """
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        _spelt(one) if unicodedata.category(one) in _SHAPELESS else one for one in str(text)
+        _spelt(character)
+        if unicodedata.category(character) in _SHAPELESS and character not in keep
+        else character
+        for character in str(text)
     )
+
+
+def lines(text: str) -> str:
+    """Return a text of several lines as it may be shown."""
+    return visible(text, keep="\n\t")
 
 
 def _spelt(character: str) -> str:

@@ -56,6 +56,11 @@ def parse_duration(text: str) -> float:
     return float(duration[1]) * _SECONDS[duration[2]]
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: ``1 entry``, ``1,200 entries``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def format_size(count: float) -> str:
     """Return a number of bytes in the decimal unit that suits it: ``512 B``, ``1.5 MB``."""
     if count < 1000:

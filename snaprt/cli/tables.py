@@ -16,18 +16,12 @@ from snaprt_replay.compare.results import (
 )
 from snaprt_replay.compare.tolerance import EXACT
 
+from snaprt import shown
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.units import format_size
 
 _STYLES: dict[Verdict, str] = {IDENTICAL: "green", WITHIN_TOLERANCE: "yellow", MISMATCH: "bold red"}
 _NOTHING = "-"
-
-
-def printable(text: str) -> str:
-    """Return text from a file without what a terminal would obey."""
-    return "".join(
-        sign if sign.isprintable() or sign in "\n\t" else f"\\x{ord(sign):02x}" for sign in text
-    )
 
 
 def type_text(dtype: str, shape: Sequence[int]) -> str:
@@ -79,7 +73,7 @@ def needs_no_row(output: OutputComparison) -> bool:
 
 def identical_line(outputs: Sequence[OutputComparison]) -> Text:
     """Return what stands for the rows of outputs that need none."""
-    names = _few([printable(output.name) for output in outputs])
+    names = _few([shown.lines(output.name) for output in outputs])
     plural = "s" if len(outputs) > 1 else ""
     return Text.assemble(f"{len(outputs)} output{plural} ", verdict_text(IDENTICAL), f": {names}")
 
@@ -87,7 +81,7 @@ def identical_line(outputs: Sequence[OutputComparison]) -> Text:
 def _comparison_row(output: OutputComparison) -> list[str | Text]:
     is_exact = output.max_ulp is None
     return [
-        printable(output.name),
+        shown.lines(output.name),
         type_text(output.dtype, output.shape),
         verdict_text(output.verdict),
         _share_text(output),
@@ -123,7 +117,7 @@ def tolerance_lines(outputs: Sequence[OutputComparison]) -> list[str]:
 
 
 def _tolerance_line(outputs: Sequence[OutputComparison]) -> str:
-    names = _few([printable(output.name) for output in outputs])
+    names = _few([shown.lines(output.name) for output in outputs])
     tolerances = [output.tolerance for output in outputs if output.tolerance is not None]
     first = tolerances[0]
     if first == EXACT:
@@ -159,7 +153,7 @@ def statistics_table(statistics: Sequence[ArrayStatistics]) -> FittedTable:
 
 def _statistics_row(array: ArrayStatistics) -> list[str]:
     return [
-        printable(array.name),
+        shown.lines(array.name),
         type_text(array.dtype, array.shape),
         format_size(array.nbytes),
         number_text(array.minimum),

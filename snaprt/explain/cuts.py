@@ -10,9 +10,10 @@ from typing import Any, Final
 from snaprt import jaxapi
 from snaprt.explain.guards import Guard, argument_names, guards_of
 from snaprt.runtime.events import Cut, Execution, Subscriber, subscribe, unsubscribe
-from snaprt.runtime.graph_breaks import count_text, describe_break
+from snaprt.runtime.graph_breaks import describe_break
 from snaprt.runtime.lazy_scope import lazy
 from snaprt.runtime.step import mark_step
+from snaprt.units import counted
 
 #: Where a graph's executable came from: the compiler, the compile cache, or an earlier run of it.
 COMPILED: Final = "compiled"
@@ -299,14 +300,14 @@ def _summary(rows: Iterable[GraphBreakRow]) -> str:
         total = total.plus(row)
         alone += row.times if row.operation else 0
     parts = [
-        count_text(total.graphs, "graph"),
-        count_text(total.operations, "operation"),
-        f"{count_text(total.compiled, 'graph')} compiled",
+        counted(total.graphs, "graph"),
+        counted(total.operations, "operation"),
+        f"{counted(total.compiled, 'graph')} compiled",
     ]
     if total.loaded:
-        parts.append(f"{count_text(total.loaded, 'graph')} loaded from the compile cache")
+        parts.append(f"{counted(total.loaded, 'graph')} loaded from the compile cache")
     if alone:
-        parts.append(f"{count_text(alone, 'operation')} run immediately")
+        parts.append(f"{counted(alone, 'operation')} run immediately")
     return ", ".join(parts)
 
 

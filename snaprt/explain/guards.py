@@ -16,7 +16,7 @@ from snaprt import jaxapi
 from snaprt.explain.reasons import ADVICE, Outline, name_of, outline_of, value_text
 from snaprt.graph.program import LITERAL
 from snaprt.runtime.events import Execution
-from snaprt.runtime.graph_breaks import count_text
+from snaprt.units import counted
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _constants(outline: Outline) -> Iterator[Guard]:
 def _operations(outline: Outline) -> Iterator[Guard]:
     names = list(dict.fromkeys(outline.names))
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    count = count_text(len(outline.operations), "operation")
+    count = counted(len(outline.operations), "operation")
     text = f"{count} ({shown}), with the same parameters and in the same order"
     yield Guard("operations", text, outline.operations[0].place if names else None)
     for position in sorted({position for position, _ in outline.outputs}):

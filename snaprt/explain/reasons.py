@@ -16,8 +16,8 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Placement, Program
-from snaprt.runtime.graph_breaks import count_text
 from snaprt.trace.array import LazyArray
+from snaprt.units import counted
 
 # Of what a program's input is told apart by.
 InputKind = tuple[Any, Any, bool]
@@ -323,7 +323,7 @@ def _operations(before: Outline, now: Outline) -> Iterator[Reason]:
 def _operations_text(operations: tuple[OutlinedOperation, ...]) -> str:
     names = list(dict.fromkeys(operation.name for operation in operations))
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{count_text(len(operations), 'operation')} ({shown})"
+    return f"{counted(len(operations), 'operation')} ({shown})"
 
 
 def _constants(before: Outline, now: Outline) -> Iterator[Reason]:

@@ -16,9 +16,9 @@ from snaprt import jaxapi, settings
 from snaprt.explain.reasons import Outline, Reason, name_of, nearest, outline_of, reasons
 from snaprt.graph.program import Program
 from snaprt.runtime.events import Compilation, Cut, Subscriber
-from snaprt.runtime.graph_breaks import count_text
 from snaprt.trace import pacing
 from snaprt.trace.modes import current_modes
+from snaprt.units import counted
 
 _log = logging.getLogger("snaprt.explain")
 
@@ -274,7 +274,7 @@ class CompilationProfiler:
             by_place.setdefault((event.cause, event.stack), []).append(event)
         loaded = sum(event.from_cache for event in self.events)
         lines = [
-            f"{count_text(len(self.events), 'program')} at {count_text(len(by_place), 'place')}, "
+            f"{counted(len(self.events), 'program')} at {counted(len(by_place), 'place')}, "
             f"{len(self.events) - loaded} compiled, {loaded} loaded from the compile cache, in "
             f"{sum(event.seconds for event in self.events):.2f} s"
         ]
@@ -286,7 +286,7 @@ class CompilationProfiler:
 
 def _event_lines(event: CompilationEvent) -> list[str]:
     how = "loaded" if event.from_cache else "compiled"
-    operations = count_text(event.operations, "operation")
+    operations = counted(event.operations, "operation")
     start = f"  step {event.step}: {operations}, {how} in {event.seconds:.2f} s"
     if not event.reasons:
         return [f"{start}, the first here"]

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from snaprt import jaxapi, settings
 from snaprt.errors import GraphBreakError
 from snaprt.trace.array import READ_METHODS, READ_PROPERTIES
+from snaprt.units import counted
 
 
 class Break(NamedTuple):
@@ -168,11 +169,6 @@ def graph_break(cause: str, operation: str | None = None) -> GraphBreakError:
     )
 
 
-def count_text(count: int, word: str) -> str:
-    """Return a number of things, such as ``1 graph`` or ``1,200 graphs``."""
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
 _log = logging.getLogger("snaprt.explain")
 
 
@@ -190,7 +186,7 @@ def told_when_slow(operations: int, cause: str) -> Iterator[None]:
             "%s (%s): a graph of %s has been compiling for %g s; still running",
             place,
             cause,
-            count_text(operations, "operation"),
+            counted(operations, "operation"),
             seconds,
         )
 

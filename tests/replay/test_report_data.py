@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from sample_reports import HOSTILE, sample_report
-from snaprt_replay.report import model, saved, shown, text
+from snaprt_replay.report import model, saved, text
 from snaprt_replay.report.surroundings import source_excerpts
 
+from snaprt import shown
 from snaprt.errors import UsageError
 
 SAVED = Path(__file__).parents[1] / "support" / "saved"

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from snaprt.errors import SnaprtError
+from snaprt.shown import shell_word
 from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.format.trace_errors import operation_text, raise_again
 from snaprt.snapshot.share.executions import only_execution
@@ -38,7 +39,6 @@ from snaprt_replay.report.model import (
     verdict_word,
 )
 from snaprt_replay.report.saved import headline_of
-from snaprt_replay.report.shown import shell_word
 from snaprt_replay.run import devices
 from snaprt_replay.run.all_devices import DeviceReplays
 from snaprt_replay.run.player import PlayResult

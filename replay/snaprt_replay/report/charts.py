@@ -13,10 +13,10 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
+from snaprt import shown
 from snaprt.layers import Sizes, lay_out, wrap
 from snaprt_replay.compare.results import OutputComparison
 from snaprt_replay.localize.findings import RegionError
-from snaprt_replay.report import shown
 from snaprt_replay.report.model import SPECIALS, ErrorGrid, GraphNode, Neighborhood
 
 SHADES: Final = 8

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
-from snaprt_replay.report import shown, text
+from snaprt import shown
+from snaprt_replay.report import text
 from snaprt_replay.report.model import Report
 
 _SUITE: Final = "snaprt replay"

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from snaprt import shown
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.instruction import shape_text, source_of
 from snaprt_replay.localize.findings import Localization
 from snaprt_replay.localize.program import FlatModule
-from snaprt_replay.report import shown
 
 GRAPHS, ERRORS = "graphs.json", "errors.json"
 

@@ -14,10 +14,10 @@ from typing import Final
 import jinja2
 from markupsafe import Markup
 
-from snaprt import pages
+from snaprt import pages, shown
 from snaprt_replay.compare.results import IDENTICAL, MISMATCH, OutputComparison, Place, Verdict
 from snaprt_replay.localize.findings import error_text, place_text
-from snaprt_replay.report import charts, shown, text
+from snaprt_replay.report import charts, text
 from snaprt_replay.report.model import DEVICE_COLUMNS, ErrorGrid, Report, Status, worst_first
 
 _PACKAGE: Final = "snaprt_replay.report"

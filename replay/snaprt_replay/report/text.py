@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from snaprt import shown
 from snaprt.units import format_duration, format_size
 from snaprt_replay.compare.array_statistics import ArrayStatistics
 from snaprt_replay.compare.results import IDENTICAL, Comparison, OutputComparison
 from snaprt_replay.localize.findings import Localization, RegionError, error_text, place_text
-from snaprt_replay.report import charts, shown
+from snaprt_replay.report import charts
 from snaprt_replay.report.grid import error_cells
 from snaprt_replay.report.model import (
     DEVICE_COLUMNS,

@@ -12,8 +12,8 @@ from snaprt_cache.frame import read_key_file
 
 from snaprt import settings
 from snaprt.cli import output, progress
-from snaprt.cli.cache.words import SCHEMA_VERSION, cache_command, counted
-from snaprt.units import format_size
+from snaprt.cli.cache.words import SCHEMA_VERSION, cache_command
+from snaprt.units import counted, format_size
 
 
 @cache_command("export")

@@ -18,12 +18,11 @@ from snaprt.cli.cache.words import (
     SCHEMA_VERSION,
     bar,
     cache_command,
-    counted,
     print_pairs,
     short_name,
 )
 from snaprt.cli.fitted_table import Column, Columns, FittedTable
-from snaprt.units import format_duration, format_size
+from snaprt.units import counted, format_duration, format_size
 
 #: 2: reasons, programs and days.
 _VERSION: Final = SCHEMA_VERSION + 1

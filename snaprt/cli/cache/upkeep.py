@@ -13,12 +13,11 @@ from snaprt.cli.cache.words import (
     SHORT_KEY,
     Size,
     cache_command,
-    counted,
     one_entry,
     short_name,
 )
 from snaprt.cli.fitted_table import Column, Columns, FittedTable
-from snaprt.units import format_duration, format_size
+from snaprt.units import counted, format_duration, format_size
 
 
 @cache_command("verify")

@@ -20,10 +20,11 @@ from typing import IO, Any, Final
 import click
 
 from snaprt.cli import output, progress
-from snaprt.cli.cache.words import SCHEMA_VERSION, counted, dir_option
+from snaprt.cli.cache.words import SCHEMA_VERSION, dir_option
 from snaprt.cli.run import command as run_command
 from snaprt.compile.ahead.collection import collection
 from snaprt.errors import UsageError
+from snaprt.units import counted
 
 _MODULES: Final = (".mlir", ".mlirbc", ".stablehlo", ".inputs.snap")
 _PLATFORMS: Final = ("cpu", "gpu")

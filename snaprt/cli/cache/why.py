@@ -21,7 +21,6 @@ from snaprt.cli.cache.words import (
     SCHEMA_VERSION,
     SHORT_KEY,
     cache_command,
-    counted,
     moment_in_words,
     one_entry,
     print_pairs,
@@ -36,6 +35,7 @@ from snaprt.compile.summaries import (
     read_summary,
     summary_text,
 )
+from snaprt.units import counted
 
 # Which entry a miss is most like.
 

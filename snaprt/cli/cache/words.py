@@ -138,11 +138,6 @@ def short_name(name: str) -> str:
     return f"{name[:half]}...{name[-half:]}"
 
 
-def counted(count: int, one: str, many: str = "") -> str:
-    """Return a number with its noun: ``1 entry``, ``2 entries``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def moment_in_words(unix_seconds: float) -> str:
     """Return a time for people, in their time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))

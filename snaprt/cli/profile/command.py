@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 from rich.text import Text
 
+from snaprt import shown
 from snaprt.cli import output, progress
 from snaprt.cli.fitted_table import Column, Columns, FittedTable
-from snaprt.cli.tables import printable
 from snaprt.errors import UsageError
 from snaprt.units import format_duration
 
@@ -79,7 +79,7 @@ def command(place: Path, top: int, host: str | None, as_json: bool) -> None:
     others = [name for name, other in names.items() if other != file]
     if others:
         output.console.print()
-        output.console.print(f"other processes, for --host: {', '.join(map(printable, others))}")
+        output.console.print(f"other processes, for --host: {', '.join(map(shown.lines, others))}")
 
 
 def _cut_off(summary: Summary, top: int) -> Summary:
@@ -92,12 +92,12 @@ def _cut_off(summary: Summary, top: int) -> Summary:
 
 
 def _show(summary: Summary, top: int) -> None:
-    output.console.print(Text(printable(summary.file), style="bold"))
+    output.console.print(Text(shown.lines(summary.file), style="bold"))
     output.console.print(_overview(summary))
     for step in summary.steps:
         output.console.print(
-            f"{step.steps} steps {printable(step.name)}: {format_duration(step.mean)} on average, "
-            f"{format_duration(step.shortest)} to {format_duration(step.longest)}"
+            f"{step.steps} steps {shown.lines(step.name)}: {format_duration(step.mean)} on "
+            f"average, {format_duration(step.shortest)} to {format_duration(step.longest)}"
         )
     if not summary.operations:
         output.console.print("no operation of a program ran while the profile was taken")
@@ -139,13 +139,13 @@ def _source(operation: OperationTime) -> str:
     source = operation.source
     if source is None:
         return _NOTHING
-    return printable(source.removeprefix(f"{os.getcwd()}{os.sep}"))
+    return shown.lines(source.removeprefix(f"{os.getcwd()}{os.sep}"))
 
 
 def _shortened(text: str | None) -> str:
     if text is None:
         return "(no event: Python, or waiting)"
-    text = printable(text)
+    text = shown.lines(text)
     return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 3]}..."
 
 
@@ -158,16 +158,16 @@ _PROGRAMS: Final[Columns[ProgramTime]] = (
         lambda one: format_duration(one.seconds / one.executions),
     ),
     (Column("graph", rank=1), lambda one: one.graph_id or _NOTHING),
-    (Column("module"), lambda one: printable(one.module)),
+    (Column("module"), lambda one: shown.lines(one.module)),
 )
 _OPERATIONS: Final[Columns[OperationTime]] = (
     (Column("time", right=True), lambda one: format_duration(one.seconds)),
     (Column("share", right=True), lambda one: _percent(one.share)),
     (Column("times", right=True, rank=1), lambda one: str(one.times)),
-    (Column("operation"), lambda one: printable(one.operation)),
+    (Column("operation"), lambda one: shown.lines(one.operation)),
     (Column("opcode", rank=4), lambda one: one.opcode or _NOTHING),
     (Column("graph", rank=3), lambda one: one.graph_id or _NOTHING),
-    (Column("module", rank=5), lambda one: printable(one.module)),
+    (Column("module", rank=5), lambda one: shown.lines(one.module)),
     (Column("source", rank=2), _source),
 )
 _GAPS: Final[Columns[Gap]] = (

@@ -12,12 +12,12 @@ from snaprt_replay.batch import cluster, many
 from snaprt_replay.batch.many import ReplayRequest
 from snaprt_replay.compare.tolerance import ToleranceRequest
 from snaprt_replay.load.case import CompilerOption
-from snaprt_replay.report import shown
 from snaprt_replay.report.model import FAILED, Report
 from snaprt_replay.run import devices
 from snaprt_replay.run.variants import variants
 from snaprt_replay.run.variants.variants import Variant, option_value, parse_variant, with_options
 
+from snaprt import shown
 from snaprt.cli import output, progress
 from snaprt.cli.replay import formats
 from snaprt.errors import UsageError

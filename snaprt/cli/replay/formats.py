@@ -15,11 +15,12 @@ import click
 from rich.table import Table
 from rich.text import Text
 from snaprt_replay.compare.results import Comparison, OutputComparison
-from snaprt_replay.report import model, shown, text
+from snaprt_replay.report import model, text
 from snaprt_replay.report.junit import junit_xml
 from snaprt_replay.report.model import FAILED, Headline, Report, Status
 from snaprt_replay.report.page import page
 
+from snaprt import shown
 from snaprt.cli import output, tables
 from snaprt.units import format_duration
 from snaprt.whole_files import write_whole
@@ -121,7 +122,7 @@ def write(path: Path, content: bytes) -> None:
     """
     with output.writing(f"write {path}"):
         write_whole(path, content)
-    output.log.print(f"wrote {tables.printable(str(path))}")
+    output.log.print(f"wrote {shown.lines(str(path))}")
 
 
 def _to_json(reports: Sequence[Report]) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def verdict(headline: Headline) -> Text:
 def show(report: Report) -> None:
     """Print a report with its tables, the verdict in its color; or the error that it is."""
     if report.headline.word == FAILED:
-        output.error(tables.printable(report.headline.sentence), tables.printable(report.hint))
+        output.error(shown.lines(report.headline.sentence), shown.lines(report.hint))
         return
     console = output.console
     *blocks, _ = text.blocks(report)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from snaprt.cli import output, tables
+from snaprt import shown
+from snaprt.cli import output
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.fleet.hang import Conclusion, conclude
 from snaprt.fleet.hang_files import read_dumps
@@ -40,7 +41,7 @@ def report(folder: Path, *, as_json: bool) -> None:
         return
     _show(conclusion, folder)
     for cause in sorted({dump.cause for dump in dumps if dump.state in ("stuck", "died")}):
-        output.console.print(tables.printable(cause))
+        output.console.print(shown.lines(cause))
 
 
 def _show(conclusion: Conclusion, folder: Path) -> None:
@@ -54,11 +55,11 @@ def _show(conclusion: Conclusion, folder: Path) -> None:
             str(row.rank),
             row.state,
             str(row.step) if counts_steps else "-",
-            tables.printable(row.program) or "-",
+            shown.lines(row.program) or "-",
             str(row.execution) if row.program else "-",
             format_duration(max(0.0, row.seconds)),
-            tables.printable(row.where) or "-",
-            tables.printable(row.host),
+            shown.lines(row.where) or "-",
+            shown.lines(row.host),
         ]
         for row in conclusion.rows
     ]
@@ -74,4 +75,4 @@ def _show(conclusion: Conclusion, folder: Path) -> None:
 
 def print_plain(text: str) -> None:
     """Print text from a file on one line, without markup."""
-    output.console.print(tables.printable(text), markup=False, highlight=False, soft_wrap=True)
+    output.console.print(shown.lines(text), markup=False, highlight=False, soft_wrap=True)

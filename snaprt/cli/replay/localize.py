@@ -14,7 +14,8 @@ from snaprt_replay.report import text
 from snaprt_replay.report.saved import headline_of
 from snaprt_replay.run.variants.variants import Variant
 
-from snaprt.cli import output, progress, tables
+from snaprt import shown
+from snaprt.cli import output, progress
 from snaprt.cli.replay import formats, two_sides
 
 _PATH: Final = click.Path(path_type=Path)
@@ -93,7 +94,7 @@ def command(
     request = LocalizeRequest(suspect, reference, find, budget, timeout, state)
     with progress.showing("localizing"):
         found = localize(
-            case, request, other, tell=lambda line: output.log.print(tables.printable(line))
+            case, request, other, tell=lambda line: output.log.print(shown.lines(line))
         )
     if formats.asked_for():
         formats.write_files([gather.of_localization(case, found, Path())])

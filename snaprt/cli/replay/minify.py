@@ -14,7 +14,8 @@ from snaprt_replay.minify.checks import CheckName, Patience
 from snaprt_replay.minify.pipeline import Minified, MinifyRequest, minify
 from snaprt_replay.run.variants.variants import Variant
 
-from snaprt.cli import output, progress, tables
+from snaprt import shown
+from snaprt.cli import output, progress
 from snaprt.cli.replay import two_sides
 from snaprt.errors import UsageError
 from snaprt.units import format_duration
@@ -158,7 +159,7 @@ def command(
             request,
             folder or file.with_name(file.name + _SUFFIX),
             load(two_sides.one_execution(against)) if against is not None else None,
-            tell=lambda line: output.log.print(tables.printable(line)),
+            tell=lambda line: output.log.print(shown.lines(line)),
         )
     if as_json:
         output.emit_json(SCHEMA, SCHEMA_VERSION, _to_json(file, found))
@@ -195,17 +196,17 @@ def _show(case: Case, check: CheckName, found: Minified | None) -> None:
     console = output.console
     if found is None:
         for note in on_one_device(case)[1]:
-            console.print(f"note: {tables.printable(note)}")
+            console.print(f"note: {shown.lines(note)}")
         none = f": {case.path} does not show {check}"
         console.print(Text.assemble(("NO FAILURE", "green"), none))
         return
     shrunk = found.shrunk
     for note in found.notes:
-        console.print(f"note: {tables.printable(note)}")
+        console.print(f"note: {shown.lines(note)}")
     if shrunk.first.what != shrunk.symptom.what:
-        console.print(f"the whole program: {tables.printable(str(shrunk.first))}")
+        console.print(f"the whole program: {shown.lines(str(shrunk.first))}")
     if shrunk.neighbor is not None:
-        console.print(f"passes with: {tables.printable(shrunk.neighbor.change)}")
+        console.print(f"passes with: {shown.lines(shrunk.neighbor.change)}")
     if not shrunk.finished:
         console.print("the budget ran out: a longer run may find a smaller program")
     if not found.confirmed:
@@ -221,5 +222,5 @@ def _show(case: Case, check: CheckName, found: Minified | None) -> None:
     )
     console.print()
     before, now = shrunk.original.instructions, shrunk.candidate.instructions
-    told = f": {now} of {before} instructions fail: {tables.printable(str(shrunk.symptom))}"
+    told = f": {now} of {before} instructions fail: {shown.lines(str(shrunk.symptom))}"
     console.print(Text.assemble(("MINIFIED", "bold red"), told))

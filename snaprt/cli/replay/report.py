@@ -13,7 +13,8 @@ from snaprt_replay.localize import findings
 from snaprt_replay.report import saved
 from snaprt_replay.report.model import Report
 
-from snaprt.cli import output, progress, tables
+from snaprt import shown
+from snaprt.cli import output, progress
 from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.hang_files import is_hang
@@ -173,9 +174,9 @@ def _localize(case: Case, device: str | None, budget: float) -> Localization | N
         suspect=None if device is None else parse_variant(device), budget=budget
     )
     try:
-        return localize(case, request, tell=lambda line: output.log.print(tables.printable(line)))
+        return localize(case, request, tell=lambda line: output.log.print(shown.lines(line)))
     except SnaprtError as error:  # what was found before is worth a report
-        output.error(tables.printable(error.message), tables.printable(error.hint))
+        output.error(shown.lines(error.message), shown.lines(error.hint))
         return None
 
 
@@ -186,7 +187,7 @@ def _write_explorer(case: Case, found: Localization | None, folder: Path) -> Non
     with output.writing(f"write into {folder}", hint="is the disk full, is it a folder?"):
         written = model_explorer.write(read_program(case), found, folder)
     for path in written:
-        output.log.print(f"wrote {tables.printable(str(path))}")
+        output.log.print(f"wrote {shown.lines(str(path))}")
 
 
 def _show(reports: Sequence[Report]) -> None:

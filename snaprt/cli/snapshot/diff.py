@@ -11,8 +11,8 @@ from typing import Final
 import click
 from rich.text import Text
 from snaprt_replay.compare.differences import ArrayDifference, Differences, find_differences
-from snaprt_replay.report import shown
 
+from snaprt import shown
 from snaprt.cli import output, progress, tables
 from snaprt.cli.fitted_table import Column, FittedTable
 
@@ -63,15 +63,15 @@ def _show(found: Differences) -> None:
         output.console.print(FittedTable(columns, rows))
         output.console.print()
     for array in found.arrays:
-        output.console.print(tables.printable(_array_line(array)))
+        output.console.print(shown.lines(_array_line(array)))
     output.console.print(f"{found.same_arrays} arrays are identical")
     if found.instructions:
         output.console.print()
     for line in found.instructions:
-        text = tables.printable(line)
+        text = shown.lines(line)
         output.console.print(Text(text, style=_STYLES.get(text[:1], "")))
     for note in found.notes:
-        output.console.print(f"note: {tables.printable(note)}")
+        output.console.print(f"note: {shown.lines(note)}")
     if not found.any:
         output.console.print("no differences")
 

@@ -15,8 +15,8 @@ from snaprt_replay.compare.array_statistics import describe
 from snaprt_replay.load import contents
 from snaprt_replay.load.case import NamedArray
 from snaprt_replay.load.contents import FileContents
-from snaprt_replay.report import shown
 
+from snaprt import shown
 from snaprt.cli import output, tables
 from snaprt.errors import UsageError
 
@@ -73,7 +73,7 @@ def _print_text(found: FileContents, form: Literal["hlo", "stablehlo"], as_json:
     if as_json:
         output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": found.path, form: text})
     else:
-        click.echo(tables.printable(text))
+        click.echo(shown.lines(text))
 
 
 def _print_array(found: FileContents, array: NamedArray, save: Path | None, as_json: bool) -> None:
@@ -111,10 +111,10 @@ def _print_summary(found: FileContents, as_json: bool) -> None:
     output.console.print(f"{found.path}: {found.format}, module {shown.name(found.name)}")
     width = max((len(label) for label in found.facts), default=0)
     for label, value in found.facts.items():
-        told = tables.printable(value).replace("\n", "\n    ")
+        told = shown.lines(value).replace("\n", "\n    ")
         output.console.print(f"  {label:<{width}}  {told}")
     for note in found.notes:
-        output.console.print(f"note: {tables.printable(note)}")
+        output.console.print(f"note: {shown.lines(note)}")
     for role in ("inputs", "outputs"):
         chosen = [one for its_role, one in statistics if its_role == role]
         if chosen:

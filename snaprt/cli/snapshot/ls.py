@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
 import click
-from snaprt_replay.report import shown
 
+from snaprt import shown
 from snaprt.cli import output, progress, tables
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.cli.snapshot import ranks
@@ -165,7 +165,7 @@ def command(
 
 def _exit(context: click.Context, damaged: Sequence[str]) -> NoReturn:
     for error in damaged:
-        output.error(tables.printable(error))
+        output.error(shown.lines(error))
     context.exit(output.EXIT_MISMATCH if damaged else output.EXIT_OK)
 
 
@@ -282,8 +282,8 @@ def _cells(row: ExecutionRow) -> list[str]:
         _few(row.inputs),
         _few(row.outputs),
         format_size(row.file_bytes + row.stored_bytes),
-        tables.printable(row.reason) or "-",
-        tables.printable(schema.first_line(row.error)) or "-",
+        shown.lines(row.reason) or "-",
+        shown.lines(schema.first_line(row.error)) or "-",
     ]
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from snaprt.cli import output, tables
+from snaprt import shown
+from snaprt.cli import output
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.recorder.states import RankState, missing_file, read_states
@@ -132,15 +133,15 @@ def _cells(row: RankRow) -> list[str]:
     seen = "-"
     if state is not None:
         seen = f"{format_duration(max(0.0, time.time() - state.time))} ago"
-    program = tables.printable(state.program) if state is not None and state.program else "-"
+    program = shown.lines(state.program) if state is not None and state.program else "-"
     return [
         str(row.rank),
-        tables.printable(state.host) if state is not None else "-",
+        shown.lines(state.host) if state is not None else "-",
         str(state.step) if state is not None else "-",
         program,
         str(state.execution) if program != "-" and state is not None else "-",
         seen,
-        tables.printable(_shortened(row.status)) or "-",
+        shown.lines(_shortened(row.status)) or "-",
         str(row.recorded),
         _missing_text(row.missing),
     ]
@@ -171,8 +172,8 @@ def _shortened(text: str) -> str:
 
 def _missing_text(missing: tuple[MissingExecution, ...]) -> str:
     texts = [
-        f"{tables.printable(each.graph)} {each.execution}"
-        + (f" ({tables.printable(each.why)})" if each.why else "")
+        f"{shown.lines(each.graph)} {each.execution}"
+        + (f" ({shown.lines(each.why)})" if each.why else "")
         for each in missing[:_MOST_SHOWN]
     ]
     if len(missing) > _MOST_SHOWN:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from snaprt import pages
+from snaprt import pages, shown
 from snaprt.explain.nodes import CONSTANT_NAME, INPUT_NAME, ShownNode, node_text, operand_text
 from snaprt.layers import Layout, Sizes, lay_out
 
@@ -35,19 +35,9 @@ def style(name: str) -> Markup:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = pages.environment(_PACKAGE, _visible)
+    environment = pages.environment(_PACKAGE, shown.lines)
     environment.globals.update(style=style, digest=pages.style_digest)
     return environment
-
-
-def _visible(text: str) -> str:
-    """Spell out what a browser would obey, or XML does not allow."""
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
-        for one in text
-    )
 
 
 #: More nodes than this are not drawn: a browser would not show them in useful time.
