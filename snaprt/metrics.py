@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from snaprt import metrics_report as _report
@@ -261,12 +260,7 @@ class timed:  # noqa: N801 (used as a function, as contextlib's are)
     def __enter__(self) -> None:
         self._start = time.perf_counter_ns()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         metric_add(self._name, time.perf_counter_ns() - self._start)
 
 

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import IO, Any, Final, Literal
 
 import numpy as np
@@ -148,12 +147,7 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for worker in self._idle:
             worker.close()

@@ -12,7 +12,6 @@ import os
 import tarfile
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import IO, BinaryIO, Final
 
 from snaprt.cli.bundle.hiding import Hiding
@@ -74,12 +73,7 @@ class BundleFile:
     def __enter__(self) -> BundleFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Closing writes what is buffered, which on a full disk fails once more.
         with contextlib.suppress(OSError, ValueError):
             self._gzip.close()
