@@ -19,7 +19,7 @@ print(jax.jit(lambda x: jnp.tanh(x @ x.T))(jnp.ones((8, 8))).sum())
 def test_what_the_wheel_is_built_from_is_not_ignored():
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, wheel = pyproject["project"], pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {"pyproject.toml", project["readme"], *project["license-files"]}
+    needed = {"pyproject.toml", "README.md", "hatch_build.py", *project["license-files"]}
     needed |= {package.partition("/")[0] for package in wheel["packages"]}
     kept = set(re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.M))
     assert needed == kept
