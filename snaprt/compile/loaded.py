@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,6 +23,12 @@ _DONATIONS_TO_COMPILE: Final = 2
 
 WORTH_COMPILING_BYTES: Final = 64 << 20
 """... and how much memory the difference must be: less is not worth a compilation."""
+
+
+def differs_little(program: Program, donated: Collection[int]) -> bool:
+    """Return whether taking the memory of ``donated`` will do for what ``program`` donates."""
+    others = set(program.donated).symmetric_difference(donated)
+    return sum(program.inputs[index].nbytes for index in others) < WORTH_COMPILING_BYTES
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,7 @@ class _Variants:
         if found is not None or self.latest is None or exactly:
             self.missed = 0
             return found
-        others = set(program.donated).symmetric_difference(self.latest.donated)
-        if sum(program.inputs[index].nbytes for index in others) < WORTH_COMPILING_BYTES:
+        if differs_little(program, self.latest.donated):
             return self.latest
         self.missed += 1
         return self.latest if self.missed < _DONATIONS_TO_COMPILE else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from snaprt.compile import times
 from snaprt.compile.ahead.collect import GRAPH_NAME, collect_program
 from snaprt.compile.cached import prefetch
 from snaprt.compile.cached.fast_key import (
+    ANY_DONATION,
     Note,
     devices_by_id,
     devices_of_placement,
@@ -31,6 +31,7 @@ from snaprt.compile.cached.fast_key import (
 from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.executable import Executable, new_number
 from snaprt.compile.key import MODULE, Subject, module_digest
+from snaprt.compile.loaded import differs_little
 from snaprt.compile.lower import FLAG_NAME, lowering, placed
 from snaprt.compile.obtain import Request, bound_to_process, load_entry, obstacle, obtain, once
 from snaprt.errors import CompileError, UsageError
@@ -46,6 +47,7 @@ def compile_program(
     overrides: Mapping[str, Any],
     *,
     is_watched: bool = False,
+    exactly: bool = True,
 ) -> Executable:
     """Lower ``program``, and load its executable from the persistent cache or compile it.
 
@@ -55,6 +57,8 @@ def compile_program(
         overrides: Compiler options by name that do not change what the program computes.
         is_watched: Whether it gets a flag, unless it is only collected; see
             `snaprt.compile.lower`.
+        exactly: Whether it must take the memory of what ``program`` donates. If not, one in the
+            cache will do whose donations differ little; see `snaprt.compile.loaded`.
 
     Raises:
         CompileError: If JAX cannot lower it or XLA cannot compile it.
@@ -69,7 +73,7 @@ def compile_program(
             if folder is not None:
                 found, is_watched = _collect(program, promoted, folder), False
             else:
-                found = _find(program, promoted, overrides, is_watched)
+                found, program = _find(program, promoted, overrides, is_watched, exactly)
     except (CacheError, UsageError):
         raise
     except Exception as error:
@@ -180,12 +184,19 @@ def _collect(program: Program, promoted: frozenset[int], folder: Path) -> _Found
 
 
 def _find(
-    program: Program, promoted: frozenset[int], overrides: Mapping[str, Any], is_watched: bool
-) -> _Found:
+    program: Program,
+    promoted: frozenset[int],
+    overrides: Mapping[str, Any],
+    is_watched: bool,
+    exactly: bool,
+) -> tuple[_Found, Program]:
     """Find the executable by the program's digest, else by its module, else compile it.
 
     Of the processes that want one program at the same time, one lowers and compiles it: the others
     wait for its note.
+
+    Returns:
+        The executable, and the program with what that donates.
     """
     arguments = len(program.inputs) + len(promoted)
     results = len(program.outputs) + is_watched
@@ -194,7 +205,24 @@ def _find(
     with times.stage(times.KEY):
         key_of_note = None if cache is None else note_key(program, promoted, is_watched, cache)
 
-    def by_module() -> tuple[_Found, bool]:
+    def by_note() -> tuple[_Found, Program] | None:
+        assert cache is not None
+        assert key_of_note is not None
+        found = _load_noted(cache, key_of_note, program, lower)
+        if found is not None or exactly:
+            return None if found is None else (found, program)
+        with times.stage(times.KEY):
+            key = note_key(replace(program, donated=ANY_DONATION), promoted, is_watched, cache)
+        note = None if key is None else read_note(cache, key)
+        if note is None or not differs_little(program, note.donated):
+            return None
+        other = replace(program, donated=note.donated)
+        key = note_key(other, promoted, is_watched, cache)
+        lower_other = lowering(other, promoted, is_watched)
+        found = None if key is None else _load_noted(cache, key, other, lower_other)
+        return None if found is None else (found, other)
+
+    def by_module() -> tuple[tuple[_Found, Program], bool]:
         lowered = lower()
         with times.stage(times.KEY):
             stablehlo = jaxapi.stablehlo_without_locations(lowered)
@@ -208,13 +236,17 @@ def _find(
             ids = tuple(device.id for device in devices)
             note = Note(obtained.key, graph_id, arguments, results, ids)
             is_noted = write_note(cache, key_of_note, note, GRAPH_NAME)
+            of_any = replace(program, donated=ANY_DONATION)
+            key_of_any = note_key(of_any, promoted, is_watched, cache)
+            if key_of_any is not None:
+                noted = replace(note, donated=program.donated)
+                write_note(cache, key_of_any, noted, GRAPH_NAME)
         found = _Found(obtained.loaded, graph_id, devices, obtained.from_cache, lambda: lowered)
-        return found, is_noted
+        return (found, program), is_noted
 
     with placed(program.placement):
         if cache is None or key_of_note is None:
             return by_module()[0]
-        by_note = functools.partial(_load_noted, cache, key_of_note, program, lower)
         with times.stage(times.CACHE):
             return once(cache, key_of_note, by_note, by_module)
 

@@ -191,6 +191,37 @@ def test_an_executable_from_the_cache_donates_as_well(tmp_path, monkeypatch):
     assert found[1][2] == 0
 
 
+HELD_BY_CHANCE = """
+import json, sys, jax.numpy as jnp, snaprt
+from snaprt.compile import loaded
+
+holds, loaded.WORTH_COMPILING_BYTES = sys.argv[1] == "holds", int(sys.argv[2])
+with snaprt.lazy():
+    x, y = jnp.ones(1 << 14) + 0, jnp.ones(1 << 14) + 1
+    snaprt.mark_step(wait=True)
+    held = y if holds else None
+    x, y = x * 2, y * 3
+    snaprt.mark_step(wait=True)
+    values = [float(x.sum()), float(y.sum()), float((y if held is None else held).max())]
+print(json.dumps([values, snaprt.metrics.counter_value("UncachedCompile") or 0]))
+"""
+
+
+@pytest.mark.parametrize("worth", [1 << 20, 0], ids=["small", "large"])
+@pytest.mark.parametrize("order", [("holds", "lets go"), ("lets go", "holds")])
+def test_what_is_held_by_chance_at_the_second_start_alone_costs_no_compilation(
+    tmp_path, monkeypatch, order, worth
+):
+    monkeypatch.setenv("SNAPRT_CACHE", "1")
+    monkeypatch.setenv("SNAPRT_CACHE_DIR", str(tmp_path / "cache"))
+    found = {name: json.loads(run_program(HELD_BY_CHANCE, name, worth).stdout) for name in order}
+    total = float(1 << 14)
+    assert found["holds"][0] == [2 * total, 6 * total, 2.0]
+    assert found["lets go"][0] == [2 * total, 6 * total, 6.0]
+    assert found[order[0]][1] > 1
+    assert found[order[1]][1] == (0 if worth else 1)
+
+
 LETS_GO = """
 import gc
 import jax, numpy as np, snaprt

@@ -28,6 +28,11 @@ _log = logging.getLogger("snaprt.cache")
 KIND: Final = "note"
 
 
+#: In place of what a program donates: its note is of the one that was compiled last, whatever that
+#: donates. Which inputs are free may change by chance, and so differ from one start to the next.
+ANY_DONATION: Final = (-1,)
+
+
 @dataclass(frozen=True)
 class Note:
     """What is known of a program before it is lowered."""
@@ -37,6 +42,7 @@ class Note:
     arguments: int
     results: int
     device_ids: tuple[int, ...]
+    donated: tuple[int, ...] = ()  # in the note of `ANY_DONATION`, the inputs that are
 
 
 def note_key(
@@ -84,6 +90,7 @@ def read_note(cache: Cache, key: Key) -> Note | None:
             arguments=int(content["arguments"]),
             results=int(content["results"]),
             device_ids=tuple(map(int, content["device_ids"])),
+            donated=tuple(map(int, content.get("donated", ()))),
         )
     except (ValueError, KeyError, TypeError) as error:
         cache.discard(key, f"cannot read its note: {error!r}")
@@ -98,6 +105,7 @@ def write_note(cache: Cache, key: Key, note: Note, name: str) -> bool:
         "arguments": note.arguments,
         "results": note.results,
         "device_ids": note.device_ids,
+        "donated": note.donated,
     }
     return cache.put(key, json.dumps(content).encode(), {"name": name, "kind": KIND}, counted=False)
 
