@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib.metadata
 import os
@@ -21,7 +20,7 @@ import numpy as np
 from snaprt import jaxapi, settings, variables
 from snaprt.processes import run_mark
 from snaprt.snapshot.format import schema
-from snaprt.snapshot.format.content import array_content, gather
+from snaprt.snapshot.format.content import fetch_part, gather
 from snaprt.snapshot.recorder.pending import HeldExecution, read_again
 
 _LONGEST_ERROR = 20_000  # characters: a traceback of hundreds of frames says no more
@@ -215,26 +214,17 @@ def contents(
     places = held.inputs if is_inputs else held.outputs
     names = execution.input_names if is_inputs else execution.output_names
     assert places is not None
+
+    def fetch(place: int) -> np.ndarray:
+        return read_again(lambda whole: fetch_part(whole, device), places, place)
+
     while True:
         arrays_now = list(places)
         try:
-            gathered = gather(execution, held.executable.artifacts, names, arrays_now, device)
-            break
+            return gather(execution, held.executable.artifacts, names, arrays_now, device, fetch)
         except RuntimeError:  # one was deleted, and copied into its place before
             if all(one is other for one, other in zip(arrays_now, places, strict=True)):
                 raise
-
-    def again(array: schema.ArrayContent, place: int) -> schema.ArrayContent:
-        def fetch(whole: Any) -> np.ndarray:
-            return array_content(array.name, whole, device).fetch()
-
-        return dataclasses.replace(array, fetch=lambda: read_again(fetch, places, place))
-
-    arrays = [
-        again(array, place) if isinstance(array, schema.ArrayContent) else array
-        for place, array in enumerate(gathered.arrays)
-    ]
-    return dataclasses.replace(gathered, arrays=arrays)
 
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:
