@@ -111,9 +111,9 @@ class ArrayRecord(ArrayTraits):
 
     def __post_init__(self) -> None:
         """Refuse sizes that no array has."""
-        edges = [edge for edges in self.index or () for edge in edges]
-        if any(size < 0 for size in (*self.shape, *self.stored_shape, *self.global_shape, *edges)):
-            raise ValueError(f"the size of array {self.name} is negative")
+        for sizes in (self.shape, self.stored_shape, self.global_shape, *(self.index or ())):
+            if sizes and min(sizes) < 0:
+                raise ValueError(f"the size of array {self.name} is negative")
 
 
 @dataclass(frozen=True)
