@@ -165,7 +165,8 @@ def parts_of_array(array: jax.Array) -> list[tuple[Device, Any, jax.Array]]:
     """Return each device of this process that holds a part of an array, its place and the part."""
     array._check_if_deleted()  # type: ignore[attr-defined]
     places = places_of_sharding(array.sharding, array.shape)
-    return [(part.device, places[part.device], part) for part in array._arrays]  # type: ignore[attr-defined]
+    parts: list[Any] = array._arrays  # type: ignore[attr-defined]
+    return [(device := part.device, places[device], part) for part in parts]
 
 
 def partitions_of(module: Any) -> int:

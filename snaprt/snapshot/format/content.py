@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -127,7 +126,7 @@ def gather(
     """
     forms = artifacts()
     module = schema.ModuleBytes(forms.stablehlo, forms.hlo, forms.compile_options)
-    execution = replace(execution, source_locations=source_locations(module.hlo))
+    execution = schema.changed(execution, source_locations=source_locations(module.hlo))
     shardings: dict[schema.ShardingRecord, int] = {}
     contents = [
         array_content(

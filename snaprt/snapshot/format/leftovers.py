@@ -34,7 +34,7 @@ class WholeWrites(io.FileIO):
     parent's writer thread had open, and nothing of that may reach the parent's file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._pending: Future[None] | None = None
         self._behind: ThreadPoolExecutor | None = None  # until there is a large piece
         self._process = os.getpid()

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -211,6 +211,16 @@ class ExecutionRecord:
     host: str = ""  # the name of the machine
     run_number: int = 1  # of which run of the execution the outputs are; 2: it ran again
     recheck: RecheckRecord | None = None  # of an execution that gave other bits when it ran again
+
+
+_Record = TypeVar("_Record")
+
+
+def changed(record: _Record, **changes: Any) -> _Record:
+    """Return a record with other values, as `dataclasses.replace`, of what checks none of them."""
+    copy = object.__new__(type(record))
+    vars(copy).update(vars(record), **changes)
+    return copy
 
 
 def first_line(error: str) -> str:

@@ -68,23 +68,33 @@ def write_snapshot(
     Raises:
         SnapshotError: The file system refused, or an array has a dtype no snapshot can hold.
     """
-    path = Path(path)
-    temporary = path.with_name(temporary_name(path.name))
+    return write_file(Path(path), contents, store)[0]
+
+
+def write_file(
+    path: Path, contents: schema.Contents, store: ArrayStore | None
+) -> tuple[schema.Manifest, int]:
+    """Write one snapshot file as `write_snapshot`; return its length in bytes as well."""
+    temporary = os.path.join(path.parent, temporary_name(path.name))
     try:
-        with contextlib.ExitStack() as undo:
-            undo.callback(temporary.unlink, missing_ok=True)
+        try:
             if _size(contents) <= SMALL_FILE and len(contents.arrays) < MOST_ARRAYS:
                 manifest, whole = _small_container(contents, store)
                 _write_at_once(temporary, whole)
+                length = len(whole)
             else:
                 with _in_folder(path.parent, lambda: WholeWrites(temporary)) as file:
                     manifest = _write_container(file, contents, store)
                     os.fsync(file.fileno())
+                    length = os.fstat(file.fileno()).st_size
             os.replace(temporary, path)
-            undo.pop_all()
+        except BaseException:
+            with contextlib.suppress(OSError):  # it may not be there yet
+                os.unlink(temporary)
+            raise
     except OSError as error:
         raise _refused(path, contents, error) from error
-    return manifest
+    return manifest, length
 
 
 def _refused(path: Path, contents: schema.Contents, error: OSError) -> SnapshotError:
@@ -107,19 +117,19 @@ def _size(contents: schema.Contents) -> int:
     return sum(nbytes) + len(contents.module.stablehlo) + len(contents.module.hlo)
 
 
-def _in_folder(folder: Path, make: Callable[[], _T]) -> _T:
+def _in_folder(folder: str | Path, make: Callable[[], _T]) -> _T:
     """Return what ``make`` returns, which opens a file in a folder that may not be there yet."""
     try:
         return make()
     except FileNotFoundError:
-        folder.mkdir(parents=True, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
         return make()
 
 
-def _write_at_once(path: Path, content: bytes) -> None:
+def _write_at_once(path: str, content: bytes) -> None:
     """Write a file without a buffer, and without what else `open` asks of the system."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    file = _in_folder(path.parent, lambda: os.open(path, flags, 0o666))
+    file = _in_folder(os.path.dirname(path), lambda: os.open(path, flags, 0o666))
     try:
         done = os.write(file, content)
         while done < len(content):  # such as on a disk that is full, which it says the next time

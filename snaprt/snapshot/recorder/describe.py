@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -102,6 +102,7 @@ def _named_settings(*values: Any) -> Mapping[str, str]:
     return dict(zip(_JAX_SETTINGS, map(str, values), strict=True))
 
 
+@functools.cache
 def describe_device(device: jaxapi.Device) -> schema.DeviceRecord:
     """Return a device as the manifest holds it."""
     return schema.DeviceRecord(device.platform, device.device_kind, device.id, device.process_index)
@@ -135,6 +136,7 @@ def processor(platform_name: str) -> str:
     return platform.processor() or platform.machine()
 
 
+@functools.cache
 def platform_version(device: jaxapi.Device) -> str:
     """Return what the device's backend says of its own version."""
     return str(getattr(device.client, "platform_version", ""))
@@ -227,7 +229,8 @@ def contents(
                 raise
 
 
-def _unique(names: Sequence[str]) -> tuple[str, ...]:
+@functools.lru_cache(maxsize=64)
+def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names, each that was there before with its number added."""
     taken: dict[str, None] = {}
     for number, name in enumerate(names):

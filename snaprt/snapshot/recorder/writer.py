@@ -25,7 +25,7 @@ from snaprt.interruptions import raise_if_interrupted
 from snaprt.snapshot.format.leftovers import remove_leftovers
 from snaprt.snapshot.format.schema import Contents
 from snaprt.snapshot.format.store import store_for
-from snaprt.snapshot.format.write import write_snapshot
+from snaprt.snapshot.format.write import write_file
 
 QUEUE_BYTES = 2 << 30
 """How many bytes of arrays may wait to be written; a larger single snapshot waits alone."""
@@ -71,6 +71,7 @@ class SnapshotWriter:
         self._jobs: deque[tuple[Callable[[], object], int]] = deque()  # with their bytes
         self._bytes = 0  # of what waits and what is being written
         self._unfinished = 0
+        self._awaiting_room = 0  # threads
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -85,8 +86,12 @@ class SnapshotWriter:
             # The writer's own thread must not wait for itself.
             if self._is_full(nbytes) and threading.current_thread() is not self._thread:
                 started = time.perf_counter_ns()
-                while self._is_full(nbytes):
-                    self._changed.wait()
+                self._awaiting_room += 1
+                try:
+                    while self._is_full(nbytes):
+                        self._changed.wait()
+                finally:
+                    self._awaiting_room -= 1
                 metrics.metric_add("SnapshotQueueWait", time.perf_counter_ns() - started)
             if self._has_thread():
                 self._jobs.append((work, nbytes))
@@ -189,7 +194,9 @@ class SnapshotWriter:
             with changed:
                 self._bytes -= nbytes
                 self._unfinished -= 1
-                changed.notify_all()
+                # Who waits for the last one is not woken for each: it would stop this thread.
+                if not self._unfinished or self._awaiting_room:
+                    changed.notify_all()
 
     def write(self, path: Path, contents: Callable[[], Contents]) -> bool:
         """Write a snapshot now, in this thread; return whether that went well."""
@@ -200,9 +207,9 @@ class SnapshotWriter:
                 remove_leftovers(folder)
             started = time.perf_counter_ns()
             with jaxapi.span("record", file=path.name):
-                write_snapshot(path, contents(), store_for(folder))
+                length = write_file(path, contents(), store_for(folder))[1]
             metrics.metric_add("SnapshotWriteTime", time.perf_counter_ns() - started)
-            metrics.metric_add("SnapshotBytes", path.stat().st_size)
+            metrics.metric_add("SnapshotBytes", length)
             metrics.counter_add("SnapshotsWritten")
         except Exception as error:
             self.complain(error, path.name)
