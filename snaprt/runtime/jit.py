@@ -381,6 +381,7 @@ class _Watcher:
             function.rests = executable
             function.resting = self._recorder.rest(executable)
             resting.judge(id(function.info), function, donates=bool(executable.donated))
+            return
         resting.relax()
 
     def call(self, fun: Any, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

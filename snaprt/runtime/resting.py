@@ -100,7 +100,7 @@ def count(identity: int) -> None:
 
 
 def judge(identity: int, function: Function, *, donates: bool) -> None:
-    """Learn of a function, after a call of it that was seen, whether the next ones rest.
+    """Learn whether the next calls of a function rest, after one that was seen; relax this thread.
 
     Args:
         identity: Of the function.
@@ -111,6 +111,7 @@ def judge(identity: int, function: Function, *, donates: bool) -> None:
     if function.resting is None:
         if identity in generation.functions:
             generation.due.add(identity)
+        _relax(generation)
         return
     if len(generation.functions) >= MAX_FUNCTIONS:
         generation = _thread.generation = _Generation(generation.plan)
@@ -118,11 +119,15 @@ def judge(identity: int, function: Function, *, donates: bool) -> None:
     generation.due.discard(identity)
     generation.donates |= donates
     tell_at_step(function.resting.until.step, see_all)
+    _relax(generation)
 
 
 def relax() -> None:
     """Relax this thread after a call that was seen, if it may be."""
-    generation = _current_generation()
+    _relax(_current_generation())
+
+
+def _relax(generation: _Generation) -> None:
     if not generation.functions:
         return
     if generation.due:

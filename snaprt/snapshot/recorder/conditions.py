@@ -114,6 +114,16 @@ class Condition:
         waits = self.trigger is not None and not self.trigger.runs_again
         return waits or self.depends_on_time
 
+    @functools.cached_property
+    def wants_each(self) -> bool:
+        """Whether it wants each execution of an executable for which it may hold."""
+        return (
+            self.tests == self.lasting
+            and self.executions == self.steps == EVER
+            and self.every == 1
+            and self.first is None
+        )
+
     def rest(self, graph_id: str, execution: int, step: int) -> Rest:
         """Return how long it wants nothing of an executable, for which it may hold.
 

@@ -201,7 +201,7 @@ class Recorder:
         if (
             plan.keep_last
             or plan.stops
-            or any(condition.is_judged_each_time for condition in hopes.conditions)
+            or any(one.is_judged_each_time or one.wants_each for one in hopes.conditions)
             or (is_changed and not self.ignores(executable))
         ):
             seen.never_rests = plan
