@@ -552,15 +552,23 @@ SETTINGS: Final = (
 )
 
 
+def raw_environment() -> Any:
+    """Return the environment's variables as Python keeps them, to see whether one has changed.
+
+    CPython keeps them, encoded, in a dictionary that it changes in place.
+    """
+    return getattr(os.environ, "_data", os.environ)
+
+
 class Texts:
     """The texts of some environment variables as they are now, to see whether one has changed.
 
     For what is asked at every execution: `os.environ.get` takes half a microsecond for a variable
-    that is not set. CPython keeps them, encoded, in a dictionary that it changes in place.
+    that is not set.
     """
 
     def __init__(self, *names: str) -> None:
-        variables: Any = getattr(os.environ, "_data", os.environ)
+        variables = raw_environment()
         is_encoded = variables is not os.environ
         self._get = variables.get
         self._keys = [os.environ.encodekey(name) if is_encoded else name for name in names]

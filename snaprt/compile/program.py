@@ -47,7 +47,6 @@ def compile_program(
     overrides: Mapping[str, Any],
     *,
     is_watched: bool = False,
-    exactly: bool = True,
 ) -> Executable:
     """Lower ``program``, and load its executable from the persistent cache or compile it.
 
@@ -57,8 +56,10 @@ def compile_program(
         overrides: Compiler options by name that do not change what the program computes.
         is_watched: Whether it gets a flag, unless it is only collected; see
             `snaprt.compile.lower`.
-        exactly: Whether it must take the memory of what ``program`` donates. If not, one in the
-            cache will do whose donations differ little; see `snaprt.compile.loaded`.
+
+    Returns:
+        The executable. Where ``program`` could donate more or less than it does, it may be one that
+        the cache has and that does so; see `snaprt.compile.loaded`.
 
     Raises:
         CompileError: If JAX cannot lower it or XLA cannot compile it.
@@ -73,7 +74,7 @@ def compile_program(
             if folder is not None:
                 found, is_watched = _collect(program, promoted, folder), False
             else:
-                found, program = _find(program, promoted, overrides, is_watched, exactly)
+                found, program = _find(program, promoted, overrides, is_watched)
     except (CacheError, UsageError):
         raise
     except Exception as error:
@@ -184,11 +185,7 @@ def _collect(program: Program, promoted: frozenset[int], folder: Path) -> _Found
 
 
 def _find(
-    program: Program,
-    promoted: frozenset[int],
-    overrides: Mapping[str, Any],
-    is_watched: bool,
-    exactly: bool,
+    program: Program, promoted: frozenset[int], overrides: Mapping[str, Any], is_watched: bool
 ) -> tuple[_Found, Program]:
     """Find the executable by the program's digest, else by its module, else compile it.
 
@@ -209,7 +206,7 @@ def _find(
         assert cache is not None
         assert key_of_note is not None
         found = _load_noted(cache, key_of_note, program, lower)
-        if found is not None or exactly:
+        if found is not None or not program.donatable:
             return None if found is None else (found, program)
         with times.stage(times.KEY):
             key = note_key(replace(program, donated=ANY_DONATION), promoted, is_watched, cache)
@@ -237,10 +234,8 @@ def _find(
             note = Note(obtained.key, graph_id, arguments, results, ids)
             is_noted = write_note(cache, key_of_note, note, GRAPH_NAME)
             of_any = replace(program, donated=ANY_DONATION)
-            key_of_any = note_key(of_any, promoted, is_watched, cache)
-            if key_of_any is not None:
-                noted = replace(note, donated=program.donated)
-                write_note(cache, key_of_any, noted, GRAPH_NAME)
+            if program.donatable and (key := note_key(of_any, promoted, is_watched, cache)):
+                write_note(cache, key, replace(note, donated=program.donated), GRAPH_NAME)
         found = _Found(obtained.loaded, graph_id, devices, obtained.from_cache, lambda: lowered)
         return (found, program), is_noted
 

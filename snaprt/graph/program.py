@@ -119,6 +119,8 @@ class Program:
     # These, and the inputs that nothing else needs but whose memory is not ours to give away, for
     # something else computed them: at the next step ours may stand in their place.
     free: tuple[int, ...] = ()
+    # All that it could ever donate, if nothing else needed them; empty where it must not donate.
+    donatable: tuple[int, ...] = ()
 
     def shardings(self) -> list[jax.sharding.Sharding | None]:
         """Return the sharding of each output that its operation names, ``None`` of all others."""

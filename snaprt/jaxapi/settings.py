@@ -31,6 +31,11 @@ def default_device() -> Any:
     return _config.default_device.value
 
 
+def option_count() -> int:
+    """Return how many options JAX has: others than JAX may add some."""
+    return len(_config.config._value_holders)
+
+
 # Settings of JAX that take no part in what an operation is lowered to: by the start of their name.
 _UNRELATED_SETTINGS = (
     *("check_vma", "jax_check", "jax_compilation_cache", "jax_cpu_get", "jax_cross_host"),

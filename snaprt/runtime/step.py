@@ -525,9 +525,7 @@ def _executable_for(
         started = time.perf_counter()
         try:
             with told_when_slow(len(program.nodes), cause):
-                executable = compile_program(
-                    program, promoted, overrides, is_watched=is_watched, exactly=withheld
-                )
+                executable = compile_program(program, promoted, overrides, is_watched=is_watched)
         except CompileError as error:
             _tell_of_uncompiled(program, promoted, error, is_watched=is_watched)
             named = program.nodes if current_modes().notes_places else ()

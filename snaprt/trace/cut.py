@@ -101,6 +101,7 @@ class Part:
             structure=self._structure_for(inputs, literals),
             donated=donated,
             free=free,
+            donatable=self.donatable if donate else (),
         )
 
     def _free(self, recording: Recording) -> tuple[int, ...]:

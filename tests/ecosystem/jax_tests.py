@@ -70,6 +70,11 @@ MODES: Mapping[str, Mode] = {
 #: (docs/explanation/lazy-runtime.md).
 EXPECTED: tuple[tuple[str, str, str], ...] = (
     (
+        "warm",
+        r"::testNoTracebacksIfDisabled$",
+        "what is loaded before it is asked for was loaded while tracebacks were still taken",
+    ),
+    (
         "lazy",
         r"::(test_primitive_compilation_cache|test_single_device_lowering_cache_hit_diff_devices"
         r"|test_compilation_cache_miss_when_devices_change|test_cpp_layout_cache_miss"

@@ -150,6 +150,28 @@ def test_ordinary_tools_open_a_snapshot(tmp_path: Path) -> None:
         assert module == MODULE.stablehlo
 
 
+def test_a_small_file_is_the_zip_that_a_large_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = {"empty": np.ones(0), "x": np.arange(10.0), "zeros": np.zeros(5000)}
+    small, large = tmp_path / "small.inputs.snap", tmp_path / "large.inputs.snap"
+    write_snapshot(small, contents(arrays))
+    monkeypatch.setattr("snaprt.snapshot.format.write.SMALL_FILE", -1)
+    write_snapshot(large, contents(arrays))
+
+    def described(path: Path) -> list[object]:
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+            traits = ("filename", "date_time", "CRC", "file_size", "external_attr", "create_system")
+            return [
+                [[getattr(info, trait) for trait in traits] for info in archive.infolist()],
+                [archive.read(name) for name in archive.namelist()],
+                archive.comment,
+            ]
+
+    assert described(small) == described(large)
+
+
 def test_incompressible_arrays_are_stored_raw_and_compressible_ones_are_not(tmp_path: Path) -> None:
     noise = np.frombuffer(random.Random(0).randbytes(1 << 20), np.uint8)
     manifest = write_snapshot(

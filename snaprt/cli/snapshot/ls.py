@@ -63,14 +63,10 @@ class ExecutionRow:
 
 class _Listed(NamedTuple):
     path: Path
-    manifest: schema.Manifest
     bytes: int  # of the file
-
-    @property
-    def stored(self) -> Mapping[str, int]:
-        """Size by member of each array that lies in the store."""
-        arrays = self.manifest.arrays
-        return {array.member: array.stored_bytes for array in arrays if array.in_store}
+    execution: ranks.ToldExecution
+    types: tuple[str, ...]  # of the arrays
+    stored: Mapping[str, int]  # size by member of each array that lies in the store
 
 
 def _range(text: str | None) -> tuple[float, float]:
@@ -144,7 +140,7 @@ def command(
         if not by_rank:
             damaged += _damaged_arrays(place, files, check)
     if by_rank:
-        by_ranks = ranks.rows_of_ranks(place, [file.manifest.execution for file in files])
+        by_ranks = ranks.rows_of_ranks(place, [file.execution for file in files])
         if as_json:
             output.emit_json(
                 SCHEMA, SCHEMA_VERSION, {"path": place, "ranks": by_ranks, "damaged": damaged}
@@ -188,11 +184,22 @@ def _read_all(place: Path, tell: Callable[[int, int], None]) -> tuple[list[_List
         damaged.append(f"{place} is damaged: it holds no readable snapshot")
     for count, path in enumerate(paths, 1):
         try:
-            files.append(_Listed(path, *read_manifest(path)))
+            files.append(_listed(path, *read_manifest(path)))
         except SnaprtError as error:
             damaged.append(error.message)
         tell(count, len(paths))
     return files, damaged
+
+
+def _listed(path: Path, manifest: schema.Manifest, file_bytes: int) -> _Listed:
+    arrays = manifest.arrays
+    return _Listed(
+        path,
+        file_bytes,
+        ranks.ToldExecution.of(manifest.execution),
+        tuple([tables.type_text(array.dtype, array.shape) for array in arrays]),
+        {array.member: array.stored_bytes for array in arrays if array.in_store},
+    )
 
 
 def _damaged_arrays(place: Path, files: Sequence[_Listed], check: bool) -> Iterator[str]:
@@ -223,7 +230,7 @@ def _damaged_arrays(place: Path, files: Sequence[_Listed], check: bool) -> Itera
 def _rows(files: Iterable[_Listed]) -> list[ExecutionRow]:
     pairs: dict[str, dict[str, _Listed]] = {}
     for file in files:
-        role = file.manifest.execution.role
+        role = file.execution.role
         stem = file.path.name.removesuffix(schema.SUFFIXES[role])
         pairs.setdefault(stem, {})[role] = file
     rows = [_row(pair) for pair in pairs.values()]
@@ -233,7 +240,7 @@ def _rows(files: Iterable[_Listed]) -> list[ExecutionRow]:
 
 
 def _row(pair: Mapping[str, _Listed]) -> ExecutionRow:
-    executions = [file.manifest.execution for file in pair.values()]
+    executions = [file.execution for file in pair.values()]
     first = executions[0]
     stored = {member: size for file in pair.values() for member, size in file.stored.items()}
     return ExecutionRow(
@@ -245,8 +252,8 @@ def _row(pair: Mapping[str, _Listed]) -> ExecutionRow:
         process=first.process,
         device=f"{first.device.platform} {first.device.id}",
         device_index=first.device_index,
-        inputs=_types(pair.get("inputs")),
-        outputs=_types(pair.get("outputs")),
+        inputs=pair["inputs"].types if "inputs" in pair else None,
+        outputs=pair["outputs"].types if "outputs" in pair else None,
         file_bytes=sum(file.bytes for file in pair.values()),
         stored_bytes=sum(stored.values()),
         reason=next((execution.reason for execution in executions if execution.reason), ""),
@@ -254,12 +261,6 @@ def _row(pair: Mapping[str, _Listed]) -> ExecutionRow:
         redacted=first.redacted,
         run=first.run_number,
     )
-
-
-def _types(file: _Listed | None) -> tuple[str, ...] | None:
-    if file is None:
-        return None
-    return tuple(tables.type_text(array.dtype, array.shape) for array in file.manifest.arrays)
 
 
 def _show(rows: list[ExecutionRow], stored: int, stored_bytes: int) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from snaprt import shown
 from snaprt.cli import output
@@ -35,6 +35,30 @@ _KILLED: Final = "killed, or crashed"
 _STARTED: Final = 18  # of the numbers of a process in /proc: when it started
 
 
+class ToldExecution(NamedTuple):
+    """What a list needs of an `ExecutionRecord`: there may be thousands, and the rest is large."""
+
+    role: schema.Role
+    name: str
+    graph_id: str
+    process: int
+    rank: int
+    device: schema.DeviceRecord
+    devices: tuple[schema.DeviceRecord, ...]
+    device_index: int
+    execution_count: int
+    step: int
+    reason: str
+    error: str
+    redacted: tuple[str, ...]
+    run_number: int
+
+    @classmethod
+    def of(cls, execution: schema.ExecutionRecord) -> ToldExecution:
+        """Return it of one execution."""
+        return cls(*[getattr(execution, field) for field in cls._fields])
+
+
 @dataclass(frozen=True)
 class MissingExecution:
     """An execution that other ranks have recorded, and this one has not."""
@@ -56,7 +80,7 @@ class RankRow:
     missing: tuple[MissingExecution, ...]
 
 
-def rows_of_ranks(place: Path, executions: Iterable[schema.ExecutionRecord]) -> list[RankRow]:
+def rows_of_ranks(place: Path, executions: Iterable[ToldExecution]) -> list[RankRow]:
     """Return what is known of each rank, given what was recorded into a folder.
 
     Raises:

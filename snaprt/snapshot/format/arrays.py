@@ -8,6 +8,7 @@ of one is made.
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ DTYPE_NAMES = (*_NATIVE, *_STORED_AS, *_WIDENED_TO)
 """Every dtype name that a manifest may hold, PRNG keys aside."""
 
 
+@functools.cache
 def storage_dtype(name: str) -> np.dtype:
     """Return the little-endian dtype under which an array of dtype ``name`` is stored.
 
@@ -79,6 +81,11 @@ def true_dtype(name: str) -> np.dtype:
     return np.dtype(scalar)
 
 
+@functools.cache
+def _name_of(dtype: np.dtype) -> str:
+    return dtype.name  # which NumPy puts together each time
+
+
 def to_storage(array: np.ndarray) -> np.ndarray:
     """View ``array`` as it is stored: C order, little-endian, a dtype that ``.npy`` can name.
 
@@ -87,10 +94,11 @@ def to_storage(array: np.ndarray) -> np.ndarray:
     Raises:
         SnapshotError: No snapshot can hold an array of that dtype.
     """
-    stored = storage_dtype(array.dtype.name)
+    name = _name_of(array.dtype)
+    stored = storage_dtype(name)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array).reshape(array.shape)
-    if array.dtype.name in _STORED_AS:
+    if name in _STORED_AS:
         array = array.reshape(-1).view(stored.newbyteorder("=")).reshape(array.shape)
     return array.astype(stored, copy=False)
 
@@ -191,9 +199,14 @@ def bytes_of(stored: np.ndarray) -> memoryview:
 
 def npy_header(array: np.ndarray) -> bytes:
     """Return the header of the ``.npy`` of an array."""
+    return _npy_header(array.dtype.str, array.shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
-        header, {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+        header, {"descr": dtype, "fortran_order": False, "shape": shape}
     )
     return header.getvalue()
 
@@ -308,7 +321,7 @@ def describe(
         **{**array.traits(), "global_shape": array.global_shape or shape},
         name=array.name,
         shape=shape,
-        dtype=array.key_dtype or fetched.dtype.name,
+        dtype=array.key_dtype or _name_of(fetched.dtype),
         member=member,
         compression=compression,
         stored_dtype=stored.dtype.str,

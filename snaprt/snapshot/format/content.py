@@ -113,6 +113,7 @@ def gather(
     names: Sequence[str],
     arrays: Sequence[Any],
     device: jaxapi.Device,
+    fetch: Callable[[int], np.ndarray] | None = None,
 ) -> schema.Contents:
     """Gather what goes into a file.
 
@@ -122,14 +123,21 @@ def gather(
         names: The names of ``arrays`` in the file.
         arrays: The inputs or the outputs, as `array_content` takes them.
         device: The device whose parts of them are wanted.
+        fetch: Returns the values of one, by its number; by default, as `array_content` does.
     """
     forms = artifacts()
     module = schema.ModuleBytes(forms.stablehlo, forms.hlo, forms.compile_options)
     execution = replace(execution, source_locations=source_locations(module.hlo))
     shardings: dict[schema.ShardingRecord, int] = {}
     contents = [
-        array_content(name, array, device, shardings)
-        for name, array in zip(names, arrays, strict=True)
+        array_content(
+            name,
+            array,
+            device,
+            shardings,
+            None if fetch is None else functools.partial(fetch, number),
+        )
+        for number, (name, array) in enumerate(zip(names, arrays, strict=True))
     ]
     return schema.Contents(
         execution,
@@ -146,6 +154,7 @@ def array_content(
     array: Any,
     device: jaxapi.Device,
     shardings: dict[schema.ShardingRecord, int] | None = None,
+    fetch: Callable[[], np.ndarray] | None = None,
 ) -> schema.ArrayContent:
     """Describe one array, or the part of it that lies on ``device``, for a snapshot.
 
@@ -154,36 +163,58 @@ def array_content(
         array: A ``jax.Array``, PRNG keys included, or a NumPy array.
         device: Where the part lies; an array that has none there is taken whole.
         shardings: The file's shardings with their numbers; the array's is added if it is new.
+        fetch: Returns the values in the place of `fetch_part`.
     """
     if not isinstance(array, jax.Array):
         everything = tuple((0, size) for size in array.shape)
-        return schema.ArrayContent(name, lambda: array, array.nbytes, index=everything)
-    whole, shape = array, array.shape
-    sharding = str(array.sharding)
-    weak_type = bool(array.aval.weak_type)
-    key_dtype = key_impl = ""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return schema.ArrayContent(name, fetch or (lambda: array), array.nbytes, index=everything)
+    shape, key_dtype, key_impl = array.shape, "", ""
+    if _is_of_keys(array.dtype):
         key_dtype, key_impl = str(array.dtype), str(jax.random.key_impl(array))
-        array = jax.random.key_data(array)
-    parts = [(part, place) for at, place, part in jaxapi.parts_of_array(array) if at == device]
-    part, place = parts[0] if parts else (array, ())
+    part, place = _part_on(array, device)
     number = -1
     if shardings is not None:
-        described = describe_sharding(whole.sharding, len(shape))
+        described = describe_sharding(array.sharding, len(shape))
         number = shardings.setdefault(described, len(shardings))
     return schema.ArrayContent(
         name=name,
-        fetch=lambda: to_host(part),
+        fetch=fetch or (lambda: to_host(part)),
         nbytes=part.nbytes,
-        weak_type=weak_type,
+        weak_type=bool(array.aval.weak_type),
         key_dtype=key_dtype,
         key_impl=key_impl,
-        sharding=sharding,
+        sharding=_sharding_text(array.sharding),
         global_shape=shape,
-        identity=(whole, device.id),
+        identity=(array, device.id),
         sharding_number=number,
-        index=index_of(place, shape),
+        index=place,
     )
+
+
+@functools.cache
+def _is_of_keys(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+@functools.lru_cache(maxsize=1024)
+def _sharding_text(sharding: jax.sharding.Sharding) -> str:
+    return str(sharding)
+
+
+def fetch_part(array: Any, device: jaxapi.Device) -> np.ndarray:
+    """Return the values of the part of an array that `array_content` describes."""
+    return to_host(_part_on(array, device)[0]) if isinstance(array, jax.Array) else array
+
+
+def _part_on(array: jax.Array, device: jaxapi.Device) -> tuple[jax.Array, schema.Index]:
+    """Return the part of an array on a device, of PRNG keys their data; and where it lies in it."""
+    shape = array.shape
+    if _is_of_keys(array.dtype):
+        array = jax.random.key_data(array)
+    for at, place, part in jaxapi.parts_of_array(array):
+        if at == device:
+            return part, index_of(place, shape)
+    return array, index_of((), shape)
 
 
 def to_host(array: jax.Array) -> np.ndarray:

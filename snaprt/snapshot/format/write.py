@@ -14,8 +14,9 @@ import os
 import shutil
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import blake3
 import numpy as np
@@ -24,6 +25,13 @@ import zstandard
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.leftovers import WholeWrites, temporary_name
+from snaprt.snapshot.format.small_zip import (
+    FIRST_TIME,
+    LAST_TIME,
+    MOST_MEMBERS,
+    SmallZip,
+    checksum,
+)
 from snaprt.snapshot.format.store import ArrayStore
 
 SMALL_FILE: Final = 1 << 20
@@ -33,9 +41,11 @@ Forcing takes milliseconds, and there may be thousands. Should the machine fail 
 has written one, it is empty or cut short, which whoever reads it is told.
 """
 
+MOST_ARRAYS: Final = MOST_MEMBERS - len(schema.MODULE_MEMBERS) - 2  # the mark, the manifest
 _WORTH: Final = 0.75  # of the module: it is compressed where it shrinks to this share
 _EFFORT: Final = 3
 _TOO_MUCH: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_T = TypeVar("_T")
 _NAMES_A_FOLDER: Final = "set the folder with --dump or SNAPRT_DUMP_DIR"
 
 
@@ -61,16 +71,13 @@ def write_snapshot(
     path = Path(path)
     temporary = path.with_name(temporary_name(path.name))
     try:
-        if not path.parent.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as undo:
             undo.callback(temporary.unlink, missing_ok=True)
-            if _size(contents) <= SMALL_FILE:
-                whole = io.BytesIO()
-                manifest = _write_container(whole, contents, store)
-                temporary.write_bytes(whole.getbuffer())
+            if _size(contents) <= SMALL_FILE and len(contents.arrays) < MOST_ARRAYS:
+                manifest, whole = _small_container(contents, store)
+                _write_at_once(temporary, whole)
             else:
-                with WholeWrites(temporary) as file:
+                with _in_folder(path.parent, lambda: WholeWrites(temporary)) as file:
                     manifest = _write_container(file, contents, store)
                     os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -100,43 +107,100 @@ def _size(contents: schema.Contents) -> int:
     return sum(nbytes) + len(contents.module.stablehlo) + len(contents.module.hlo)
 
 
+def _in_folder(folder: Path, make: Callable[[], _T]) -> _T:
+    """Return what ``make`` returns, which opens a file in a folder that may not be there yet."""
+    try:
+        return make()
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+        return make()
+
+
+def _write_at_once(path: Path, content: bytes) -> None:
+    """Write a file without a buffer, and without what else `open` asks of the system."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    file = _in_folder(path.parent, lambda: os.open(path, flags, 0o666))
+    try:
+        done = os.write(file, content)
+        while done < len(content):  # such as on a disk that is full, which it says the next time
+            done += os.write(file, memoryview(content)[done:])
+    finally:
+        os.close(file)
+
+
+def _small_container(
+    contents: schema.Contents, store: ArrayStore | None
+) -> tuple[schema.Manifest, bytes]:
+    """Return what `_write_container` would write, but for what a zip of 4 GiB would need."""
+    archive = SmallZip(contents.execution.time)
+
+    def add_array(member: str, array: schema.ArrayContent) -> schema.ArrayRecord:
+        fetched, stored, compression, member = _prepared(member, array)
+        sink = io.BytesIO()
+        digest = arrays.put(sink, stored, compression)
+        content = sink.getvalue()
+        archive.add(member, content)
+        return arrays.describe(
+            array, fetched, stored, member=member, compression=compression,
+            stored_bytes=len(content), digest=digest,
+        )  # fmt: skip
+
+    manifest, comment = _fill(archive.add, add_array, contents, store)
+    return manifest, archive.closed(comment)
+
+
 def _write_container(
-    file: WholeWrites | io.BytesIO, contents: schema.Contents, store: ArrayStore | None
+    file: WholeWrites, contents: schema.Contents, store: ArrayStore | None
 ) -> schema.Manifest:
     """Write a zip whose members are stored as they are: what is compressed is so inside."""
     archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+    when = contents.execution.time
     with contextlib.ExitStack() as undo:
         # Without this, what goes wrong below would be hidden by what `close` says of it.
         undo.callback(_close_quietly, archive)
-        add = functools.partial(_add, archive, contents.execution.time)
-        add(schema.MARK_MEMBER, schema.MARK)
-        module = {}
-        for attribute, member in schema.MODULE_MEMBERS.items():
-            stored, module[attribute] = _compressed(member, getattr(contents.module, attribute))
-            add(module[attribute].member, stored)
-        records = []
-        for number, array in enumerate(contents.arrays):
-            if isinstance(array, schema.ArrayRecord):
-                records.append(array)
-            elif store is not None and array.nbytes >= arrays.SMALL:
-                records.append(store.put(array))
-            else:
-                when = contents.execution.time
-                records.append(_add_array(archive, file, when, f"arrays/{number:04d}.npy", array))
-        manifest = schema.Manifest(
-            contents.execution,
-            module,
-            tuple(records),
-            contents.shardings,
-            contents.proof,
-            contents.trace_error,
+        manifest, archive.comment = _fill(
+            functools.partial(_add, archive, when),
+            functools.partial(_add_array, archive, file, when),
+            contents,
+            store,
         )
-        text = schema.to_json(manifest)
-        add(schema.MANIFEST_MEMBER, text)
-        archive.comment = schema.comment(manifest, blake3.blake3(text).hexdigest())
         undo.pop_all()
     archive.close()
     return manifest
+
+
+def _fill(
+    add: Callable[[str, bytes, int | None], None],
+    add_array: Callable[[str, schema.ArrayContent], schema.ArrayRecord],
+    contents: schema.Contents,
+    store: ArrayStore | None,
+) -> tuple[schema.Manifest, bytes]:
+    """Add all members in their order; return the manifest, and the comment of the zip."""
+    add(schema.MARK_MEMBER, schema.MARK, None)
+    module = {}
+    for attribute, member in schema.MODULE_MEMBERS.items():
+        stored, known, record = _compressed(member, getattr(contents.module, attribute))
+        module[attribute] = record
+        add(record.member, stored, known)
+    records = []
+    for number, array in enumerate(contents.arrays):
+        if isinstance(array, schema.ArrayRecord):
+            records.append(array)
+        elif store is not None and array.nbytes >= arrays.SMALL:
+            records.append(store.put(array))
+        else:
+            records.append(add_array(f"arrays/{number:04d}.npy", array))
+    manifest = schema.Manifest(
+        contents.execution,
+        module,
+        tuple(records),
+        contents.shardings,
+        contents.proof,
+        contents.trace_error,
+    )
+    text = schema.to_json(manifest)
+    add(schema.MANIFEST_MEMBER, text, None)
+    return manifest, schema.comment(manifest, blake3.blake3(text).hexdigest())
 
 
 def _close_quietly(archive: zipfile.ZipFile) -> None:
@@ -145,28 +209,24 @@ def _close_quietly(archive: zipfile.ZipFile) -> None:
 
 
 def _info(member: str, when: float) -> zipfile.ZipInfo:
-    when = min(max(when, 315532800), 4354819198)  # what zip can say
+    when = min(max(when, FIRST_TIME), LAST_TIME)
     info = zipfile.ZipInfo(member, date_time=time.gmtime(when)[:6])
     info.external_attr = 0o644 << 16
     return info
 
 
-def _add(archive: zipfile.ZipFile, when: float, member: str, content: bytes) -> None:
+def _add(archive: zipfile.ZipFile, when: float, member: str, content: bytes, _: int | None) -> None:
     archive.writestr(_info(member, when), content)
 
 
 def _add_array(
     archive: zipfile.ZipFile,
-    file: WholeWrites | io.BytesIO,
+    file: WholeWrites,
     when: float,
     member: str,
     array: schema.ArrayContent,
 ) -> schema.ArrayRecord:
-    """Add one array as ``.npy``, or as one zstd frame of that where a sample says it pays."""
-    fetched = np.asarray(array.fetch())
-    stored = arrays.to_storage(fetched)
-    compression = arrays.choose_compression(stored, arrays.WRITTEN_EACH_TIME)
-    member = f"{member}.zst" if compression == "zstd" else member
+    fetched, stored, compression, member = _prepared(member, array)
     with archive.open(_info(member, when), "w", force_zip64=True) as sink:
         start = file.tell()
         digest = arrays.put(sink, stored, compression)
@@ -182,22 +242,40 @@ def _add_array(
     )
 
 
-def _compressed(member: str, content: bytes) -> tuple[bytes, schema.MemberRecord]:
-    """Return a part of the module as it is stored: one zstd frame where that is shorter."""
+def _prepared(member: str, array: schema.ArrayContent) -> tuple[np.ndarray, np.ndarray, str, str]:
+    """Return an array as it is and as it is stored, how it is compressed, and the member's name.
+
+    It is stored as ``.npy``, or as one zstd frame of that where a sample says it pays.
+    """
+    fetched = np.asarray(array.fetch())
+    stored = arrays.to_storage(fetched)
+    compression = arrays.choose_compression(stored, arrays.WRITTEN_EACH_TIME)
+    return fetched, stored, compression, f"{member}.zst" if compression == "zstd" else member
+
+
+def _compressed(member: str, content: bytes) -> tuple[bytes, int, schema.MemberRecord]:
+    """Return a part of the module as it is stored: one zstd frame where that is shorter.
+
+    With the zip's checksum of that, and what the manifest says of it.
+    """
     small = len(content) <= SMALL_FILE
     return (_compressed_once if small else _compressed_once.__wrapped__)(member, content)
 
 
 @functools.lru_cache(maxsize=32)  # every execution of a program has the same
-def _compressed_once(member: str, content: bytes) -> tuple[bytes, schema.MemberRecord]:
+def _compressed_once(member: str, content: bytes) -> tuple[bytes, int, schema.MemberRecord]:
     stored = zstandard.ZstdCompressor(_EFFORT).compress(content)
     shorter = len(stored) <= len(content) * _WORTH
     if not shorter:
         stored = content
-    return stored, schema.MemberRecord(
-        member=f"{member}.zst" if shorter else member,
-        compression="zstd" if shorter else "none",
-        stored_bytes=len(stored),
-        raw_bytes=len(content),
-        digest=blake3.blake3(content).hexdigest(),
+    return (
+        stored,
+        checksum(stored),
+        schema.MemberRecord(
+            member=f"{member}.zst" if shorter else member,
+            compression="zstd" if shorter else "none",
+            stored_bytes=len(stored),
+            raw_bytes=len(content),
+            digest=blake3.blake3(content).hexdigest(),
+        ),
     )

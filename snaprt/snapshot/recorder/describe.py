@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib.metadata
 import os
@@ -18,10 +17,10 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from snaprt import jaxapi, variables
+from snaprt import jaxapi, settings, variables
 from snaprt.processes import run_mark
 from snaprt.snapshot.format import schema
-from snaprt.snapshot.format.content import array_content, gather
+from snaprt.snapshot.format.content import fetch_part, gather
 from snaprt.snapshot.recorder.pending import HeldExecution, read_again
 
 _LONGEST_ERROR = 20_000  # characters: a traceback of hundreds of frames says no more
@@ -63,8 +62,23 @@ def versions() -> Mapping[str, str]:
 def environment() -> Mapping[str, str]:
     """Return the environment variables that steer JAX and XLA, as they are now.
 
-    Those alone that are known by name, and without what their values have of passwords.
+    Those alone that are known by name, and without what their values have of passwords. It is the
+    same object until a variable changes, or JAX has more options: every execution asks.
     """
+    global _seen_environment
+    now, options = settings.raw_environment(), jaxapi.option_count()
+    variables_before, options_before, found = _seen_environment
+    if now != variables_before or options != options_before:
+        before = dict(now)
+        found = _read_environment()
+        _seen_environment = before, options, found
+    return found
+
+
+_seen_environment: tuple[Any, int, Mapping[str, str]] = ({}, -1, {})
+
+
+def _read_environment() -> Mapping[str, str]:
     options = jax.config.values
     return {
         name: variables.without_credentials(os.environ[name])
@@ -80,7 +94,12 @@ def xla_flags() -> str:
 
 def jax_config() -> Mapping[str, str]:
     """Return this thread's values of the JAX settings that change what a program computes."""
-    return {name: str(getattr(jax.config, name, "")) for name in _JAX_SETTINGS}
+    return _named_settings(*[getattr(jax.config, name, "") for name in _JAX_SETTINGS])
+
+
+@functools.lru_cache(maxsize=64, typed=True)  # True is not 1 here
+def _named_settings(*values: Any) -> Mapping[str, str]:
+    return dict(zip(_JAX_SETTINGS, map(str, values), strict=True))
 
 
 def describe_device(device: jaxapi.Device) -> schema.DeviceRecord:
@@ -195,26 +214,17 @@ def contents(
     places = held.inputs if is_inputs else held.outputs
     names = execution.input_names if is_inputs else execution.output_names
     assert places is not None
+
+    def fetch(place: int) -> np.ndarray:
+        return read_again(lambda whole: fetch_part(whole, device), places, place)
+
     while True:
         arrays_now = list(places)
         try:
-            gathered = gather(execution, held.executable.artifacts, names, arrays_now, device)
-            break
+            return gather(execution, held.executable.artifacts, names, arrays_now, device, fetch)
         except RuntimeError:  # one was deleted, and copied into its place before
             if all(one is other for one, other in zip(arrays_now, places, strict=True)):
                 raise
-
-    def again(array: schema.ArrayContent, place: int) -> schema.ArrayContent:
-        def fetch(whole: Any) -> np.ndarray:
-            return array_content(array.name, whole, device).fetch()
-
-        return dataclasses.replace(array, fetch=lambda: read_again(fetch, places, place))
-
-    arrays = [
-        again(array, place) if isinstance(array, schema.ArrayContent) else array
-        for place, array in enumerate(gathered.arrays)
-    ]
-    return dataclasses.replace(gathered, arrays=arrays)
 
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:

@@ -121,21 +121,31 @@ class Filing:
     def __init__(self, writer: SnapshotWriter) -> None:
         self.writer = writer
         self.budget = Budget()
+        self._nbytes: dict[tuple[int, schema.Role], int] = {}  # by the executable's number
+
+    def nbytes(self, held: HeldExecution, role: schema.Role) -> int:
+        """Return how many bytes the arrays of one role have: those of each execution of it."""
+        key = held.executable.number, role
+        if key not in self._nbytes:
+            places = held.inputs if role == "inputs" else held.outputs
+            if places is None:
+                return 0
+            self._nbytes[key] = sum(array.nbytes for array in places)
+        return self._nbytes[key]
 
     def admits(
         self, held: HeldExecution, conditions: Sequence[Condition], output_bytes: int
     ) -> bool:
         """Return whether the budgets have room for an execution, and take it."""
         roles = [_roles(index, words, conditions) for index, _, words in held.devices]
-        nbytes = output_bytes + sum(array.nbytes for array in held.inputs)
+        nbytes = output_bytes + self.nbytes(held, "inputs")
         return self.budget.admits(sum(map(len, roles)), nbytes, held.plan.folder)
 
     def queue(
         self, held: HeldExecution, role: schema.Role, conditions: Sequence[Condition], cause: Cause
     ) -> int:
         """Queue the files of one role of an admitted execution; return the arrays' bytes."""
-        places = held.inputs if role == "inputs" else held.outputs or []
-        nbytes = sum(array.nbytes for array in places)
+        nbytes = self.nbytes(held, role)
         for index, device in _devices(held, role, conditions):
             write = functools.partial(self._write, held, role, index, device, cause, nbytes)
             self.writer.call(write, nbytes)

@@ -83,8 +83,7 @@ class SnapshotWriter:
         """
         with self._changed:
             # The writer's own thread must not wait for itself.
-            may_wait = threading.current_thread() is not self._thread
-            if may_wait and self._is_full(nbytes):
+            if self._is_full(nbytes) and threading.current_thread() is not self._thread:
                 started = time.perf_counter_ns()
                 while self._is_full(nbytes):
                     self._changed.wait()
@@ -93,7 +92,8 @@ class SnapshotWriter:
                 self._jobs.append((work, nbytes))
                 self._bytes += nbytes
                 self._unfinished += 1
-                self._changed.notify_all()
+                if len(self._jobs) == 1:  # else the thread is not waiting
+                    self._changed.notify_all()
                 return
         work()
 
@@ -178,7 +178,8 @@ class SnapshotWriter:
         changed = self._changed
         while True:
             with changed:
-                changed.wait_for(lambda: bool(self._jobs))
+                while not self._jobs:
+                    changed.wait()
                 work, nbytes = self._jobs.popleft()
             try:
                 work()
