@@ -14,7 +14,7 @@ import torch
 from snaprt.torch import tensors
 
 _C: Any = torch._C
-_FUNCTIONS: Any = torch._C._VariableFunctions
+_FUNCTIONS: Any = _C._VariableFunctions
 _PREFIX: Final = "_foreach_"
 
 
