@@ -112,18 +112,15 @@ print(snaprt.metrics.counter_value("UncachedCompile") or 0)
 """
 
 
-@pytest.mark.parametrize("order", [("holds", "lets go"), ("lets go", "holds")])
-def test_a_run_that_holds_another_array_than_when_it_was_collected_compiles_nothing(
-    tmp_path, order
-):
+def test_a_run_that_holds_another_array_than_when_it_was_collected_compiles_nothing(tmp_path):
     programs, cache, script = tmp_path / "programs", tmp_path / "cache", tmp_path / "holds.py"
     script.write_text(HOLDS)
     for words in (
-        ("collect", "--out", programs, "--", script, order[0]),
+        ("collect", "--out", programs, "--", script, "lets go"),
         ("warm", programs, "--target", "cpu", "--dir", cache),
     ):
         assert snaprt("cache", *words).returncode == 0
-    run = snaprt("run", "--lazy", "--", script, order[1], SNAPRT_CACHE_DIR=str(cache))
+    run = snaprt("run", "--lazy", "--", script, "holds", SNAPRT_CACHE_DIR=str(cache))
     assert run.stdout == "0\n", run.stderr
 
 
