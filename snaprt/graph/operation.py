@@ -148,7 +148,7 @@ def _mapping_key(value: dict[Any, Any]) -> Any:
 def _jaxpr_key(jaxpr: Any) -> Any:
     token = _jaxpr_tokens.get(jaxpr)
     if token is None:
-        structure = _jaxpr_structure(jaxpr)
+        structure = _jaxpr_structure(jaxpr, _parameter_key, _constant_key)
         token = _jaxpr_structures.get(structure)
         if token is None:
             token = _jaxpr_structures[structure] = next(_numbers)
@@ -158,21 +158,28 @@ def _jaxpr_key(jaxpr: Any) -> Any:
 
 def is_same_program(one: jaxapi.ClosedJaxpr, other: jaxapi.ClosedJaxpr) -> bool:
     """Return whether two jaxprs have the same operations and constants of equal values."""
-    return (
-        _jaxpr_key(one.jaxpr) == _jaxpr_key(other.jaxpr)
-        and len(one.consts) == len(other.consts)
-        and all(map(_is_same_constant, one.consts, other.consts))
-    )
+    return _key_by_values(one) == _key_by_values(other)
 
 
-def _is_same_constant(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    values = [np.asarray(value) for value in (one, other)]
-    return values[0].dtype == values[1].dtype and values[0].tobytes() == values[1].tobytes()
+def _key_by_values(value: Any) -> Any:
+    """Return a key as `_parameter_key` does, of which constants take part by their values."""
+    kind = type(value)
+    if kind in (jaxapi.Jaxpr, jaxapi.ClosedJaxpr):
+        return _jaxpr_structure(value, _key_by_values, _constant_key_by_values)
+    if isinstance(value, tuple | list):
+        return (kind, *map(_key_by_values, value))
+    return _parameter_key(value)
 
 
-def _jaxpr_structure(closed: Any) -> Any:
+def _constant_key_by_values(value: Any) -> Any:
+    if jaxapi.host_literal(value) or jaxapi.is_extended_dtype(value.dtype):
+        return _constant_key(value)
+    return (jaxapi.typeof(value), np.asarray(value).tobytes())
+
+
+def _jaxpr_structure(
+    closed: Any, parameter_key: Callable[[Any], Any], constant_key: Callable[[Any], Any]
+) -> Any:
     """Return a jaxpr as nested tuples with its variables numbered in order of appearance."""
     consts = getattr(closed, "consts", ())
     jaxpr = getattr(closed, "jaxpr", closed)
@@ -180,7 +187,7 @@ def _jaxpr_structure(closed: Any) -> Any:
 
     def variable(atom: Any) -> Any:
         if isinstance(atom, jaxapi.JaxprLiteral):
-            return ("literal", atom.aval, _constant_key(atom.val))
+            return ("literal", atom.aval, constant_key(atom.val))
         return numbers.setdefault(atom, len(numbers))
 
     def binders(variables: Any) -> Any:
@@ -193,14 +200,14 @@ def _jaxpr_structure(closed: Any) -> Any:
                 equation.primitive,
                 equation.ctx,
                 tuple([variable(atom) for atom in equation.invars]),
-                tuple([(name, _parameter_key(v)) for name, v in equation.params.items()]),
+                tuple([(name, parameter_key(v)) for name, v in equation.params.items()]),
                 binders(equation.outvars),
             )
             for equation in jaxpr.eqns
         ]
     )
     outputs = tuple([variable(atom) for atom in jaxpr.outvars])
-    return (inputs, equations, outputs, tuple(map(_constant_key, consts)))
+    return (inputs, equations, outputs, tuple(map(constant_key, consts)))
 
 
 def _constant_key(value: Any) -> Any:

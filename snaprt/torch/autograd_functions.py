@@ -1,4 +1,4 @@
-"""`torch.autograd.Function` inside of what is traced: JAX would not call its ``backward``."""
+"""Python code that PyTorch's autograd calls: of `torch.autograd.Function`, hooks, checkpoints."""
 
 from __future__ import annotations
 
@@ -32,3 +32,20 @@ def watch_functions() -> None:
         )
 
     function.apply = classmethod(functools.wraps(original)(apply))
+    library: Any = torch.autograd
+    library._engine_run_backward = _with_functions(library._engine_run_backward)
+
+
+def _with_functions(run: Any) -> Any:
+    """Return a function that runs ``backward`` with functions of PyTorch going to `operations`.
+
+    It is reached with that switched off. What a checkpoint computes again, and hooks, must be
+    recorded by autograd as they were the first time.
+    """
+
+    @functools.wraps(run)
+    def run_with_functions(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._EnableTorchFunction():
+            return run(*args, **kwargs)
+
+    return run_with_functions

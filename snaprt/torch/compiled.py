@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import jax
 import torch
+from torch.overrides import TorchFunctionMode
 
 from snaprt import jaxapi
 from snaprt.errors import UsageError
@@ -392,7 +393,8 @@ class _Step:
             given = [args[name] for name in self._names]
             tensors = [Tensor(array) for array in given]
             positional, named = unflatten(self._structure, iter(tensors))
-            result = self._function(*positional, **named)
+            with _refusing_draws():
+                result = self._function(*positional, **named)
             if any(t.box.array is not a for t, a in zip(tensors, given, strict=True)):
                 raise UsageError(
                     "a function compiled by snaprt.torch.jit changes an argument in place",
@@ -422,6 +424,33 @@ class _Step:
 
 
 _NONE, _SAME, _NEW = "none", "same", "new"
+
+
+class _WithoutGenerators(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        traced.refuse_generator(func, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _refusing_draws() -> Iterator[None]:
+    """Raise an error if random numbers are drawn that are not those of the step's key.
+
+    Raises:
+        UsageError: They are, for a tensor of the CPU or by a generator.
+    """
+    before = torch.get_rng_state()
+    with _WithoutGenerators():
+        yield
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise UsageError(
+            "a function compiled by snaprt.torch.jit draws random numbers on the CPU, which would "
+            "be the same in each call",
+            hint="draw them on the device: torch.randn(..., device=snaprt.torch.device())",
+        )
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch.nn import init
 from snaprt import jaxapi
 from snaprt.errors import UsageError
 from snaprt.torch.device_names import means_ours
+from snaprt.torch.lists import OF_LISTS
 from snaprt.torch.structure import flatten
 from snaprt.torch.tensors import (
     DTYPES,
@@ -411,6 +412,7 @@ _OPERATORS: Final[dict[Any, Any]] = {
     **_with_factor("sub", "alpha"),
     **_with_factor("addcmul", "value"),
     **_with_factor("addcdiv", "value"),
+    **OF_LISTS,
     torch.full_like: _full_like,
     _T.__setitem__: operator.setitem,
     _T.__getitem__: operator.getitem,
@@ -426,6 +428,7 @@ _DISPATCHED: Final[dict[Any, Callable[..., Any]]] = {
         tensor, kwargs.get("device"), kwargs.get("dtype")
     ),
     _aten._local_scalar_dense.default: _item,
+    _aten._is_any_true.default: lambda tensor: tensor.any(),
     torch.ops.prim.device.default: lambda tensor: tensor.device,
 }
 

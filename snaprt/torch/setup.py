@@ -12,6 +12,7 @@ from snaprt import jaxapi
 from snaprt.torch import (
     autograd_functions,
     generators,
+    lists,
     operations,
     optimizers,
     tensors,
@@ -19,6 +20,7 @@ from snaprt.torch import (
 )
 
 _C: Any = torch._C
+_T: Any = torch.Tensor
 _libraries: list[torch.library.Library] = []  # what they register is gone with them
 
 
@@ -39,6 +41,8 @@ def set_up() -> None:
     optimizers.watch_steps()
     autograd_functions.watch_functions()
     generators.provide_generators()
+    lists.group_by_device()
+    _T.pin_memory = lambda tensor, device=None: tensor  # XLA copies from memory of any kind
 
 
 def _register_device() -> None:

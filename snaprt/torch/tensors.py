@@ -50,6 +50,7 @@ _AS_INTEGERS: Final = {
     torch.float8_e5m2: (torch.int8, np.dtype(ml_dtypes.float8_e5m2)),
 }
 
+_C: Any = torch._C
 _NO_MEMORY: Final = torch.device("meta")
 
 plainly = torch._C.DisableTorchFunction
@@ -358,6 +359,12 @@ def to_device(tensor: torch.Tensor) -> Tensor:
 
     The copy is counted as ``torch::moved_to_device``. Gradients do not flow through.
     """
+    if _C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise UsageError(
+            "transforms of torch.func (vmap, grad, jacrev) do not apply to tensors on the device",
+            hint="use torch.autograd.grad and torch.autograd.functional, or write the function "
+            "in JAX",
+        )
     metrics.counter_add("torch::moved_to_device")
     values = host_values(tensor)
     with jaxapi.evaluating():

@@ -451,6 +451,21 @@ def drawing_by(generator: torch.Generator) -> Iterator[None]:
         _source.generator = outer
 
 
+def refuse_generator(func: Any, kwargs: dict[str, Any]) -> None:
+    """Raise an error if a function that is being traced draws from a generator of its own.
+
+    Raises:
+        UsageError: It does.
+    """
+    if kwargs.get("generator") is not None:
+        raise UsageError(
+            f"torch.{func.__name__} gets a torch.Generator inside of what is traced: the numbers "
+            "would be drawn once, and be the same in each call",
+            hint="leave the generator out and seed with torch.manual_seed, or draw outside and "
+            "pass the numbers as an argument",
+        )
+
+
 def keys_drawn() -> int:
     """Return how many keys this thread has drawn from the key of `drawing_from`."""
     return _source.drawn
@@ -488,6 +503,7 @@ class _Mode(TorchFunctionMode):
                 "create_graph=True) outside",
             )
         args, kwargs = renamed(func, args, dict(kwargs or {}))
+        refuse_generator(func, kwargs)
         if func in _constructors() and kwargs.get("device") is None:
             if torch.get_default_device().type == "cpu":
                 kwargs["device"] = "jax"

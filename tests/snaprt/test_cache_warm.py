@@ -101,6 +101,29 @@ def test_after_collecting_and_warming_a_run_compiles_and_lowers_nothing(train, t
     assert result["loss"] == json.loads(plain.stdout)["loss"]
 
 
+HOLDS = """
+import sys, jax.numpy as jnp, snaprt
+x = jnp.ones(1 << 14) + 0
+snaprt.mark_step()
+held = x if sys.argv[1] == "holds" else None
+x = x * 2
+snaprt.mark_step()
+print(snaprt.metrics.counter_value("UncachedCompile") or 0)
+"""
+
+
+def test_a_run_that_holds_another_array_than_when_it_was_collected_compiles_nothing(tmp_path):
+    programs, cache, script = tmp_path / "programs", tmp_path / "cache", tmp_path / "holds.py"
+    script.write_text(HOLDS)
+    for words in (
+        ("collect", "--out", programs, "--", script, "lets go"),
+        ("warm", programs, "--target", "cpu", "--dir", cache),
+    ):
+        assert snaprt("cache", *words).returncode == 0
+    run = snaprt("run", "--lazy", "--", script, "holds", SNAPRT_CACHE_DIR=str(cache))
+    assert run.stdout == "0\n", run.stderr
+
+
 def test_what_a_run_wanted_before_an_error_of_its_own_is_kept(train, tmp_path):
     done = snaprt("cache", "collect", "--out", tmp_path / "programs", "--", train, "fail")
     assert done.returncode == 0

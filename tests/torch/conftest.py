@@ -1,13 +1,25 @@
 import importlib.util
+from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'snaprt[torch]'")
 # torchax is not imported here: with some versions of torch, only snaprt.torch can import it.
-if importlib.util.find_spec("torchax") is None:
-    pytest.skip("torchax is not installed: pip install 'snaprt[torch]'", allow_module_level=True)
+MISSING = [name for name in ("torch", "torchax") if importlib.util.find_spec(name) is None]
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
+class _Skipped(pytest.Module):
+    def collect(self) -> list[pytest.Item]:  # without importing the file
+        pytest.skip(f"{' and '.join(MISSING)} not installed: pip install 'snaprt[torch]'")
+
+
+if MISSING:
+
+    def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+        return _Skipped.from_parent(parent, path=module_path)
+
+else:
+    import torch
+
+    @pytest.fixture(autouse=True)
+    def _seeded() -> None:
+        torch.manual_seed(0)

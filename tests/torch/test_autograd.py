@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,31 @@ def test_a_wrapped_module_can_be_checkpointed() -> None:
     checkpoint(ours, moved, use_reentrant=False).square().sum().backward()
     plain(x).square().sum().backward()
     _assert_same_gradients(ours, plain)
+
+
+def test_operations_outside_of_wrapped_modules_can_be_checkpointed() -> None:
+    x = torch.linspace(-1, 1, 6)
+    gradients = []
+    for device in ("cpu", snaprt.torch.device()):
+        given = x.clone().to(device).requires_grad_()
+        checkpoint(lambda t: t.sin().cos() * t, given, use_reentrant=False).sum().backward()
+        gradients.append(given.grad.cpu())
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+
+
+def test_a_nan_in_backward_is_found_by_the_anomaly_mode_of_pytorch() -> None:
+    model = snaprt.torch.wrap(nn.Linear(2, 1))
+    with torch.autograd.detect_anomaly(check_nan=True):
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(RuntimeError, match="returned nan"):
+            (model(torch.ones(1, 2)) * torch.nan).sum().backward()
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.jacrev])
+def test_transforms_of_torch_func_are_refused(transform: Callable[..., Any]) -> None:
+    model = snaprt.torch.wrap(nn.Linear(2, 2))
+    with pytest.raises(UsageError, match=r"transforms of torch\.func"):
+        transform(model)(torch.ones(2, 2, device=snaprt.torch.device()))
 
 
 def test_a_function_with_its_own_backward_is_refused_inside_a_wrapped_module() -> None:

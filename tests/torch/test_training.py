@@ -552,6 +552,46 @@ def test_a_generator_of_the_device_makes_the_numbers_of_its_seed() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def _draw_by_own(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(3, generator=torch.Generator(snaprt.torch.device()), device=x.device)
+
+
+def _draw_by_plain(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(3, generator=torch.Generator()).to(x.device)
+
+
+def _draw_on_cpu(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(3).to(x.device)
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (_draw_by_own, "gets a torch.Generator"),
+        (_draw_by_plain, "gets a torch.Generator"),
+        (_draw_on_cpu, "draws random numbers on the CPU"),
+    ],
+)
+def test_random_numbers_that_would_be_the_same_in_each_step_are_refused(
+    draw: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
+    x = torch.zeros(3, device=snaprt.torch.device())
+    step = snaprt.torch.jit(draw)
+    step(x)  # runs as it is written
+    with pytest.raises(UsageError, match=message):
+        step(x)
+    if draw is not _draw_on_cpu:  # in a wrapped function, that draws on the device
+        with pytest.raises(UsageError, match=message):
+            snaprt.torch.wrap(draw)(x)
+
+
+def test_a_loader_may_pin_memory() -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(6.0))
+    loader = torch.utils.data.DataLoader(dataset, 3, pin_memory=True)
+    wrapped = snaprt.torch.wrap(nn.Identity())
+    assert [wrapped(x).tolist() for (x,) in loader] == [[0, 1, 2], [3, 4, 5]]
+
+
 @pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Rprop])
 def test_optimizers_that_read_values_in_pytorch_are_one_program_a_step(kind: Any) -> None:
     wrapped, plain = nn.Linear(3, 1), nn.Linear(3, 1)

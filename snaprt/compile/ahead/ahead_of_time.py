@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -63,7 +63,7 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
         if value is not None:
             jax.config.update(name, value)
     with placed(placement):
-        stand_in = jaxapi.lower(jaxapi.zeros_function(results), arguments)
+        stand_in = jaxapi.lower(jaxapi.zeros_function(results), arguments, program.donated)
         if jaxapi.signature_of_lowered(stand_in) != program.signature:
             raise CompileError(
                 "cannot rebuild the program from the collected file",
@@ -99,12 +99,15 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
             cache,
             "the program failed to compile",
         )
-    if program.program_digest:
-        key_of_note = key_of_program(program.program_digest, placement, cache)
-        ids = tuple(device.id for device in used)
-        note = Note(key, program.graph_id, len(arguments), len(results), ids)
-        if read_note(cache, key_of_note) != note:
-            write_note(cache, key_of_note, note, GRAPH_NAME)
+    ids = tuple(device.id for device in used)
+    note = Note(key, program.graph_id, len(arguments), len(results), ids)
+    for digest, noted in (
+        (program.program_digest, note),
+        (program.digest_of_any_donation, replace(note, donated=program.donated)),
+    ):
+        key_of_note = key_of_program(digest, placement, cache)
+        if digest and read_note(cache, key_of_note) != noted:
+            write_note(cache, key_of_note, noted, GRAPH_NAME)
     return warmed
 
 

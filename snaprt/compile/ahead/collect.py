@@ -14,7 +14,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from snaprt_cache.misses import script_name
 
 from snaprt import jaxapi, metrics
 from snaprt.compile.ahead.collection import collection
+from snaprt.compile.cached.fast_key import ANY_DONATION
 from snaprt.compile.key import compiler_settings, environment_flags, module_digest
 from snaprt.compile.lower import digest_of_lowering
 from snaprt.compile.obtain import bound_to_process
@@ -34,7 +35,7 @@ from snaprt.graph.digest import Unstable
 from snaprt.graph.program import Placement, Program
 
 SCHEMA: Final = "snaprt.collected"
-VERSION: Final = 1
+VERSION: Final = 2  # 1 says nothing of donation
 #: How the name of the JSON file ends; the module's ends with `MODULE_SUFFIX`.
 SUFFIX: Final = ".program.json"
 MODULE_SUFFIX: Final = ".mlirbc"
@@ -67,6 +68,9 @@ class CollectedProgram:
     devices: tuple[int, ...]
     default_device: int | str | None
     x64: bool
+    donated: tuple[int, ...] = ()  # the inputs whose memory it takes
+    # Its digest whatever it donates; empty where it has none, or can donate nothing.
+    digest_of_any_donation: str = ""
 
     def placement(self, devices: Mapping[int, Any]) -> Placement:
         """Return where it runs, with the devices of this process by their ids.
@@ -122,8 +126,8 @@ def read_program(path: Path) -> CollectedProgram:
         if content.pop("schema") != SCHEMA:
             raise ValueError("it has a different schema")
         version = content.pop("version")
-        if version != VERSION:
-            raise ValueError(f"its version is {version}; this snaprt reads {VERSION}")
+        if not 1 <= version <= VERSION:
+            raise ValueError(f"its version is {version}; this snaprt reads 1 to {VERSION}")
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in content.items()
@@ -231,7 +235,7 @@ def collect_program(
     digest = module_digest(stablehlo)
     shapes = jaxapi.shapes_of(program.arguments(promoted))
     results = jaxapi.results_of_lowered(lowered)
-    zeros = jaxapi.lower(jaxapi.zeros_function(results), shapes)
+    zeros = jaxapi.lower(jaxapi.zeros_function(results), shapes, program.donated)
     with collection.lock:
         if not collection.programs:
             _log.warning(
@@ -268,6 +272,7 @@ def _described(
     devices = jaxapi.devices_of_lowered(lowered)
     placement = program.placement
     default = placement.default_device
+    of_any = replace(program, donated=ANY_DONATION)
     return CollectedProgram(
         name=f"{script_name()}: {GRAPH_NAME}",
         module=f"{digest[:16]}{MODULE_SUFFIX}",
@@ -287,6 +292,10 @@ def _described(
         devices=tuple(device.id for device in placement.devices),
         default_device=default if isinstance(default, str | None) else default.id,
         x64=placement.x64,
+        donated=program.donated,
+        digest_of_any_donation=_digest_or_none(lambda: digest_of_lowering(of_any, promoted))
+        if program.donatable
+        else "",
     )
 
 
