@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +21,7 @@ from rich.text import Text
 from snaprt_replay.compare.results import to_json
 from snaprt_replay.run.rerun import replay
 
-from snaprt.cli import output
+from snaprt.cli import output, progress
 from snaprt.cli.replay import formats
 from snaprt.errors import ExecutionError, UsageError
 
@@ -59,6 +61,14 @@ def command(context: click.Context, out: Path, as_json: bool) -> None:
     """
     _check_installed()
     folders = _prepare(out)
+    with contextlib.ExitStack() as running:
+        _demonstrate(context, folders, running, as_json=as_json)
+
+
+def _demonstrate(
+    context: click.Context, folders: _Folders, running: contextlib.ExitStack, *, as_json: bool
+) -> None:
+    recording = _record_nan(folders, running, is_shown=not as_json)
     reports = _train_twice(folders)
     snapshot = _recorded(folders.dump / "warm")
     output.log.print(f"replaying {snapshot.name} ...")
@@ -75,7 +85,7 @@ def command(context: click.Context, out: Path, as_json: bool) -> None:
         output.console.print(f"replayed on {replayed.played.device}: {comparison.summary}")
         output.console.print()
         output.console.print("A plain JAX program goes wrong. Record it, unchanged:")
-    found = _find_nan(folders, is_shown=not as_json)
+    found = _find_nan(folders, recording, running, is_shown=not as_json)
     if as_json:
         output.emit_json(
             SCHEMA,
@@ -111,6 +121,11 @@ class _Folders:
     cache: Path
     dump: Path  # of the training
     nan: Path  # of the program that goes wrong
+
+    @property
+    def program(self) -> Path:
+        """The program that goes wrong."""
+        return self.nan / "train.py"
 
 
 def _prepare(out: Path) -> _Folders:
@@ -166,33 +181,82 @@ def _recorded(dump: Path) -> Path:
     return snapshots[-1]
 
 
-def _find_nan(folders: _Folders, *, is_shown: bool) -> dict[str, str]:
-    """Record, localize and minify a NaN with the commands that a user would type."""
-    program, dump = folders.nan / "train.py", folders.nan / "dump"
-    page, repro = folders.nan / "nan.html", folders.nan / "repro"
-    with output.writing(f"write {program}"):
-        shutil.copyfile(Path(__file__).with_name("nan_at_step_23.py"), program)
+class _Command:
+    """A command that a user would type, which runs in the background until it is waited for.
 
-    def snaprt(*words: str | Path) -> None:
-        if is_shown:
-            output.console.print(Text(f"\n$ {shlex.join(['snaprt', *map(str, words)])}", "bold"))
-        done = subprocess.run(
-            [sys.executable, "-m", "snaprt", *map(str, words)],
-            env={**os.environ, "SNAPRT_CACHE_DIR": str(folders.cache.absolute())},
-            stdout=None if is_shown else subprocess.DEVNULL,
-            check=False,
+    Args:
+        folders: The demo's.
+        words: The command without ``snaprt``.
+        running: Where to stop it if the demo ends before it does.
+        is_shown: Whether to print it and its output, at the end.
+    """
+
+    def __init__(
+        self,
+        folders: _Folders,
+        words: Sequence[str | Path],
+        running: contextlib.ExitStack,
+        *,
+        is_shown: bool,
+    ) -> None:
+        self._words = list(map(str, words))
+        self._process = running.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-m", "snaprt", *self._words],
+                env={**os.environ, "SNAPRT_CACHE_DIR": str(folders.cache.absolute())},
+                stdout=subprocess.PIPE if is_shown else subprocess.DEVNULL,
+                stderr=subprocess.STDOUT if is_shown else None,
+                text=True,
+            )
         )
-        if done.returncode not in (output.EXIT_OK, output.EXIT_MISMATCH):
+        running.callback(self._process.kill)
+
+    def finish(self) -> None:
+        """Wait for it, and print it with its output.
+
+        Raises:
+            ExecutionError: It failed.
+        """
+        if self._process.stdout is not None:
+            words = shlex.join(["snaprt", *self._words])
+            output.console.print(Text(f"\n$ {words}", "bold"))
+        with progress.showing("running"):
+            printed, _ = self._process.communicate()
+        if printed:
+            output.console.print(Text(printed.rstrip("\n")), soft_wrap=True)
+        if self._process.returncode not in (output.EXIT_OK, output.EXIT_MISMATCH):
             raise ExecutionError(
-                f"`snaprt {words[0]}` ended with status {done.returncode}",
+                f"`snaprt {self._words[0]}` ended with status {self._process.returncode}",
                 hint="its error message is above; `snaprt doctor` checks the installation",
             )
 
-    snaprt("run", "--record", "--when", "nan, first=1", "--dump", dump, "--", program)
-    snapshot = _recorded(dump)
-    snaprt("localize", snapshot, "--html", page)
-    snaprt("minify", snapshot, "--check", "nan", "-o", repro)
-    paths = {"program": program, "snapshot": snapshot, "page": page, "repro": repro}
+
+def _record_nan(folders: _Folders, running: contextlib.ExitStack, *, is_shown: bool) -> _Command:
+    """Begin to run the program that goes wrong, while the training goes on."""
+    with output.writing(f"write {folders.program}"):
+        shutil.copyfile(Path(__file__).with_name("nan_at_step_23.py"), folders.program)
+    dump = folders.nan / "dump"
+    words = ("run", "--record", "--when", "nan, first=1", "--dump", dump, "--", folders.program)
+    return _Command(folders, words, running, is_shown=is_shown)
+
+
+def _find_nan(
+    folders: _Folders, recording: _Command, running: contextlib.ExitStack, *, is_shown: bool
+) -> dict[str, str]:
+    """Localize and minify the NaN, both at the same time."""
+    recording.finish()
+    snapshot = _recorded(folders.nan / "dump")
+    page, repro = folders.nan / "nan.html", folders.nan / "repro"
+    commands = [
+        _Command(folders, words, running, is_shown=is_shown)
+        for words in (
+            ("localize", snapshot, "--html", page),
+            ("minify", snapshot, "--check", "nan", "-o", repro),
+        )
+    ]
+    for started in commands:
+        started.finish()
+    paths = {"program": folders.program, "snapshot": snapshot, "page": page, "repro": repro}
     return {name: str(path) for name, path in paths.items()}
 
 
