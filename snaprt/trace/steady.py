@@ -168,10 +168,15 @@ def _known(
 def _check(known: _Function, function: Any, arrays: Any, operands: Any) -> None:
     """Trace the call again; warn if that is another program than was traced before."""
     metrics.counter_add("SteadyChecks")
+    # Values that are pending would be read.
+    shapes = jax.tree.map(
+        lambda leaf: jaxapi.shape_of_aval(leaf.aval) if type(leaf) is LazyArray else leaf,
+        (arrays, operands),
+    )
     with jaxapi.evaluating():
-        before = known.jitted.trace(arrays, operands).jaxpr
+        before = jax.make_jaxpr(known.jitted)(*shapes)
         known.jitted = known.jit()
-        if is_same_program(before, known.jitted.trace(arrays, operands).jaxpr):
+        if is_same_program(before, jax.make_jaxpr(known.jitted)(*shapes)):
             return
     metrics.counter_add("SteadyChanged")
     _log.warning(

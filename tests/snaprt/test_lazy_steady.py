@@ -330,6 +330,18 @@ def test_a_check_runs_effects_once_and_knows_equal_constants(
     assert metrics.counter_value("SteadyChanged") == changed
 
 
+def test_a_check_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SNAPRT_STEADY_CHECK", "2")
+    checks = metrics.counter_value("SteadyChecks") or 0
+    with snaprt.lazy(steady=True, fullgraph=True):  # which raises where a value is read
+        x = jnp.ones(3)
+        for _ in range(4):
+            x = x - jax.grad(lambda w, y: jnp.sum(w * w * y))(x * 2, jnp.sin(x))
+            snaprt.mark_step()
+    assert (metrics.counter_value("SteadyChecks") or 0) >= checks + 2
+    assert np.isfinite(x).all()
+
+
 def test_objects_that_changed_are_traced_as_they_are_now() -> None:
     rates = [1.0]
 

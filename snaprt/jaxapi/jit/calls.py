@@ -19,6 +19,7 @@ from jax._src.named_sharding import UNSPECIFIED as _UNSPECIFIED
 
 from snaprt.jaxapi.jit.entry import infer_jit, parse_jit_call, run_jit, run_jit_primitive
 from snaprt.jaxapi.settings import trace_context
+from snaprt.jaxapi.tracing.arrays import shape_of_aval
 
 
 @dataclass(frozen=True)
@@ -162,13 +163,8 @@ def with_result(
     params = call.params
     jaxpr = params["jaxpr"]
     if jaxpr not in _extended:
-        avals = [
-            jax.ShapeDtypeStruct(
-                aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=aval.sharding
-            )
-            for aval in jaxpr.out_avals
-        ]
-        _extended[jaxpr] = _followed_by(jaxpr, jax.make_jaxpr(result_of)(avals))
+        shapes = list(map(shape_of_aval, jaxpr.out_avals))
+        _extended[jaxpr] = _followed_by(jaxpr, jax.make_jaxpr(result_of)(shapes))
     params = {
         **params,
         "jaxpr": _extended[jaxpr],

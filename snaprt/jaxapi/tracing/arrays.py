@@ -122,6 +122,13 @@ def describe_input(array: jax.Array) -> tuple[Any, ...]:
     return typeof(array), array.sharding, array.committed
 
 
+def shape_of_aval(aval: Any) -> jax.ShapeDtypeStruct:
+    """Return what is traced as an array of that abstract value is."""
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=aval.sharding
+    )
+
+
 def shapes_of(arrays: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
     """Return what lowering needs of ``arrays``, without the arrays."""
     return [
