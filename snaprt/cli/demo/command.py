@@ -295,7 +295,7 @@ def _find_nan(folders: _Folders, commands: _Commands) -> list[Future[_Ran]]:
 
 
 def _show(reports: dict[str, dict[str, Any]]) -> None:
-    table = Table(title="Training on the handwritten digits, 60 steps", title_justify="left")
+    table = Table(title="Training on the handwritten digits, 40 steps", title_justify="left")
     table.add_column("")
     for start in _STARTS:
         table.add_column(f"{start} cache", justify="right")
