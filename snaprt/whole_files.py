@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from snaprt.leftovers import remove_leftovers, temporary_name
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -35,10 +37,17 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             yield stream
         return
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident():x}.tmp")
+    _remove_leftovers_once(target.parent)
+    temporary = target.with_name(temporary_name(target.name))
     try:
         with temporary.open("wb") as file:
             yield file
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@functools.cache
+def _remove_leftovers_once(folder: Path) -> None:
+    """Remove what killed processes left in a folder, which may be large, but not at each file."""
+    remove_leftovers(folder)

@@ -25,8 +25,8 @@ from snaprt.cli.bundle.archive import BundleFile, prepared
 from snaprt.cli.bundle.hiding import Hiding, hiding
 from snaprt.cli.bundle.run import ProgramEnd, run
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.leftovers import temporary_name
 from snaprt.refusals import remedy
-from snaprt.snapshot.format.leftovers import temporary_name
 from snaprt.units import format_size
 
 SCHEMA: Final = "snaprt.bundle"

@@ -23,9 +23,9 @@ import numpy as np
 import zstandard
 
 from snaprt.errors import SnapshotError
+from snaprt.leftovers import temporary_name
 from snaprt.refusals import remedy
 from snaprt.snapshot.format import arrays, schema
-from snaprt.snapshot.format.leftovers import WholeWrites, temporary_name
 from snaprt.snapshot.format.small_zip import (
     FIRST_TIME,
     LAST_TIME,
@@ -34,6 +34,7 @@ from snaprt.snapshot.format.small_zip import (
     checksum,
 )
 from snaprt.snapshot.format.store import ArrayStore
+from snaprt.snapshot.format.whole_writes import WholeWrites
 
 SMALL_FILE: Final = 1 << 20
 """Bytes up to which a snapshot is written at once, and left to the system to put on disk.

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from snaprt.errors import SnapshotError
+from snaprt.leftovers import remove_leftovers, temporary_name
 from snaprt.refusals import remedy
 from snaprt.snapshot.format import places, schema, store
-from snaprt.snapshot.format.leftovers import remove_leftovers, temporary_name
 from snaprt.snapshot.format.read import open_snapshot
 
 AGE: Final = 3600.0
