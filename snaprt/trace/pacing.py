@@ -56,6 +56,9 @@ _MAX_JOINED: Final = 8
 _MARKED_STEPS: Final = 4
 _MIN_MARKED: Final = 10_000
 
+#: Code that uses one of these names is expected to mark steps, PyTorch/XLA's names included.
+_MARK_STEPS: Final = frozenset({"mark_step", "optimizer_step", "sync", "MpDeviceLoader"})
+
 #: The causes of automatic cuts, as they are counted under ``cut::CAUSE``.
 ALONE: Final = "own_program"
 REPEATS: Final = "repeats"
@@ -179,15 +182,19 @@ class Pacer:
 
     def _cause_to_begin(self, point: Point) -> str | None:
         """Return why to cut after ``point`` though the thread may yet mark a step."""
+        limit = max(_MIN_MARKED, _MARKED_STEPS * self._largest)
+        is_over = point.weight >= min(_limit() or limit, limit)
         if self._has_stepped:
-            limit = max(_MIN_MARKED, _MARKED_STEPS * self._largest)
-            limit = min(_limit() or limit, limit)
-            return SIZE if point.weight >= limit else None
+            return SIZE if is_over else None
         if self.stands_alone(point.primitive, point.params):
             return ALONE
         cause = _exceeded(point, _MARKED_STEPS)
-        if cause is not None:
-            self._find_repetition(point)
+        if cause is None:
+            return None
+        is_over = is_over or point.nbytes >= most_bytes()
+        if not is_over and jaxapi.user_code_names(_MARK_STEPS):
+            return None  # the next steps will not be cut either, and are to find its program
+        self._find_repetition(point)
         return cause
 
     def _cause_to_cut(self, point: Point) -> str | None:
