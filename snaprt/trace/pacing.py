@@ -53,8 +53,10 @@ _MAX_JOINED: Final = 8
 
 #: A thread that marks steps may have so much more than its largest step pending, and this at least.
 #: Before its first step, it may have so much more pending than between automatic steps.
+#: Before one that it is expected to mark, it may have more.
 _MARKED_STEPS: Final = 4
 _MIN_MARKED: Final = 10_000
+_MAX_FIRST: Final = 40_000
 
 #: Code that uses one of these names is expected to mark steps, PyTorch/XLA's names included.
 _MARK_STEPS: Final = frozenset({"mark_step", "optimizer_step", "sync", "MpDeviceLoader"})
@@ -182,17 +184,16 @@ class Pacer:
 
     def _cause_to_begin(self, point: Point) -> str | None:
         """Return why to cut after ``point`` though the thread may yet mark a step."""
-        limit = max(_MIN_MARKED, _MARKED_STEPS * self._largest)
-        is_over = point.weight >= min(_limit() or limit, limit)
         if self._has_stepped:
-            return SIZE if is_over else None
+            limit = max(_MIN_MARKED, _MARKED_STEPS * self._largest)
+            return SIZE if point.weight >= min(_limit() or limit, limit) else None
         if self.stands_alone(point.primitive, point.params):
             return ALONE
         cause = _exceeded(point, _MARKED_STEPS)
         if cause is None:
             return None
-        is_over = is_over or point.nbytes >= most_bytes()
-        if not is_over and jaxapi.user_code_names(_MARK_STEPS):
+        is_small = point.weight < min(_limit() or _MAX_FIRST, _MAX_FIRST)
+        if is_small and point.nbytes < most_bytes() and jaxapi.user_code_names(_MARK_STEPS):
             return None  # the next steps will not be cut either, and are to find its program
         self._find_repetition(point)
         return cause
