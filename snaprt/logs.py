@@ -16,6 +16,7 @@ from typing import Final
 
 from snaprt import settings
 from snaprt.errors import UsageError
+from snaprt.refusals import remedy_sentence
 
 _ROOT: Final = Path(__file__).parent.parent
 _LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
@@ -62,7 +63,7 @@ def _file_handler(path: Path) -> logging.Handler:
     except OSError as error:
         raise UsageError(
             f"cannot write the log to {path}: {error.strerror or error}",
-            hint="SNAPRT_LOG_FILE names a file in an existing directory.",
+            hint=remedy_sentence(error, "set SNAPRT_LOG_FILE to a file in an existing directory"),
         ) from error
 
 

@@ -36,6 +36,7 @@ from snaprt.metrics_report import (
     from_json,
     short,
 )
+from snaprt.refusals import remedy_sentence
 from snaprt.whole_files import write_whole
 
 __all__ = [
@@ -440,7 +441,9 @@ def _save(target: Path, *, as_text: bool) -> None:
     except OSError as error:
         raise SnaprtError(
             f"cannot write the metrics to {target}: {error.strerror or error}",
-            hint="Set SNAPRT_METRICS_FILE to a file in an existing, writable directory.",
+            hint=remedy_sentence(
+                error, "set SNAPRT_METRICS_FILE to a file in an existing, writable directory"
+            ),
         ) from error
 
 

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final
 
 import blake3
 
-from snaprt_cache.errors import CacheError
+from snaprt_cache.errors import CacheError, remedy
 from snaprt_cache.folder import try_lock
 from snaprt_cache.frame import UNSIGNED, BlobDamaged, BlobRefused, check_blob, pieces
 
@@ -131,7 +131,7 @@ def write_bundle(
     except OSError as error:
         raise CacheError(
             f"cannot write the bundle {path}: {error.strerror or error}",
-            hint="Name a file in a writable directory with free space.",
+            hint=remedy(error, "name a file in a writable directory"),
         ) from error
     finally:
         with contextlib.suppress(OSError):

@@ -37,9 +37,30 @@ class CacheError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
+#: A kind of refusal, which is warned of once, and what to do about it but writing elsewhere.
+_REMEDIES: Final[Mapping[int, tuple[str, str]]] = {
+    errno.ENOSPC: ("space", "free some space"),
+    errno.EDQUOT: ("space", "free some space or raise the disk quota"),
+    errno.EFBIG: ("size", "raise the file size limit (ulimit -f)"),
+}
+
+
+def remedy(error: OSError, elsewhere: str) -> str:
+    """Return what to do about a file that could not be written, as a sentence.
+
+    Args:
+        error: How the system refused.
+        elsewhere: What helps otherwise, such as ``name another file``.
+    """
+    known = _REMEDIES.get(error.errno or 0)
+    return _sentence(elsewhere if known is None else f"{known[1]}, or {elsewhere}")
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."
+
+
 _ELSEWHERE: Final = "set SNAPRT_CACHE_DIR to another directory"
-# A kind of trouble, which is warned of once, and what to do about it.
-_SPACE: Final = ("space", f"Free some space, or {_ELSEWHERE}.")
 _ACCESS: Final = (
     "access",
     f"Make it writable, or {_ELSEWHERE}. SNAPRT_CACHE_MODE=read-only reads it without writing; "
@@ -49,15 +70,15 @@ _NO_FOLDER: Final = (
     "folder",
     f"A file is in the way of the directory: remove it, or {_ELSEWHERE}.",
 )
-_SIZE: Final = ("size", f"Raise the file size limit (ulimit -f), or {_ELSEWHERE}.")
 _OTHER: Final = (
     "other",
     f"If this continues, {_ELSEWHERE}, or disable the cache with SNAPRT_CACHE=off.",
 )
 _ADVICE: Final[Mapping[int, tuple[str, str]]] = {
-    errno.ENOSPC: _SPACE,
-    getattr(errno, "EDQUOT", errno.ENOSPC): _SPACE,
-    errno.EFBIG: _SIZE,
+    **{
+        number: (kind, _sentence(f"{known}, or {_ELSEWHERE}"))
+        for number, (kind, known) in _REMEDIES.items()
+    },
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
     errno.EROFS: _ACCESS,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from snaprt_cache import file_digests, frame, misses, reports
 from snaprt_cache.blobs import BlobFolder
-from snaprt_cache.errors import LOGGER, CacheError, Warnings
+from snaprt_cache.errors import LOGGER, CacheError, Warnings, remedy
 from snaprt_cache.folder import PRIVATE, Folder, default_path, refuse_if_unsafe, shared_access
 from snaprt_cache.frame import BlobDamaged, BlobHeader, BlobRefused, Metadata, Signing
 from snaprt_cache.index import (
@@ -691,7 +691,7 @@ class Cache:
         return CacheError(
             f"cannot {doing} the cache in {self.path}: {error.strerror or error} "
             f"({error.filename})",
-            hint="Make the directory writable and try again.",
+            hint=remedy(error, "make the directory writable and try again"),
         )
 
     def _useless(self, digest: str, reason: str) -> CacheError:

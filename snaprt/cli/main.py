@@ -20,6 +20,7 @@ import snaprt
 from snaprt.cli import output
 from snaprt.cli.lazy_group import LazyGroup
 from snaprt.errors import SnaprtError
+from snaprt.refusals import REMEDIES, remedy_sentence
 
 
 @dataclass(frozen=True)
@@ -210,16 +211,8 @@ def _explain(error: Exception) -> None:
 
 
 _NO_HINT: Final = "See `snaprt help COMMAND`."
-_SPACE: Final = "Free some space, or use another directory."
-_ACCESS: Final = "Change its permissions, or use another file."
 _HINTS: Final[Mapping[int, str]] = {
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.EFBIG: "Raise the file size limit (ulimit -f), or use another directory.",
-    errno.EACCES: _ACCESS,
-    errno.EPERM: _ACCESS,
-    errno.EROFS: _ACCESS,
-    errno.EMFILE: "Raise the limit on open files (ulimit -n).",
+    errno.EROFS: "Use a directory that can be written to.",
     errno.ENAMETOOLONG: "Use a shorter file name.",
     errno.ENOTDIR: "Part of this path is a file, not a directory.",
     errno.EISDIR: "Name a file, not a directory.",
@@ -234,6 +227,8 @@ def _refusal(error: OSError | MemoryError) -> tuple[str, str]:
         return "out of memory", "Close other programs, or use a smaller file or fewer at a time."
     where = f": {error.filename}" if error.filename is not None else ""
     reason = error.strerror or str(error) or type(error).__name__
+    if error.errno in REMEDIES:
+        return f"{reason}{where}", remedy_sentence(error, "use another directory")
     return f"{reason}{where}", _HINTS.get(error.errno or 0, _NO_HINT)
 
 

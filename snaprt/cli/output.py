@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from snaprt.errors import UsageError
+from snaprt.refusals import remedy_sentence
 
 EXIT_OK: Final = 0
 EXIT_MISMATCH: Final = 1
@@ -62,14 +63,12 @@ def error(message: str, hint: str = "") -> None:
 
 
 @contextlib.contextmanager
-def writing(
-    what: str, hint: str = "Check that the directory exists and that the disk is not full."
-) -> Iterator[None]:
+def writing(what: str, elsewhere: str = "name a file in an existing directory") -> Iterator[None]:
     """Make an error of the user's of a file that cannot be written.
 
     Args:
         what: What is done, such as ``save outputs to FILE``.
-        hint: What to do about it.
+        elsewhere: How to name another place.
 
     Raises:
         UsageError: The system refused.
@@ -77,7 +76,9 @@ def writing(
     try:
         yield
     except OSError as error:
-        raise UsageError(f"cannot {what}: {error.strerror or error}", hint=hint) from error
+        raise UsageError(
+            f"cannot {what}: {error.strerror or error}", hint=remedy_sentence(error, elsewhere)
+        ) from error
 
 
 def writable(folder: Path, option: str) -> Path:

@@ -29,6 +29,7 @@ from snaprt.explain.nodes import (
     shown_nodes,
 )
 from snaprt.graph.program import Program
+from snaprt.refusals import remedy_sentence
 from snaprt.runtime.events import Compilation, Cut, Execution, Subscriber
 from snaprt.runtime.graph_breaks import describe_break
 from snaprt.trace import pacing
@@ -61,7 +62,7 @@ class AppendedFile:
         except OSError as error:
             raise UsageError(
                 f"cannot write to {self.path} ({variable}): {error.strerror or error}",
-                hint="Name a file in an existing, writable directory.",
+                hint=remedy_sentence(error, "name a file in an existing, writable directory"),
             ) from error
 
     def append(self, text: str) -> None:
@@ -72,7 +73,13 @@ class AppendedFile:
         except OSError as error:
             if not self._has_complained:
                 self._has_complained = True
-                _log.warning("%s: cannot write to %s: %s", self._variable, self.path, error)
+                _log.warning(
+                    "%s: cannot write to %s: %s. %s",
+                    self._variable,
+                    self.path,
+                    error.strerror or error,
+                    remedy_sentence(error, f"set {self._variable} to another file"),
+                )
 
     def _open(self) -> int:
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -16,8 +16,8 @@ from recordings import record
 
 from snaprt.cli.main import main
 from snaprt.errors import SnapshotError, UsageError
+from snaprt.leftovers import ring_name, temporary_name
 from snaprt.snapshot.format import places, schema
-from snaprt.snapshot.format.leftovers import ring_name, temporary_name
 from snaprt.snapshot.format.read import open_snapshot, sibling_inputs, sibling_outputs
 from snaprt.snapshot.format.store import ArrayStore
 from snaprt.snapshot.share.executions import executions_in

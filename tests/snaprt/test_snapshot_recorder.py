@@ -465,7 +465,7 @@ def test_a_forked_child_writes_its_own_snapshots_and_not_its_parents(tmp_path: P
     run_alone(program, tmp_path)
 
 
-def test_a_full_disk_is_an_error_with_file_and_bytes_and_the_program_goes_on(
+def test_a_limit_on_the_size_of_files_is_an_error_with_file_and_bytes_and_the_program_goes_on(
     tmp_path: Path,
 ) -> None:
     program = """
@@ -486,7 +486,8 @@ def test_a_full_disk_is_an_error_with_file_and_bytes_and_the_program_goes_on(
     assert errors.count("cannot write") == 1
     assert str(tmp_path / "step.0000") in errors
     assert "it needs up to 2,00" in errors
-    assert "free some space" in errors
+    assert "raise the file size limit (ulimit -f)" in errors
+    assert "are free there" not in errors
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".snap", ".snap"]
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import textwrap
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from snaprt.cli.replay import formats
 from snaprt.whole_files import write_whole
@@ -25,6 +28,23 @@ def test_what_was_there_stays_where_the_file_cannot_be_written(tmp_path: Path) -
     with pytest.raises(OSError, match="too long"):
         write_whole(tmp_path / name, b"new")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_what_a_killed_process_left_goes_with_the_next_file(tmp_path: Path) -> None:
+    killed = """
+        import os, pathlib, signal, sys
+        from snaprt.whole_files import whole_file
+        with whole_file(pathlib.Path(sys.argv[1])) as file:
+            file.write(b"half of it")
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    report = tmp_path / "report.json"
+    run_program(textwrap.dedent(killed), report, status=-signal.SIGKILL)
+    (left,) = tmp_path.iterdir()
+    assert left != report
+    write_whole(report, b"whole")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["whole"]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from snaprt.errors import SnaprtError, UsageError
+from snaprt.refusals import remedy
 from snaprt.snapshot.format import places
 from snaprt.snapshot.format.read import sibling_inputs
 from snaprt.snapshot.share.executions import executions_in, one_for_each_execution
+from snaprt.whole_files import whole_file, write_whole
 from snaprt_replay.batch import gather
 from snaprt_replay.compare.tolerance import ToleranceRequest
 from snaprt_replay.export.formats import write_members
@@ -182,20 +184,21 @@ def _compile(case: Case, request: ReplayRequest, workers: Workers) -> Report:
     saved = request.save_hlo or Path(f"{case.path.name}.{device}.hlo.txt")
     if outcome.failure is None:
         try:
-            saved.write_text(outcome.report["hlo"])
+            write_whole(saved, outcome.report["hlo"].encode())
         except OSError as error:
             raise UsageError(
                 f"cannot save the HLO to {saved}: {error.strerror or error}",
-                hint="name a file in an existing folder: --save-hlo FILE",
+                hint=remedy(error, "name a file in an existing folder: --save-hlo FILE"),
             ) from error
     return gather.of_compilation(case, request.variant, outcome, saved)
 
 
 def _save(path: Path, arrays: Sequence[NamedArray]) -> None:
     try:
-        write_members([(array.name, array.value) for array in arrays], path, bits=False)
+        with whole_file(path) as file:
+            write_members([(array.name, array.value) for array in arrays], file, bits=False)
     except OSError as error:
         raise UsageError(
             f"cannot save outputs to {path}: {error.strerror or error}",
-            hint="check that the directory exists and that the disk is not full",
+            hint=remedy(error, "name a file in an existing folder: --save FILE"),
         ) from error

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
@@ -58,16 +58,16 @@ def write_npz(case: Case, path: Path) -> None:
 
 
 def write_members(
-    arrays: Iterable[tuple[str, np.ndarray]], path: Path, *, bits: bool = True
+    arrays: Iterable[tuple[str, np.ndarray]], file: Path | BinaryIO, *, bits: bool = True
 ) -> None:
     """Write named arrays as ``numpy.savez`` does, which takes not every name.
 
     Args:
         arrays: Names and values.
-        path: The file.
+        file: Where to.
         bits: Write bfloat16 and the like as unsigned integers, not as bytes without a type.
     """
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(file, "w") as archive:
         for name, value in arrays:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 written = storable(value) if bits else value

@@ -22,6 +22,7 @@ from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.hlo.literals import TUPLE, array_to_literal
 from snaprt.hlo.proto import HloModuleProto, HloSnapshot, parse, serialize
+from snaprt.refusals import remedy
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder import describe
@@ -80,7 +81,10 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
         text = issue(case, shrunk, check, surrounding, fails)
         (folder / ISSUE).write_text(text)
     except OSError as error:
-        raise SnapshotError(f"cannot write {folder}: {error.strerror or error}") from error
+        raise SnapshotError(
+            f"cannot write {folder}: {error.strerror or error}",
+            hint=remedy(error, "name another folder with --output"),
+        ) from error
     return fails
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from snaprt import shown
 from snaprt.hlo.proto import XlaMessage
+from snaprt.whole_files import write_whole
 from snaprt_replay.hlo.instruction import shape_text, source_of
 from snaprt_replay.localize.findings import Localization
 from snaprt_replay.localize.program import FlatModule
@@ -44,11 +45,11 @@ def write(program: FlatModule, found: Localization | None, folder: Path) -> tupl
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / GRAPHS]
-    written[0].write_text(json.dumps(graph_collection(program)), encoding="utf-8")
+    write_whole(written[0], json.dumps(graph_collection(program)).encode())
     if found is not None:
         written.append(folder / ERRORS)
         data = json.dumps(node_data(program, found), allow_nan=False)
-        written[1].write_text(data, encoding="utf-8")
+        write_whole(written[1], data.encode())
     return tuple(written)
 
 

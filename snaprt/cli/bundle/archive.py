@@ -16,7 +16,8 @@ from typing import IO, BinaryIO, Final
 
 from snaprt.cli.bundle.hiding import Hiding
 from snaprt.errors import UsageError
-from snaprt.snapshot.format.leftovers import remove_leftovers, temporary_name
+from snaprt.leftovers import remove_leftovers, temporary_name
+from snaprt.refusals import remedy
 
 # What is larger is prepared on disk.
 _MOST_IN_MEMORY: Final = 64 << 20
@@ -46,7 +47,9 @@ class BundleFile:
         except OSError as error:
             raise UsageError(
                 f"cannot write {path}: {error.strerror or error}",
-                hint="name a file in an existing, writable directory: --outfile run.tar.gz",
+                hint=remedy(
+                    error, "name a file in an existing, writable directory: --outfile run.tar.gz"
+                ),
             ) from error
         os.chmod(self._temporary, 0o600)
         self._gzip = gzip.GzipFile(filename="", mode="wb", fileobj=self._file, mtime=0)

@@ -25,7 +25,8 @@ from snaprt.cli.bundle.archive import BundleFile, prepared
 from snaprt.cli.bundle.hiding import Hiding, hiding
 from snaprt.cli.bundle.run import ProgramEnd, run
 from snaprt.errors import SnaprtError, UsageError
-from snaprt.snapshot.format.leftovers import temporary_name
+from snaprt.leftovers import temporary_name
+from snaprt.refusals import remedy
 from snaprt.units import format_size
 
 SCHEMA: Final = "snaprt.bundle"
@@ -151,7 +152,8 @@ def command(
         except OSError as error:
             raise SnaprtError(
                 f"cannot write {outfile}: {error.strerror or error}",
-                hint=f"the program's files are in {folder}, with nothing hidden",
+                hint=f"{remedy(error, 'name another file with --outfile')}; "
+                f"the program's files are in {folder}, with nothing hidden",
             ) from error
     if tidy:
         shutil.rmtree(folder, ignore_errors=True)
@@ -172,7 +174,7 @@ def _working_folder(outfile: Path, outdir: Path | None, *, tidy: bool) -> Path:
     except OSError as error:
         raise UsageError(
             f"cannot create a folder for the working files: {error}",
-            hint="name one with --outdir, on a disk with free space",
+            hint=remedy(error, "name one with --outdir"),
         ) from error
     return outdir.absolute()
 

@@ -67,7 +67,7 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
     """
     if not program:
         raise click.UsageError("no program to run", context)
-    with output.writing(f"write into {out}", hint="choose another directory with --out"):
+    with output.writing(f"write into {out}", elsewhere="choose another directory with --out"):
         out.expanduser().mkdir(parents=True, exist_ok=True)
     os.environ["SNAPRT_COLLECT"] = str(out.expanduser().absolute())
     os.environ["SNAPRT_PREFETCH"] = "0"  # nothing that it would load is run

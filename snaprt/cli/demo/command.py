@@ -156,7 +156,9 @@ class _Folders:
 def _prepare(out: Path) -> _Folders:
     """Return the folders of the demo, empty."""
     folders = _Folders(out / "cache", out / "dump", out / "nan")
-    with output.writing(f"write the demo to {out}", hint="choose another directory with --out"):
+    with output.writing(
+        f"write the demo to {out}", elsewhere="choose another directory with --out"
+    ):
         for folder in (folders.cache, folders.dump, folders.nan):
             if folder.exists():
                 shutil.rmtree(folder)

@@ -184,7 +184,7 @@ def _write_explorer(case: Case, found: Localization | None, folder: Path) -> Non
     from snaprt_replay.localize.pipeline import read_program
     from snaprt_replay.report import model_explorer
 
-    with output.writing(f"write into {folder}", hint="is the disk full, is it a folder?"):
+    with output.writing(f"write into {folder}", elsewhere="name another folder"):
         written = model_explorer.write(read_program(case), found, folder)
     for path in written:
         output.log.print(f"wrote {shown.lines(str(path))}")

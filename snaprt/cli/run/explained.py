@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from snaprt import after_import
 from snaprt.cli import output
 from snaprt.errors import UsageError
+from snaprt.refusals import remedy_sentence
+from snaprt.whole_files import write_whole
 
 if TYPE_CHECKING:
     from snaprt.explain.cuts import Collector, GraphBreakRow, GraphBreakRows
@@ -64,9 +66,12 @@ class RunExplained:
         if self._file is not None:
             content = {"schema": SCHEMA, "version": VERSION, "places": list(_places(rows))}
             try:
-                self._file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+                write_whole(self._file, (json.dumps(content, indent=2) + "\n").encode())
             except OSError as error:
-                raise UsageError(f"cannot write {self._file}: {error.strerror or error}") from error
+                raise UsageError(
+                    f"cannot write {self._file}: {error.strerror or error}",
+                    hint=remedy_sentence(error, "name another file with --explain-json"),
+                ) from error
         if not self._shown:
             return
         output.log.print()

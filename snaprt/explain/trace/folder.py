@@ -27,6 +27,7 @@ from snaprt.compile.times import STAGES, ProgramTimes
 from snaprt.errors import UsageError
 from snaprt.explain.nodes import ShownNode, as_dot, as_text, is_wanted, shown_nodes, type_text
 from snaprt.explain.trace.drawing import draw, render, style
+from snaprt.refusals import remedy_sentence
 from snaprt.runtime.events import Cut, Execution, Subscriber
 from snaprt.units import format_duration, format_size
 from snaprt.whole_files import write_whole
@@ -368,7 +369,12 @@ class TraceFolder(Subscriber):
     def _complain(self, error: OSError) -> None:
         if not self._has_complained:
             self._has_complained = True
-            _log.warning("SNAPRT_TRACE: cannot write to %s: %s", self.folder, error)
+            _log.warning(
+                "SNAPRT_TRACE: cannot write to %s: %s. %s",
+                self.folder,
+                error.strerror or error,
+                remedy_sentence(error, "set SNAPRT_TRACE to another folder"),
+            )
 
 
 def trace_folder() -> TraceFolder | None:
@@ -389,7 +395,7 @@ def _claim(path: Path, index: str) -> Path:
     except OSError as error:
         raise UsageError(
             f"cannot write to {path} (SNAPRT_TRACE): {error.strerror or error}",
-            hint="Name a writable directory, or one that can be created.",
+            hint=remedy_sentence(error, "name a writable directory, or one that can be created"),
         ) from error
 
 

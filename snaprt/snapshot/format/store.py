@@ -22,8 +22,9 @@ import numpy as np
 import zstandard
 
 from snaprt import metrics, settings
+from snaprt.leftovers import remove_leftovers, temporary_name
 from snaprt.snapshot.format import arrays, schema
-from snaprt.snapshot.format.leftovers import WholeWrites, remove_leftovers, temporary_name
+from snaprt.snapshot.format.whole_writes import WholeWrites
 
 _log = logging.getLogger("snaprt.snapshot")
 

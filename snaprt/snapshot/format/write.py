@@ -23,8 +23,9 @@ import numpy as np
 import zstandard
 
 from snaprt.errors import SnapshotError
+from snaprt.leftovers import temporary_name
+from snaprt.refusals import remedy
 from snaprt.snapshot.format import arrays, schema
-from snaprt.snapshot.format.leftovers import WholeWrites, temporary_name
 from snaprt.snapshot.format.small_zip import (
     FIRST_TIME,
     LAST_TIME,
@@ -33,6 +34,7 @@ from snaprt.snapshot.format.small_zip import (
     checksum,
 )
 from snaprt.snapshot.format.store import ArrayStore
+from snaprt.snapshot.format.whole_writes import WholeWrites
 
 SMALL_FILE: Final = 1 << 20
 """Bytes up to which a snapshot is written at once, and left to the system to put on disk.
@@ -44,9 +46,10 @@ has written one, it is empty or cut short, which whoever reads it is told.
 MOST_ARRAYS: Final = MOST_MEMBERS - len(schema.MODULE_MEMBERS) - 2  # the mark, the manifest
 _WORTH: Final = 0.75  # of the module: it is compressed where it shrinks to this share
 _EFFORT: Final = 3
-_TOO_MUCH: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+_TOO_LARGE: Final = (*_NO_SPACE, errno.EFBIG)
 _T = TypeVar("_T")
-_NAMES_A_FOLDER: Final = "set the folder with --dump or SNAPRT_DUMP_DIR"
+_ELSEWHERE: Final = "use another folder: set the folder with --dump or SNAPRT_DUMP_DIR"
 
 
 def write_snapshot(
@@ -99,16 +102,12 @@ def write_file(
 
 def _refused(path: Path, contents: schema.Contents, error: OSError) -> SnapshotError:
     told = f"cannot write {path}: {error.strerror or error}"
-    if error.errno not in _TOO_MUCH:
-        return SnapshotError(told, hint=f"try another folder: {_NAMES_A_FOLDER}")
-    try:
-        free = f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
-    except OSError:
-        free = ""
-    return SnapshotError(
-        f"{told}; it needs up to {_size(contents):,} bytes{free}",
-        hint=f"free some space, or use another folder: {_NAMES_A_FOLDER}",
-    )
+    if error.errno in _TOO_LARGE:
+        told += f"; it needs up to {_size(contents):,} bytes"
+    if error.errno in _NO_SPACE:
+        with contextlib.suppress(OSError):
+            told += f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
+    return SnapshotError(told, hint=remedy(error, _ELSEWHERE))
 
 
 def _size(contents: schema.Contents) -> int:

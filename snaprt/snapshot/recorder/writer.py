@@ -22,7 +22,7 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.interruptions import raise_if_interrupted
-from snaprt.snapshot.format.leftovers import remove_leftovers
+from snaprt.leftovers import remove_leftovers
 from snaprt.snapshot.format.schema import Contents
 from snaprt.snapshot.format.store import store_for
 from snaprt.snapshot.format.write import write_file

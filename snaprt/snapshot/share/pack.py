@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from snaprt.errors import SnapshotError, UsageError
+from snaprt.leftovers import remove_leftovers, temporary_folder, temporary_name
+from snaprt.refusals import remedy
 from snaprt.snapshot.format import places, schema, store
 from snaprt.snapshot.format.arrays import PIECE
-from snaprt.snapshot.format.leftovers import remove_leftovers, temporary_folder, temporary_name
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.share.executions import whole_executions
@@ -206,7 +207,7 @@ def not_written(path: Path, error: OSError) -> SnapshotError:
     """Return what is to be raised where a file that is to be shared cannot be written."""
     return SnapshotError(
         f"cannot write {path}: {error.strerror or error}",
-        hint="check that the directory exists and that the disk is not full",
+        hint=remedy(error, "name a file in an existing directory"),
     )
 
 

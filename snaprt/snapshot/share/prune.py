@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from snaprt.errors import SnapshotError
+from snaprt.leftovers import remove_leftovers, temporary_name
+from snaprt.refusals import remedy
 from snaprt.snapshot.format import places, schema, store
-from snaprt.snapshot.format.leftovers import remove_leftovers, temporary_name
 from snaprt.snapshot.format.read import open_snapshot
 
 AGE: Final = 3600.0
@@ -96,5 +97,8 @@ def prune(folder: Path, age: float = AGE) -> list[Orphan]:
                     removed.append(orphan)
                 aside.unlink(missing_ok=True)
     except OSError as error:
-        raise SnapshotError(f"cannot remove from {folder}: {error.strerror or error}") from error
+        raise SnapshotError(
+            f"cannot remove from {folder}: {error.strerror or error}",
+            hint=remedy(error, "make the folder writable"),
+        ) from error
     return removed

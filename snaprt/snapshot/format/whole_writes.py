@@ -1,25 +1,13 @@
-"""Temporary files: their names, writing them whole, and removing what dead processes left.
-
-A temporary file's name says which process writes it, so that the next one on the same machine can
-tell what a process that was killed has left behind.
-"""
+"""A new file that is written without a buffer, and each large piece by another thread."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
-import platform
-import re
-import shutil
-import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-import blake3
 
 _BEHIND = 4 << 20  # bytes: a piece of this size is worth handing to another thread
 
@@ -88,66 +76,3 @@ class WholeWrites(io.FileIO):
             super().close()
             if self._behind is not None and os.getpid() == self._process:
                 self._behind.shutdown(wait=False)
-
-
-def temporary_name(name: str) -> str:
-    """Return the name under which this thread writes a file that will be called ``name``."""
-    return f".{name}.{threading.get_ident():x}.{_process_mark()}-{os.getpid()}.tmp"
-
-
-@contextlib.contextmanager
-def temporary_folder(beside: Path, name: str) -> Iterator[Path]:
-    """Make a folder that is removed in the end, or by the next one where this process is killed."""
-    folder = beside / temporary_name(name)
-    folder.mkdir(mode=0o700)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def ring_name(run: str) -> str:
-    """Return the name of the folder in which a process's flight recorder keeps what is too much."""
-    return f"ring-{run}.{_process_mark()}-{os.getpid()}"
-
-
-def remove_leftovers(folder: Path) -> int:
-    """Remove temporary files and folders of processes on this machine that ended too early for it.
-
-    Returns:
-        How many were removed. A folder that cannot be read has none.
-    """
-    removed = 0
-    ours = re.compile(rf"(?:\..*|ring-\w+)\.{_process_mark()}-(\d+)(?:\.tmp)?")
-    entries: list[os.DirEntry[str]] = []
-    with contextlib.suppress(OSError):
-        entries = list(os.scandir(folder))
-    for entry in entries:
-        found = ours.fullmatch(entry.name)
-        if found and not _is_alive(int(found[1])):
-            with contextlib.suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)
-                else:
-                    os.unlink(entry.path)
-                removed += 1
-    return removed
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-@functools.cache
-def _process_mark() -> str:
-    """Return 8 hex digits for the set of processes in which a process number means something."""
-    namespace = ""
-    with contextlib.suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/pid")
-    return blake3.blake3(f"{platform.node()} {namespace}".encode()).hexdigest()[:8]

@@ -1,0 +1,36 @@
+"""What a user can do where the system refused to write a file; it must not know what is in it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Final
+
+_SPACE: Final = "free some space"
+_PERMISSIONS: Final = "change the permissions"
+#: Where nothing but another place helps, as on a read-only file system, there is no row.
+REMEDIES: Final[Mapping[int | None, str]] = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: f"{_SPACE} or raise the disk quota",
+    errno.EFBIG: "raise the file size limit (ulimit -f)",
+    errno.EACCES: _PERMISSIONS,
+    errno.EPERM: _PERMISSIONS,
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+}
+
+
+def remedy(error: OSError, elsewhere: str) -> str:
+    """Return a hint for a file that could not be written, in lower case and without a period.
+
+    Args:
+        error: How the system refused.
+        elsewhere: How to name another place, such as ``use another folder``.
+    """
+    known = REMEDIES.get(error.errno)
+    return elsewhere if known is None else f"{known}, or {elsewhere}"
+
+
+def remedy_sentence(error: OSError, elsewhere: str) -> str:
+    """Return the hint of `remedy` as a sentence."""
+    hint = remedy(error, elsewhere)
+    return f"{hint[:1].upper()}{hint[1:]}."
