@@ -193,7 +193,7 @@ class Pacer:
         if cause is None:
             return None
         is_small = point.weight < min(_limit() or _MAX_FIRST, _MAX_FIRST)
-        if is_small and point.nbytes < most_bytes() and jaxapi.user_code_names(_MARK_STEPS):
+        if is_small and jaxapi.user_code_names(_MARK_STEPS):
             return None  # the next steps will not be cut either, and are to find its program
         self._find_repetition(point)
         return cause
