@@ -457,6 +457,10 @@ SETTINGS: Final = (
         default=10.0,
     ),
     _on_off(
+        "SNAPRT_SPECULATE",
+        "Run the first calls of jitted functions while JAX traces them; drop wrong results.",
+    ),
+    _on_off(
         "SNAPRT_STEADY",
         "Make every lazy scope steady: trace functions that JAX transforms once, as jax.jit does.",
     ),

@@ -71,9 +71,10 @@ class Subject:
 
 #: The kinds of keys: of a module; of the note that says which module a recorded program becomes; of
 #: a compilation of ``jax.jit``; of a module for devices that are not here; and of what is
-#: remembered about the starts of a script.
-MODULE, PROGRAM, JIT, TOPOLOGY, START = "module", "program", "jit", "topology", "start"
-_ALL: Final = (MODULE, PROGRAM, JIT, TOPOLOGY, START)
+#: remembered about the starts of a script, and about the first calls of its functions.
+MODULE, PROGRAM, JIT, TOPOLOGY = "module", "program", "jit", "topology"
+START, FIRST_CALLS = "start", "first calls"
+_ALL: Final = (MODULE, PROGRAM, JIT, TOPOLOGY, START, FIRST_CALLS)
 _EXECUTABLES: Final = (MODULE, PROGRAM, JIT, TOPOLOGY)
 _LOWERED: Final = (MODULE, PROGRAM, TOPOLOGY)
 _HERE: Final = (MODULE, PROGRAM)
@@ -144,6 +145,7 @@ _Value = str | Sequence[KeyPart] | None
 #: Values are compared as texts; what a difference means, `snaprt_cache.why` says.
 PARTS: Final[Sequence[tuple[str, Sequence[str], Callable[[Subject], _Value]]]] = (
     ("start of", (START,), lambda s: s.what),
+    ("first calls of", (FIRST_CALLS,), lambda s: s.what),
     ("module", (MODULE, JIT, TOPOLOGY), lambda s: s.what),
     ("program", (PROGRAM,), lambda s: s.what),
     ("signature", (MODULE,), lambda s: _digest(s.signature.encode()) if s.signature else None),

@@ -10,9 +10,9 @@ When a new JAX breaks snaprt, the change belongs here and nowhere else:
 - A name that is gone raises, and the traceback ends in the file to change. Let it work with the
   versions before, too, and say of which versions what it does is true.
 - A function of JAX's that is replaced may no longer be asked, which fails without a word. That is
-  done in `tracing.teaching`, `tracing.transforms`, `tracing.effects`, `jit.entry`, `jit.watch`,
-  `compilation_cache`, `executables` and `frames`; `tracing.teaching` also knows functions of JAX by
-  their names.
+  done in `tracing.teaching`, `tracing.transforms`, `tracing.effects`, `jit.entry`,
+  `jit.executions`, `jit.watch`, `compilation_cache`, `executables` and `frames`;
+  `tracing.teaching` also knows functions of JAX by their names.
 - Then run the tests with each version, and move the bounds of jax and jaxlib in pyproject.toml.
 """
 
@@ -31,6 +31,7 @@ from snaprt.jaxapi.frames import *
 from snaprt.jaxapi.installation import *
 from snaprt.jaxapi.jit.calls import *
 from snaprt.jaxapi.jit.entry import *
+from snaprt.jaxapi.jit.executions import *
 from snaprt.jaxapi.jit.modules import *
 from snaprt.jaxapi.jit.watch import *
 from snaprt.jaxapi.profiles import *

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 from jax._src import config as _config
@@ -49,6 +49,25 @@ def user_frames() -> tuple[Frame, ...]:
         if _source_info.is_user_filename(frame.f_code.co_filename)
     ]
     return tuple(reversed(frames))
+
+
+def user_code_names(words: frozenset[str]) -> bool:
+    """Return whether a function of the user's that this thread is in uses one of these names.
+
+    What is defined inside of it counts, so for a script everything in its file does.
+    """
+    return any(
+        _names_within(frame.f_code, words)
+        for frame, _ in traceback.walk_stack(sys._getframe(1))
+        if _source_info.is_user_filename(frame.f_code.co_filename)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_within(code: CodeType, words: frozenset[str]) -> bool:
+    return not words.isdisjoint(code.co_names) or any(
+        _names_within(inner, words) for inner in code.co_consts if isinstance(inner, CodeType)
+    )
 
 
 def all_frames() -> tuple[Frame, ...]:

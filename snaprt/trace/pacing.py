@@ -53,8 +53,13 @@ _MAX_JOINED: Final = 8
 
 #: A thread that marks steps may have so much more than its largest step pending, and this at least.
 #: Before its first step, it may have so much more pending than between automatic steps.
+#: Before one that it is expected to mark, it may have more.
 _MARKED_STEPS: Final = 4
 _MIN_MARKED: Final = 10_000
+_MAX_FIRST: Final = 40_000
+
+#: Code that uses one of these names is expected to mark steps, PyTorch/XLA's names included.
+_MARK_STEPS: Final = frozenset({"mark_step", "optimizer_step", "sync", "MpDeviceLoader"})
 
 #: The causes of automatic cuts, as they are counted under ``cut::CAUSE``.
 ALONE: Final = "own_program"
@@ -181,13 +186,16 @@ class Pacer:
         """Return why to cut after ``point`` though the thread may yet mark a step."""
         if self._has_stepped:
             limit = max(_MIN_MARKED, _MARKED_STEPS * self._largest)
-            limit = min(_limit() or limit, limit)
-            return SIZE if point.weight >= limit else None
+            return SIZE if point.weight >= min(_limit() or limit, limit) else None
         if self.stands_alone(point.primitive, point.params):
             return ALONE
         cause = _exceeded(point, _MARKED_STEPS)
-        if cause is not None:
-            self._find_repetition(point)
+        if cause is None:
+            return None
+        is_small = point.weight < min(_limit() or _MAX_FIRST, _MAX_FIRST)
+        if is_small and point.nbytes < most_bytes() and jaxapi.user_code_names(_MARK_STEPS):
+            return None  # the next steps will not be cut either, and are to find its program
+        self._find_repetition(point)
         return cause
 
     def _cause_to_cut(self, point: Point) -> str | None:

@@ -1,11 +1,12 @@
 """Cold and warm start of a transformer's training step, beside jax.jit with JAX's own cache.
 
-Run it: python tests/bench/bench_start.py [--pairs N]
+Run it: python tests/bench/bench_start.py [--pairs N] [--layers N]
 
 A start is from the start of a fresh process to the loss of the first step. Cold: the cache's folder
 is empty. Warm: it holds what the cold start left. All sides build the same 12-layer model from the
-same NumPy arrays, in plain jax.numpy: forward, backward, Adam. snaprt runs it lazily; the side in
-between is jax.jit with snaprt's cache under it. They take turns, also at going first.
+same NumPy arrays, in plain jax.numpy: forward, backward, Adam. snaprt runs it lazily; the sides in
+between are jax.jit with snaprt's cache under it, as it is and with SNAPRT_SPECULATE=1. They take
+turns, also at going first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ BEGAN = time.time()
 
 LAYERS, WIDTH, HEADS, LENGTH, BATCH, WORDS = 12, 128, 4, 64, 4, 1000
 OURS, PLUGIN, PEER = "snaprt", "jax.jit + snaprt", "jax.jit"
-SIDES = (OURS, PLUGIN, PEER)
+SPECULATING = "speculating"
+SIDES = (OURS, PLUGIN, SPECULATING, PEER)
 PAIRS = 5
 
 
@@ -180,7 +182,7 @@ def start_jit(*, plugin: bool) -> tuple[dict[str, float], dict[str, float], int]
     return times, stages, events.count("/jax/compilation_cache/cache_hits")
 
 
-CHILDREN = {OURS: start_ours, PLUGIN: start_plugin, PEER: start_peer}
+CHILDREN = {OURS: start_ours, PLUGIN: start_plugin, SPECULATING: start_plugin, PEER: start_peer}
 
 
 def start(side: str, cache: Path, bytecode: Path) -> dict[str, Any]:
@@ -190,13 +192,14 @@ def start(side: str, cache: Path, bytecode: Path) -> dict[str, Any]:
     environment = measuring.clean_environment(bytecode)
     if side != PEER:
         environment["SNAPRT_CACHE_DIR"] = str(cache)
+        environment["SNAPRT_SPECULATE"] = str(int(side == SPECULATING))
     else:
         environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
         # JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES stays at its default: it matters on GPU alone.
     started = time.time()
-    found = measuring.run_child(__file__, ["--child", side], environment)
+    found = measuring.run_child(__file__, ["--child", side, "--layers", str(LAYERS)], environment)
     found["total"] = found["ended"] - started
     found["interpreter"] = found["began"] - started
     return found
@@ -250,11 +253,12 @@ def show(found: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
             f"{min(one['total'] for one in found[side, kind]):.2f}/{middle(side, kind):.2f}"
             for side in SIDES
         ]
-        ratios = [middle(side, kind) / middle(PEER, kind) for side in (OURS, PLUGIN)]
+        ratios = [middle(side, kind) / middle(PEER, kind) for side in SIDES[:-1]]
         rows.append([kind, *cells, *(f"{ratio:.2f}" for ratio in ratios)])
-    heads = [f"{OURS} : {PEER}", f"{PLUGIN} : {PEER}"]
+    heads = [f"{side} : {PEER}" for side in SIDES[:-1]]
     measuring.show_table(["start", *SIDES, *heads], rows)
-    for side, split in zip(SIDES, (parts_of_ours, parts_of_peer, parts_of_peer), strict=True):
+    for side in SIDES:
+        split = parts_of_ours if side == OURS else parts_of_peer
         columns = [[split(one) for one in found[side, kind]] for kind in ("cold", "warm")]
         print()
         measuring.show_table(
@@ -272,10 +276,13 @@ def show(found: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
 
 
 def main() -> None:
+    global LAYERS
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=PAIRS, help=f"how many (default {PAIRS})")
+    parser.add_argument("--layers", type=int, default=LAYERS, help=f"how many (default {LAYERS})")
     parser.add_argument("--child", choices=SIDES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    LAYERS = arguments.layers
     if arguments.child:
         child(arguments.child)
         return

@@ -31,6 +31,6 @@ def test_the_demo_trains_and_finds_the_line_of_a_nan(tmp_path: Path) -> None:
     assert "execution000023" in told["nan"]["snapshot"]
     page = (tmp_path / told["nan"]["page"]).read_text()
     source = Path(command.__file__).with_name("nan_at_step_23.py").read_text().splitlines()
-    line = 1 + source.index("    return centered / pixels.std(axis=1, keepdims=True)")
+    line = 1 + source.index("    return centered / signals.std(axis=1, keepdims=True)")
     assert f"train.py:{line}" in page
     assert "stablehlo.divide" in (tmp_path / told["nan"]["repro"] / "ISSUE.md").read_text()

@@ -548,3 +548,32 @@ def test_the_second_start_of_a_program_without_steps_compiles_nothing(tmp_path):
     assert first == second
     assert cold["UncachedCompile"] <= 12
     assert warm.get("UncachedCompile", 0) == 0
+
+
+LONG_STEP = """
+import jax.numpy as jnp
+import snaprt
+
+def train():
+    for _ in range(3):
+        x = jnp.ones(4)
+        with snaprt.lazy():
+            for _ in range(300):
+                x = x * 1.5 - 0.5
+            end_step()
+    print(x, snaprt.metrics.counter_value("UncachedCompile"))
+
+END_STEP
+train()
+"""
+
+
+def test_a_first_step_is_one_program_where_the_script_marks_steps(tmp_path):
+    def compiled(end_step):
+        script = tmp_path / "train.py"
+        script.write_text(LONG_STEP.replace("END_STEP", end_step))
+        done = run_program(script, SNAPRT_CACHE="off", SNAPRT_AUTO_STEP_SIZE=100)
+        return done.stdout.split()[-1]
+
+    assert compiled("end_step = snaprt.mark_step") == "1"
+    assert compiled("end_step = getattr(snaprt, 'mark_' + 'step')") != "1"

@@ -67,6 +67,7 @@ def serve(descriptor: int) -> None:
 
     An answer is two messages, ``prepared`` and ``done``, or ``failed`` at any time.
     """
+    metrics.clear_all()  # those of the process that this one was forked from
     with socket.socket(fileno=descriptor) as connection:
         jobs.send(connection, {"event": "ready"})
         while True:

@@ -7,6 +7,7 @@ takes a second, and is replaced after a crash or a time-out.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import os
 import re
@@ -24,6 +25,7 @@ import numpy as np
 from snaprt import metrics
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError, UsageError
 from snaprt_replay.load.shards import Index
+from snaprt_replay.process import nursery
 from snaprt_replay.process.child import child_command
 from snaprt_replay.run import jobs, work
 from snaprt_replay.run.jobs import ReplayJob, Spread
@@ -129,6 +131,14 @@ class Outcome:
         return None if len(self.execute_seconds) < 2 else not self.other_runs
 
 
+def forked_from_here() -> contextlib.AbstractContextManager[None]:
+    """Let workers be forked from this process as it is now, so that they need not import JAX.
+
+    Where this process has threads or devices already, they start anew, as they do elsewhere.
+    """
+    return nursery.opened(work.serve)
+
+
 class Workers:
     """Processes that run variants of programs, at most ``count`` at a time.
 
@@ -221,17 +231,22 @@ class _Worker:
         ours, theirs = socket.socketpair()
         self._connection = ours
         with theirs:
-            theirs.set_inheritable(True)
-            descriptor = theirs.fileno()
-            command, environment = child_command(descriptor, python)
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env={**environment, **_showing_devices(host_devices)},
-                pass_fds=[descriptor],
-            )
+            is_like_this = python is None and host_devices is None
+            forked = nursery.fork(theirs.fileno(), self._log.fileno()) if is_like_this else None
+            self._process = forked or self._start(theirs)
+
+    def _start(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        theirs.set_inheritable(True)
+        descriptor = theirs.fileno()
+        command, environment = child_command(descriptor, self.python)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env={**environment, **_showing_devices(self.host_devices)},
+            pass_fds=[descriptor],
+        )
 
     def run(self, job: ReplayJob, timeout: float | None) -> Outcome:
         """Do a job; afterwards `alive` says whether there can be another."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import concurrent.futures
 import importlib.util
 import json
 import os
@@ -10,7 +10,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -61,14 +63,14 @@ def command(context: click.Context, out: Path, as_json: bool) -> None:
     """
     _check_installed()
     folders = _prepare(out)
-    with contextlib.ExitStack() as running:
-        _demonstrate(context, folders, running, as_json=as_json)
+    with _Commands(folders.cache, is_shown=not as_json) as commands:
+        _demonstrate(context, folders, commands, as_json=as_json)
 
 
 def _demonstrate(
-    context: click.Context, folders: _Folders, running: contextlib.ExitStack, *, as_json: bool
+    context: click.Context, folders: _Folders, commands: _Commands, *, as_json: bool
 ) -> None:
-    recording = _record_nan(folders, running, is_shown=not as_json)
+    finding = _find_nan(folders, commands)
     reports = _train_twice(folders)
     snapshot = _recorded(folders.dump / "warm")
     output.log.print(f"replaying {snapshot.name} ...")
@@ -85,7 +87,9 @@ def _demonstrate(
         output.console.print(f"replayed on {replayed.played.device}: {comparison.summary}")
         output.console.print()
         output.console.print("A plain JAX program goes wrong. Record it, unchanged:")
-    found = _find_nan(folders, recording, running, is_shown=not as_json)
+    for started in finding:
+        commands.show(started)
+    nan_snapshot = _recorded(folders.nan_dump)
     if as_json:
         output.emit_json(
             SCHEMA,
@@ -96,14 +100,19 @@ def _demonstrate(
                 "snapshot": str(snapshot),
                 "from_cache": replayed.played.from_cache,
                 "comparison": to_json(comparison),
-                "nan": found,
+                "nan": {
+                    "program": str(folders.program),
+                    "snapshot": str(nan_snapshot),
+                    "page": str(folders.page),
+                    "repro": str(folders.repro),
+                },
             },
         )
     else:
         output.console.print()
-        output.console.print(f"open the page       {found['page']}")
-        output.console.print(f"report it           {found['repro']}/ISSUE.md")
-        output.console.print(f"look at a snapshot  snaprt inspect {found['snapshot']}")
+        output.console.print(f"open the page       {folders.page}")
+        output.console.print(f"report it           {folders.repro}/ISSUE.md")
+        output.console.print(f"look at a snapshot  snaprt inspect {nan_snapshot}")
     context.exit(output.EXIT_MISMATCH if replayed.mismatch else output.EXIT_OK)
 
 
@@ -126,6 +135,21 @@ class _Folders:
     def program(self) -> Path:
         """The program that goes wrong."""
         return self.nan / "train.py"
+
+    @property
+    def nan_dump(self) -> Path:
+        """What is recorded of it."""
+        return self.nan / "dump"
+
+    @property
+    def page(self) -> Path:
+        """The report on its NaN."""
+        return self.nan / "nan.html"
+
+    @property
+    def repro(self) -> Path:
+        """The minified program."""
+        return self.nan / "repro"
 
 
 def _prepare(out: Path) -> _Folders:
@@ -183,87 +207,97 @@ def _recorded(dump: Path) -> Path:
     return snapshots[-1]
 
 
-class _Command:
-    """A command that a user would type, which runs in the background until it is waited for.
+@dataclass(frozen=True)
+class _Ran:
+    """A command that a user would type, and what came of it."""
+
+    words: str
+    printed: str
+    status: int
+
+
+class _Commands:
+    """Runs commands in the background, one after the other; leaving it stops them.
 
     Args:
-        folders: The demo's.
-        words: The command without ``snaprt``.
-        running: Where to stop it if the demo ends before it does.
-        is_shown: Whether to print it and its output, at the end.
+        cache: The demo's compile cache.
+        is_shown: Whether to print them and their output.
     """
 
-    def __init__(
-        self,
-        folders: _Folders,
-        words: Sequence[str | Path],
-        running: contextlib.ExitStack,
-        *,
-        is_shown: bool,
-    ) -> None:
-        self._words = list(map(str, words))
-        self._process = running.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-m", "snaprt", *self._words],
-                env={**os.environ, "SNAPRT_CACHE_DIR": str(folders.cache.absolute())},
-                stdout=subprocess.PIPE if is_shown else subprocess.DEVNULL,
-                stderr=subprocess.STDOUT if is_shown else None,
+    def __init__(self, cache: Path, *, is_shown: bool) -> None:
+        self._environment = {**os.environ, "SNAPRT_CACHE_DIR": str(cache.absolute())}
+        self._is_shown = is_shown
+        self._pool = concurrent.futures.ThreadPoolExecutor(1)
+        self._lock = threading.Lock()
+        self._running: subprocess.Popen[str] | None = None
+        self._stopped = False
+
+    def __enter__(self) -> _Commands:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._stopped = True
+            if self._running is not None:
+                self._running.kill()
+        self._pool.shutdown(cancel_futures=True)
+
+    def start(self, words: Callable[[], Sequence[str | Path]]) -> Future[_Ran]:
+        """Run a command when those before it have ended.
+
+        Args:
+            words: Returns the command without ``snaprt``; called when its turn has come.
+        """
+        return self._pool.submit(lambda: self._run(list(map(str, words()))))
+
+    def _run(self, words: Sequence[str]) -> _Ran:
+        with self._lock:
+            if self._stopped:
+                raise concurrent.futures.CancelledError
+            self._running = subprocess.Popen(
+                [sys.executable, "-m", "snaprt", *words],
+                env=self._environment,
+                stdout=subprocess.PIPE if self._is_shown else subprocess.DEVNULL,
+                stderr=subprocess.STDOUT if self._is_shown else None,
                 text=True,
             )
-        )
-        running.callback(self._process.kill)
+        printed, _ = self._running.communicate()
+        return _Ran(shlex.join(["snaprt", *words]), printed or "", self._running.returncode)
 
-    def finish(self) -> None:
-        """Wait for it, and print it with its output.
+    def show(self, started: Future[_Ran]) -> None:
+        """Wait for a command, and print it with its output.
 
         Raises:
             ExecutionError: It failed.
         """
-        if self._process.stdout is not None:
-            words = shlex.join(["snaprt", *self._words])
-            output.console.print(Text(f"\n$ {words}", "bold"))
         with progress.showing("running"):
-            printed, _ = self._process.communicate()
-        if printed:
-            output.console.print(Text(printed.rstrip("\n")), soft_wrap=True)
-        if self._process.returncode not in (output.EXIT_OK, output.EXIT_MISMATCH):
+            ran = started.result()
+        if self._is_shown:
+            output.console.print(Text(f"\n$ {ran.words}", "bold"))
+            output.console.print(Text(ran.printed.rstrip("\n")), soft_wrap=True)
+        if ran.status not in (output.EXIT_OK, output.EXIT_MISMATCH):
             raise ExecutionError(
-                f"`snaprt {self._words[0]}` ended with status {self._process.returncode}",
+                f"`{' '.join(ran.words.split()[:2])}` ended with status {ran.status}",
                 hint="its error message is above; `snaprt doctor` checks the installation",
             )
 
 
-def _record_nan(folders: _Folders, running: contextlib.ExitStack, *, is_shown: bool) -> _Command:
-    """Begin to run the program that goes wrong, while the training goes on."""
+def _find_nan(folders: _Folders, commands: _Commands) -> list[Future[_Ran]]:
+    """Begin to record the program that goes wrong, to localize its NaN and to minify it."""
     with output.writing(f"write {folders.program}"):
         shutil.copyfile(Path(__file__).with_name("nan_at_step_23.py"), folders.program)
-    dump = folders.nan / "dump"
-    words = ("run", "--record", "--when", "nan, first=1", "--dump", dump, "--", folders.program)
-    return _Command(folders, words, running, is_shown=is_shown)
-
-
-def _find_nan(
-    folders: _Folders, recording: _Command, running: contextlib.ExitStack, *, is_shown: bool
-) -> dict[str, str]:
-    """Localize and minify the NaN, both at the same time."""
-    recording.finish()
-    snapshot = _recorded(folders.nan / "dump")
-    page, repro = folders.nan / "nan.html", folders.nan / "repro"
-    commands = [
-        _Command(folders, words, running, is_shown=is_shown)
-        for words in (
-            ("localize", snapshot, "--html", page),
-            ("minify", snapshot, "--check", "nan", "-o", repro),
-        )
+    record = ("run", "--record", "--when", "nan, first=1", "--dump", folders.nan_dump)
+    return [
+        commands.start(lambda: (*record, "--", folders.program)),
+        commands.start(lambda: ("localize", _recorded(folders.nan_dump), "--html", folders.page)),
+        commands.start(
+            lambda: ("minify", _recorded(folders.nan_dump), "--check", "nan", "-o", folders.repro)
+        ),
     ]
-    for started in commands:
-        started.finish()
-    paths = {"program": folders.program, "snapshot": snapshot, "page": page, "repro": repro}
-    return {name: str(path) for name, path in paths.items()}
 
 
 def _show(reports: dict[str, dict[str, Any]]) -> None:
-    table = Table(title="Training on the handwritten digits, 60 steps", title_justify="left")
+    table = Table(title="Training on the handwritten digits, 40 steps", title_justify="left")
     table.add_column("")
     for start in _STARTS:
         table.add_column(f"{start} cache", justify="right")

@@ -13,6 +13,7 @@ from snaprt_replay.localize.pipeline import LocalizeRequest, SearchTarget, local
 from snaprt_replay.report import text
 from snaprt_replay.report.saved import headline_of
 from snaprt_replay.run.variants.variants import Variant
+from snaprt_replay.run.workers import forked_from_here
 
 from snaprt import shown
 from snaprt.cli import output, progress
@@ -87,6 +88,7 @@ def command(
       snaprt localize on_a.inputs.snap --against on_b.inputs.snap
       snaprt localize step.inputs.snap --find nonfinite
     """
+    context.with_resource(forked_from_here())
     file = two_sides.one_execution(file)
     case = load(file, inputs, seed)
     other = load(two_sides.one_execution(against)) if against is not None else None

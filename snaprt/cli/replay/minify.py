@@ -13,6 +13,7 @@ from snaprt_replay.load.load import load
 from snaprt_replay.minify.checks import CheckName, Patience
 from snaprt_replay.minify.pipeline import Minified, MinifyRequest, minify
 from snaprt_replay.run.variants.variants import Variant
+from snaprt_replay.run.workers import forked_from_here
 
 from snaprt import shown
 from snaprt.cli import output, progress
@@ -139,6 +140,7 @@ def command(
             f"--needed {needed} is more than --repeat {repeat}",
             hint="raise --repeat, or lower --needed",
         )
+    context.with_resource(forked_from_here())
     name: CheckName = "command" if check_command is not None else check or "mismatch"
     file = two_sides.one_execution(file)
     case = load(file, inputs, seed)

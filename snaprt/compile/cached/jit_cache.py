@@ -21,7 +21,7 @@ from snaprt_cache.store import Cache, Entry
 
 from snaprt import jaxapi, settings
 from snaprt.compile import times
-from snaprt.compile.cached import prefetch
+from snaprt.compile.cached import prefetch, speculate
 from snaprt.compile.cached.store import count_event, is_bypassed
 from snaprt.compile.key import JIT, Subject, key_of, module_digest
 from snaprt.compile.obtain import Turn, metadata, obstacle
@@ -68,6 +68,8 @@ def install(cache: Cache) -> None:
         under_jax, under_jax.name_of, under_jax.prefetched, under_jax.compiled
     )
     prefetch.start()
+    if settings.get("SNAPRT_SPECULATE") and settings.get("SNAPRT_PREFETCH"):
+        speculate.Speculator(cache, under_jax.key_asked_for)
 
 
 class _UnderJax:
@@ -199,6 +201,10 @@ class _UnderJax:
             if len(self._keys) > _KEPT_KEYS:
                 self._keys.popitem(last=False)
         return name
+
+    def key_asked_for(self) -> Key | None:
+        """Return the key for which JAX last asked in this thread."""
+        return self._asked.key
 
     def _key_of(self, name: str) -> Key:
         with self._lock:

@@ -61,13 +61,15 @@ class _State:
     """What one process has prefetched and used; guarded by ``lock``.
 
     ``waiting`` are the digests that nobody has asked for yet, and ``under_way`` those of them that
-    the thread has begun with.
+    the thread has begun with. ``then`` is what to do with one as soon as it is loaded.
     """
 
     cache: Cache | None = None
+    list_key: Key | None = None
     remembered: list[str] = field(default_factory=list)
     waiting: set[str] = field(default_factory=set)
     under_way: dict[str, Future[Prefetched | None]] = field(default_factory=dict)
+    then: dict[str, Callable[[Prefetched], None]] = field(default_factory=dict)
     used: dict[str, None] = field(default_factory=dict)
     thread: threading.Thread | None = None
     stopping: bool = False
@@ -86,7 +88,9 @@ def start() -> None:
         if cache is None or _state.cache is not None:
             return
         _state.cache = cache
-        _state.remembered = _read_list(cache)
+        # At exit, the program may have another path: `runpy` puts back what it replaces.
+        _state.list_key = key_of(Subject(START, path_of_program(), cache.folder))
+        _state.remembered = _read_list(cache, _state.list_key)
         _state.waiting = set(_state.remembered)
     atexit.register(_finish)
     os.register_at_fork(after_in_child=_forget_after_fork)
@@ -122,6 +126,20 @@ def take(key: Key, devices: Sequence[jaxapi.Device] | None = None) -> Prefetched
     return ready
 
 
+def when_loaded(digest: str, then: Callable[[Prefetched], None]) -> None:
+    """Call ``then`` as soon as the entry of a digest is loaded, if it is, before `take` returns it.
+
+    It is called in the thread that loads, or at once.
+    """
+    with _state.lock:
+        future = _state.under_way.get(digest)
+        ready = future.result() if future is not None and future.done() else None
+        if ready is None and digest in _state.waiting:
+            _state.then[digest] = then
+    if ready is not None:
+        then(ready)
+
+
 def _load_all(cache: Cache) -> None:
     """Load in the order of last time, until the bounds are reached; runs in the thread."""
     deadline = time.monotonic() + MAX_SECONDS
@@ -140,10 +158,22 @@ def _load_all(cache: Cache) -> None:
         except Exception as error:  # whoever wants it will meet the error, and compile
             _log.info("cannot prefetch a program: %s", error)
         finally:
-            future.set_result(ready)
+            _loaded(digest, future, ready)
         if ready is not None:
             room -= len(ready.entry.payload)
             metrics.counter_add("Prefetched")
+
+
+def _loaded(digest: str, future: Future[Prefetched | None], ready: Prefetched | None) -> None:
+    with _state.lock:
+        then = _state.then.pop(digest, None)
+        if then is None or ready is None:
+            future.set_result(ready)
+            return
+    try:
+        then(ready)
+    finally:
+        future.set_result(ready)
 
 
 def _load(cache: Cache, digest: str, deadline: float) -> Prefetched | None:
@@ -197,15 +227,14 @@ def _devices(ids: Sequence[int], entry: Entry, deadline: float) -> tuple[jaxapi.
     return devices_by_id(ids, jax.local_devices(backend=platform)[0])
 
 
-def _list_key(cache: Cache) -> Key:
-    """Return the key of the list of a program: its path, or the module's that runs as it."""
+def path_of_program() -> str:
+    """Return the path of the program, or of the module that runs as it."""
     main = sys.modules.get("__main__")
-    path = getattr(main, "__file__", None) or sys.argv[0]
-    return key_of(Subject(START, os.path.abspath(path), cache.folder))
+    return os.path.abspath(getattr(main, "__file__", None) or sys.argv[0])
 
 
-def _read_list(cache: Cache) -> list[str]:
-    entry = cache.get(_list_key(cache), counted=False)
+def _read_list(cache: Cache, key: Key) -> list[str]:
+    entry = cache.get(key, counted=False)
     if entry is None:
         return []
     try:
@@ -218,7 +247,7 @@ def _read_list(cache: Cache) -> list[str]:
 def _forget_after_fork() -> None:
     """Wait for nothing in a child: the thread that loads is the parent's."""
     _state.lock = threading.Lock()
-    _state.waiting, _state.under_way = set(), {}
+    _state.waiting, _state.under_way, _state.then = set(), {}, {}
     _state.thread = None
 
 
@@ -231,8 +260,7 @@ def _finish() -> None:
     if _state.thread is not None:
         _state.thread.join()
     used = list(_state.used)[:MAX_PROGRAMS]
-    if _state.cache is not None and used and used != _state.remembered:
+    cache, key = _state.cache, _state.list_key
+    if cache is not None and key is not None and used and used != _state.remembered:
         metadata = {"name": "prefetch list", "kind": "list"}
-        _state.cache.put(
-            _list_key(_state.cache), json.dumps(used).encode(), metadata, counted=False
-        )
+        cache.put(key, json.dumps(used).encode(), metadata, counted=False)

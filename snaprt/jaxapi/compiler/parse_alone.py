@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo
+from jaxlib.mlir.dialects import chlo, mpmd, sdy, stablehlo
 
 
 def parse(module: bytes | str, context: ir.Context) -> Any:
@@ -51,6 +51,8 @@ def _collect_into(messages: list[str]) -> Callable[[ir.Diagnostic], bool]:
 
 
 def _context() -> ir.Context:
+    from jaxlib.mlir.dialects import mhlo  # for the script alone: JAX does not import it
+
     context, registry = ir.Context(), ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
     context.append_dialect_registry(registry)

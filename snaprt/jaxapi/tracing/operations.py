@@ -16,14 +16,14 @@ from jax._src import dispatch as _dispatch
 from jax._src import pjit as _pjit
 from jax._src import source_info_util as _source_info
 from jax._src.interpreters import mlir as _mlir
-from jax.extend import core as jex_core
 
 from snaprt.jaxapi.tracing.traces import evaluating, set_current_trace
 
-ClosedJaxpr = jex_core.ClosedJaxpr
-Jaxpr = jex_core.Jaxpr
+# Not from `jax.extend`, which imports Pallas and more.
+Jaxpr = _core.Jaxpr
+ClosedJaxpr: Any = getattr(_core, "ClosedJaxpr", Jaxpr)  # one and the same since JAX 0.12
 _JAX_FOLDER = os.path.dirname(jax.__file__) + os.sep
-JaxprLiteral = jex_core.Literal
+JaxprLiteral = _core.Literal
 
 
 def operation_context() -> Any:

@@ -11,12 +11,11 @@ from typing import Any, ParamSpec
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _partial_eval
-from jax.extend import core as jex_core
 
 # Any: our subclasses answer where the base classes are typed to raise.
 Tracer: Any = _core.Tracer
 Trace: Any = _core.Trace
-set_current_trace = jex_core.set_current_trace
+set_current_trace = _core.set_current_trace
 
 
 def evaluating() -> AbstractContextManager[Any]:

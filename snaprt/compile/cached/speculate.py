@@ -1,0 +1,265 @@
+"""Runs the first call of a jitted function while JAX still traces it: ``SNAPRT_SPECULATE=1``.
+
+The last start remembered which executable the first call of a function with such arguments ran.
+As soon as that is loaded, it runs on the arguments of this start's call, while the program traces,
+lowers and looks for its executable as ever. Only when JAX is about to execute is it told the
+results: where its executable is that very object, and its inputs are those very arrays. So nothing
+is taken for granted, and what turns out otherwise is dropped before anybody has seen it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Final
+
+import jax
+import numpy as np
+from blake3 import blake3
+from snaprt_cache.key import Key
+from snaprt_cache.store import Cache
+
+from snaprt import jaxapi, metrics
+from snaprt.compile.cached import prefetch
+from snaprt.compile.key import FIRST_CALLS, Subject, key_of
+from snaprt.interruptions import raise_if_interrupted
+
+_log = logging.getLogger("snaprt.cache")
+
+#: A first call that takes less time is not remembered: there is nothing to win.
+_MIN_SECONDS: Final = 0.02
+#: How many calls are remembered.
+_MAX_CALLS: Final = 64
+#: The copies of what a call donates may have so many bytes, at most.
+_MAX_COPIED: Final = 1 << 30
+#: Arguments that are no arrays of JAX's are compared, so they are small.
+_MAX_COMPARED: Final = 64 << 20
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """What the first call of a function ran.
+
+    Attributes:
+        digest: Of the key of its executable.
+        kept: Which arguments go in.
+        donated: Which arguments may lose their memory.
+    """
+
+    digest: str
+    kept: tuple[int, ...]
+    donated: tuple[int, ...]
+
+
+class _Speculation:
+    """An execution that is started ahead of the call that it is for.
+
+    Attributes:
+        was_used: Whether the call took its results.
+    """
+
+    def __init__(self, remembered: _Remembered, operands: Sequence[Any]) -> None:
+        self._inputs = [operands[place] for place in remembered.kept]
+        donated = frozenset(remembered.donated)
+        self._donated = [place in donated for place in remembered.kept]
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._started: tuple[Any, Sequence[jax.Array], Any] | None = None
+        self.was_used = False
+
+    def start(self, ready: prefetch.Prefetched) -> None:
+        """Start the execution, unless the call has been faster."""
+        with self._lock:
+            if self._is_over or len(ready.devices) != 1:
+                return
+            try:
+                given = [
+                    self._given(value, is_donated, ready.devices[0])
+                    for value, is_donated in zip(self._inputs, self._donated, strict=True)
+                ]
+                results = jaxapi.start_execution(ready.loaded, given)
+            except Exception as error:  # the call meets it, too, or does without
+                _log.info("cannot run a program ahead of its call: %s", error)
+                return
+            self._started = ready.loaded[0], given, results
+
+    @staticmethod
+    def _given(value: Any, is_donated: bool, device: jaxapi.Device) -> jax.Array:
+        if not jaxapi.is_single_array(value):
+            return jax.device_put(np.array(value), device)  # the caller may write to it
+        array: jax.Array = value
+        return jaxapi.copied(array) if is_donated else array
+
+    def answer(self, executable: Any, inputs: Sequence[Any]) -> Any:
+        """Return the results, where the same executable is to run on the same inputs."""
+        with self._lock:
+            started = self._started
+            if started is None or started[0] is not executable or self.was_used:
+                return None
+            _, given, results = started
+            if len(inputs) != len(given) or not all(
+                map(self._is_same, self._inputs, given, inputs)
+            ):
+                return None
+            self.was_used = True
+        for array, used, is_donated in zip(inputs, given, self._donated, strict=True):
+            if is_donated and used.is_deleted():
+                array.delete()
+        return results
+
+    @staticmethod
+    def _is_same(value: Any, given: jax.Array, to_be_given: Any) -> bool:
+        if jaxapi.is_single_array(value):
+            return to_be_given is value and not value.is_deleted()
+        return (
+            to_be_given.aval == given.aval
+            and to_be_given.devices() == given.devices()
+            and np.asarray(to_be_given).tobytes() == np.asarray(given).tobytes()
+        )
+
+    def end(self) -> None:
+        """Drop what was not used."""
+        with self._lock:
+            self._is_over = True
+            self._started = None
+            self._inputs.clear()
+
+
+class Speculator:
+    """Makes the first calls of the user's jitted functions, and remembers what they ran."""
+
+    def __init__(self, cache: Cache, key_asked_for: Callable[[], Key | None]) -> None:
+        """Take the cache, and what returns the key that this thread last asked it for."""
+        self._cache = cache
+        self._key_asked_for = key_asked_for
+        self._lock = threading.Lock()
+        self._key = key_of(Subject(FIRST_CALLS, prefetch.path_of_program(), cache.folder))
+        self._remembered = _read(cache, self._key)
+        self._calls = dict(self._remembered)  # what is to be remembered
+        self._seen: set[str] = set()
+        atexit.register(self._finish)
+        jaxapi.ask_before_jit(Speculator, self._ask)
+
+    def _ask(self, fun: Any, info: Any, args: Any, kwargs: Any) -> jaxapi.MakeCall | None:
+        source = info.fun_sourceinfo
+        if (
+            (jaxapi.is_source_of_jax(source) and not isinstance(source, jaxapi.UsersSource))
+            or not jaxapi.is_evaluating()
+            or jaxapi.watch() is not None
+        ):
+            return None
+        try:
+            signature, operands = jaxapi.parse_jit_call(info, args, kwargs)
+            name = _name_of_call(fun, source, signature, operands)
+        except Exception as error:  # JAX says what is wrong with the call
+            raise_if_interrupted(error)
+            return None
+        if name is None:
+            return None
+        with self._lock:
+            if name in self._seen:
+                return None
+            self._seen.add(name)
+        return lambda: self._call(name, operands, fun, info, args, kwargs)
+
+    def _call(self, name: str, operands: Sequence[Any], *call: *jaxapi.JitCall) -> tuple[Any, ...]:
+        before: list[Key | None] = []
+
+        def traced() -> None:
+            before.append(self._key_asked_for())
+
+        started = time.perf_counter()
+        remembered = self._remembered.get(name)
+        if remembered is None or not _can_be_copied(remembered, operands):
+            made = jaxapi.PureCall(traced, *call)
+        else:
+            speculation = _Speculation(remembered, operands)
+            prefetch.when_loaded(remembered.digest, speculation.start)
+            try:
+                with jaxapi.answering(speculation.answer):
+                    made = jaxapi.PureCall(traced, *call)
+            finally:
+                speculation.end()
+            metrics.counter_add("SpeculationUsed" if speculation.was_used else "SpeculationUnused")
+        key = self._key_asked_for()
+        if key is None or key is before[0]:  # JAX had its executable already
+            return made.done
+        with self._lock:
+            if remembered is not None and remembered.digest != key.digest:
+                self._calls.pop(name, None)
+                metrics.counter_add("SpeculationWrong")
+                _log.warning(
+                    "%s runs a different program than at the last start: its code, what it uses "
+                    "or the configuration has changed. What ran ahead was dropped.",
+                    call[1].fun_sourceinfo,
+                )
+            elif made.kept is not None and time.perf_counter() - started >= _MIN_SECONDS:
+                self._calls[name] = _Remembered(key.digest, made.kept, made.donated)
+        return made.done
+
+    def _finish(self) -> None:
+        """Store what is to be remembered, at exit."""
+        with self._lock:
+            calls = dict(list(self._calls.items())[-_MAX_CALLS:])
+        if calls != self._remembered:
+            stored = {name: [c.digest, c.kept, c.donated] for name, c in calls.items()}
+            told = {"name": "first calls", "kind": "list"}
+            self._cache.put(self._key, json.dumps(stored).encode(), told, counted=False)
+
+
+def _read(cache: Cache, key: Key) -> dict[str, _Remembered]:
+    entry = cache.get(key, counted=False)
+    try:
+        stored = {} if entry is None else json.loads(entry.payload)
+        return {
+            name: _Remembered(digest, tuple(kept), tuple(donated))
+            for name, (digest, kept, donated) in stored.items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _can_be_copied(remembered: _Remembered, operands: Sequence[Any]) -> bool:
+    copied = sum(operands[place].nbytes for place in remembered.donated)
+    compared = sum(
+        np.asarray(operand).nbytes for operand in operands if not jaxapi.is_single_array(operand)
+    )
+    return copied <= _MAX_COPIED and compared <= _MAX_COMPARED
+
+
+def _name_of_call(fun: Any, source: str, signature: Any, operands: Sequence[Any]) -> str | None:
+    """Return what a call is known by at the next start; None where it is not to be known.
+
+    It is a guess alone: no more depends on it than whether work is done in vain.
+    """
+    words = [source.partition(":")[0], str(signature)]
+    for operand in operands:
+        if jaxapi.is_single_array(operand):
+            array: jax.Array = operand
+            words.append(f"{array.aval} {array.sharding} {array.committed}")
+        elif isinstance(operand, np.ndarray | np.generic | bool | int | float | complex):
+            words.append(f"{type(operand).__name__} {np.result_type(operand)} {np.shape(operand)}")
+        else:
+            return None
+    content = blake3("\n".join(words).encode())
+    code = getattr(getattr(fun, "__func__", fun), "__code__", None)
+    if isinstance(code, CodeType):
+        _feed(content, code)
+    return content.hexdigest()
+
+
+def _feed(content: Any, code: CodeType) -> None:
+    """Feed a digest with what code does, wherever it stands."""
+    content.update(code.co_code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _feed(content, constant)
+        else:
+            content.update(repr(constant).encode())
+    content.update(repr(code.co_names).encode())
