@@ -26,9 +26,9 @@ def wait_for_executables():
 
 
 @jax.jit
-def while_it_loads(x):
+def while_it_loads(x, key):
     wait_for_executables()  # so it runs while this is traced
-    return jnp.tanh(x @ x) + 1
+    return jnp.tanh(x @ x) + jax.random.uniform(key, x.shape)
 
 
 SCALE = 2.0 + VARIANT
@@ -86,7 +86,7 @@ def with_effect(x):
 
 
 values = {}
-values["while_it_loads"] = while_it_loads(ones)
+values["while_it_loads"] = while_it_loads(ones, jax.random.key(7))
 values["of_global"] = of_global(ones)
 values["of_closure"] = of_closure(3.0 + VARIANT)(ones)
 values["of_attribute"] = of_attribute(ones)

@@ -94,7 +94,7 @@ class _Speculation:
         if not jaxapi.is_single_array(value):
             return jax.device_put(np.array(value), device)  # the caller may write to it
         array: jax.Array = value
-        return jaxapi.copied(array) if is_donated else array
+        return jaxapi.copy_array(array) if is_donated else array
 
     def answer(self, executable: Any, inputs: Sequence[Any]) -> Any:
         """Return the results, where the same executable is to run on the same inputs."""
@@ -166,7 +166,8 @@ class Speculator:
             if name in self._seen:
                 return None
             self._seen.add(name)
-        return lambda: self._call(name, operands, fun, info, args, kwargs)
+        arrays = [jaxapi.data_of_keys(operand) for operand in operands]
+        return lambda: self._call(name, arrays, fun, info, args, kwargs)
 
     def _call(self, name: str, operands: Sequence[Any], *call: *jaxapi.JitCall) -> tuple[Any, ...]:
         before: list[Key | None] = []
@@ -226,11 +227,13 @@ def _read(cache: Cache, key: Key) -> dict[str, _Remembered]:
 
 
 def _can_be_copied(remembered: _Remembered, operands: Sequence[Any]) -> bool:
-    copied = sum(operands[place].nbytes for place in remembered.donated)
-    compared = sum(
-        np.asarray(operand).nbytes for operand in operands if not jaxapi.is_single_array(operand)
-    )
+    copied = sum(_bytes(operands[place]) for place in remembered.donated)
+    compared = sum(_bytes(o) for o in operands if not jaxapi.is_single_array(o))
     return copied <= _MAX_COPIED and compared <= _MAX_COMPARED
+
+
+def _bytes(operand: Any) -> int:
+    return getattr(operand, "nbytes", 0)  # none of a Python number
 
 
 def _name_of_call(fun: Any, source: str, signature: Any, operands: Sequence[Any]) -> str | None:
@@ -240,7 +243,7 @@ def _name_of_call(fun: Any, source: str, signature: Any, operands: Sequence[Any]
     """
     words = [source.partition(":")[0], str(signature)]
     for operand in operands:
-        if jaxapi.is_single_array(operand):
+        if jaxapi.is_single_array(jaxapi.data_of_keys(operand)):
             array: jax.Array = operand
             words.append(f"{array.aval} {array.sharding} {array.committed}")
         elif isinstance(operand, np.ndarray | np.generic | bool | int | float | complex):

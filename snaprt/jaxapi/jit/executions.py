@@ -89,11 +89,6 @@ def start_execution(loaded: tuple[Any, int], inputs: Sequence[jax.Array]) -> Any
     return loaded[0].execute_sharded(inputs)
 
 
-def copied(array: jax.Array) -> jax.Array:
-    """Return a copy of an array on its device."""
-    return jax.device_put(array, array.sharding, may_alias=False)
-
-
 def is_single_array(value: Any) -> bool:
     """Return whether JAX hands a value to an executable for one device as it is."""
     return type(value) is _array.ArrayImpl and len(value.sharding.device_set) == 1
