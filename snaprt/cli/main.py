@@ -119,9 +119,10 @@ def _with_flags_settled(command: click.Command) -> click.Command:
 
     @functools.wraps(run)
     def settle_and_run(*words: Any, **options: Any) -> Any:
-        from snaprt.snapshot.recorder import flags
+        if os.environ.get("XLA_FLAGS"):
+            from snaprt.snapshot.recorder import flags  # imports JAX
 
-        flags.take_over()
+            flags.take_over()
         return run(*words, **options)
 
     settled = copy.copy(command)

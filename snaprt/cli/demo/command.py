@@ -21,7 +21,6 @@ import click
 from rich.table import Table
 from rich.text import Text
 from snaprt_replay.compare.results import to_json
-from snaprt_replay.run.rerun import replay
 
 from snaprt.cli import output, progress
 from snaprt.cli.replay import formats
@@ -75,6 +74,8 @@ def _demonstrate(
     snapshot = _recorded(folders.dump / "warm")
     output.log.print(f"replaying {snapshot.name} ...")
     os.environ["SNAPRT_CACHE_DIR"] = str(folders.cache)
+    from snaprt_replay.run.rerun import replay  # imports JAX, for which no training should wait
+
     replayed = replay(snapshot)
     comparison = replayed.comparison
     if comparison is None:

@@ -16,6 +16,7 @@ from snaprt_replay.report.model import FAILED, Report
 from snaprt_replay.run import devices
 from snaprt_replay.run.variants import variants
 from snaprt_replay.run.variants.variants import Variant, option_value, parse_variant, with_options
+from snaprt_replay.run.workers import forked_from_here
 
 from snaprt import shown
 from snaprt.cli import output, progress
@@ -193,6 +194,7 @@ def command(
       snaprt replay dump -j 4 --junit replay.xml --html replay.html
     """
     judges = a is not None or b is not None or reference is not None
+    context.with_resource(forked_from_here())
     is_batch = (
         processes is not None
         or address is not None
