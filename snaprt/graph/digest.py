@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import weakref
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ import numpy as np
 from blake3 import blake3
 
 from snaprt import jaxapi
+from snaprt.graph.operation import computing_params
 from snaprt.graph.program import Node, Program
 
 #: Goes up when a program is described in another way: digests of older versions then match nothing.
@@ -26,18 +28,6 @@ VERSION = 3
 
 #: Constants larger than this are not fetched from the device to be hashed.
 _MAX_CONSTANT_BYTES = 1 << 24
-
-# Parameters that say how to differentiate an operation, and nothing of what it computes.
-_DERIVATIVES = frozenset(
-    {
-        ("custom_jvp_call", "jvp_jaxpr_fun"),
-        ("custom_vjp_call", "bwd"),
-        ("custom_vjp_call", "fwd_jaxpr_thunk"),
-        ("custom_vjp_call", "out_trees"),
-        ("checkpoint", "policy"),
-        ("remat2", "policy"),
-    }
-)
 
 # Classes of JAX whose text form says all there is to them.
 _TOLD_BY_TEXT = frozenset(
@@ -116,9 +106,8 @@ def _encode_operation(primitive: Any, params: dict[str, Any], context: Any, out:
     if module.partition(".")[0] not in ("jax", "jaxlib"):
         raise Unstable(f"primitive {primitive.name}")
     _encode((module, primitive.name), out)
-    for name in sorted(params):
-        if (primitive.name, name) not in _DERIVATIVES:
-            _encode((name, params[name]), out)
+    for name, value in sorted(computing_params(primitive, params), key=itemgetter(0)):
+        _encode((name, value), out)
     _encode(context, out)
 
 

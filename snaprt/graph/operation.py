@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,8 +86,29 @@ def operation(primitive: Any, params: dict[str, Any], context: Any) -> Operation
     return known[1]
 
 
+# By primitive, the parameters that say how to transform an operation, and nothing of what it
+# computes. They are functions, made anew whenever JAX or the user's code traces the operation.
+_FOR_TRANSFORMATIONS: dict[str, frozenset[str]] = {
+    "checkpoint": frozenset({"policy"}),
+    "custom_jvp_call": frozenset({"jvp_jaxpr_fun"}),
+    "custom_vjp_call": frozenset({"bwd", "fwd_jaxpr_thunk", "out_trees"}),
+    "linear_call": frozenset({"transpose_thunk"}),
+    "reduce": frozenset({"computation"}),  # its jaxpr says it, too
+    "remat2": frozenset({"policy"}),
+}
+
+
+def computing_params(primitive: Any, params: dict[str, Any]) -> Collection[tuple[str, Any]]:
+    """Return the names and values of the parameters that say what an operation computes."""
+    hidden = _FOR_TRANSFORMATIONS.get(primitive.name)
+    if hidden is None:
+        return params.items()
+    return [(name, value) for name, value in params.items() if name not in hidden]
+
+
 def _by_value(primitive: Any, params: dict[str, Any], context: Any) -> Operation:
-    key = (primitive, context, tuple([(name, _parameter_key(v)) for name, v in params.items()]))
+    of_params = [(name, _parameter_key(v)) for name, v in computing_params(primitive, params)]
+    key = (primitive, context, tuple(of_params))
     known = _operations.get(key)
     if known is None:
         known = _operations[key] = Operation(params)
@@ -156,7 +177,7 @@ def _jaxpr_key(jaxpr: Any) -> Any:
     return ("jaxpr", token)
 
 
-def is_same_program(one: jaxapi.ClosedJaxpr, other: jaxapi.ClosedJaxpr) -> bool:
+def is_same_program(one: Any, other: Any) -> bool:
     """Return whether two jaxprs have the same operations and constants of equal values."""
     return _key_by_values(one) == _key_by_values(other)
 
@@ -193,6 +214,10 @@ def _jaxpr_structure(
     def binders(variables: Any) -> Any:
         return tuple([(variable(v), v.aval) for v in variables])
 
+    def parameters(equation: Any) -> Any:
+        named = computing_params(equation.primitive, equation.params)
+        return tuple([(name, parameter_key(value)) for name, value in named])
+
     inputs = binders([*jaxpr.constvars, *jaxpr.invars])
     equations = tuple(
         [
@@ -200,7 +225,7 @@ def _jaxpr_structure(
                 equation.primitive,
                 equation.ctx,
                 tuple([variable(atom) for atom in equation.invars]),
-                tuple([(name, parameter_key(v)) for name, v in equation.params.items()]),
+                parameters(equation),
                 binders(equation.outvars),
             )
             for equation in jaxpr.eqns

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from counting import counting
+from jax import lax
 
 import snaprt
 from snaprt.runtime.step import thread_trace
@@ -14,6 +15,14 @@ from snaprt.runtime.step import thread_trace
 pytestmark = pytest.mark.usefixtures("no_persistent_cache")
 
 X = jnp.linspace(-1.0, 2.0, 12, dtype=jnp.float32).reshape(3, 4)
+
+
+@jax.custom_vjp
+def _doubled(x):
+    return x * 2
+
+
+_doubled.defvjp(lambda x: (x * 2, None), lambda _, gradient: (gradient * 2,))
 
 
 def _same_twice(program, *args):
@@ -73,6 +82,10 @@ def test_a_followed_program_equals_eager(program):
         lambda: [jnp.exp(X * 2.0)[1:].sum()],
         lambda: jax.grad(lambda y: jnp.tanh(y).sum())(X * 1),
         lambda: jax.jit(lambda y: y * 2)(X),
+        lambda: lax.scan(lambda y, _: (jax.nn.relu(y), None), X, length=2)[0],
+        lambda: lax.scan(lambda y, _: (_doubled(y), None), X, length=2)[0],
+        lambda: jax.checkpoint(lambda y: jnp.sin(y), policy=lambda *_, **__: False)(X),
+        lambda: lax.reduce(X, jnp.float32(0), lambda one, other: one + other, (0,)),
     ],
 )
 def test_a_step_that_repeats_records_nothing_new(program):

@@ -321,10 +321,14 @@ def test_a_check_runs_effects_once_and_knows_equal_constants(
         jax.debug.print("{}", w[0])
         return jnp.sum(w * np.arange(3.0))
 
+    def of_rules(w: Any) -> Any:  # JAX makes its functions for derivatives anew
+        return jax.vmap(jax.nn.relu)(w)
+
     changed = metrics.counter_value("SteadyChanged")
     with snaprt.lazy(steady=True):
         for _ in range(4):
             jax.grad(of_constants)(jnp.ones(3)).block_until_ready()
+            jax.vmap(of_rules)(jnp.ones((2, 3))).block_until_ready()
     jax.effects_barrier()
     assert capfd.readouterr().out.count("1.0") == 4
     assert metrics.counter_value("SteadyChanged") == changed
