@@ -82,6 +82,7 @@ class Pacer:
         self.is_on = False
         self.has_marked = False
         self._has_stepped = False
+        self._is_expected = False
         self._ends: dict[int, list[tuple[int, ...]]] = {}
         self._history: list[int] = []
         self._wait_until = 0
@@ -193,10 +194,15 @@ class Pacer:
         if cause is None:
             return None
         is_small = point.weight < min(_limit() or _MAX_FIRST, _MAX_FIRST)
-        if is_small and jaxapi.user_code_names(_MARK_STEPS):
+        if is_small and self._is_expected_to_mark():
             return None  # the next steps will not be cut either, and are to find its program
         self._find_repetition(point)
         return cause
+
+    def _is_expected_to_mark(self) -> bool:
+        """Return whether the thread is expected to mark steps; once it is, it stays so."""
+        self._is_expected = self._is_expected or jaxapi.user_code_names(_MARK_STEPS)
+        return self._is_expected
 
     def _cause_to_cut(self, point: Point) -> str | None:
         if self.stands_alone(point.primitive, point.params):
