@@ -187,7 +187,10 @@ class Speculator:
                     made = jaxapi.PureCall(traced, *call)
             finally:
                 speculation.end()
-            metrics.counter_add("SpeculationUsed" if speculation.was_used else "SpeculationUnused")
+            if speculation.was_used:
+                metrics.counter_add("SpeculationUsed")
+            else:
+                metrics.counter_add("SpeculationUnused")
         key = self._key_asked_for()
         if key is None or key is before[0]:  # JAX had its executable already
             return made.done
