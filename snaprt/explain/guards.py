@@ -105,7 +105,7 @@ def _constants(outline: Outline) -> Iterator[Guard]:
 def _operations(outline: Outline) -> Iterator[Guard]:
     names = list(dict.fromkeys(outline.names))
     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    count = counted(len(outline.operations), "operation")
+    count = counted(len(outline.names), "operation")
     text = f"{count} ({shown}), with the same parameters and in the same order"
     yield Guard("operations", text, outline.operations[0].place if names else None)
     for position in sorted({position for position, _ in outline.outputs}):

@@ -9,6 +9,7 @@ import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import jax
@@ -42,8 +43,10 @@ class OutlinedOperation:
 class Outline:
     """What a program is told apart by."""
 
-    operations: tuple[OutlinedOperation, ...]
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of each operation
+    signatures: tuple[int, ...]
+    sources: tuple[Any, ...]
+    params: Mapping[int, dict[str, Any]]  # by signature
     wiring: tuple[tuple[tuple[int, int], ...], ...]  # see `snaprt.graph.program.Program`
     inputs: tuple[InputKind, ...]  # abstract value, sharding and whether it is committed, of each
     literals: tuple[Literal, ...]
@@ -52,6 +55,17 @@ class Outline:
     donated: tuple[int, ...]  # the inputs whose memory it takes
     placement: Placement
     is_watched: bool  # whether it tells of NaN, for the recorder
+
+    @cached_property
+    def operations(self) -> tuple[OutlinedOperation, ...]:
+        """Its operations, which few outlines are ever asked for."""
+        described = zip(self.names, self.signatures, self.sources, strict=True)
+        return tuple(
+            [
+                OutlinedOperation(name, signature, self.params[signature], source)
+                for name, signature, source in described
+            ]
+        )
 
     def first_use(self, index: int, origin: int = INPUT) -> OutlinedOperation | None:
         """Return the operation that uses an input, or a literal, first."""
@@ -62,18 +76,16 @@ class Outline:
 
 def outline_of(program: Program, promoted: frozenset[int], *, is_watched: bool) -> Outline:
     """Return the outline of a program, given which of its literals are arguments."""
-    operations = tuple(
-        OutlinedOperation(
-            _name(node),
-            node.operation.signature,
-            jaxapi.without_constants(node.params),  # which may be large
-            node.source,
-        )
-        for node in program.nodes
-    )
+    signatures = tuple([node.operation.signature for node in program.nodes])
+    first = dict(zip(reversed(signatures), reversed(program.nodes), strict=True))
+    names = {signature: _name(node) for signature, node in first.items()}
     return Outline(
-        operations=operations,
-        names=tuple([operation.name for operation in operations]),
+        names=tuple([names[signature] for signature in signatures]),
+        signatures=signatures,
+        sources=tuple([node.source for node in program.nodes]),
+        params={  # without constants, which may be large
+            signature: jaxapi.without_constants(node.params) for signature, node in first.items()
+        },
         wiring=program.wiring,
         inputs=tuple([jaxapi.describe_input(array) for array in program.inputs]),
         literals=program.literals,

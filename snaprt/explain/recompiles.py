@@ -77,7 +77,7 @@ class _Site:
         self.step = step
 
     def operations(self) -> int:
-        return sum(len(outline.operations) for outline in self.outlines)
+        return sum(len(outline.names) for outline in self.outlines)
 
 
 class _History(Subscriber):
@@ -203,7 +203,7 @@ def _event(
         stack=cut.stack,
         step=cut.step,
         graph_id=executable.graph_id,
-        operations=len(outline.operations),
+        operations=len(outline.names),
         seconds=compilation.seconds,
         from_cache=executable.from_cache,
         number=number,

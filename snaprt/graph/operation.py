@@ -10,11 +10,26 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from snaprt import jaxapi
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Evaluation:
+    """What is known of an operation on operands of some abstract values."""
+
+    results: tuple[Any, ...]  # the abstract values
+    effects: Any
+    weight: int  # how many equations it is: see `jaxapi.extent`
+    work: float  # its floating point operations, estimated
+    nbytes: int  # of the results
+    symbol: int  # equal for one operation with results of the same abstract values
+    runs_anywhere: bool  # whether any number of devices will do
+    refusal: str | None  # why a graph cannot hold it
 
 
 class Operation:
@@ -24,40 +39,65 @@ class Operation:
         signature: Stands for it within this process.
         stable_digest: Stands for it everywhere, or why nothing can; ``None`` until asked for.
         named: What its parameters say of where it runs.
+        is_placed: Whether they say anything.
+        constant_bytes: What the jaxprs among them close over.
+        evaluations: What came of operands, by JAX's settings and their abstract values; for who
+            records it.
     """
 
-    __slots__ = ("_results", "named", "signature", "stable_digest")
+    __slots__ = (
+        *("constant_bytes", "evaluations", "is_placed", "named", "signature", "stable_digest"),
+    )
 
     def __init__(self, params: dict[str, Any]) -> None:
         self.signature = next(_numbers)
         self.stable_digest: bytes | Exception | None = None
         self.named = jaxapi.named_shardings(params)
-        self._results: dict[Any, tuple[tuple[Any, ...], Any, tuple[int, float]]] = {}
+        self.is_placed = self.named != jaxapi.NamedShardings()
+        self.constant_bytes = jaxapi.constant_bytes(params)
+        self.evaluations: dict[Any, Evaluation] = {}
 
-    def evaluate(
-        self, primitive: Any, avals: Sequence[Any], params: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], Any, tuple[int, float]]:
+    def evaluate(self, primitive: Any, avals: Sequence[Any], params: dict[str, Any]) -> Evaluation:
         """Return what comes of operands of these abstract values.
-
-        Returns:
-            The abstract results, the effects, and how large it is: see `jaxapi.extent`.
 
         Raises:
             Exception: Whatever JAX raises for operands that do not fit.
         """
-        key = (jaxapi.trace_context(), *avals)
-        found = self._results.get(key)
-        if found is None:
-            with jaxapi.evaluating():
-                results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
-                jaxapi.refuse_missing_algorithms(primitive, avals, params)
-            results = tuple(results)
-            extent = jaxapi.extent(primitive, params, avals, results)
-            if self.named.ends_program:
-                pairs = zip(results, self.named.results, strict=True)
-                results = tuple([jaxapi.type_with_sharding(*pair) for pair in pairs])
-            found = self._results[key] = (results, effects, extent)
-        return found
+        with jaxapi.evaluating():
+            results, effects = jaxapi.abstract_evaluate(primitive, avals, params)
+            jaxapi.refuse_missing_algorithms(primitive, avals, params)
+        results = tuple(results)
+        weight, work = jaxapi.extent(primitive, params, avals, results)
+        if self.named.ends_program:
+            pairs = zip(results, self.named.results, strict=True)
+            results = tuple([jaxapi.type_with_sharding(*pair) for pair in pairs])
+        refusal = _refusal(primitive, params, results, effects)
+        return Evaluation(
+            results,
+            effects,
+            weight,
+            work,
+            nbytes=0 if refusal else sum(r.size * r.dtype.itemsize for r in results),
+            symbol=0 if refusal else _symbols.setdefault((self, results), len(_symbols)),
+            runs_anywhere="exported" not in params
+            and all(refusal or result.sharding.mesh.empty for result in results),
+            refusal=refusal,
+        )
+
+
+def _refusal(
+    primitive: Any, params: dict[str, Any], results: Sequence[Any], effects: Any
+) -> str | None:
+    if not all(map(jaxapi.is_array_aval, results)):
+        return "ref"
+    if not jaxapi.can_wait(effects):
+        return "effect"
+    if effects and "inspect_sharding" in jaxapi.names_within(primitive, params):
+        return "sharding"
+    return "float0" if any(map(jaxapi.has_no_values, results)) else None
+
+
+_symbols: dict[Any, int] = {}
 
 
 _numbers = itertools.count()
@@ -115,7 +155,8 @@ def _by_value(primitive: Any, params: dict[str, Any], context: Any) -> Operation
     return known
 
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+_INTEGERS = frozenset({int})
 
 
 def _parameter_key(value: Any) -> Any:
@@ -159,6 +200,8 @@ class Identity:
 
 
 def _sequence_key(value: Any) -> Any:
+    if _INTEGERS.issuperset(map(type, value)):  # most are shapes and axes
+        return (type(value), "integers", *value)
     return (type(value), *map(_parameter_key, value))
 
 

@@ -209,7 +209,9 @@ def plan_cut(
         kept |= used
         if places:
             part.places = tuple([node.place for node in part.nodes])
-    return CutPlan(tuple(parts), complete=not later, left=sum(point.extent()[0] for point in later))
+    return CutPlan(
+        tuple(parts), complete=not later, left=sum(point.evaluation.weight for point in later)
+    )
 
 
 def _split_at(

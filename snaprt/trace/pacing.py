@@ -8,7 +8,7 @@ the same programs again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 
@@ -100,8 +100,9 @@ class Pacer:
 
     def look(self, point: Point) -> None:
         """Mark ``point``, which has just been made, if a recording is to be cut after it."""
-        if not is_asked_for():
-            cause = SIZE if _limit() and point.weight >= _limit() else None
+        limits = _limits()
+        if not limits.automatic:
+            cause = SIZE if limits.graph and point.weight >= limits.graph else None
         elif self.is_on:
             cause = self._cause_to_cut(point)
         else:
@@ -173,7 +174,7 @@ class Pacer:
             if self.stands_alone(point.primitive, point.params)
             and not jaxapi.is_call_of_users_jit(point.primitive, point.params)
         }
-        if not joined or sum(point.extent()[0] for point in iteration) > _automatic_limit():
+        if not joined or sum(point.evaluation.weight for point in iteration) > _limits().automatic:
             return False
         self._joined |= joined
         self._programs_joined = 0
@@ -187,13 +188,13 @@ class Pacer:
         """Return why to cut after ``point`` though the thread may yet mark a step."""
         if self._has_stepped:
             limit = max(_MIN_MARKED, _MARKED_STEPS * self._largest)
-            return SIZE if point.weight >= min(_limit() or limit, limit) else None
+            return SIZE if point.weight >= min(_limits().graph or limit, limit) else None
         if self.stands_alone(point.primitive, point.params):
             return ALONE
         cause = _exceeded(point, _MARKED_STEPS)
         if cause is None:
             return None
-        is_small = point.weight < min(_limit() or _MAX_FIRST, _MAX_FIRST)
+        is_small = point.weight < min(_limits().graph or _MAX_FIRST, _MAX_FIRST)
         if is_small and self._is_expected_to_mark():
             return None  # the next steps will not be cut either, and are to find its program
         self._find_repetition(point)
@@ -209,7 +210,7 @@ class Pacer:
             return ALONE
         if self._ends_repetition(point) and _is_worth_running(point, point.weight, point.work):
             return REPEATS
-        limit = _automatic_limit()
+        limit = _limits().automatic
         assert point.before is not None
         if point.before.weight < limit // 2 <= point.weight:
             self._find_repetition(point)  # early: what is short is cut before much is pending
@@ -220,7 +221,7 @@ class Pacer:
 
     def ends_of(self, path: Sequence[Point]) -> list[int]:
         """Return where ``path`` is cut into programs: the depths after which one ends."""
-        limit = _automatic_limit()
+        limit = _limits().automatic
         ends: list[int] = []
         weight, work = 0, 0.0
         for point in path[:-1]:
@@ -313,23 +314,43 @@ def _identity(primitive: Any, params: Mapping[str, Any]) -> tuple[Any, Any]:
     return primitive, params.get("jaxpr")
 
 
-def _limit() -> int:
-    return int(settings.get("SNAPRT_MAX_GRAPH_SIZE"))
+class _Limits(NamedTuple):
+    """What the environment says of pending work."""
+
+    graph: int  # equations of a graph, at most; 0 where there is no limit
+    automatic: int  # equations of an automatic step, at most; 0 where there are none
+    nbytes: int
 
 
-def _automatic_limit() -> int:
-    most = int(settings.get("SNAPRT_AUTO_STEP_SIZE"))
-    return min(most, _limit() or most)
+_texts: Final = settings.Texts(
+    "SNAPRT_MAX_GRAPH_SIZE", "SNAPRT_AUTO_STEP_SIZE", "SNAPRT_AUTO_STEP_BYTES"
+)
+_seen: tuple[list[Any], _Limits] | None = None
+
+
+def _limits() -> _Limits:
+    """Return the limits that hold now; they are asked for at each operation that is recorded."""
+    global _seen
+    now = _texts.now()
+    seen = _seen
+    if seen is None or now != seen[0]:
+        graph = int(settings.get("SNAPRT_MAX_GRAPH_SIZE"))
+        automatic = int(settings.get("SNAPRT_AUTO_STEP_SIZE"))
+        limits = _Limits(
+            graph, min(automatic, graph or automatic), int(settings.get("SNAPRT_AUTO_STEP_BYTES"))
+        )
+        seen = _seen = now, limits
+    return seen[1]
 
 
 def most_bytes() -> int:
     """Return how many bytes may be pending."""
-    return int(settings.get("SNAPRT_AUTO_STEP_BYTES"))
+    return _limits().nbytes
 
 
 def is_asked_for() -> bool:
     """Return whether steps may be automatic."""
-    return bool(settings.get("SNAPRT_AUTO_STEP_SIZE"))
+    return bool(_limits().automatic)
 
 
 def _max_work() -> float:
@@ -338,16 +359,16 @@ def _max_work() -> float:
 
 def _exceeded(point: Point, times: int = 1) -> str | None:
     """Return which bound on pending work is exceeded; of bytes there may never be more."""
-    pending = (
-        (SIZE, point.weight, times * _automatic_limit()),
-        (WORK, point.work, times * _max_work()),
-        (BYTES, point.nbytes, most_bytes()),
-    )
-    return next((cause for cause, amount, most in pending if amount >= most), None)
+    limits = _limits()
+    if point.weight >= times * limits.automatic:
+        return SIZE
+    if point.work >= times * _max_work():
+        return WORK
+    return BYTES if point.nbytes >= limits.nbytes else None
 
 
 def _is_worth_running(point: Point, weight: int, work: float) -> bool:
-    return weight >= min(MIN_STEP, _automatic_limit()) or work >= _MIN_WORK * _max_work()
+    return weight >= min(MIN_STEP, _limits().automatic) or work >= _MIN_WORK * _max_work()
 
 
 def _ends_with(point: Point, symbols: tuple[int, ...]) -> bool:

@@ -208,10 +208,8 @@ def carry_over(
             point.context,
             point.context_number,
             tuple(wires),
-            tuple([result.aval for result in point.results]),
+            point.evaluation,
             point.placement,
-            point.effects,
-            point.extent(),
             point.source,
             point.place,
         )

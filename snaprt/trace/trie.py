@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import jax
 
 from snaprt import jaxapi
-from snaprt.graph.operation import Operation
+from snaprt.graph.operation import Evaluation, Operation
 from snaprt.graph.program import Literal, Placement
 
 #: A path is looked at each time it has grown by this many operations: see `LazyTrace`.
@@ -101,9 +101,6 @@ class Result:
         return placement.sharding or jaxapi.sharding_of_type(self.aval, placement.devices)
 
 
-_symbols: dict[Any, int] = {}
-
-
 def step_key(
     operation: Operation, wires: tuple[Any, ...], context_number: int, place: Any
 ) -> tuple[Any, ...]:
@@ -158,6 +155,7 @@ class Point:
         work: How many floating point operations do, estimated.
         nbytes: How many bytes the results of these operations have.
         symbol: Stands for the operation with the shapes of its results.
+        evaluation: What is known of it on operands of these shapes.
         stop: Why a recording that goes on from here is to be cut first; mostly ``None``.
         alone: The calls, by the keys of `snaprt.trace.fast_path`, that cut a recording and begin a
             new one; mostly ``None``.
@@ -173,9 +171,12 @@ class Point:
         *("weight", "work", "nbytes", "symbol", "stop", "alone"),
         *("latest", "after", "after_inputs", "shortcuts", "plans"),
         *("operation", "primitive", "params", "parameters", "context", "context_number"),
-        *("source", "place", "wires", "results", "placement", "effects"),
+        *("source", "place", "wires", "results", "placement", "effects", "evaluation"),
     )
 
+    after_inputs: dict[tuple[InputKind, ...], tuple[Point, int]]
+    shortcuts: dict[Any, Shortcut]
+    plans: dict[Any, Any]
     operation: Operation
     primitive: Any
     params: dict[str, Any]
@@ -189,6 +190,7 @@ class Point:
     placement: Placement
     effects: Any
     symbol: int
+    evaluation: Evaluation
 
     def __init__(self, before: Point | None) -> None:
         self.before = before
@@ -211,9 +213,9 @@ class Point:
         self.results = ()
         self.latest: Point | None = None
         self.after: dict[Any, Point] = {}
-        self.after_inputs: dict[tuple[InputKind, ...], tuple[Point, int]] = {}
-        self.shortcuts: dict[Any, Shortcut] = {}
-        self.plans: dict[Any, Any] = {}
+        self.after_inputs = _NOTHING
+        self.shortcuts = _NOTHING
+        self.plans = _NOTHING
 
     def with_input(self, kind: InputKind) -> Point:
         """Return the point after meeting a new input of ``kind``."""
@@ -231,7 +233,8 @@ class Point:
             point = self
             for kind in kinds:
                 point = point.with_input(kind)
-            found = self.after_inputs[kinds] = point, sum(kind.nbytes for kind in kinds)
+            found = point, sum(kind.nbytes for kind in kinds)
+            self.after_inputs = _with(self.after_inputs, kinds, found, MAX_SHORTCUTS)
         return found
 
     def with_operation(
@@ -242,10 +245,8 @@ class Point:
         context: Any,
         context_number: int,
         wires: tuple[Any, ...],
-        avals: tuple[Any, ...],
+        evaluation: Evaluation,
         placement: Placement,
-        effects: Any,
-        extent: tuple[int, float],
         source: Any,
         place: Any,
     ) -> Point:
@@ -259,27 +260,24 @@ class Point:
         point.context = context
         point.context_number = context_number
         point.wires = wires
+        avals = evaluation.results
         point.results = tuple(
             [Result(aval, self.count + index, point, index) for index, aval in enumerate(avals)]
         )
         point.placement = placement
-        point.effects = effects
+        point.evaluation = evaluation
+        point.effects = evaluation.effects
+        point.symbol = evaluation.symbol
         point.source = source
         point.place = place
         point.depth += 1
-        point.literals += sum(type(wire) is not int for wire in wires)
+        point.literals += sum([type(wire) is not int for wire in wires])
         point.count += len(avals)
-        point.effectful += bool(effects)
-        point.weight += extent[0]
-        point.work += extent[1]
-        point.nbytes += sum(aval.size * aval.dtype.itemsize for aval in avals)
-        point.symbol = _symbols.setdefault((operation, avals), len(_symbols))
+        point.effectful += bool(evaluation.effects)
+        point.weight += evaluation.weight
+        point.work += evaluation.work
+        point.nbytes += evaluation.nbytes
         return point
-
-    def extent(self) -> tuple[int, float]:
-        """Return how large the operation is: see `jaxapi.extent`."""
-        assert self.before is not None
-        return self.weight - self.before.weight, self.work - self.before.work
 
     def operations(self) -> list[Point]:
         """Return the points of all operations from the root to this one."""
@@ -295,15 +293,22 @@ class Point:
 
     def keep_shortcut(self, key: Any, shortcut: Shortcut) -> None:
         """Remember where the call that ``key`` stands for leads."""
-        if len(self.shortcuts) >= MAX_SHORTCUTS:
-            self.shortcuts.clear()
-        self.shortcuts[key] = shortcut
+        self.shortcuts = _with(self.shortcuts, key, shortcut, MAX_SHORTCUTS)
 
     def keep_plan(self, key: Any, plan: Any) -> None:
         """Remember what to run when a recording is cut here, as ``key`` says."""
-        if len(self.plans) >= MAX_PLANS:
-            self.plans.clear()
-        self.plans[key] = plan
+        self.plans = _with(self.plans, key, plan, MAX_PLANS)
+
+
+#: What most points have of what they may keep, so that a point is one dictionary and not four.
+_NOTHING: Final[dict[Any, Any]] = {}
+
+
+def _with(kept: dict[Any, Any], key: Any, value: Any, most: int) -> dict[Any, Any]:
+    if kept is _NOTHING or len(kept) >= most:
+        return {key: value}
+    kept[key] = value
+    return kept
 
 
 def literal_wires(point: Point) -> Iterator[tuple[Any, int]]:

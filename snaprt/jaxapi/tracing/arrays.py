@@ -50,6 +50,12 @@ def is_in_default_memory(aval: Any) -> bool:
     return bool(aval.memory_space == jax.memory.Space.Device)
 
 
+def layout_of_type(aval: Any) -> Any:
+    """Return the layout that the type of an array names, ``None`` for any; from JAX 0.12 on."""
+    layout = getattr(aval, "layout", None)
+    return None if layout is _layout.AutoLayout else layout
+
+
 def is_extended_dtype(value: Any) -> bool:
     """Return whether ``value`` is a dtype of JAX's own, as that of PRNG keys."""
     return isinstance(value, _prng.KeyTy)
