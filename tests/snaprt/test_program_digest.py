@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import jax
+import jax.experimental.layout
 import jax.numpy as jnp
 import pytest
 from programs import run_program
 
 import snaprt
 from snaprt.compile import loaded
+from snaprt.graph import digest
 from snaprt.graph.digest import Unstable, program_digest
 from snaprt.runtime.step import thread_trace
 from snaprt.trace.cut import plan_cut
@@ -145,3 +147,24 @@ def test_a_damaged_note_is_healed_and_changes_nothing(monkeypatch, tmp_path):
         assert float(y.sum()) == expected
     assert snaprt.metrics.counter_value("PersistentCacheCorrupt") == 3
     assert snaprt.metrics.counter_value("UncachedCompile") == 1
+
+
+def form(value):
+    content = bytearray()
+    digest._encode(value, content)
+    return bytes(content)
+
+
+def test_what_is_written_in_short_is_what_it_would_be_at_length():
+    for wires in [(), ((0, 0),), ((-1, 12), (345, 0), (-2, 7))]:
+        assert digest._wires_form(wires) == form(wires)
+    aval = jax.typeof(X)
+    assert form(aval) == form(aval) == form(jax.typeof(X + 1))
+    assert form(aval) != form(jax.typeof(X[0]))
+
+
+@pytest.mark.skipif(not hasattr(jax.typeof(X), "layout"), reason="types have no layout")
+def test_the_layout_that_a_type_names_is_part_of_it():
+    aval = jax.typeof(X)
+    layouts = [jax.experimental.layout.Layout(order) for order in [(0, 1), (1, 0)]]
+    assert len({form(aval), *(form(aval.update(layout=layout)) for layout in layouts)}) == 3
