@@ -7,14 +7,14 @@ thousands of them for JAX, and each full collection would visit them all and fre
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from snaprt.collector import collector_paused
 
 
 def call_after_import(name: str, action: Callable[[], None]) -> None:
@@ -74,18 +74,6 @@ class _Loader:
         module.__loader__ = self._own
         if module.__spec__ is not None:
             module.__spec__.loader = self._own
-        with _collector_paused():
+        with collector_paused():
             self._own.exec_module(module)
             self._loaded()
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from snaprt import jaxapi, metrics, settings
+from snaprt.collector import collecting_seldom
 from snaprt.compile import times
 from snaprt.compile.downcast import names_of, narrowed, narrowings
 from snaprt.graph.digest import program_digest
@@ -82,6 +83,7 @@ def lowering(
         with (
             placed(placement),
             stacks(),
+            collecting_seldom(),
             times.stage(times.LOWER),
             metrics.timed("LowerTime"),
         ):

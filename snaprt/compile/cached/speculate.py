@@ -26,6 +26,7 @@ from snaprt_cache.key import Key
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, metrics
+from snaprt.collector import collecting_seldom
 from snaprt.compile.cached import prefetch
 from snaprt.compile.key import FIRST_CALLS, Subject, key_of
 from snaprt.interruptions import raise_if_interrupted
@@ -183,7 +184,7 @@ class Speculator:
             speculation = _Speculation(remembered, operands)
             prefetch.when_loaded(remembered.digest, speculation.start)
             try:
-                with jaxapi.answering(speculation.answer):
+                with collecting_seldom(), jaxapi.answering(speculation.answer):
                     made = jaxapi.PureCall(traced, *call)
             finally:
                 speculation.end()
