@@ -46,17 +46,17 @@ def step(x, scale=2.0):
 
 
 def test_a_graph_has_one_line_a_node_with_type_location_and_root(graphs):
-    step(jnp.ones((2, 3)))
+    step(jnp.ones((2, 7)))  # as nothing else: locations are those of the first time
     (block,) = blocks(graphs)
     lines = block["graph"].splitlines()
     assert (lines[0], lines[-1]) == ("IR {", "}")
     numbered = [re.match(r"  %(\d+) = ", line) for line in lines[1:-1]]
     assert [int(one[1]) for one in numbered if one] == list(range(len(lines) - 2))
-    assert "  %0 = f32[2,3]{1,0} xla::device_data(), device=CPU:0" in lines
+    assert "  %0 = f32[2,7]{1,0} xla::device_data(), device=CPU:0" in lines
     assert any("f32[] prim::Constant(), value=2.0" in line for line in lines)
     source = Path(__file__).read_text().splitlines()
     line = next(number for number, one in enumerate(source, 1) if "y = lax.exp" in one)
-    assert f"  %1 = f32[2,3]{{1,0}} xla::exp(%0), location=step@{FILE}:{line}" in lines[2]
+    assert f"  %1 = f32[2,7]{{1,0}} xla::exp(%0), location=step@{FILE}:{line}" in lines[2]
     assert [re.findall(r"ROOT=\d", one) for one in lines if "ROOT" in one] == [
         ["ROOT=0"],
         ["ROOT=1"],
