@@ -7,7 +7,7 @@ without an underscore in front. The files import each other in one direction, wh
 
 When a new JAX breaks snaprt, the change belongs here and nowhere else:
 
-- A name that is gone raises, and the traceback ends in the file to change. Let it work with the
+- A name that is gone raises, and the error's cause ends in the file to change. Let it work with the
   versions before, too, and say of which versions what it does is true.
 - A function of JAX's that is replaced may no longer be asked, which fails without a word. That is
   done in `tracing.teaching`, `tracing.transforms`, `tracing.effects`, `jit.entry`,
@@ -18,29 +18,40 @@ When a new JAX breaks snaprt, the change belongs here and nowhere else:
 
 from __future__ import annotations
 
-from snaprt.jaxapi.cluster import *
-from snaprt.jaxapi.compiler.compilation_cache import *
-from snaprt.jaxapi.compiler.compilation_hooks import *
-from snaprt.jaxapi.compiler.custom_calls import *
-from snaprt.jaxapi.compiler.executables import *
-from snaprt.jaxapi.compiler.lowered import *
-from snaprt.jaxapi.compiler.module_changes import *
-from snaprt.jaxapi.compiler.modules import *
-from snaprt.jaxapi.coordination import *
-from snaprt.jaxapi.frames import *
-from snaprt.jaxapi.installation import *
-from snaprt.jaxapi.jit.calls import *
-from snaprt.jaxapi.jit.entry import *
-from snaprt.jaxapi.jit.executions import *
-from snaprt.jaxapi.jit.modules import *
-from snaprt.jaxapi.jit.watch import *
-from snaprt.jaxapi.profiles import *
-from snaprt.jaxapi.settings import *
-from snaprt.jaxapi.tracing.arrays import *
-from snaprt.jaxapi.tracing.effects import *
-from snaprt.jaxapi.tracing.functions import *
-from snaprt.jaxapi.tracing.operations import *
-from snaprt.jaxapi.tracing.shardings import *
-from snaprt.jaxapi.tracing.teaching import *
-from snaprt.jaxapi.tracing.traces import *
-from snaprt.jaxapi.tracing.transforms import *
+import importlib.metadata
+
+from snaprt.errors import UsageError
+
+try:
+    from snaprt.jaxapi.cluster import *
+    from snaprt.jaxapi.compiler.compilation_cache import *
+    from snaprt.jaxapi.compiler.compilation_hooks import *
+    from snaprt.jaxapi.compiler.custom_calls import *
+    from snaprt.jaxapi.compiler.executables import *
+    from snaprt.jaxapi.compiler.lowered import *
+    from snaprt.jaxapi.compiler.module_changes import *
+    from snaprt.jaxapi.compiler.modules import *
+    from snaprt.jaxapi.coordination import *
+    from snaprt.jaxapi.frames import *
+    from snaprt.jaxapi.installation import *
+    from snaprt.jaxapi.jit.calls import *
+    from snaprt.jaxapi.jit.entry import *
+    from snaprt.jaxapi.jit.executions import *
+    from snaprt.jaxapi.jit.modules import *
+    from snaprt.jaxapi.jit.watch import *
+    from snaprt.jaxapi.profiles import *
+    from snaprt.jaxapi.settings import *
+    from snaprt.jaxapi.tracing.arrays import *
+    from snaprt.jaxapi.tracing.effects import *
+    from snaprt.jaxapi.tracing.functions import *
+    from snaprt.jaxapi.tracing.operations import *
+    from snaprt.jaxapi.tracing.shardings import *
+    from snaprt.jaxapi.tracing.teaching import *
+    from snaprt.jaxapi.tracing.traces import *
+    from snaprt.jaxapi.tracing.transforms import *
+except (ImportError, AttributeError) as error:
+    _installed = " and ".join(f"{n} {importlib.metadata.version(n)}" for n in ("jax", "jaxlib"))
+    raise UsageError(
+        f"snaprt works with JAX 0.10.2 to 0.12, but {_installed} are installed ({error})",
+        hint="install another JAX: pip install 'jax>=0.10.2,<0.13' 'jaxlib>=0.10.2,<0.13'",
+    ) from error

@@ -544,9 +544,9 @@ class _Recording:
 
     def begin(self) -> None:
         """Record from here on, in every thread; to be called when JAX is there."""
-        from snaprt.runtime.jit import record_process
-
         try:
+            from snaprt.runtime.jit import record_process
+
             record_process()
         except SnaprtError as error:
             self.refused_with = error
