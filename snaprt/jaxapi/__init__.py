@@ -18,9 +18,7 @@ When a new JAX breaks snaprt, the change belongs here and nowhere else:
 
 from __future__ import annotations
 
-from snaprt.jaxapi.cluster import *
 from snaprt.jaxapi.compiler.compilation_cache import *
-from snaprt.jaxapi.compiler.compilation_hooks import *
 from snaprt.jaxapi.compiler.custom_calls import *
 from snaprt.jaxapi.compiler.executables import *
 from snaprt.jaxapi.compiler.lowered import *

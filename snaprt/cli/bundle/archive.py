@@ -16,8 +16,8 @@ from typing import IO, BinaryIO, Final
 
 from snaprt.cli.bundle.hiding import Hiding
 from snaprt.errors import UsageError
-from snaprt.leftovers import remove_leftovers, temporary_name
 from snaprt.refusals import remedy
+from snaprt.whole_files import remove_leftovers, temporary_name
 
 # What is larger is prepared on disk.
 _MOST_IN_MEMORY: Final = 64 << 20
