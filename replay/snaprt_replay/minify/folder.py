@@ -22,7 +22,7 @@ from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.hlo.literals import TUPLE, array_to_literal
 from snaprt.hlo.proto import HloModuleProto, HloSnapshot, parse, serialize
-from snaprt.refusals import remedy
+from snaprt.refusals import remedy, writing
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder import describe
@@ -59,7 +59,8 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
     """
     candidate = shrunk.candidate
     got, right = _outputs(candidate, start)
-    try:
+    elsewhere = "name another folder with --output"
+    with writing(f"write {folder}", elsewhere, kind=SnapshotError, hint=remedy):
         folder.mkdir(parents=True, exist_ok=True)
         _write_program(folder, SNAPSHOT, candidate, 0, right)
         if len(candidate.modules) > 1:
@@ -80,11 +81,6 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
         fails = script.write_and_run(folder / SCRIPT, candidate, shrunk, check, right)
         text = issue(case, shrunk, check, surrounding, fails)
         (folder / ISSUE).write_text(text)
-    except OSError as error:
-        raise SnapshotError(
-            f"cannot write {folder}: {error.strerror or error}",
-            hint=remedy(error, "name another folder with --output"),
-        ) from error
     return fails
 
 

@@ -18,6 +18,7 @@ from snaprt.cli import output, progress
 from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.hang_files import is_hang
+from snaprt.refusals import writing
 
 if TYPE_CHECKING:
     from snaprt_replay.load.case import Case
@@ -184,7 +185,7 @@ def _write_explorer(case: Case, found: Localization | None, folder: Path) -> Non
     from snaprt_replay.localize.pipeline import read_program
     from snaprt_replay.report import model_explorer
 
-    with output.writing(f"write into {folder}", elsewhere="name another folder"):
+    with writing(f"write into {folder}", elsewhere="name another folder"):
         written = model_explorer.write(read_program(case), found, folder)
     for path in written:
         output.log.print(f"wrote {shown.lines(str(path))}")
