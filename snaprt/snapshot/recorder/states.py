@@ -73,7 +73,7 @@ _OfRank = TypeVar("_OfRank", bound=ProcessPlace)
 
 
 def schema_of(path: Path) -> tuple[str, int]:
-    """Return the schema that a file of a rank says it has, and its version.
+    """Return the schema that a file of a rank says it has, "" if none, and its version.
 
     Raises:
         UsageError: It is too large to be such a file.
@@ -98,7 +98,7 @@ def read_files_of_ranks(
     for path in sorted(folder.glob("rank-*.json")):
         try:
             its_schema, its_version = schema_of(path)
-            if its_schema != schema or its_version > version:
+            if its_schema not in ("", schema) or its_version > version:
                 raise UsageError(
                     f"{path} is no {what} that this version reads",
                     hint="Update snaprt, or remove the file.",

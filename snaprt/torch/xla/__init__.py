@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 from snaprt.torch.xla.absent import ABSENT, absent
-from snaprt.torch.xla.loaders import MpDeviceLoader, ParallelLoader, SampleGenerator
 from snaprt.torch.xla.placement import (
     device,
     device_count,
@@ -96,6 +95,9 @@ from snaprt.torch.xla.runtime import (
     using_pjrt,
 )
 from snaprt.torch.xla.steps import (
+    MpDeviceLoader,
+    ParallelLoader,
+    SampleGenerator,
     add_step_closure,
     compile,  # noqa: A004 - the name in PyTorch/XLA
     eager_mode,
