@@ -17,7 +17,7 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.compile.cached.store import persistent_cache
-from snaprt.compile.key import MODULE, Subject, module_digest
+from snaprt.compile.key import module_digest
 from snaprt.compile.obtain import Request, obtain, refuse_objects_of_another_process
 from snaprt.errors import CompileError, ExecutionError
 from snaprt.graph.artifacts import ModuleArtifacts, proof_of
@@ -176,14 +176,8 @@ def compile_partitioned(
             module=module,
             calls=calls,
             devices=devices,
-            subject=lambda folder: Subject(
-                MODULE,
-                module_digest(jaxapi.bytecode_without_locations(module)),
-                folder,
-                devices,
-                kind="module",
-                options=named_options,
-            ),
+            digest=lambda: module_digest(jaxapi.bytecode_without_locations(module)),
+            identity=lambda: {"options": named_options},
             compile=lambda: jaxapi.compile_module(module, devices, options),
             serialize=jaxapi.serialize_module,
             load=lambda payload: jaxapi.load_module(payload, devices),

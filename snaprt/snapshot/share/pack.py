@@ -26,7 +26,7 @@ from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.share.executions import whole_executions
 from snaprt.snapshot.share.redact import Redaction, RedactionKind, redact
-from snaprt.whole_files import remove_leftovers, temporary_folder, temporary_name
+from snaprt.whole_files import remove_leftovers, temporary_folder, temporary_name, whole_file
 
 COMMENT: Final = b"snaprt-pack 1.0"
 _COMMENT: Final = re.compile(rb"snaprt-pack (\d{1,6})\.\d+")
@@ -61,18 +61,12 @@ def pack(
     """
     if out.exists() and not replace:
         raise UsageError(f"{out} already exists", hint="name another file, or pass --replace")
-    temporary = out.with_name(temporary_name(out.name))
     with writing_shared(out):
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(out.parent)
-            with temporary.open("xb") as file:
-                packed = _write(file, whole_executions(files), out, kinds)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, out)
-        finally:
-            temporary.unlink(missing_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(out) as file:
+            packed = _write(file, whole_executions(files), out, kinds)
+            file.flush()
+            os.fsync(file.fileno())
     return packed
 
 
