@@ -228,15 +228,17 @@ def issue(
     sides = [str(one) for one in surrounding["sides"]]
     other = "the program below on " if len(candidate.modules) > 1 else ""
     against = f", compared with {other}`{sides[1]}`" if len(sides) > 1 else ""
+    passing = shrunk.neighbor
+    neighbor = "" if passing is None else f"It passes with one change: {passing.change}."
     parts = [
         f"# {title}",
         f"A program of {candidate.length} fails on `{sides[0]}`{against}: {failure}.",
         _how_to_see(fails),
         "## The program",
-        _fenced(_text(candidate, 0)),
+        _fenced(_stablehlo_text(candidate.content(0))),
         _against(candidate),
         "## What it is like",
-        _neighbor(shrunk),
+        neighbor,
         f"It was minified from `{Path(case.path).name}` with "
         f"{shrunk.original.length}, where the failure was: {shrunk.first}.",
         "## Versions and flags",
@@ -272,18 +274,7 @@ def _how_to_see(fails: bool | None) -> str:
 def _against(candidate: Candidate) -> str:
     if len(candidate.modules) < 2:
         return ""
-    return "The program to compare with:\n\n" + _fenced(_text(candidate, 1))
-
-
-def _text(candidate: Candidate, side: int) -> str:
-    hlo = candidate.content(side)
-    return jaxapi.stablehlo_text(jaxapi.parse_module(jaxapi.hlo_to_stablehlo(hlo)))
-
-
-def _neighbor(shrunk: Shrunk) -> str:
-    if shrunk.neighbor is None:
-        return ""
-    return f"It passes with one change: {shrunk.neighbor.change}."
+    return "The program to compare with:\n\n" + _fenced(_stablehlo_text(candidate.content(1)))
 
 
 def _versions(surrounding: Mapping[str, Any]) -> list[tuple[str, Any]]:
