@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from snaprt import settings
-from snaprt.errors import UsageError
-from snaprt.refusals import remedy_sentence
+from snaprt.refusals import writing
 
 _ROOT: Final = Path(__file__).parent.parent
 _LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
@@ -58,13 +57,9 @@ def follow_environment() -> None:
 
 
 def _file_handler(path: Path) -> logging.Handler:
-    try:
+    elsewhere = "set SNAPRT_LOG_FILE to a file in an existing directory"
+    with writing(f"write the log to {path}", elsewhere):
         return logging.FileHandler(path, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the log to {path}: {error.strerror or error}",
-            hint=remedy_sentence(error, "set SNAPRT_LOG_FILE to a file in an existing directory"),
-        ) from error
 
 
 @dataclass

@@ -36,7 +36,7 @@ from snaprt.metrics_report import (
     from_json,
     short,
 )
-from snaprt.refusals import remedy_sentence
+from snaprt.refusals import writing
 from snaprt.whole_files import write_whole
 
 __all__ = [
@@ -436,15 +436,9 @@ def save(path: str | Path) -> None:
 
 def _save(target: Path, *, as_text: bool) -> None:
     text = metrics_report() if as_text else json.dumps(to_json()) + "\n"
-    try:
+    elsewhere = "set SNAPRT_METRICS_FILE to a file in an existing, writable directory"
+    with writing(f"write the metrics to {target}", elsewhere, kind=SnaprtError):
         write_whole(target, text.encode())
-    except OSError as error:
-        raise SnaprtError(
-            f"cannot write the metrics to {target}: {error.strerror or error}",
-            hint=remedy_sentence(
-                error, "set SNAPRT_METRICS_FILE to a file in an existing, writable directory"
-            ),
-        ) from error
 
 
 #: A file of metrics has some kilobytes; a larger one is something else.

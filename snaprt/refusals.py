@@ -1,10 +1,13 @@
-"""What a user can do where the system refused to write a file; it must not know what is in it."""
+"""A file that the system refused to write: the error, and what the user can do about it."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
+
+from snaprt.errors import SnaprtError, UsageError
 
 _SPACE: Final = "free some space"
 _PERMISSIONS: Final = "change the permissions"
@@ -34,3 +37,27 @@ def remedy_sentence(error: OSError, elsewhere: str) -> str:
     """Return the hint of `remedy` as a sentence."""
     hint = remedy(error, elsewhere)
     return f"{hint[:1].upper()}{hint[1:]}."
+
+
+@contextlib.contextmanager
+def writing(
+    what: str,
+    elsewhere: str = "name a file in an existing directory",
+    *,
+    kind: type[SnaprtError] = UsageError,
+    hint: Callable[[OSError, str], str] = remedy_sentence,
+) -> Iterator[None]:
+    """Make an error of ours where the system refuses what is done inside.
+
+    Args:
+        what: What is done, such as ``save outputs to FILE``.
+        elsewhere: How to name another place, see `remedy`.
+        kind: The error.
+        hint: Makes its hint: `remedy` or `remedy_sentence`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(
+            f"cannot {what}: {error.strerror or error}", hint=hint(error, elsewhere)
+        ) from error

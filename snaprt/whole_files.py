@@ -1,15 +1,22 @@
-"""Writes files that appear whole or not at all; it must not know what is in them."""
+"""Writes files that appear whole or not at all, and removes what dead processes left half done.
+
+It must not know what is in them. A temporary file's name says which process writes it, so that the
+next one on the same machine can tell what a process that was killed has left behind.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
+import platform
+import re
+import shutil
+import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
-
-from snaprt.leftovers import remove_leftovers, temporary_name
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -51,3 +58,66 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 def _remove_leftovers_once(folder: Path) -> None:
     """Remove what killed processes left in a folder, which may be large, but not at each file."""
     remove_leftovers(folder)
+
+
+def temporary_name(name: str) -> str:
+    """Return the name under which this thread writes a file that will be called ``name``."""
+    return f".{name}.{threading.get_ident():x}.{_process_mark()}-{os.getpid()}.tmp"
+
+
+@contextlib.contextmanager
+def temporary_folder(beside: Path, name: str) -> Iterator[Path]:
+    """Make a folder that is removed in the end, or by the next one where this process is killed."""
+    folder = beside / temporary_name(name)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def ring_name(run: str) -> str:
+    """Return the name of the folder in which a process's flight recorder keeps what is too much."""
+    return f"ring-{run}.{_process_mark()}-{os.getpid()}"
+
+
+def remove_leftovers(folder: Path) -> int:
+    """Remove temporary files and folders of processes on this machine that ended too early for it.
+
+    Returns:
+        How many were removed. A folder that cannot be read has none.
+    """
+    removed = 0
+    ours = re.compile(rf"(?:\..*|ring-\w+)\.{_process_mark()}-(\d+)(?:\.tmp)?")
+    entries: list[os.DirEntry[str]] = []
+    with contextlib.suppress(OSError):
+        entries = list(os.scandir(folder))
+    for entry in entries:
+        found = ours.fullmatch(entry.name)
+        if found and not _is_alive(int(found[1])):
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+                removed += 1
+    return removed
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@functools.cache
+def _process_mark() -> str:
+    """Return 8 hex digits for the set of processes in which a process number means something."""
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    return f"{zlib.crc32(f'{platform.node()} {namespace}'.encode()):08x}"

@@ -5,7 +5,6 @@ A command leaves with a status other than 0 through ``context.exit(status)``.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -20,7 +19,6 @@ from rich.console import Console
 from rich.text import Text
 
 from snaprt.errors import UsageError
-from snaprt.refusals import remedy_sentence
 
 EXIT_OK: Final = 0
 EXIT_MISMATCH: Final = 1
@@ -60,25 +58,6 @@ def error(message: str, hint: str = "") -> None:
     if hint:
         log.print()
         log.print(Text.assemble(("hint:", "bold cyan"), f" {hint}"))
-
-
-@contextlib.contextmanager
-def writing(what: str, elsewhere: str = "name a file in an existing directory") -> Iterator[None]:
-    """Make an error of the user's of a file that cannot be written.
-
-    Args:
-        what: What is done, such as ``save outputs to FILE``.
-        elsewhere: How to name another place.
-
-    Raises:
-        UsageError: The system refused.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"cannot {what}: {error.strerror or error}", hint=remedy_sentence(error, elsewhere)
-        ) from error
 
 
 def writable(folder: Path, option: str) -> Path:

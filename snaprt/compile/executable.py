@@ -13,7 +13,7 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.compile import times
-from snaprt.compile.elsewhere import run_elsewhere
+from snaprt.compile.module import run_elsewhere
 from snaprt.graph.artifacts import ModuleArtifacts, proof_of
 from snaprt.interruptions import raise_if_interrupted
 

@@ -1,22 +1,26 @@
-"""Compile and run a bare module, as replay does: StableHLO in, arrays in, arrays out."""
+"""Compile and run a bare module, as replay does: StableHLO in, arrays in, arrays out.
+
+So the recorder runs a program of one device on another of the same kind, compiled there once.
+"""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from snaprt import jaxapi
 from snaprt.compile.cached.store import persistent_cache
-from snaprt.compile.key import MODULE, Subject, module_digest
+from snaprt.compile.key import module_digest
 from snaprt.compile.obtain import Request, obtain, refuse_objects_of_another_process
 from snaprt.errors import CompileError, ExecutionError
-from snaprt.graph.artifacts import proof_of
+from snaprt.graph.artifacts import ModuleArtifacts, proof_of
 from snaprt.graph.proof import Proof
 from snaprt.interruptions import raise_if_interrupted
 
@@ -172,14 +176,8 @@ def compile_partitioned(
             module=module,
             calls=calls,
             devices=devices,
-            subject=lambda folder: Subject(
-                MODULE,
-                module_digest(jaxapi.bytecode_without_locations(module)),
-                folder,
-                devices,
-                kind="module",
-                options=named_options,
-            ),
+            digest=lambda: module_digest(jaxapi.bytecode_without_locations(module)),
+            identity=lambda: {"options": named_options},
             compile=lambda: jaxapi.compile_module(module, devices, options),
             serialize=jaxapi.serialize_module,
             load=lambda payload: jaxapi.load_module(payload, devices),
@@ -207,3 +205,41 @@ def compile_partitioned(
 
 def _normal(index: Sequence[slice], shape: Sequence[int]) -> Index:
     return tuple(one.indices(size)[:2] for one, size in zip(index, shape, strict=True))
+
+
+class _Program(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def artifacts(self) -> ModuleArtifacts: ...
+
+    def __hash__(self) -> int: ...
+
+
+def run_elsewhere(
+    program: _Program, inputs: Sequence[Any], device: jaxapi.Device
+) -> list[jax.Array]:
+    """Run a program's module on a device; return its results, there.
+
+    Args:
+        program: Runs on one device and is pure.
+        inputs: What it takes, wherever that lies; it is copied.
+        device: Of the kind that the program is compiled for.
+
+    Returns:
+        The module's results: for PRNG keys their data, as the module has them.
+
+    Raises:
+        CompileError: The module cannot be compiled for the device.
+    """
+    loaded = _loaded(program, device)
+    with jaxapi.x64(True):
+        arrays = [
+            jax.device_put(jaxapi.data_of_keys(array), device, may_alias=False) for array in inputs
+        ]
+        return [shards[0] for shards in jaxapi.run_module(loaded.executable, arrays)]
+
+
+@functools.lru_cache(maxsize=16)
+def _loaded(program: _Program, device: jaxapi.Device) -> LoadedModule:
+    return compile_module(program.artifacts().stablehlo, device=device, name=program.name)

@@ -28,7 +28,7 @@ from snaprt_cache.store import Cache, Entry
 from snaprt import jaxapi, metrics, settings
 from snaprt.compile import times
 from snaprt.compile.cached.store import count_event
-from snaprt.compile.key import Subject, key_of
+from snaprt.compile.key import MODULE, Subject, key_of
 from snaprt.compile.summaries import summarize
 from snaprt.errors import CompileError
 from snaprt.interruptions import raise_if_interrupted
@@ -53,13 +53,21 @@ class Request(Generic[T]):
     module: Any
     calls: jaxapi.CustomCalls
     devices: Sequence[jaxapi.Device]  # where it will run, in the order of its partitions
-    subject: Callable[[Path], Subject]  # what its key identifies, of the cache in a folder
+    digest: Callable[[], str]  # of the module
     compile: Callable[[], T]
     serialize: Callable[[T], bytes]
     # Makes it of what `serialize` returned; ``None`` where it is enough that the cache has it.
     load: Callable[[bytes], T] | None
     # What it needs of this very process, so that no other may have it; mostly empty.
     bound_to: str = ""
+    kind_of_key: str = MODULE
+    # What its key says beside this: the other attributes of a `Subject`, by name.
+    identity: Callable[[], Mapping[str, Any]] = dict
+
+    def subject(self, folder: Path) -> Subject:
+        """Return what its key identifies, of the cache in a folder."""
+        what, devices = self.digest(), self.devices
+        return Subject(self.kind_of_key, what, folder, devices, self.kind, **self.identity())
 
 
 @dataclass(frozen=True)

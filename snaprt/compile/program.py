@@ -30,7 +30,7 @@ from snaprt.compile.cached.fast_key import (
 )
 from snaprt.compile.cached.store import persistent_cache
 from snaprt.compile.executable import Executable, new_number
-from snaprt.compile.key import MODULE, Subject, module_digest
+from snaprt.compile.key import module_digest
 from snaprt.compile.loaded import differs_little
 from snaprt.compile.lower import FLAG_NAME, lowering, placed
 from snaprt.compile.obtain import Request, bound_to_process, load_entry, obstacle, obtain, once
@@ -290,14 +290,8 @@ def _request(
         module=module,
         calls=calls,
         devices=devices,
-        subject=lambda folder: Subject(
-            MODULE,
-            module_digest(stablehlo),
-            folder,
-            devices,
-            kind="compiled",
-            signature=jaxapi.call_of_lowered(lowered),
-        ),
+        digest=lambda: module_digest(stablehlo),
+        identity=lambda: {"signature": jaxapi.call_of_lowered(lowered)},
         compile=lambda: jaxapi.compile_named(lowered, graph_id, overrides),
         serialize=jaxapi.serialize_compiled,
         load=lambda payload: jaxapi.load_compiled(payload, arguments, results, devices),

@@ -179,7 +179,8 @@ def read_summary(text: str) -> SummarizedProgram:
     """Return the program in the text of a summary."""
     lines = text.splitlines()
     locations = dict(_definitions(lines))
-    digests = iter([line.removeprefix("// constant ") for line in lines if _is_digest(line)])
+    constant = "// constant "
+    digests = iter([line.removeprefix(constant) for line in lines if line.startswith(constant)])
     sources: dict[str, str] = {}
     made_by: dict[str, str] = {}
     unused: dict[str, int] = {}
@@ -196,7 +197,7 @@ def read_summary(text: str) -> SummarizedProgram:
                 arguments = tuple(_ARGUMENT.findall(_LOCATION.sub("", stripped)))
         if not stripped.startswith(("%", '"', "stablehlo.", "call ", "return ", "sdy.")):
             continue
-        reference = _last(_LOCATION.findall(stripped))
+        reference = ["", *_LOCATION.findall(stripped)][-1]
         numbered = _LOCATION.sub("", stripped)
         if _ELIDED in numbered:
             numbered = numbered.replace(_ELIDED, f"dense<digest {next(digests, 'unknown')}>")
@@ -243,14 +244,6 @@ def _definitions(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         if line.startswith("#loc"):
             name, _, rest = line.partition(" = loc(")
             yield name, rest.removesuffix(")")
-
-
-def _is_digest(line: str) -> bool:
-    return line.startswith("// constant ")
-
-
-def _last(found: Sequence[str]) -> str:
-    return found[-1] if found else ""
 
 
 def _split_results(line: str) -> tuple[list[str], str]:

@@ -18,7 +18,6 @@ from typing import Final
 
 from snaprt import jaxapi, metrics, settings
 from snaprt.compile.executable import Executable
-from snaprt.errors import UsageError
 from snaprt.explain.nodes import (
     ShownNode,
     as_dot,
@@ -29,7 +28,7 @@ from snaprt.explain.nodes import (
     shown_nodes,
 )
 from snaprt.graph.program import Program
-from snaprt.refusals import remedy_sentence
+from snaprt.refusals import remedy_sentence, writing
 from snaprt.runtime.events import Compilation, Cut, Execution, Subscriber
 from snaprt.runtime.graph_breaks import describe_break
 from snaprt.trace import pacing
@@ -57,13 +56,9 @@ class AppendedFile:
         self.path = settings.for_rank(path)
         self._variable = variable
         self._has_complained = False
-        try:
+        elsewhere = "name a file in an existing, writable directory"
+        with writing(f"write to {self.path} ({variable})", elsewhere):
             os.close(self._open())
-        except OSError as error:
-            raise UsageError(
-                f"cannot write to {self.path} ({variable}): {error.strerror or error}",
-                hint=remedy_sentence(error, "name a file in an existing, writable directory"),
-            ) from error
 
     def append(self, text: str) -> None:
         """Append ``text`` in one piece."""

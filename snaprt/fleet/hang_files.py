@@ -8,13 +8,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from snaprt.errors import UsageError
 from snaprt.processes import ProcessPlace
+from snaprt.snapshot.recorder.states import read_files_of_ranks, schema_of
 
 SCHEMA: Final = "snaprt.hang"
 VERSION: Final = 1
-
-_MOST_BYTES: Final = 1 << 26
 
 RankActivity = Literal["waiting", "compiling", "python", "stuck", "died"]
 """``waiting``: an execution has not ended; ``compiling``; ``python``: neither, so the program is in
@@ -99,19 +97,13 @@ class Dump(ProcessPlace):
     collectives: tuple[Collective, ...] = field(default=())
 
 
-@dataclass(frozen=True)
-class _Envelope:
-    schema: str = ""
-    version: int = 0
-
-
 def is_hang(folder: Path) -> bool:
     """Return whether a folder holds dumps of a hang."""
     first = next(iter(sorted(folder.glob("rank-*.json"))), None)
     if first is None:
         return False
     try:
-        return _envelope(first).schema == SCHEMA
+        return schema_of(first)[0] == SCHEMA
     except (OSError, msgspec.MsgspecError):
         return False
 
@@ -122,24 +114,4 @@ def read_dumps(folder: Path) -> tuple[Dump, ...]:
     Raises:
         UsageError: A dump cannot be read.
     """
-    dumps = []
-    for path in sorted(folder.glob("rank-*.json")):
-        try:
-            envelope = _envelope(path)
-            if envelope.schema != SCHEMA or envelope.version > VERSION:
-                raise UsageError(
-                    f"{path} is no dump of a hang that this version reads",
-                    hint="Update snaprt, or remove the file.",
-                )
-            dumps.append(msgspec.json.decode(path.read_bytes(), type=Dump))
-        except (OSError, msgspec.MsgspecError) as error:
-            raise UsageError(
-                f"{path} cannot be read: {error}", hint="Remove it if it is damaged."
-            ) from error
-    return tuple(sorted(dumps, key=lambda dump: dump.rank))
-
-
-def _envelope(path: Path) -> _Envelope:
-    if path.stat().st_size > _MOST_BYTES:
-        raise UsageError(f"{path} is too large for a dump of a hang")
-    return msgspec.json.decode(path.read_bytes(), type=_Envelope)
+    return read_files_of_ranks(folder, Dump, "dump of a hang", "cannot be read", SCHEMA, VERSION)

@@ -23,9 +23,7 @@ import importlib.metadata
 from snaprt.errors import UsageError
 
 try:
-    from snaprt.jaxapi.cluster import *
     from snaprt.jaxapi.compiler.compilation_cache import *
-    from snaprt.jaxapi.compiler.compilation_hooks import *
     from snaprt.jaxapi.compiler.custom_calls import *
     from snaprt.jaxapi.compiler.executables import *
     from snaprt.jaxapi.compiler.lowered import *

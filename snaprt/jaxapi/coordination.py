@@ -1,12 +1,13 @@
 """The coordination service of ``jax.distributed``: keys and values that all processes share.
 
 Uses ``jax._src.distributed.global_state``, which has no public name. Its client is the same in JAX
-0.10 to 0.12.
+0.10 to 0.12; so is ``jax._src.clusters.ClusterEnv``.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -210,3 +211,52 @@ def all_arrive(name: str, processes: Sequence[int], seconds: float) -> bool:
 def _status(error: RuntimeError) -> str:
     """Return the status that an error of the service begins with, as in ``NOT_FOUND: ...``."""
     return str(error).partition(":")[0].strip().upper()
+
+
+_VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def register_torchrun() -> None:
+    """Have ``jax.distributed.initialize()`` take the variables of torchrun, where they are set.
+
+    They come before those of SLURM and Open MPI: who launches processes inside of an allocation
+    means these processes: JAX takes the first subclass, in the order of their definitions, whose
+    variables are set.
+    """
+    from jax._src.clusters import ClusterEnv
+
+    class Torchrun(ClusterEnv):
+        name = "torchrun"
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            return all(os.environ.get(variable) for variable in _VARIABLES)
+
+        @classmethod
+        def get_coordinator_address(
+            cls, timeout_secs: int | None, override_coordinator_port: str | None
+        ) -> str:
+            port = override_coordinator_port or os.environ["MASTER_PORT"]
+            return f"{os.environ['MASTER_ADDR']}:{port}"
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return int(os.environ["WORLD_SIZE"])
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return int(os.environ["RANK"])
+
+        @classmethod
+        def get_local_process_id(cls) -> int | None:
+            # One device for each process of a machine, unless there is one process, or the
+            # launcher has shown each its own devices.
+            if (
+                os.environ.get("LOCAL_WORLD_SIZE", "1") == "1"
+                or "SNAPRT_LAUNCH_DEVICES" in os.environ
+            ):
+                return None
+            return int(os.environ.get("LOCAL_RANK", "0"))
+
+    known = ClusterEnv._cluster_types
+    known.insert(0, known.pop(known.index(Torchrun)))

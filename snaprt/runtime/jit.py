@@ -24,10 +24,10 @@ from typing import Any, NamedTuple, overload
 import jax
 
 from snaprt import jaxapi
-from snaprt.compile.elsewhere import run_elsewhere
 from snaprt.compile.executable import artifacts_of, new_number
 from snaprt.compile.key import module_digest
 from snaprt.compile.lower import FLAG_NAME, flag_of
+from snaprt.compile.module import run_elsewhere
 from snaprt.errors import SnapshotError
 from snaprt.graph.artifacts import ModuleArtifacts
 from snaprt.interruptions import raise_if_interrupted

@@ -23,9 +23,15 @@ from snaprt.errors import UsageError
 from snaprt.torch import gradients as gradients_module
 from snaprt.torch import modules, optimizers, traced
 from snaprt.torch.operations import kind_of
-from snaprt.torch.same import are_the_same, values_of
 from snaprt.torch.setup import set_up
-from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
+from snaprt.torch.structure import (
+    Structure,
+    are_the_same,
+    argument_names,
+    flatten,
+    unflatten,
+    values_of,
+)
 from snaprt.torch.tensors import Tensor, array_of, gradients_of, plainly
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -12,9 +12,8 @@ import torch
 from snaprt.errors import UsageError
 from snaprt.torch import traced
 from snaprt.torch.operations import kind_of
-from snaprt.torch.same import are_the_same, values_of
 from snaprt.torch.setup import set_up
-from snaprt.torch.structure import flatten
+from snaprt.torch.structure import are_the_same, flatten, values_of
 from snaprt.torch.tensors import Tensor, plainly, to_cpu, to_device
 from snaprt.torch.traced import Place, State, Traced, autocast_type, on_device
 

@@ -29,7 +29,7 @@ from torch.optim.optimizer import (
 
 from snaprt import jaxapi, metrics
 from snaprt.torch import operations
-from snaprt.torch.same import are_the_same, values_of
+from snaprt.torch.structure import are_the_same, values_of
 from snaprt.torch.tensors import (
     Tensor,
     array_of,

@@ -1,23 +1,22 @@
-"""What PyTorch is taught, once a process: the device ``jax``, and how its tensors are run."""
+"""What PyTorch is taught, once a process.
+
+The device ``jax``, how its tensors are run, and what `torch.Generator` and Python code that
+autograd calls do there.
+"""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch.utils import checkpoint
 
 from snaprt import jaxapi
-from snaprt.torch import (
-    autograd_functions,
-    generators,
-    lists,
-    operations,
-    optimizers,
-    tensors,
-    versions,
-)
+from snaprt.errors import UsageError
+from snaprt.torch import lists, operations, optimizers, tensors, traced, versions
+from snaprt.torch.device_names import means_ours
 
 _C: Any = torch._C
 _T: Any = torch.Tensor
@@ -39,8 +38,8 @@ def set_up() -> None:
     tensors.set_device("jax")
     tensors.handle_with(operations.run_function, operations.run_dispatched)
     optimizers.watch_steps()
-    autograd_functions.watch_functions()
-    generators.provide_generators()
+    _watch_functions()
+    _provide_generators()
     lists.group_by_device()
     _T.pin_memory = lambda tensor, device=None: tensor  # XLA copies from memory of any kind
 
@@ -60,3 +59,72 @@ def _register_device() -> None:
     for name, kernel in operations.FACTORIES.items():
         library.impl(name, kernel, "PrivateUse1")
     _libraries.append(library)
+
+
+def _watch_functions() -> None:
+    """Refuse gradients of functions that define them, where JAX computes them."""
+    function: Any = torch.autograd.Function
+    original = function.apply.__func__
+
+    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        if not traced.is_tracing() or not torch.is_grad_enabled():
+            return original(cls, *args, **kwargs)
+        if cls is checkpoint.CheckpointFunction:
+            run, _, *inputs = args
+            return run(*inputs)  # XLA decides what it keeps in memory
+        raise UsageError(
+            f"{cls.__qualname__} is a torch.autograd.Function, whose backward would not be called "
+            "in a wrapped module or function",
+            hint="write it with differentiable operations, such as x + (f(x) - x).detach() for a "
+            "straight-through gradient, or call it outside of what is wrapped",
+        )
+
+    function.apply = classmethod(functools.wraps(original)(apply))
+    library: Any = torch.autograd
+    library._engine_run_backward = _with_functions(library._engine_run_backward)
+
+
+def _with_functions(run: Any) -> Any:
+    """Return a function that runs ``backward`` with functions of PyTorch going to `operations`.
+
+    It is reached with that switched off. What a checkpoint computes again, and hooks, must be
+    recorded by autograd as they were the first time.
+    """
+
+    @functools.wraps(run)
+    def run_with_functions(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._EnableTorchFunction():
+            return run(*args, **kwargs)
+
+    return run_with_functions
+
+
+_PLAIN: Final[Any] = torch.Generator
+_Meta: Any = type(_PLAIN)
+
+
+class _OfAnyDevice(_Meta):
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, _PLAIN)
+
+
+class Generator(_PLAIN, metaclass=_OfAnyDevice):
+    """What `torch.Generator` makes: one for this device, or a plain one for any other."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        """Make a generator for ``device``."""
+        return super().__new__(cls) if means_ours(device) else _PLAIN(device)
+
+    def __init__(self, device: Any = "cpu") -> None:
+        """Leave everything to ``__new__``."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors that it is for."""
+        return tensors.DEVICE
+
+
+def _provide_generators() -> None:
+    """Let ``torch.Generator(device)`` make generators for the device."""
+    library: Any = torch
+    library.Generator = Generator

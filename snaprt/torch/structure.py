@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -192,3 +194,13 @@ def unflatten(structure: Structure, tensors: Iterator[Any]) -> Any:
             object.__setattr__(value, name, unflatten(part, tensors))
         return value
     return structure[1].value
+
+
+def values_of(dictionaries: Iterable[dict[Any, Any]]) -> Iterator[Any]:
+    """Yield the values of dictionaries, one after the other."""
+    return itertools.chain.from_iterable(map(dict.values, dictionaries))
+
+
+def are_the_same(now: Sequence[Any], then: Sequence[Any]) -> bool:
+    """Return whether these are the same objects."""
+    return len(now) == len(then) and all(map(operator.is_, now, then))

@@ -140,9 +140,9 @@ class _Finder:
 
         module.__dict__["__version__"] = f"{torch.__version__.partition('+')[0]}+snaprt"
         if module.__name__ == "torch_xla.distributed.xla_backend":
-            from snaprt.torch.xla import backend
+            from snaprt.torch.xla import processes
 
-            backend.register()
+            processes.register_process_group()
 
 
 class _Module(ModuleType):

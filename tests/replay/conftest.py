@@ -94,22 +94,14 @@ def rewritten(recorded: Path, tmp_path: Path) -> Callable[..., Path]:
 
     Its argument gets each output's name and value and returns the value to store.
     """
-    from snaprt.snapshot.format import schema
-    from snaprt.snapshot.format.read import open_snapshot, sibling_outputs
-    from snaprt.snapshot.format.write import write_snapshot
+    from several_devices import write_anew
+
+    from snaprt.snapshot.format.read import sibling_outputs
 
     def rewrite(change: Callable[[str, np.ndarray], np.ndarray]) -> Path:
         outputs = sibling_outputs(recorded)
         assert outputs is not None
-        file = open_snapshot(outputs)
-        arrays = []
-        for name in file.array_names:
-            value = change(name, file.array(name))
-            arrays.append(schema.ArrayContent(name, lambda value=value: value, value.nbytes))
-        write_snapshot(
-            tmp_path / outputs.name,
-            schema.Contents(file.manifest.execution, file.module, arrays),
-        )
+        write_anew(outputs, tmp_path / outputs.name, change)
         copy = tmp_path / recorded.name
         copy.write_bytes(recorded.read_bytes())
         return copy

@@ -12,7 +12,6 @@ from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Signature
 from snaprt_replay.load.load import load
 from snaprt_replay.load.modules import random_inputs, read_inputs
-from snaprt_replay.process import parsing
 from snaprt_replay.run import player
 from snaprt_replay.run.rerun import replay
 
@@ -223,7 +222,7 @@ def test_flipped_bits_in_a_bytecode_neither_end_this_process_nor_raise_foreign_e
 def test_a_bytecode_that_hangs_its_reader_is_an_error(
     monkeypatch: pytest.MonkeyPatch, modules: Mapping[str, Path]
 ) -> None:
-    monkeypatch.setattr(parsing, "_PARSE_SECONDS", 0.01)
+    monkeypatch.setattr("snaprt_replay.load.modules._PARSE_SECONDS", 0.01)
     with pytest.raises(SnapshotError, match=r"reading it took longer than 0\.01 seconds"):
         load(modules[sniff.MLIR_BYTECODE])
 

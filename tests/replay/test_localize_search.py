@@ -166,17 +166,9 @@ def test_an_iteration_that_alone_goes_wrong_is_the_one_that_is_found(localize: L
     x = np.full(4, 2.0, np.float32)
     program = program_of(function, x)
     name = first_named(program, "multiply")
-    found = localize(program, [x], lambda hlo: _swap(hlo, name, "add"))
+    found = localize(program, [x], lambda hlo: _swap_opcode(hlo, "multiply", "add", name))
     assert_found(found, name)
     assert found.instructions[0].frame[0].endswith("iteration 1")
-
-
-def _swap(hlo: bytes, name: str, opcode: str) -> bytes:
-    module = parse(HloModuleProto, hlo, "test")
-    for one in instructions(module):
-        if one.name == name:
-            one.opcode = opcode
-    return module.SerializeToString()
 
 
 def test_the_branch_that_was_taken_is_entered(localize: Localize) -> None:
@@ -191,11 +183,11 @@ def test_the_branch_that_was_taken_is_entered(localize: Localize) -> None:
     assert "branch" in found.instructions[0].frame[0]
 
 
-def _swap_opcode(hlo: bytes, opcode: str, other: str) -> bytes:
+def _swap_opcode(hlo: bytes, opcode: str, other: str, name: str = "") -> bytes:
     module = parse(HloModuleProto, hlo, "test")
-    for one in instructions(module):
-        if one.opcode == opcode:
-            one.opcode = other
+    for instruction in instructions(module):
+        if instruction.opcode == opcode and name in ("", instruction.name):
+            instruction.opcode = other
     return module.SerializeToString()
 
 

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from programs import run_program
 
 from snaprt.errors import SnapshotError
-from snaprt.leftovers import remove_leftovers
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.arrays import DTYPE_NAMES, true_dtype
 from snaprt.snapshot.format.places import is_snapshot
 from snaprt.snapshot.format.read import open_snapshot, sibling_inputs, sibling_outputs
 from snaprt.snapshot.format.write import write_snapshot
+from snaprt.whole_files import remove_leftovers
 
 DEVICE = schema.DeviceRecord("cpu", "cpu", 0, 0)
 EXECUTION = schema.ExecutionRecord(
@@ -363,8 +363,8 @@ def test_a_manifest_that_contradicts_itself_takes_no_memory(whole: Path) -> None
 def test_leftovers_of_dead_processes_are_removed_and_others_stay(tmp_path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from snaprt import leftovers\n"
-        "name = f'.a.inputs.snap.{leftovers._process_mark()}-{os.getpid()}.tmp'\n"
+        "from snaprt import whole_files\n"
+        "name = f'.a.inputs.snap.{whole_files._process_mark()}-{os.getpid()}.tmp'\n"
         "Path(sys.argv[1], name).touch()"
     )
     run_program(program, tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from snaprt.errors import SnaprtError, UsageError
-from snaprt.refusals import remedy
+from snaprt.refusals import remedy, writing
 from snaprt.snapshot.format import places
 from snaprt.snapshot.format.read import sibling_inputs
 from snaprt.snapshot.share.executions import executions_in, one_for_each_execution
@@ -183,22 +183,13 @@ def _compile(case: Case, request: ReplayRequest, workers: Workers) -> Report:
     device = re.sub(r"[^\w.-]+", "-", request.variant.text)
     saved = request.save_hlo or Path(f"{case.path.name}.{device}.hlo.txt")
     if outcome.failure is None:
-        try:
+        elsewhere = "name a file in an existing folder: --save-hlo FILE"
+        with writing(f"save the HLO to {saved}", elsewhere, hint=remedy):
             write_whole(saved, outcome.report["hlo"].encode())
-        except OSError as error:
-            raise UsageError(
-                f"cannot save the HLO to {saved}: {error.strerror or error}",
-                hint=remedy(error, "name a file in an existing folder: --save-hlo FILE"),
-            ) from error
     return gather.of_compilation(case, request.variant, outcome, saved)
 
 
 def _save(path: Path, arrays: Sequence[NamedArray]) -> None:
-    try:
-        with whole_file(path) as file:
-            write_members([(array.name, array.value) for array in arrays], file, bits=False)
-    except OSError as error:
-        raise UsageError(
-            f"cannot save outputs to {path}: {error.strerror or error}",
-            hint=remedy(error, "name a file in an existing folder: --save FILE"),
-        ) from error
+    elsewhere = "name a file in an existing folder: --save FILE"
+    with writing(f"save outputs to {path}", elsewhere, hint=remedy), whole_file(path) as file:
+        write_members([(array.name, array.value) for array in arrays], file, bits=False)

@@ -29,7 +29,7 @@ from snaprt.hlo.proto import (
     parse,
     serialize,
 )
-from snaprt.snapshot.share.pack import not_written
+from snaprt.snapshot.share.pack import writing_shared
 from snaprt_replay.compare.compare import compare_arrays
 from snaprt_replay.compare.tolerance import EXACT, ToleranceRequest
 from snaprt_replay.hlo.hlo_module import entry_computation, root_instruction
@@ -299,12 +299,10 @@ def export(path: Path, to: str, out: Path, *, replace: bool = False) -> Case:
             "support",
             hint="use npz, safetensors or stablehlo",
         )
-    try:
+    with writing_shared(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
             temporary = Path(folder) / out.name
             form.write(case, temporary)
             temporary.replace(out)
-    except OSError as error:
-        raise not_written(out, error) from error
     return case

@@ -15,8 +15,8 @@ from snaprt.errors import UsageError
 from snaprt.snapshot.share.executions import only_execution
 from snaprt_replay.load import modules, sniff, xla_files
 from snaprt_replay.load.case import Case
+from snaprt_replay.load.modules import check_parses
 from snaprt_replay.load.snapshots import load_snapshot
-from snaprt_replay.process.parsing import check_parses
 
 
 def load(

@@ -98,7 +98,11 @@ class _Making:
         """Add a computation made of two; return its id."""
         ours, _ = compared.lines
         made = _ordered(compared, self.taken)
-        called = {key: self._called(compared, key) for key in made if _calls(_found(compared, key))}
+        called = {
+            key: self._called(compared, key)
+            for key in made
+            if _found(compared, key).called_computation_ids
+        }
         computation = self._started(ours.computation)
         ids: dict[_Key, int] = {}
         for key in made:
@@ -163,10 +167,6 @@ class _Making:
     def _new_id(self) -> int:
         self.last_id += 1
         return self.last_id
-
-
-def _calls(instruction: XlaMessage) -> bool:
-    return bool(instruction.called_computation_ids)
 
 
 def _found(compared: ComputationDiff, key: _Key) -> XlaMessage:

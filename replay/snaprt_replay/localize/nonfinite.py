@@ -152,7 +152,10 @@ class _Search:
     def _at_one(
         self, frame: ComputationFrame, region: Region, instruction: XlaMessage, known: Values
     ) -> Origin | None:
-        piece = Piece((instruction.id, *instruction.operand_ids), frozenset(_ids(known)))
+        piece = Piece(
+            (instruction.id, *instruction.operand_ids),
+            frozenset(value.instruction for value in known),
+        )
         (values,) = run_suspect(self.session, frame, [piece], [known])
         operands = [_of(values, operand) for operand in instruction.operand_ids]
         inside = _ENTER.get(instruction.opcode)
@@ -215,10 +218,6 @@ _ENTER = {"while": _enter_loop, "conditional": _enter_branch}
 def _result(session: Session, frame: ComputationFrame) -> Values:
     (values,) = run_suspect(session, frame, [Piece((frame.line.root.id,))], [frame.arguments])
     return values
-
-
-def _ids(known: Values) -> set[int]:
-    return {one.instruction for one in known}
 
 
 def _of(values: Values, instruction: int) -> Values:

@@ -22,7 +22,7 @@ from snaprt import jaxapi
 from snaprt.errors import SnapshotError
 from snaprt.hlo.literals import TUPLE, array_to_literal
 from snaprt.hlo.proto import HloModuleProto, HloSnapshot, parse, serialize
-from snaprt.refusals import remedy
+from snaprt.refusals import remedy, writing
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder import describe
@@ -59,7 +59,8 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
     """
     candidate = shrunk.candidate
     got, right = _outputs(candidate, start)
-    try:
+    elsewhere = "name another folder with --output"
+    with writing(f"write {folder}", elsewhere, kind=SnapshotError, hint=remedy):
         folder.mkdir(parents=True, exist_ok=True)
         _write_program(folder, SNAPSHOT, candidate, 0, right)
         if len(candidate.modules) > 1:
@@ -80,11 +81,6 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
         fails = script.write_and_run(folder / SCRIPT, candidate, shrunk, check, right)
         text = issue(case, shrunk, check, surrounding, fails)
         (folder / ISSUE).write_text(text)
-    except OSError as error:
-        raise SnapshotError(
-            f"cannot write {folder}: {error.strerror or error}",
-            hint=remedy(error, "name another folder with --output"),
-        ) from error
     return fails
 
 
@@ -232,15 +228,17 @@ def issue(
     sides = [str(one) for one in surrounding["sides"]]
     other = "the program below on " if len(candidate.modules) > 1 else ""
     against = f", compared with {other}`{sides[1]}`" if len(sides) > 1 else ""
+    passing = shrunk.neighbor
+    neighbor = "" if passing is None else f"It passes with one change: {passing.change}."
     parts = [
         f"# {title}",
         f"A program of {candidate.length} fails on `{sides[0]}`{against}: {failure}.",
         _how_to_see(fails),
         "## The program",
-        _fenced(_text(candidate, 0)),
+        _fenced(_stablehlo_text(candidate.content(0))),
         _against(candidate),
         "## What it is like",
-        _neighbor(shrunk),
+        neighbor,
         f"It was minified from `{Path(case.path).name}` with "
         f"{shrunk.original.length}, where the failure was: {shrunk.first}.",
         "## Versions and flags",
@@ -276,18 +274,7 @@ def _how_to_see(fails: bool | None) -> str:
 def _against(candidate: Candidate) -> str:
     if len(candidate.modules) < 2:
         return ""
-    return "The program to compare with:\n\n" + _fenced(_text(candidate, 1))
-
-
-def _text(candidate: Candidate, side: int) -> str:
-    hlo = candidate.content(side)
-    return jaxapi.stablehlo_text(jaxapi.parse_module(jaxapi.hlo_to_stablehlo(hlo)))
-
-
-def _neighbor(shrunk: Shrunk) -> str:
-    if shrunk.neighbor is None:
-        return ""
-    return f"It passes with one change: {shrunk.neighbor.change}."
+    return "The program to compare with:\n\n" + _fenced(_stablehlo_text(candidate.content(1)))
 
 
 def _versions(surrounding: Mapping[str, Any]) -> list[tuple[str, Any]]:

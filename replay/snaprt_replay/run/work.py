@@ -17,7 +17,7 @@ from snaprt.compile.module import LoadedModule, compile_partitioned
 from snaprt.compile.obtain import refuse_objects_of_another_process
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.largest import largest_arrays
+from snaprt_replay.hlo.instruction import largest_arrays
 from snaprt_replay.load.case import Signature
 from snaprt_replay.load.shards import Index, sharded
 from snaprt_replay.run import devices, jobs

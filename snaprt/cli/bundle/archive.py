@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import IO, BinaryIO, Final
 
 from snaprt.cli.bundle.hiding import Hiding
-from snaprt.errors import UsageError
-from snaprt.leftovers import remove_leftovers, temporary_name
-from snaprt.refusals import remedy
+from snaprt.refusals import remedy, writing
+from snaprt.whole_files import remove_leftovers, temporary_name
 
 # What is larger is prepared on disk.
 _MOST_IN_MEMORY: Final = 64 << 20
@@ -39,18 +38,12 @@ class BundleFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._temporary = path.with_name(temporary_name(path.name))
-        try:
+        elsewhere = "name a file in an existing, writable directory: --outfile run.tar.gz"
+        with writing(f"write {path}", elsewhere, hint=remedy):
             if path.is_dir():
                 raise IsADirectoryError(0, "it is a directory")
             remove_leftovers(path.parent)
             self._file: BinaryIO = self._temporary.open("xb")
-        except OSError as error:
-            raise UsageError(
-                f"cannot write {path}: {error.strerror or error}",
-                hint=remedy(
-                    error, "name a file in an existing, writable directory: --outfile run.tar.gz"
-                ),
-            ) from error
         os.chmod(self._temporary, 0o600)
         self._gzip = gzip.GzipFile(filename="", mode="wb", fileobj=self._file, mtime=0)
         self._tar = tarfile.TarFile(mode="w", fileobj=self._gzip, format=tarfile.PAX_FORMAT)

@@ -25,9 +25,9 @@ from snaprt.cli.bundle.archive import BundleFile, prepared
 from snaprt.cli.bundle.hiding import Hiding, hiding
 from snaprt.cli.bundle.run import ProgramEnd, run
 from snaprt.errors import SnaprtError, UsageError
-from snaprt.leftovers import temporary_name
 from snaprt.refusals import remedy
 from snaprt.units import format_size
+from snaprt.whole_files import temporary_name
 
 SCHEMA: Final = "snaprt.bundle"
 VERSION: Final = 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from snaprt_cache import Cache, CacheError, EntryRow
+from snaprt_cache import Cache, EntryRow
 
 from snaprt.cli import output
 from snaprt.cli.cache.words import (
@@ -20,6 +20,7 @@ from snaprt.cli.cache.words import (
     DateOrAge,
     bar,
     cache_command,
+    header_of,
     moment_in_words,
     one_entry,
     print_pairs,
@@ -136,12 +137,7 @@ def show(key: str, cache: Cache, as_json: bool) -> None:
       snaprt cache show 3f9a
     """
     row = one_entry(cache, key)
-    header = cache.header(row.key)
-    if header is None:
-        raise CacheError(
-            f"the entry {row.key[:SHORT_KEY]} is damaged, or was just removed",
-            hint="The next program that needs it compiles and stores it again.",
-        )
+    header = header_of(cache, row.key)
     parts = [{"name": part.name, "value": part.value} for part in header.key.parts]
     metadata = {name: value for name, value in header.metadata.items() if name not in _NOT_SHOWN}
     path = cache.blob_path(row.key)

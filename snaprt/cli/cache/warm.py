@@ -24,6 +24,7 @@ from snaprt.cli.cache.words import SCHEMA_VERSION, dir_option
 from snaprt.cli.run import command as run_command
 from snaprt.compile.ahead.collection import collection
 from snaprt.errors import UsageError
+from snaprt.refusals import writing
 from snaprt.units import counted
 
 _MODULES: Final = (".mlir", ".mlirbc", ".stablehlo", ".inputs.snap")
@@ -67,7 +68,7 @@ def collect(context: click.Context, out: Path, steps: int | None, program: tuple
     """
     if not program:
         raise click.UsageError("no program to run", context)
-    with output.writing(f"write into {out}", elsewhere="choose another directory with --out"):
+    with writing(f"write into {out}", elsewhere="choose another directory with --out"):
         out.expanduser().mkdir(parents=True, exist_ok=True)
     os.environ["SNAPRT_COLLECT"] = str(out.expanduser().absolute())
     os.environ["SNAPRT_PREFETCH"] = "0"  # nothing that it would load is run

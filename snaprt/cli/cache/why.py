@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 from rich.padding import Padding
 from rich.text import Text
-from snaprt_cache import Cache, CacheError, EntryRow, Key, modes
+from snaprt_cache import Cache, EntryRow, Key, modes
 from snaprt_cache.misses import Miss
 from snaprt_cache.why import MODULE, OTHER_MODULE, PartDifference, explain, nearest, reason
 
@@ -21,6 +21,7 @@ from snaprt.cli.cache.words import (
     SCHEMA_VERSION,
     SHORT_KEY,
     cache_command,
+    header_of,
     moment_in_words,
     one_entry,
     print_pairs,
@@ -239,7 +240,7 @@ def why(
     if last == bool(keys) or len(keys) > 2:
         raise click.UsageError("give one or two keys, or --last", context)
     rows = [one_entry(cache, key) for key in keys]
-    listed = [_key_of(cache, row.key) for row in rows]
+    listed = [header_of(cache, row.key).key for row in rows]
     neighbors = Neighbors(cache)
     miss = neighbors.misses[-1] if last and neighbors.misses else None
     if last and miss is None:
@@ -294,16 +295,6 @@ def why(
     print_pairs(pairs)
     if nearby is not None:
         _print_differences(differences, program, len(key.parts))
-
-
-def _key_of(cache: Cache, digest: str) -> Key:
-    header = cache.header(digest)
-    if header is None:
-        raise CacheError(
-            f"the entry {digest[:SHORT_KEY]} is damaged, or was just removed",
-            hint="The next program that needs it compiles and stores it again.",
-        )
-    return header.key
 
 
 def _miss_as_data(miss: Miss) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 from rich.table import Table
 from snaprt_cache import Cache, CacheError, EntryRow
+from snaprt_cache.frame import BlobHeader
 
 from snaprt import units
 from snaprt.cli import output
@@ -110,6 +111,21 @@ def one_entry(cache: Cache, prefix: str) -> EntryRow:
             hint="Give more digits of the key.",
         )
     return rows[0]
+
+
+def header_of(cache: Cache, digest: str) -> BlobHeader:
+    """Return what is known of an entry.
+
+    Raises:
+        CacheError: It cannot be read.
+    """
+    header = cache.header(digest)
+    if header is None:
+        raise CacheError(
+            f"the entry {digest[:SHORT_KEY]} is damaged, or was just removed",
+            hint="The next program that needs it compiles and stores it again.",
+        )
+    return header
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:

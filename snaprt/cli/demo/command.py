@@ -25,6 +25,7 @@ from snaprt_replay.compare.results import to_json
 from snaprt.cli import output, progress
 from snaprt.cli.replay import formats
 from snaprt.errors import ExecutionError, UsageError
+from snaprt.refusals import writing
 
 SCHEMA: Final = "snaprt.demo"
 SCHEMA_VERSION: Final = 1
@@ -156,9 +157,7 @@ class _Folders:
 def _prepare(out: Path) -> _Folders:
     """Return the folders of the demo, empty."""
     folders = _Folders(out / "cache", out / "dump", out / "nan")
-    with output.writing(
-        f"write the demo to {out}", elsewhere="choose another directory with --out"
-    ):
+    with writing(f"write the demo to {out}", elsewhere="choose another directory with --out"):
         for folder in (folders.cache, folders.dump, folders.nan):
             if folder.exists():
                 shutil.rmtree(folder)
@@ -285,7 +284,7 @@ class _Commands:
 
 def _find_nan(folders: _Folders, commands: _Commands) -> list[Future[_Ran]]:
     """Begin to record the program that goes wrong, to localize its NaN and to minify it."""
-    with output.writing(f"write {folders.program}"):
+    with writing(f"write {folders.program}"):
         shutil.copyfile(Path(__file__).with_name("nan_at_step_23.py"), folders.program)
     record = ("run", "--record", "--when", "nan, first=1", "--dump", folders.nan_dump)
     return [

@@ -22,6 +22,7 @@ from snaprt_replay.report.page import page
 
 from snaprt import shown
 from snaprt.cli import output, tables
+from snaprt.refusals import writing
 from snaprt.units import format_duration
 from snaprt.whole_files import write_whole
 
@@ -120,7 +121,7 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         UsageError: It cannot be written.
     """
-    with output.writing(f"write {path}"):
+    with writing(f"write {path}"):
         write_whole(path, content)
     output.log.print(f"wrote {shown.lines(str(path))}")
 

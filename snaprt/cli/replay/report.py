@@ -1,4 +1,4 @@
-"""``snaprt report``: show what was found, from a saved result or by finding it now."""
+"""``snaprt report``: show what was found, from a saved result, by finding it now, or of a hang."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from snaprt_replay.report.model import Report
 
 from snaprt import shown
 from snaprt.cli import output, progress
+from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
-from snaprt.fleet.hang_files import is_hang
+from snaprt.fleet.hang import Conclusion, conclude
+from snaprt.fleet.hang_files import is_hang, read_dumps
+from snaprt.refusals import writing
+from snaprt.snapshot.recorder.states import read_states
+from snaprt.units import format_duration
 
 if TYPE_CHECKING:
     from snaprt_replay.load.case import Case
@@ -98,9 +103,7 @@ def command(
       snaprt report dump/hang-001
     """
     if is_hang(file):
-        from snaprt.cli.replay import hang
-
-        hang.report(file, as_json=as_json)
+        _report_hang(file, as_json=as_json)
         context.exit(output.EXIT_MISMATCH)
     found = None if localized is None else findings.from_json(_read_json(localized))
     if _is_json(file):
@@ -184,7 +187,7 @@ def _write_explorer(case: Case, found: Localization | None, folder: Path) -> Non
     from snaprt_replay.localize.pipeline import read_program
     from snaprt_replay.report import model_explorer
 
-    with output.writing(f"write into {folder}", elsewhere="name another folder"):
+    with writing(f"write into {folder}", elsewhere="name another folder"):
         written = model_explorer.write(read_program(case), found, folder)
     for path in written:
         output.log.print(f"wrote {shown.lines(str(path))}")
@@ -223,3 +226,68 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     if not isinstance(plain, dict):
         raise UsageError(f"{path} holds no result of snaprt's")
     return plain
+
+
+HANG_SCHEMA: Final = "snaprt.hang-report"
+HANG_VERSION: Final = 1
+
+_HANG_COLUMNS: Final = (
+    Column("rank", right=True),
+    Column("state"),
+    Column("step", right=True, rank=3),
+    Column("program", rank=1),
+    Column("execution", right=True, rank=2),
+    Column("for", right=True),
+    Column("where"),
+    Column("host", rank=4),
+)
+
+
+def _report_hang(folder: Path, *, as_json: bool) -> None:
+    """Print who waits for whom, of a folder in which the watchdog wrote.
+
+    Raises:
+        UsageError: A file in the folder cannot be read.
+    """
+    dumps = read_dumps(folder)
+    conclusion = conclude(dumps, read_states(folder.parent))
+    if as_json:
+        output.emit_json(HANG_SCHEMA, HANG_VERSION, {"folder": folder, **vars(conclusion)})
+        return
+    _show_conclusion(conclusion, folder)
+    for cause in sorted({dump.cause for dump in dumps if dump.state in ("stuck", "died")}):
+        output.console.print(shown.lines(cause))
+
+
+def _show_conclusion(conclusion: Conclusion, folder: Path) -> None:
+    _print_plain(conclusion.headline)
+    if conclusion.advice:
+        _print_plain(conclusion.advice)
+    output.console.print()
+    counts_steps = any(row.step >= 0 for row in conclusion.rows)
+    rows = [
+        [
+            str(row.rank),
+            row.state,
+            str(row.step) if counts_steps else "-",
+            shown.lines(row.program) or "-",
+            str(row.execution) if row.program else "-",
+            format_duration(max(0.0, row.seconds)),
+            shown.lines(row.where) or "-",
+            shown.lines(row.host),
+        ]
+        for row in conclusion.rows
+    ]
+    output.console.print(FittedTable(_HANG_COLUMNS, rows))
+    output.console.print()
+    for missing in conclusion.missing:
+        seen = missing.last_seen or "it left no state either"
+        _print_plain(f"rank {missing.rank} wrote nothing: {seen}")
+    for note in sorted({row.note for row in conclusion.rows if row.note}):
+        _print_plain(note)
+    _print_plain(f"the stacks of all threads are in {folder}/rank-*.json")
+
+
+def _print_plain(text: str) -> None:
+    """Print text from a file on one line, without markup."""
+    output.console.print(shown.lines(text), markup=False, highlight=False, soft_wrap=True)

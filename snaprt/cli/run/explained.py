@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from snaprt import after_import
 from snaprt.cli import output
 from snaprt.errors import UsageError
-from snaprt.refusals import remedy_sentence
+from snaprt.refusals import writing
 from snaprt.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -65,13 +65,8 @@ class RunExplained:
         rows = () if self._rows is None else self._rows()
         if self._file is not None:
             content = {"schema": SCHEMA, "version": VERSION, "places": list(_places(rows))}
-            try:
+            with writing(f"write {self._file}", "name another file with --explain-json"):
                 write_whole(self._file, (json.dumps(content, indent=2) + "\n").encode())
-            except OSError as error:
-                raise UsageError(
-                    f"cannot write {self._file}: {error.strerror or error}",
-                    hint=remedy_sentence(error, "name another file with --explain-json"),
-                ) from error
         if not self._shown:
             return
         output.log.print()

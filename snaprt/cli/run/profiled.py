@@ -23,20 +23,26 @@ _STEPS: Final = re.compile(r"(\d+)(?:(-)(\d*))?")
 
 def checked_steps(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
     """Return a range of steps as it is written, for it is passed on."""
-    found = None if text is None else _STEPS.fullmatch(text)
-    if text is not None and found is None:
-        raise click.BadParameter(
-            f"{text!r} is no range of steps, such as 10-14, 10- or 10", context, option
-        )
-    if found is not None and found[3] and int(found[3]) < int(found[1]):
-        raise click.BadParameter(f"{text!r} ends before it begins", context, option)
+    try:
+        _first_and_last("0" if text is None else text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} {error}", context, option) from error
     return text
 
 
 def _first_and_last(text: str) -> tuple[int, int | None]:
-    """Return the first and the last step of a range; no last one for all that follow."""
-    first, dash, last = text.partition("-")
-    return int(first), int(last) if last else None if dash else int(first)
+    """Return the first and the last step of a range; no last one for all that follow.
+
+    Raises:
+        ValueError: What is wrong with it.
+    """
+    steps = _STEPS.fullmatch(text)
+    if steps is None:
+        raise ValueError("is no range of steps, such as 10-14, 10- or 10")
+    first, last = int(steps[1]), int(steps[3]) if steps[3] else None
+    if last is not None and last < first:
+        raise ValueError("ends before it begins")
+    return first, last if steps[2] else first
 
 
 class RunProfiled:

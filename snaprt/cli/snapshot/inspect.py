@@ -19,6 +19,7 @@ from snaprt_replay.load.contents import FileContents
 from snaprt import shown
 from snaprt.cli import output, tables
 from snaprt.errors import UsageError
+from snaprt.refusals import writing
 from snaprt.whole_files import whole_file
 
 SCHEMA: Final = "snaprt.inspect"
@@ -90,7 +91,7 @@ def _print_array(found: FileContents, array: NamedArray, save: Path | None, as_j
 
 
 def _save(path: Path, array: NamedArray) -> None:
-    with output.writing(f"save {array.name} to {path}"), whole_file(path) as file:
+    with writing(f"save {array.name} to {path}"), whole_file(path) as file:
         np.lib.format.write_array(file, contents.storable(array.value), allow_pickle=False)
     print(f"saved {array.name} to {path}", file=sys.stderr)
 

@@ -15,7 +15,7 @@ from snaprt_cache.store import Cache
 from snaprt import jaxapi
 from snaprt.compile.ahead.collect import GRAPH_NAME, CollectedProgram, restored
 from snaprt.compile.cached.fast_key import Note, key_of_program, read_note, write_note
-from snaprt.compile.key import MODULE, TOPOLOGY, Subject, module_digest
+from snaprt.compile.key import TOPOLOGY, module_digest
 from snaprt.compile.lower import placed
 from snaprt.compile.obtain import Request, obtain, refuse_objects_of_another_process
 from snaprt.errors import CompileError, UsageError
@@ -82,14 +82,8 @@ def warm_collected(program: CollectedProgram, module: bytes, cache: Cache) -> Wa
                 module=written,
                 calls=calls,
                 devices=used,
-                subject=lambda folder: Subject(
-                    MODULE,
-                    module_digest(stablehlo),
-                    folder,
-                    used,
-                    kind="compiled",
-                    signature=program.signature,
-                ),
+                digest=lambda: module_digest(stablehlo),
+                identity=lambda: {"signature": program.signature},
                 compile=lambda: jaxapi.serialize_compiled(
                     jaxapi.compile_named(lowered, module_digest(stablehlo)[:16])
                 ),
@@ -176,9 +170,9 @@ def warm_for_topology(module: bytes, topology: str, name: str, cache: Cache) -> 
         module=parsed,
         calls=calls,
         devices=used,
-        subject=lambda folder: Subject(
-            TOPOLOGY, module_digest(stablehlo), folder, used, kind="topology", topology=topology
-        ),
+        kind_of_key=TOPOLOGY,
+        digest=lambda: module_digest(stablehlo),
+        identity=lambda: {"topology": topology},
         compile=lambda: jaxapi.compile_for_topology(parsed, used),
         serialize=bytes,
         load=None,

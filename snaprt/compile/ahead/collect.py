@@ -11,8 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +31,7 @@ from snaprt.compile.obtain import bound_to_process
 from snaprt.errors import UsageError
 from snaprt.graph.digest import Unstable
 from snaprt.graph.program import Placement, Program
+from snaprt.whole_files import write_whole
 
 SCHEMA: Final = "snaprt.collected"
 VERSION: Final = 2  # 1 says nothing of donation
@@ -99,20 +98,9 @@ def write_program(folder: Path, program: CollectedProgram, module: bytes) -> boo
     path = folder / f"{program.graph_id}-{blake3(text).hexdigest()[:8]}{SUFFIX}"
     if path.exists():
         return False
-    _write(folder / program.module, module)
-    _write(path, text)
+    write_whole(folder / program.module, module)
+    write_whole(path, text)
     return True
-
-
-def _write(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def read_program(path: Path) -> CollectedProgram:

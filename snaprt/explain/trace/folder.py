@@ -24,10 +24,9 @@ from snaprt import jaxapi, settings
 from snaprt.compile.executable import Executable
 from snaprt.compile.lower import placed
 from snaprt.compile.times import STAGES, ProgramTimes
-from snaprt.errors import UsageError
 from snaprt.explain.nodes import ShownNode, as_dot, as_text, is_wanted, shown_nodes, type_text
 from snaprt.explain.trace.drawing import draw, render, style
-from snaprt.refusals import remedy_sentence
+from snaprt.refusals import remedy_sentence, writing
 from snaprt.runtime.events import Cut, Execution, Subscriber
 from snaprt.units import format_duration, format_size
 from snaprt.whole_files import write_whole
@@ -390,13 +389,9 @@ def trace_folder() -> TraceFolder | None:
 def _claim(path: Path, index: str) -> Path:
     """Return the folder for this process: ``path``, or one in it where another has been before."""
     folders = itertools.chain([path], (path / f"run-{number}" for number in itertools.count(2)))
-    try:
+    elsewhere = "name a writable directory, or one that can be created"
+    with writing(f"write to {path} (SNAPRT_TRACE)", elsewhere):
         return next(folder for folder in folders if _is_first_in(folder, index))
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {path} (SNAPRT_TRACE): {error.strerror or error}",
-            hint=remedy_sentence(error, "name a writable directory, or one that can be created"),
-        ) from error
 
 
 def _is_first_in(folder: Path, index: str) -> bool:

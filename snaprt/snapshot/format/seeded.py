@@ -122,16 +122,12 @@ def _table(
         total = mean * (1 - mean) / max(variance, 1e-12) - 1
         values = low + span * generator.beta(mean * total, (1 - mean) * total, _TABLE)
         values[:2] = low, high
-    if _is_integer(dtype):
+    if dtype.name.startswith(("int", "uint")):
         values = np.rint(values)
         limits = ml_dtypes.iinfo(dtype)
         # float64 has no room for the last digits of the largest integers.
         values = np.clip(values, float(limits.min), np.nextafter(float(limits.max), 0))
     return values.astype(dtype)
-
-
-def _is_integer(dtype: np.dtype) -> bool:
-    return dtype.name.startswith(("int", "uint"))
 
 
 _SPECIALS: Final = {

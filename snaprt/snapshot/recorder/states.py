@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ FOLDER: Final = "ranks"
 """Below the folder of the recording: where the states are."""
 
 _END_SECONDS: Final = 5.0
+_MOST_BYTES: Final = 1 << 26
 _log = logging.getLogger("snaprt.states")
 
 
@@ -64,8 +65,50 @@ class RankState(ProcessPlace):
 
 @dataclass(frozen=True)
 class _Envelope:
-    schema: str = SCHEMA
-    version: int = VERSION
+    schema: str = ""
+    version: int = 0
+
+
+_OfRank = TypeVar("_OfRank", bound=ProcessPlace)
+
+
+def schema_of(path: Path) -> tuple[str, int]:
+    """Return the schema that a file of a rank says it has, "" if none, and its version.
+
+    Raises:
+        UsageError: It is too large to be such a file.
+        OSError: It cannot be read.
+        msgspec.MsgspecError: It holds something else.
+    """
+    if path.stat().st_size > _MOST_BYTES:
+        raise UsageError(f"{path} is too large for a file of a rank")
+    envelope = msgspec.json.decode(path.read_bytes(), type=_Envelope)
+    return envelope.schema, envelope.version
+
+
+def read_files_of_ranks(
+    folder: Path, kind: type[_OfRank], what: str, unreadable: str, schema: str, version: int
+) -> tuple[_OfRank, ...]:
+    """Return what the files of the ranks in a folder hold, by rank; nothing where there are none.
+
+    Raises:
+        UsageError: One of them cannot be read, or holds no ``what`` up to this version.
+    """
+    contents = []
+    for path in sorted(folder.glob("rank-*.json")):
+        try:
+            its_schema, its_version = schema_of(path)
+            if its_schema not in ("", schema) or its_version > version:
+                raise UsageError(
+                    f"{path} is no {what} that this version reads",
+                    hint="Update snaprt, or remove the file.",
+                )
+            contents.append(msgspec.json.decode(path.read_bytes(), type=kind))
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UsageError(
+                f"{path} {unreadable}: {error}", hint="Remove it if it is damaged."
+            ) from error
+    return tuple(sorted(contents, key=lambda content: content.rank))
 
 
 def read_states(folder: Path) -> tuple[RankState, ...]:
@@ -78,22 +121,9 @@ def read_states(folder: Path) -> tuple[RankState, ...]:
         UsageError: A state cannot be read.
     """
     inner = folder / FOLDER
-    states = []
-    for path in sorted((inner if inner.is_dir() else folder).glob("rank-*.json")):
-        try:
-            content = path.read_bytes()
-            envelope = msgspec.json.decode(content, type=_Envelope)
-            if envelope.schema != SCHEMA or envelope.version > VERSION:
-                raise UsageError(
-                    f"{path} is no state of a rank that this version reads",
-                    hint="Update snaprt, or remove the file.",
-                )
-            states.append(msgspec.json.decode(content, type=RankState))
-        except (OSError, msgspec.MsgspecError) as error:
-            raise UsageError(
-                f"{path} is no state of a rank: {error}", hint="delete it if it is damaged"
-            ) from error
-    return tuple(sorted(states, key=lambda state: state.rank))
+    folder = inner if inner.is_dir() else folder
+    what = "state of a rank"
+    return read_files_of_ranks(folder, RankState, what, f"is no {what}", SCHEMA, VERSION)
 
 
 def state_file(folder: Path, rank: int) -> Path:
@@ -212,7 +242,10 @@ class StateKeeper:
                         state = replace(state, where="")
                     path = state_file(self._folder, place.rank)
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    write_whole(path, msgspec.json.encode(asdict(_Envelope()) | asdict(state)))
+                    write_whole(
+                        path,
+                        msgspec.json.encode(asdict(_Envelope(SCHEMA, VERSION)) | asdict(state)),
+                    )
         except Exception as error:
             if not self._has_complained:
                 self._has_complained = True

@@ -22,10 +22,10 @@ import jax
 
 from snaprt import jaxapi, metrics
 from snaprt.interruptions import raise_if_interrupted
-from snaprt.leftovers import remove_leftovers
 from snaprt.snapshot.format.schema import Contents
 from snaprt.snapshot.format.store import store_for
 from snaprt.snapshot.format.write import write_file
+from snaprt.whole_files import remove_leftovers
 
 QUEUE_BYTES = 2 << 30
 """How many bytes of arrays may wait to be written; a larger single snapshot waits alone."""

@@ -13,19 +13,20 @@ import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from snaprt.errors import SnapshotError, UsageError
-from snaprt.leftovers import remove_leftovers, temporary_folder, temporary_name
-from snaprt.refusals import remedy
+from snaprt.refusals import remedy, writing
 from snaprt.snapshot.format import places, schema, store
 from snaprt.snapshot.format.arrays import PIECE
 from snaprt.snapshot.format.read import SnapshotFile, open_snapshot
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.share.executions import whole_executions
 from snaprt.snapshot.share.redact import Redaction, RedactionKind, redact
+from snaprt.whole_files import remove_leftovers, temporary_folder, temporary_name, whole_file
 
 COMMENT: Final = b"snaprt-pack 1.0"
 _COMMENT: Final = re.compile(rb"snaprt-pack (\d{1,6})\.\d+")
@@ -60,19 +61,12 @@ def pack(
     """
     if out.exists() and not replace:
         raise UsageError(f"{out} already exists", hint="name another file, or pass --replace")
-    temporary = out.with_name(temporary_name(out.name))
-    try:
+    with writing_shared(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(out.parent)
-        with temporary.open("xb") as file:
+        with whole_file(out) as file:
             packed = _write(file, whole_executions(files), out, kinds)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, out)
-    except OSError as error:
-        raise not_written(out, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return packed
 
 
@@ -141,21 +135,20 @@ def unpack(pack: Path, folder: Path) -> Packed:
     for name in _checked_members(pack):
         target = folder / name
         temporary = folder / temporary_name(target.name)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _extract(pack, name, temporary)
-            size += temporary.stat().st_size
-            if not target.exists():
-                os.replace(temporary, target)
-            elif not filecmp.cmp(temporary, target, shallow=False):
-                raise UsageError(
-                    f"{target} already exists with different content",
-                    hint="unpack into another folder",
-                )
-        except OSError as error:
-            raise not_written(target, error) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        with writing_shared(target):
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _extract(pack, name, temporary)
+                size += temporary.stat().st_size
+                if not target.exists():
+                    os.replace(temporary, target)
+                elif not filecmp.cmp(temporary, target, shallow=False):
+                    raise UsageError(
+                        f"{target} already exists with different content",
+                        hint="unpack into another folder",
+                    )
+            finally:
+                temporary.unlink(missing_ok=True)
         is_array = store.MEMBER.fullmatch(name) is not None
         arrays += is_array
         snapshots += [] if is_array else [name]
@@ -203,12 +196,9 @@ def _extract(pack: Path, name: str, target: Path) -> None:
         raise _damaged(pack, error) from error
 
 
-def not_written(path: Path, error: OSError) -> SnapshotError:
-    """Return what is to be raised where a file that is to be shared cannot be written."""
-    return SnapshotError(
-        f"cannot write {path}: {error.strerror or error}",
-        hint=remedy(error, "name a file in an existing directory"),
-    )
+def writing_shared(path: Path) -> AbstractContextManager[None]:
+    """Return the scope that raises `SnapshotError` if a file to be shared cannot be written."""
+    return writing(f"write {path}", kind=SnapshotError, hint=remedy)
 
 
 def _damaged(pack: Path, error: Exception) -> SnapshotError:

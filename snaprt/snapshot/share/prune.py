@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from snaprt.errors import SnapshotError
-from snaprt.leftovers import remove_leftovers, temporary_name
-from snaprt.refusals import remedy
+from snaprt.refusals import remedy, writing
 from snaprt.snapshot.format import places, schema, store
 from snaprt.snapshot.format.read import open_snapshot
+from snaprt.whole_files import remove_leftovers, temporary_name
 
 AGE: Final = 3600.0
 """Seconds: an array is stored before the snapshot that refers to it; in less time than this."""
@@ -86,7 +86,9 @@ def prune(folder: Path, age: float = AGE) -> list[Orphan]:
     remove_leftovers(folder / store.FOLDER)
     oldest = time.time() - age
     removed = []
-    try:
+    with writing(
+        f"remove from {folder}", "make the folder writable", kind=SnapshotError, hint=remedy
+    ):
         for orphan in orphans(folder, age):
             aside = folder / store.FOLDER / temporary_name(orphan.path.name)
             with contextlib.suppress(FileNotFoundError):
@@ -96,9 +98,4 @@ def prune(folder: Path, age: float = AGE) -> list[Orphan]:
                 else:
                     removed.append(orphan)
                 aside.unlink(missing_ok=True)
-    except OSError as error:
-        raise SnapshotError(
-            f"cannot remove from {folder}: {error.strerror or error}",
-            hint=remedy(error, "make the folder writable"),
-        ) from error
     return removed

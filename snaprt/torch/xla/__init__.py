@@ -12,24 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 from snaprt.torch.xla.absent import ABSENT, absent
-from snaprt.torch.xla.loaders import MpDeviceLoader, ParallelLoader, SampleGenerator
-from snaprt.torch.xla.observing import (
-    StepTrace,
-    Trace,
-    clear_all,
-    clear_counters,
-    clear_metrics,
-    counter_names,
-    counter_value,
-    executed_fallback_ops,
-    metric_data,
-    metric_names,
-    metrics_report,
-    short_metrics_report,
-    start_server,
-    start_trace,
-    stop_trace,
-)
 from snaprt.torch.xla.placement import (
     device,
     device_count,
@@ -84,7 +66,15 @@ from snaprt.torch.xla.processes import (
     xrt_world_size,
 )
 from snaprt.torch.xla.runtime import (
+    StepTrace,
+    Trace,
     autocast,
+    clear_all,
+    clear_counters,
+    clear_metrics,
+    counter_names,
+    counter_value,
+    executed_fallback_ops,
     fork_rng,
     get_mat_mul_precision,
     get_rng_state,
@@ -92,12 +82,22 @@ from snaprt.torch.xla.runtime import (
     is_bf16_supported,
     is_spmd,
     manual_seed,
+    metric_data,
+    metric_names,
+    metrics_report,
     set_device_type,
     set_mat_mul_precision,
     set_rng_state,
+    short_metrics_report,
+    start_server,
+    start_trace,
+    stop_trace,
     using_pjrt,
 )
 from snaprt.torch.xla.steps import (
+    MpDeviceLoader,
+    ParallelLoader,
+    SampleGenerator,
     add_step_closure,
     compile,  # noqa: A004 - the name in PyTorch/XLA
     eager_mode,

@@ -17,7 +17,7 @@ from snaprt.errors import UsageError
 from snaprt.torch import device_names, modules, scope, tensors, traced, xla_imports
 from snaprt.torch.tensors import Tensor
 from snaprt.torch.xla.absent import refuse
-from snaprt.torch.xla.backend import refuse_copies
+from snaprt.torch.xla.processes import refuse_copies
 
 _KINDS: Final = {"gpu": "CUDA", "cuda": "CUDA", "rocm": "ROCM"}
 

@@ -1,4 +1,4 @@
-"""PyTorch/XLA's names for seeds, precision, the kind of device and the cache."""
+"""PyTorch/XLA's names for seeds, precision, the device, the cache, metrics and profiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 import jax
 import torch
 
+from snaprt import metrics
 from snaprt.errors import UsageError
+from snaprt.runtime import profile
 from snaprt.torch.xla import placement
 
 
@@ -148,3 +150,28 @@ def is_spmd() -> bool:
         False
     """
     return False
+
+
+metrics_report = metrics.metrics_report
+short_metrics_report = metrics.short_metrics_report
+counter_names = metrics.counter_names
+counter_value = metrics.counter_value
+metric_names = metrics.metric_names
+metric_data = metrics.metric_data
+clear_all = clear_counters = clear_metrics = metrics.clear_all
+
+start_trace = jax.profiler.start_trace
+stop_trace = jax.profiler.stop_trace
+start_server = profile.start_server
+Trace = profile.Trace
+StepTrace = profile.StepTrace
+
+
+def executed_fallback_ops() -> list[str]:
+    """Return the operations that fell back to the CPU: none does.
+
+    Examples:
+        >>> xm.executed_fallback_ops()
+        []
+    """
+    return []
