@@ -24,8 +24,9 @@ from snaprt.compile.cached.fast_key import (
     Note,
     devices_by_id,
     devices_of_placement,
+    fits,
     note_key,
-    read_note,
+    read_note_of,
     write_note,
 )
 from snaprt.compile.cached.store import persistent_cache
@@ -205,18 +206,20 @@ def _find(
     def by_note() -> tuple[_Found, Program] | None:
         assert cache is not None
         assert key_of_note is not None
-        found = _load_noted(cache, key_of_note, program, lower)
+        found = _load_noted(cache, key_of_note, program, lower, arguments, results)
         if found is not None or not program.donatable:
             return None if found is None else (found, program)
         with times.stage(times.KEY):
             key = note_key(replace(program, donated=ANY_DONATION), promoted, is_watched, cache)
-        note = None if key is None else read_note(cache, key)
+        note = None if key is None else read_note_of(cache, key, program, arguments, results)
         if note is None or not differs_little(program, note.donated):
             return None
         other = replace(program, donated=note.donated)
         key = note_key(other, promoted, is_watched, cache)
         lower_other = lowering(other, promoted, is_watched)
-        found = None if key is None else _load_noted(cache, key, other, lower_other)
+        if key is None:
+            return None
+        found = _load_noted(cache, key, other, lower_other, arguments, results)
         return None if found is None else (found, other)
 
     def by_module() -> tuple[tuple[_Found, Program], bool]:
@@ -247,13 +250,18 @@ def _find(
 
 
 def _load_noted(
-    cache: Cache, key: Key, program: Program, lower: Callable[[], jax.stages.Lowered]
+    cache: Cache,
+    key: Key,
+    program: Program,
+    lower: Callable[[], jax.stages.Lowered],
+    arguments: int,
+    results: int,
 ) -> _Found | None:
     ready = prefetch.take(key)
-    if ready is not None and ready.note is not None:
+    if ready is not None and ready.note and fits(ready.note, program, arguments, results):
         metrics.counter_add("LoweringSkipped")
         return _Found(ready.loaded, ready.note.graph_id, ready.devices, True, lower)
-    note = read_note(cache, key)
+    note = read_note_of(cache, key, program, arguments, results)
     entry = None
     if note is not None:
         entry = cache.get(note.executable, counted=False, obstacle=obstacle)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
 from snaprt import jaxapi
 
@@ -281,6 +282,8 @@ def _jaxpr_structure(
 def _constant_key(value: Any) -> Any:
     if jaxapi.host_literal(value):
         return (type(value), jaxapi.typeof(value), jaxapi.literal_bytes(value))
+    if isinstance(value, np.ndarray):  # each trace has a copy of its own
+        return (jaxapi.typeof(value), blake3(jaxapi.literal_bytes(value)).digest())
     return Identity(value)
 
 

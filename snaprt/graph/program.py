@@ -42,7 +42,7 @@ def literal(value: Any) -> Literal:
         if len(_literals) >= _MAX_LITERALS:
             _literals.clear()
         # A 0-dimensional numpy array can be written to later.
-        kept = value[()] if type(value) is np.ndarray else value
+        kept = jaxapi.own(value) if isinstance(value, np.ndarray) else value
         found = _literals[key] = Literal(kept, aval, bits)
     return found
 

@@ -10,8 +10,8 @@ When a new JAX breaks snaprt, the change belongs here and nowhere else:
 - A name that is gone raises, and the error's cause ends in the file to change. Let it work with the
   versions before, too, and say of which versions what it does is true.
 - A function of JAX's that is replaced may no longer be asked, which fails without a word. That is
-  done in `tracing.teaching`, `tracing.transforms`, `tracing.effects`, `jit.entry`,
-  `jit.executions`, `jit.watch`, `compilation_cache`, `executables` and `frames`;
+  done in `tracing.teaching`, `tracing.host_memory`, `tracing.transforms`, `tracing.effects`,
+  `jit.entry`, `jit.executions`, `jit.watch`, `compilation_cache`, `executables` and `frames`;
   `tracing.teaching` also knows functions of JAX by their names.
 - Then run the tests with each version, and move the bounds of jax and jaxlib in pyproject.toml.
 """
@@ -42,6 +42,7 @@ try:
     from snaprt.jaxapi.tracing.arrays import *
     from snaprt.jaxapi.tracing.effects import *
     from snaprt.jaxapi.tracing.functions import *
+    from snaprt.jaxapi.tracing.host_memory import *
     from snaprt.jaxapi.tracing.operations import *
     from snaprt.jaxapi.tracing.shardings import *
     from snaprt.jaxapi.tracing.teaching import *

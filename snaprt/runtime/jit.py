@@ -664,6 +664,7 @@ class record(ContextDecorator):  # noqa: N801 - reads as a function, used as a s
     def __enter__(self) -> None:
         flags.take_over()
         start_watching()
+        jaxapi.own_what_is_put()  # the writer reads it later
         plan = self._plan()
         outer = set_thread_plan(plan)
         conditions = () if plan is None else plan.conditions
@@ -731,6 +732,7 @@ def record_process() -> None:
         os.environ["SNAPRT_RECORD"] = "all"
     is_watched_already = _is_process_recorded
     watch_process()
+    jaxapi.own_what_is_put()
     jaxapi.when_job_is_joined(tell_plan)
     for name, source in () if is_watched_already else jaxapi.jit_calls_under_way():
         if not leaves_to_jax(source):

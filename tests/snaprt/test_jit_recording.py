@@ -165,6 +165,21 @@ def test_results_are_those_of_plain_jax_and_each_call_from_python_is_an_executio
             snapshot.array(name)
 
 
+def test_arguments_are_recorded_as_they_were_whatever_numpy_writes_to_their_memory(
+    dump: Path,
+) -> None:
+    memory = np.zeros((1 << 20) + 64, np.uint8)
+    start = -memory.ctypes.data % 64  # where XLA on the CPU takes it as it is
+    host = memory[start : start + (1 << 20)]
+    with snaprt.record(folder=dump):
+        for _ in range(4):
+            host[:] = 1
+            jax.block_until_ready(jax.jit(lambda batch: batch + 1)(jax.device_put(host)))
+            host[:] = 9
+    for snapshot in recorded(dump):
+        assert np.unique(snapshot.array("batch")).tolist() == [1]
+
+
 def test_donated_arguments_are_deleted_as_without_and_recorded_as_they_were(dump: Path) -> None:
     step = jax.jit(lambda state, grad: state - grad, donate_argnums=0)
     state = x + 0

@@ -28,6 +28,10 @@ _log = logging.getLogger("snaprt.cache")
 KIND: Final = "note"
 
 
+#: Nothing that a note counts comes near it.
+_MAX_NUMBER: Final = 1 << 24
+
+
 #: In place of what a program donates: its note is of the one that was compiled last, whatever that
 #: donates. Which inputs are free may change by chance, and so differ from one start to the next.
 ANY_DONATION: Final = (-1,)
@@ -85,16 +89,50 @@ def read_note(cache: Cache, key: Key) -> Note | None:
     try:
         content = json.loads(entry.payload)
         return Note(
-            executable=Key(tuple(KeyPart(name, value) for name, value in content["executable"])),
-            graph_id=str(content["graph_id"]),
-            arguments=int(content["arguments"]),
-            results=int(content["results"]),
-            device_ids=tuple(map(int, content["device_ids"])),
-            donated=tuple(map(int, content.get("donated", ()))),
+            executable=Key(tuple([KeyPart(*map(_text, part)) for part in content["executable"]])),
+            graph_id=_text(content["graph_id"]),
+            arguments=_number(content["arguments"]),
+            results=_number(content["results"]),
+            device_ids=tuple(map(_number, content["device_ids"])),
+            donated=tuple(map(_number, content.get("donated", ()))),
         )
     except (ValueError, KeyError, TypeError) as error:
         cache.discard(key, f"cannot read its note: {error!r}")
         return None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_NUMBER:
+        raise TypeError(f"{value!r} is no count, index or id")
+    return value
+
+
+def read_note_of(
+    cache: Cache, key: Key, program: Program, arguments: int, results: int
+) -> Note | None:
+    """Return the note as `read_note` does; one that cannot be of ``program`` is discarded."""
+    note = read_note(cache, key)
+    if note is not None and not fits(note, program, arguments, results):
+        cache.discard(key, "its note is not of this program")
+        return None
+    return note
+
+
+def fits(note: Note, program: Program, arguments: int, results: int) -> bool:
+    """Return whether a note can be of a program, with so many arguments and results."""
+    device = devices_of_placement(program.placement)[0]
+    return (
+        (note.arguments, note.results) == (arguments, results)
+        and all(index < len(program.inputs) for index in note.donated)
+        and bool(note.device_ids)
+        and {one.id for one in device.client.devices()}.issuperset(note.device_ids)
+    )
 
 
 def write_note(cache: Cache, key: Key, note: Note, name: str) -> bool:

@@ -178,6 +178,10 @@ class Speculator:
 
         started = time.perf_counter()
         remembered = self._remembered.get(name)
+        if remembered is not None and not _fits(remembered, len(operands)):
+            remembered = None
+            with self._lock:
+                self._calls.pop(name, None)
         if remembered is None or not _can_be_copied(remembered, operands):
             made = jaxapi.PureCall(traced, *call)
         else:
@@ -226,8 +230,17 @@ def _read(cache: Cache, key: Key) -> dict[str, _Remembered]:
             name: _Remembered(digest, tuple(kept), tuple(donated))
             for name, (digest, kept, donated) in stored.items()
         }
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError) as error:
+        cache.discard(key, f"cannot read its list: {error!r}")
         return {}
+
+
+def _fits(remembered: _Remembered, count: int) -> bool:
+    """Return whether it can be of a call with so many arguments."""
+    places = (*remembered.kept, *remembered.donated)
+    return isinstance(remembered.digest, str) and all(
+        type(place) is int and 0 <= place < count for place in places
+    )
 
 
 def _can_be_copied(remembered: _Remembered, operands: Sequence[Any]) -> bool:

@@ -23,6 +23,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 
 from snaprt.jaxapi.settings import under_mesh
+from snaprt.jaxapi.tracing.host_memory import owning
 from snaprt.jaxapi.tracing.traces import (
     current_trace,
     current_trace_setting,
@@ -207,11 +208,11 @@ def _of_values(function: Callable[..., Any], name: str, value: Read) -> Callable
 def _of_callback(function: Callable[..., Any], value: Read) -> Callable[..., Any]:
     @functools.wraps(function)
     def with_values(shape: Any, sharding: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
-        outer = current_trace()
+        outer, owned = current_trace(), owning(callback)
 
         def data(index: Any) -> Any:
             with set_current_trace(outer):
-                return value(callback(index), "make_array_from_callback")
+                return value(owned(index), "make_array_from_callback")
 
         with _evaluating_values():
             return function(shape, sharding, data, *args, **kwargs)
