@@ -218,6 +218,11 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         )
         for mode in ("recorded", "armed")
     ),
+    (
+        "lazy",
+        r"^transfer_guard_test.*::test_(simple|disallow_all|disallow_explicit_device_to_device)$",
+        "a host scalar is a part of a program, and what nobody reads is never transferred",
+    ),
     ("lazy", r"test_fwd_and_bwd$", "jax.no_tracing() refuses every call of a jitted function"),
     (
         "lazy",
