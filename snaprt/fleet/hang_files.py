@@ -103,7 +103,7 @@ def is_hang(folder: Path) -> bool:
     if first is None:
         return False
     try:
-        return schema_of(first)[0] == SCHEMA
+        return schema_of(first) == SCHEMA
     except (OSError, msgspec.MsgspecError):
         return False
 
@@ -114,4 +114,4 @@ def read_dumps(folder: Path) -> tuple[Dump, ...]:
     Raises:
         UsageError: A dump cannot be read.
     """
-    return read_files_of_ranks(folder, Dump, "dump of a hang", "cannot be read", SCHEMA, VERSION)
+    return read_files_of_ranks(folder, Dump, "dump of a hang", "cannot be read", (SCHEMA,), VERSION)

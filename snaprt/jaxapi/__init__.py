@@ -13,7 +13,8 @@ When a new JAX breaks snaprt, the change belongs here and nowhere else:
   done in `tracing.teaching`, `tracing.host_memory`, `tracing.transforms`, `tracing.effects`,
   `jit.entry`, `jit.executions`, `jit.watch`, `compilation_cache`, `executables` and `frames`;
   `tracing.teaching` also knows functions of JAX by their names.
-- Then run the tests with each version, and move the bounds of jax and jaxlib in pyproject.toml.
+- Then run the tests with each version, and move the bounds of jax and jaxlib in pyproject.toml and
+  in the error below.
 """
 
 from __future__ import annotations

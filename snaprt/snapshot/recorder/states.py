@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -72,22 +72,34 @@ class _Envelope:
 _OfRank = TypeVar("_OfRank", bound=ProcessPlace)
 
 
-def schema_of(path: Path) -> tuple[str, int]:
-    """Return the schema that a file of a rank says it has, "" if none, and its version.
+def schema_of(path: Path) -> str:
+    """Return the schema that a file of a rank says it has, "" if none.
 
     Raises:
         UsageError: It is too large to be such a file.
         OSError: It cannot be read.
         msgspec.MsgspecError: It holds something else.
     """
+    return _envelope(_content(path)).schema
+
+
+def _content(path: Path) -> bytes:
     if path.stat().st_size > _MOST_BYTES:
         raise UsageError(f"{path} is too large for a file of a rank")
-    envelope = msgspec.json.decode(path.read_bytes(), type=_Envelope)
-    return envelope.schema, envelope.version
+    return path.read_bytes()
+
+
+def _envelope(content: bytes) -> _Envelope:
+    return msgspec.json.decode(content, type=_Envelope)
 
 
 def read_files_of_ranks(
-    folder: Path, kind: type[_OfRank], what: str, unreadable: str, schema: str, version: int
+    folder: Path,
+    kind: type[_OfRank],
+    what: str,
+    unreadable: str,
+    schemas: Collection[str],
+    version: int,
 ) -> tuple[_OfRank, ...]:
     """Return what the files of the ranks in a folder hold, by rank; nothing where there are none.
 
@@ -97,18 +109,19 @@ def read_files_of_ranks(
     contents = []
     for path in sorted(folder.glob("rank-*.json")):
         try:
-            its_schema, its_version = schema_of(path)
-            if its_schema not in ("", schema) or its_version > version:
+            content = _content(path)
+            envelope = _envelope(content)
+            if envelope.schema not in schemas or envelope.version > version:
                 raise UsageError(
                     f"{path} is no {what} that this version reads",
                     hint="Update snaprt, or remove the file.",
                 )
-            contents.append(msgspec.json.decode(path.read_bytes(), type=kind))
+            contents.append(msgspec.json.decode(content, type=kind))
         except (OSError, msgspec.MsgspecError) as error:
             raise UsageError(
                 f"{path} {unreadable}: {error}", hint="Remove it if it is damaged."
             ) from error
-    return tuple(sorted(contents, key=lambda content: content.rank))
+    return tuple(sorted(contents, key=lambda one: one.rank))
 
 
 def read_states(folder: Path) -> tuple[RankState, ...]:
@@ -123,7 +136,8 @@ def read_states(folder: Path) -> tuple[RankState, ...]:
     inner = folder / FOLDER
     folder = inner if inner.is_dir() else folder
     what = "state of a rank"
-    return read_files_of_ranks(folder, RankState, what, f"is no {what}", SCHEMA, VERSION)
+    schemas = ("", SCHEMA)  # a state may leave it out
+    return read_files_of_ranks(folder, RankState, what, f"is no {what}", schemas, VERSION)
 
 
 def state_file(folder: Path, rank: int) -> Path:
