@@ -175,6 +175,14 @@ def test_a_damaged_dump_is_named(tmp_path: Path):
     )
 
 
+def test_a_dump_without_a_schema_is_refused(tmp_path: Path):
+    hang = written(tmp_path / "hang-001", waiting(0, 6, count=1))
+    dump = dataclasses.asdict(waiting(1, 6, count=2))
+    (hang / "rank-000001.json").write_text(json.dumps(dump))
+    with pytest.raises(UsageError, match=r"rank-000001\.json is no dump of a hang"):
+        read_dumps(hang)
+
+
 def test_a_folder_without_dumps_is_no_hang_and_states_are_read(tmp_path: Path):
     assert not is_hang(tmp_path)
     ranks = tmp_path / "ranks"
