@@ -339,8 +339,8 @@ def _add(left: list[Any], right: list[Any]) -> list[Any]:
 
 def _that_go_to_leaves(ctx: Any, variables: Sequence[Tensor]) -> list[bool]:
     """Return for each variable if the engine would add its gradient to ``.grad`` and no more."""
-    if len(variables) < 2:
-        return [False] * len(variables)
+    if len(variables) < 2 or len({*map(id, variables)}) < len(variables):
+        return [False] * len(variables)  # the engine adds up the gradients of a repeated one
     will_execute = torch._C._will_engine_execute_node
     try:
         return [

@@ -241,3 +241,24 @@ def test_a_gradient_is_a_tensor_once_it_is_asked_for() -> None:
     del weight.grad
     model.zero_grad()
     assert weight.grad is model.bias.grad is None
+
+
+@pytest.mark.parametrize("wrap", [lambda function: function, snaprt.torch.wrap])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: a * b,
+        lambda a, b: torch.cat([a, b]),
+        lambda a, b: torch.addcmul(a, b, a),
+        lambda a, b: torch.where(a > 2, a, b),
+    ],
+)
+def test_a_leaf_that_is_given_several_times_gets_all_of_its_gradient(
+    function: Callable[..., torch.Tensor], wrap: Callable[..., Any]
+) -> None:
+    plain = torch.arange(1.0, 4).requires_grad_()
+    ours = plain.detach().to(snaprt.torch.device()).requires_grad_()
+    for call, x in ((function, plain), (wrap(function), ours)):
+        for _ in range(2):  # the second time adds to what is there
+            call(x, x).square().sum().backward()
+    torch.testing.assert_close(ours.grad.cpu(), plain.grad)
