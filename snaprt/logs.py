@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from snaprt import settings
-from snaprt.refusals import writing
+from snaprt.whole_files import writing
 
 _ROOT: Final = Path(__file__).parent.parent
 _LETTERS: Final = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}

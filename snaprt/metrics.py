@@ -36,8 +36,7 @@ from snaprt.metrics_report import (
     from_json,
     short,
 )
-from snaprt.refusals import writing
-from snaprt.whole_files import write_whole
+from snaprt.whole_files import write_whole, writing
 
 __all__ = [
     "EARLIER_NAMES",

@@ -13,23 +13,14 @@ from snaprt import settings
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Which process of a job this is.
+    """Which process of a job this is."""
 
-    Attributes:
-        rank: Its rank, which no other process of the job has.
-        process: JAX's number of the process.
-        processes: How many there are.
-        host: The name of its machine.
-        pid: Its process id there.
-        run: 8 hexadecimal digits that tell it from all others, earlier ones of this rank too.
-    """
-
-    rank: int
-    process: int
-    processes: int
-    host: str
-    pid: int
-    run: str
+    rank: int  # its rank, which no other process of the job has
+    process: int  # JAX's number of the process
+    processes: int  # how many there are
+    host: str  # the name of its machine
+    pid: int  # its process id there
+    run: str  # 8 hexadecimal digits that tell it from all others, earlier ones of this rank too
 
 
 def place_in_job() -> ProcessPlace:

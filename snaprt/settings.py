@@ -20,39 +20,26 @@ from snaprt.errors import UsageError
 
 @dataclass(frozen=True)
 class Kind:
-    """What the text of a variable may be.
+    """What the text of a variable may be."""
 
-    Attributes:
-        parse: Turns the text into a value; raises ValueError for text it does not understand.
-        allowed: What ``parse`` understands, in words for the user.
-        written: What the text names if it names something that is written later: ``file`` or
-            ``folder``; else empty.
-    """
-
+    # Turns the text into a value; raises ValueError for text it does not understand.
     parse: Callable[[str], Any]
-    allowed: str
+    allowed: str  # what ``parse`` understands, in words for the user
+    # What the text names if it names something that is written later: ``file`` or ``folder``; else
+    # empty.
     written: str = ""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One environment variable.
+    """One environment variable."""
 
-    Attributes:
-        name: The variable.
-        kind: What its text may be.
-        help: What it is for, one sentence.
-        default: The value where the variable is not set or empty.
-        default_text: The default in words for the user; by default the value.
-        since: The version of snaprt that first read it.
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    default: Any = None
-    default_text: str = ""
-    since: str = "0.1"
+    name: str  # the variable
+    kind: Kind  # what its text may be
+    help: str  # what it is for, one sentence
+    default: Any = None  # the value where the variable is not set or empty
+    default_text: str = ""  # the default in words for the user; by default the value
+    since: str = "0.1"  # the version of snaprt that first read it
 
     @property
     def shown_default(self) -> str:

@@ -48,32 +48,20 @@ _TEMPORARY_NAME: Final = re.compile(r"\.snaprt-bundle\.[0-9a-f]{16}\.tmp")
 
 @dataclass(frozen=True)
 class BundledBlob:
-    """One blob in a bundle.
+    """One blob in a bundle."""
 
-    Attributes:
-        key: The digest of the entry's key, 64 hexadecimal digits.
-        bytes: The size of its blob file.
-        blake3: The digest of its blob file, 64 hexadecimal digits.
-    """
-
-    key: str
-    bytes: int
-    blake3: str
+    key: str  # the digest of the entry's key, 64 hexadecimal digits
+    bytes: int  # the size of its blob file
+    blake3: str  # the digest of its blob file, 64 hexadecimal digits
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was written, or read and found whole.
-
-    Attributes:
-        path: The file.
-        blobs: What is in it, by key.
-        signed: Whether it carries a signature; one that was read with a key carries a right one.
-    """
+    """A bundle that was written, or read and found whole."""
 
     path: Path
-    blobs: tuple[BundledBlob, ...]
-    signed: bool
+    blobs: tuple[BundledBlob, ...]  # what is in it, by key
+    signed: bool  # whether it carries a signature; one that was read with a key carries a right one
 
 
 @dataclass(frozen=True)

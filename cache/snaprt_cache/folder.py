@@ -127,16 +127,11 @@ class Folder:
     root. In a private cache each folder, and each file that is opened, must be safe to run from.
     Every method raises OSError, with the whole path, where the system refuses; and CacheError where
     the cache is private, and others may write to what is opened.
-
-    Attributes:
-        root: The cache directory; links may lead to it.
-        below: The names that lead from there to the folder.
-        access: The permissions of what is made.
     """
 
-    root: Path
-    below: tuple[str, ...] = ()
-    access: Access = PRIVATE
+    root: Path  # the cache directory; links may lead to it
+    below: tuple[str, ...] = ()  # the names that lead from there to the folder
+    access: Access = PRIVATE  # the permissions of what is made
 
     @property
     def path(self) -> Path:

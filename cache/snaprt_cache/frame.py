@@ -67,14 +67,10 @@ class BlobRefused(Exception):  # noqa: N818 (a finding about a file, caught by t
 
 @dataclass(frozen=True)
 class Signing:
-    """What a cache does about signatures.
+    """What a cache does about signatures."""
 
-    Attributes:
-        key: What entries are signed with; None signs nothing.
-        required: Whether an entry in the directory must carry a right signature to be used.
-    """
-
-    key: bytes | None = None
+    key: bytes | None = None  # what entries are signed with; None signs nothing
+    # Whether an entry in the directory must carry a right signature to be used.
     required: bool = False
 
     def sign(self, content: bytes) -> bytes:
@@ -98,27 +94,16 @@ UNSIGNED: Final = Signing()
 
 @dataclass(frozen=True)
 class BlobHeader:
-    """What a blob says about itself; enough to rebuild the index's row.
+    """What a blob says about itself; enough to rebuild the index's row."""
 
-    Attributes:
-        key: The key with its parts.
-        metadata: What the caller said about the entry.
-        created: When it was made, Unix time in seconds.
-        payload_bytes: Length of the payload as the caller gave it.
-        stored_bytes: Length of the compressed payload.
-        stored_digest: BLAKE3 of the compressed payload, 32 bytes.
-        header_bytes: Length of all that stands before the compressed payload.
-        signed: Whether it carries a signature, right or wrong.
-    """
-
-    key: Key
-    metadata: Metadata
-    created: float
-    payload_bytes: int
-    stored_bytes: int
-    stored_digest: bytes
-    header_bytes: int
-    signed: bool = False
+    key: Key  # the key with its parts
+    metadata: Metadata  # what the caller said about the entry
+    created: float  # when it was made, Unix time in seconds
+    payload_bytes: int  # length of the payload as the caller gave it
+    stored_bytes: int  # length of the compressed payload
+    stored_digest: bytes  # BLAKE3 of the compressed payload, 32 bytes
+    header_bytes: int  # length of all that stands before the compressed payload
+    signed: bool = False  # whether it carries a signature, right or wrong
 
     @property
     def file_bytes(self) -> int:

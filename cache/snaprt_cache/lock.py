@@ -39,18 +39,14 @@ _IN_VAIN: Final = b"nothing stored\n"
 
 @dataclass
 class LockRole:
-    """What a caller is to do about a program that was not in the cache.
+    """What a caller is to do about a program that was not in the cache."""
 
-    Attributes:
-        leader: Whether the caller compiles while others wait for it. If not, the entry may be in
-            the cache by now; where it is not, the caller compiles for itself.
-        waited_seconds: How long it waited for another process or thread.
-        stored: For a leader to set: whether the entry was stored. Those who wait take it from the
-            cache then; else each compiles for itself.
-    """
-
+    # Whether the caller compiles while others wait for it. If not, the entry may be in the cache by
+    # now; where it is not, the caller compiles for itself.
     leader: bool
-    waited_seconds: float = 0.0
+    waited_seconds: float = 0.0  # how long it waited for another process or thread
+    # For a leader to set: whether the entry was stored. Those who wait take it from the cache then;
+    # else each compiles for itself.
     stored: bool = False
 
 

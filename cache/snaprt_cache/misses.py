@@ -29,25 +29,15 @@ _LARGEST_LINE_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True)
 class Miss:
-    """One program that was not in the cache and had to be compiled.
+    """One program that was not in the cache and had to be compiled."""
 
-    Attributes:
-        key: Its key with the parts.
-        name: The program, as its maker called it.
-        script: The Python program that asked, such as ``train.py``.
-        process: The number of its process.
-        time: Unix time in seconds.
-        mode: The mode in which the cache was asked; empty where it is not known.
-        obstacle: Why the entry that was there could not be used; empty where there was none.
-    """
-
-    key: Key
-    name: str
-    script: str
-    process: int
-    time: float
-    mode: str
-    obstacle: str = ""
+    key: Key  # its key with the parts
+    name: str  # the program, as its maker called it
+    script: str  # the Python program that asked, such as ``train.py``
+    process: int  # the number of its process
+    time: float  # Unix time in seconds
+    mode: str  # the mode in which the cache was asked; empty where it is not known
+    obstacle: str = ""  # why the entry that was there could not be used; empty where there was none
 
 
 def append_miss(folder: Folder, key: Key, name: str, mode: str, obstacle: str) -> None:

@@ -11,21 +11,13 @@ from snaprt_cache.errors import CacheError
 
 @dataclass(frozen=True)
 class Mode:
-    """What the programs that use a cache may do with it.
+    """What the programs that use a cache may do with it."""
 
-    Attributes:
-        name: What the user calls it.
-        reads: Whether an entry that is there is used.
-        writes: Whether anything in the directory may be made, moved or removed.
-        misses: Whether a program may compile what it does not find.
-        help: What it is for, one sentence.
-    """
-
-    name: str
-    reads: bool
-    writes: bool
-    misses: bool
-    help: str
+    name: str  # what the user calls it
+    reads: bool  # whether an entry that is there is used
+    writes: bool  # whether anything in the directory may be made, moved or removed
+    misses: bool  # whether a program may compile what it does not find
+    help: str  # what it is for, one sentence
 
 
 READ_WRITE: Final = Mode("read-write", True, True, True, "Use existing entries and store new ones.")

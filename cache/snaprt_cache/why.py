@@ -32,19 +32,12 @@ _NAMED_PARTS: Final = 4
 
 @dataclass(frozen=True)
 class PartDifference:
-    """One named part in which two keys differ.
+    """One named part in which two keys differ."""
 
-    Attributes:
-        part: Its name.
-        before: Its value in the first key; None where that key has no such part.
-        after: Its value in the second.
-        words: How they differ, one line each.
-    """
-
-    part: str
-    before: str | None
-    after: str | None
-    words: tuple[str, ...]
+    part: str  # its name
+    before: str | None  # its value in the first key; None where that key has no such part
+    after: str | None  # its value in the second
+    words: tuple[str, ...]  # how they differ, one line each
 
 
 # How two values of a part are told apart.
@@ -109,19 +102,12 @@ _SETTINGS: Final = _by_name(str.split)
 
 @dataclass(frozen=True)
 class _Part:
-    """What a difference in a part of the key means.
+    """What a difference in a part of the key means."""
 
-    Attributes:
-        start: How the part's name starts.
-        reason: Why a miss missed if this part differs.
-        tell: How two values are told apart.
-        follows: The part that says more where it differs, too.
-    """
-
-    start: str
-    reason: str
-    tell: Callable[[str, str], _Lines] = _VALUES
-    follows: str = ""
+    start: str  # how the part's name starts
+    reason: str  # why a miss missed if this part differs
+    tell: Callable[[str, str], _Lines] = _VALUES  # how two values are told apart
+    follows: str = ""  # the part that says more where it differs, too
 
 
 #: The first row that applies says why a miss missed: another compiler may be the very reason for

@@ -23,9 +23,6 @@ from snaprt import settings
 from snaprt.cli import output, progress
 from snaprt.errors import SnaprtError
 
-SCHEMA: Final = "snaprt.doctor"
-VERSION: Final = 1
-
 OK: Final = "ok"
 FAILED: Final = "failed"
 NOT_TRIED: Final = "not tried"
@@ -33,19 +30,13 @@ NOT_TRIED: Final = "not tried"
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One thing to try.
+    """One thing to try."""
 
-    Attributes:
-        name: What it is, in a word or two.
-        run: Tries it in the folder given, and returns what it found; raises where it fails.
-        hint: What to do where it fails and the error itself does not say.
-        needs: The checks without which it makes no sense.
-    """
-
-    name: str
+    name: str  # what it is, in a word or two
+    # Tries it in the folder given, and returns what it found; raises where it fails.
     run: Callable[[Path], str]
-    hint: str
-    needs: tuple[str, ...] = ()
+    hint: str  # what to do where it fails and the error itself does not say
+    needs: tuple[str, ...] = ()  # the checks without which it makes no sense
 
 
 @dataclass(frozen=True)
@@ -287,7 +278,7 @@ def command(context: click.Context, as_json: bool) -> None:
         findings = examine(Path(folder), line.done)
     is_well = all(finding.state == OK for finding in findings)
     if as_json:
-        output.emit_json(SCHEMA, VERSION, {"ok": is_well, "checks": findings})
+        output.emit_json("snaprt.doctor", {"ok": is_well, "checks": findings})
     else:
         _print(findings)
     context.exit(output.EXIT_OK if is_well else output.EXIT_MISMATCH)

@@ -12,10 +12,7 @@ from rich.text import Text
 
 from snaprt import settings
 from snaprt.cli import output
-from snaprt.cli.lazy_group import did_you_mean
-
-SCHEMA = "snaprt.environment"
-VERSION = 1
+from snaprt.cli.main import did_you_mean
 
 
 @click.command("help")
@@ -44,7 +41,7 @@ def command(context: click.Context, topic: str | None, as_json: bool) -> None:
     if subject is None:
         known = ["environment", *group.command.list_commands(group)]
         raise click.UsageError(
-            f"there is no command or topic {topic!r}.{did_you_mean(topic, known)}", group
+            f"no such command or topic: {topic!r}.{did_you_mean(topic, known)}", group
         )
     with click.Context(subject, info_name=topic, parent=group) as about:
         click.echo(subject.get_help(about))
@@ -76,7 +73,7 @@ def _emit_environment() -> None:
         }
         for row in settings.SETTINGS
     ]
-    output.emit_json(SCHEMA, VERSION, {"variables": rows})
+    output.emit_json("snaprt.environment", {"variables": rows})
 
 
 def documented(page: str) -> str:

@@ -19,17 +19,11 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        title: What stands above it.
-        right: Whether its cells are aligned to the right, as numbers are.
-        rank: When it goes, the highest first; a column of rank 0 stays.
-    """
-
-    title: str
-    right: bool = False
-    rank: int = 0
+    title: str  # what stands above it
+    right: bool = False  # whether its cells are aligned to the right, as numbers are
+    rank: int = 0  # when it goes, the highest first; a column of rank 0 stays
 
 
 #: Columns, and what each shows of an item.

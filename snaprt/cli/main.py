@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import errno
 import functools
+import importlib
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,24 +20,80 @@ from snaprt_cache.errors import CacheError
 
 import snaprt
 from snaprt.cli import output
-from snaprt.cli.lazy_group import LazyGroup
 from snaprt.errors import SnaprtError
-from snaprt.refusals import REMEDIES, remedy_sentence
+from snaprt.whole_files import REMEDIES, remedy_sentence
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'replay'?`` for a mistyped word; empty if nothing is like it."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+class LazyGroup(click.Group):
+    """A group that knows where its commands live. Without a command it prints its help.
+
+    Args:
+        table: Where each command lives, "module:attribute", as seen from this package, and its line
+            in the help, by name.
+        aliases: Other names, which no help shows, and the command that each stands for.
+        options: As for ``click.Group``.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: Mapping[str, tuple[str, str]],
+        aliases: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._table = table
+        self._aliases = aliases or {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Print the help to stdout and leave with status 0 where there are no words at all."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say which one is spelled like it."""
+        args = [self._aliases.get(args[0], args[0]), *args[1:]]
+        if not ctx.resilient_parsing and args[0] not in self._table and args[0][:1] != "-":
+            ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], self._table)}")
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in self._table:
+            return None
+        module, attribute = self._table[cmd_name][0].split(":")
+        command = getattr(importlib.import_module(module, __package__), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands with their lines, and import none of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self._table.items()])
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One command.
+    """One command."""
 
-    Attributes:
-        where: Where it lives, "module:attribute", as seen from this package.
-        summary: Its line in ``snaprt --help``.
-        uses_xla: Whether XLA_FLAGS are settled before it runs; XLA would end the process over a
-            flag that it does not know. ``run`` leaves them to the program, ``doctor`` to a check.
-    """
-
-    where: str
-    summary: str
+    where: str  # where it lives, "module:attribute", as seen from this package
+    summary: str  # its line in ``snaprt --help``
+    # Whether XLA_FLAGS are settled before it runs; XLA would end the process over a flag that it
+    # does not know. ``run`` leaves them to the program, ``doctor`` to a check.
     uses_xla: bool = False
 
 
@@ -72,7 +130,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "pack": _Entry(".snapshot.pack:pack_command", "Pack recorded executions into one file."),
     "unpack": _Entry(".snapshot.pack:unpack_command", "Unpack a packed file into a folder."),
     "prune": _Entry(".snapshot.pack:prune_command", "Remove stored arrays that no snapshot uses."),
-    "cache": _Entry(".cache.group:command", "Inspect, clean and fill the compile cache."),
+    "cache": _Entry(".main:cache_group", "Inspect, clean and fill the compile cache."),
     "metrics": _Entry(".metrics:command", "Print saved metrics."),
     "profile": _Entry(
         ".profile.command:command", "Print the top of a profile: programs, operations, gaps."
@@ -82,7 +140,9 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     ),
     "stacks": _Entry(".stacks:command", "Print the stacks of a running process."),
     "doctor": _Entry(".doctor:command", "Check that everything works on this machine."),
-    "triage": _Entry(".triage:command", "Run a program in each mode, and say which fails first."),
+    "triage": _Entry(
+        ".triage:command", "Run a program in each mode, and report which one fails first."
+    ),
     "help": _Entry(".environment:command", "Print help on a command or topic."),
 }
 
@@ -234,3 +294,38 @@ def _refusal(error: OSError | MemoryError) -> tuple[str, str]:
 
 def _sentence(message: str) -> str:
     return message.rstrip(".")
+
+
+#: Where each command lives, "module:attribute", and its line in ``snaprt cache --help``.
+CACHE_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "stats": (
+        "snaprt.cli.cache.stats:stats",
+        "Print hits, misses and their reasons, time saved, size.",
+    ),
+    "ls": ("snaprt.cli.cache.entries:ls", "List the entries."),
+    "show": ("snaprt.cli.cache.entries:show", "Print the details of an entry."),
+    "du": ("snaprt.cli.cache.entries:du", "Print disk usage."),
+    "path": ("snaprt.cli.cache.entries:path", "Print the cache directory in use."),
+    "why": ("snaprt.cli.cache.why:why", "Explain why a program was not in the cache."),
+    "verify": ("snaprt.cli.cache.upkeep:verify", "Check every entry for damage."),
+    "gc": ("snaprt.cli.cache.upkeep:gc", "Remove the least valuable entries to meet a size."),
+    "pin": ("snaprt.cli.cache.upkeep:pin", "Protect entries from eviction."),
+    "unpin": ("snaprt.cli.cache.upkeep:unpin", "Allow entries to be evicted again."),
+    "clear": ("snaprt.cli.cache.upkeep:clear", "Remove every entry."),
+    "collect": ("snaprt.cli.cache.warm:collect", "Save the programs that a run would compile."),
+    "warm": ("snaprt.cli.cache.warm:warm", "Compile ahead of time, in parallel."),
+    "export": ("snaprt.cli.cache.bundle:export", "Write entries to one file."),
+    "import": ("snaprt.cli.cache.bundle:import_", "Import entries from such a file."),
+}
+
+
+@click.group("cache", cls=LazyGroup, table=CACHE_COMMANDS)
+def cache_group() -> None:
+    """Inspect the compile cache and maintain it.
+
+    \b
+    Example:
+      snaprt cache stats
+      snaprt cache ls --sort saved --limit 10
+      snaprt cache why --last
+    """

@@ -11,7 +11,7 @@ from snaprt.cli import output
 
 
 @click.command("metrics")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=output.PATH)
 @click.option("--short", is_flag=True, help="Print only the most important metrics.")
 @output.json_option
 def command(file: Path, short: bool, as_json: bool) -> None:
@@ -29,6 +29,6 @@ def command(file: Path, short: bool, as_json: bool) -> None:
     chosen = metrics.short(saved) if short else saved
     if as_json:
         content = metrics.to_json(chosen)
-        output.emit_json(content.pop("schema"), content.pop("version"), content)
+        output.emit_json(content.pop("schema"), content, content.pop("version"))
     else:
         click.echo(metrics.metrics_report(chosen), nl=False)

@@ -29,6 +29,10 @@ EXIT_BROKEN_PIPE: Final = 141
 # Lines in a file or a pipe are not cut at a terminal's width, unless COLUMNS asks for it.
 _WIDTH_OFF_A_TERMINAL: Final = 240
 
+#: Types of options and arguments that name files and folders.
+PATH: Final = click.Path(path_type=Path)
+FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+
 _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 
 
@@ -81,14 +85,14 @@ def writable(folder: Path, option: str) -> Path:
     return folder
 
 
-def emit_json(schema: str, version: int, data: Mapping[str, Any]) -> None:
+def emit_json(schema: str, data: Mapping[str, Any], version: int = 1) -> None:
     """Print one JSON object to stdout: ``data`` with the name and version of its schema before it.
 
     Args:
         schema: The full name, such as ``snaprt.replay``.
-        version: Goes up when a reader of the older form would misread the new one.
         data: Also dataclasses, paths, numpy scalars, tuples and sets. Numbers that JSON does not
             have become the strings ``NaN``, ``Infinity`` and ``-Infinity``.
+        version: Goes up when a reader of the older form would misread the new one.
     """
     envelope = {"schema": schema, "version": version, **data}
     click.echo(json.dumps(_plain(envelope), indent=2, ensure_ascii=False, allow_nan=False))

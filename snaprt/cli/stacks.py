@@ -5,7 +5,7 @@ py-spy reads the other process's memory; the process needs nothing for it and go
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import click
 from rich.text import Text
@@ -13,23 +13,20 @@ from rich.text import Text
 from snaprt import stacks
 from snaprt.cli import output
 
-SCHEMA: Final = "snaprt.stacks"
-VERSION: Final = 1
-
 
 @click.command("stacks")
 @click.argument("pid", type=click.IntRange(min=1))
 @click.option(
     "--native/--python-only",
     default=True,
-    help="With the frames of native code, or of Python alone, which takes less time.",
+    help="Include native frames, or show only Python frames, which is faster.",
 )
 @output.json_option
 def command(pid: int, native: bool, as_json: bool) -> None:
     """Print the stacks of all threads of a running process.
 
-    For a program that hangs or takes long: it shows what Python and XLA are doing right now. The
-    process is held for a moment and goes on.
+    Shows what Python and XLA are doing in a program that hangs or is slow. The process is paused
+    briefly and then continues.
 
     \b
     Example:
@@ -38,10 +35,10 @@ def command(pid: int, native: bool, as_json: bool) -> None:
     """
     threads, with_native = stacks.dump(pid, native=native)
     if native and not with_native:
-        output.log.print("native frames cannot be read here; these are Python's")
+        output.log.print("cannot read native frames here; showing only Python frames")
     if as_json:
         data = {"pid": pid, "native": with_native, "threads": threads}
-        output.emit_json(SCHEMA, VERSION, data)
+        output.emit_json("snaprt.stacks", data)
     else:
         _print(pid, threads)
 

@@ -12,14 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from snaprt.cli import output
+from snaprt.cli.fitted_table import Column, Columns, FittedTable
 from snaprt.cli.run.command import ProgramCommand
-
-SCHEMA: Final = "snaprt.triage"
-VERSION: Final = 1
 
 OK: Final = "ok"
 FAILED: Final = "failed"
@@ -33,18 +30,12 @@ _SETTLING_SECONDS: Final = 5.0
 
 @dataclass(frozen=True)
 class TriageMode:
-    """One way to run the program.
+    """One way to run the program."""
 
-    Attributes:
-        name: As the table has it.
-        options: Of ``snaprt run``.
-        blame: What is likely at fault if this is the first mode that fails, and what to do.
-        variables: Environment variables that make the mode; XLA_FLAGS are added to those set.
-    """
-
-    name: str
-    options: tuple[str, ...]
-    blame: str
+    name: str  # as the table has it
+    options: tuple[str, ...]  # of ``snaprt run``
+    blame: str  # what is likely at fault if this is the first mode that fails, and what to do
+    # Environment variables that make the mode; XLA_FLAGS are added to those set.
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -61,7 +52,7 @@ MODES: Final[tuple[TriageMode, ...]] = (
     TriageMode(
         "op by op",
         ("--lazy",),
-        "Recording is at fault: each operation ran as a program of its own. Please report it, with "
+        "Recording is at fault: each operation ran as a separate program. Please report it with "
         "`snaprt bundle`; `snaprt run --no-lazy` avoids it.",
         _BY_OPERATION,
     ),
@@ -161,14 +152,11 @@ def _checked_pattern(
         return None if text is None else re.compile(text)
     except re.error as error:
         raise click.BadParameter(
-            f"{text!r} is no regular expression: {error}", context, option
+            f"{text!r} is not a valid regular expression: {error}", context, option
         ) from error
 
 
-@click.command(
-    "triage",
-    cls=ProgramCommand,
-)
+@click.command("triage", cls=ProgramCommand)
 @click.option(
     "--fails-if",
     metavar="REGEX",
@@ -191,11 +179,11 @@ def command(
     as_json: bool,
     program: tuple[str, ...],
 ) -> None:
-    """Run a program in four modes, from eager to lazy, and say which is the first to fail.
+    """Run a program in four modes, from eager to lazy, and report the first one that fails.
 
-    The modes are eager, lazy with each operation as a program of its own, lazy without XLA's
+    The modes are eager, lazy with each operation as a separate program, lazy without XLA's
     optimizations, and lazy. Each runs the whole program in a new process. Each adds one thing to
-    the mode before it, so the first one that fails tells what is at fault.
+    the mode before it, so the first one that fails shows what is at fault.
 
     The exit status is 0 if the program succeeds in all modes, 1 if it fails in any.
 
@@ -213,28 +201,24 @@ def command(
     first = next((mode for mode, run in zip(MODES, runs, strict=True) if run.result != OK), None)
     if as_json:
         name, blame = ("", "") if first is None else (first.name, first.blame)
-        output.emit_json(SCHEMA, VERSION, {"first_failed": name, "blame": blame, "runs": runs})
+        output.emit_json("snaprt.triage", {"first_failed": name, "blame": blame, "runs": runs})
     else:
         _show(runs, first)
     context.exit(output.EXIT_OK if first is None else output.EXIT_MISMATCH)
 
 
 def _show(runs: Sequence[TriageRun], first: TriageMode | None) -> None:
-    table = Table(box=None, pad_edge=False)
-    for head in ("mode", "result", "status"):
-        table.add_column(head)
-    table.add_column("seconds", justify="right")
-    table.add_column("last line" if first is None else "last line, or the one that matches")
-    for run in runs:
-        status = "" if run.status is None else str(run.status)
-        table.add_row(
-            run.mode,
-            Text(run.result, _STYLES[run.result]),
-            status,
-            f"{run.seconds:.1f}",
-            Text(run.last_line[:_LONGEST_LINE]),
-        )
-    output.console.print(table)
+    columns: Columns[TriageRun] = (
+        (Column("mode"), lambda run: run.mode),
+        (Column("result"), lambda run: Text(run.result, _STYLES[run.result])),
+        (Column("status"), lambda run: "" if run.status is None else str(run.status)),
+        (Column("seconds", right=True), lambda run: f"{run.seconds:.1f}"),
+        (
+            Column("last line" if first is None else "last line, or the one that matches"),
+            lambda run: Text(run.last_line[:_LONGEST_LINE]),
+        ),
+    )
+    output.console.print(FittedTable.of(runs, columns))
     output.console.print()
     if first is None:
         output.console.print("all modes succeed")

@@ -23,37 +23,24 @@ KNOWN: Final = "known"
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """A graph that ran.
+    """A graph that ran."""
 
-    Attributes:
-        graph_id: Its id in logs, errors and snapshots.
-        inputs: The number of arrays it reads.
-        outputs: The number of its results.
-        origin: ``compiled``, ``loaded`` from the compile cache, or ``known`` to the process.
-        guards: What must stay for it to run again without a compilation; of `explain` only.
-    """
-
-    graph_id: str
+    graph_id: str  # its id in logs, errors and snapshots
     operations: int
-    inputs: int
-    outputs: int
-    origin: str
+    inputs: int  # the number of arrays it reads
+    outputs: int  # the number of its results
+    origin: str  # ``compiled``, ``loaded`` from the compile cache, or ``known`` to the process
+    # What must stay for it to run again without a compilation; of `explain` only.
     guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True)
 class CutRecord:
-    """A graph break, and the graphs that it ran.
+    """A graph break, and the graphs that it ran."""
 
-    Attributes:
-        cause: ``mark_step``, or what read a value (``float``, ``bool``, ``nonzero``, ...).
-        stack: The user's frames, innermost last.
-        step: How many steps the thread had marked before.
-    """
-
-    cause: str
-    stack: tuple[jaxapi.Frame, ...]
-    step: int
+    cause: str  # ``mark_step``, or what read a value (``float``, ``bool``, ``nonzero``, ...)
+    stack: tuple[jaxapi.Frame, ...]  # the user's frames, innermost last
+    step: int  # how many steps the thread had marked before
     thread: str
     graphs: tuple[GraphRecord, ...]
 
@@ -75,16 +62,11 @@ class CutRecord:
 
 @dataclass(frozen=True)
 class AtOnceRecord:
-    """An operation that ran alone because it cannot be part of a graph.
-
-    Attributes:
-        cause: The reason, such as ``device_put`` or ``ref``.
-        stack: The user's frames, innermost last.
-    """
+    """An operation that ran alone because it cannot be part of a graph."""
 
     name: str
-    cause: str
-    stack: tuple[jaxapi.Frame, ...]
+    cause: str  # the reason, such as ``device_put`` or ``ref``
+    stack: tuple[jaxapi.Frame, ...]  # the user's frames, innermost last
 
     @property
     def place(self) -> jaxapi.Frame | None:
@@ -156,7 +138,7 @@ class GraphBreakRow:
     times: int
     graphs: int
     fewest: int  # the fewest operations that ran at one time
-    most: int  # the most
+    most: int
     operations: int
     compiled: int  # how many of the graphs were compiled for it
     loaded: int  # how many were loaded from the compile cache
@@ -217,15 +199,11 @@ class GraphBreakRows:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a function did in the lazy runtime.
+    """What a function did in the lazy runtime."""
 
-    Attributes:
-        events: The graph breaks, and the operations that ran alone, in order.
-        result: The result of the function.
-    """
-
+    # The graph breaks, and the operations that ran alone, in order.
     events: tuple[GraphBreakEvent, ...]
-    result: Any = None
+    result: Any = None  # the result of the function
 
     @property
     def cuts(self) -> tuple[CutRecord, ...]:

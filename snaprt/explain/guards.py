@@ -21,18 +21,13 @@ from snaprt.units import counted
 
 @dataclass(frozen=True)
 class Guard:
-    """One thing that must stay as it is for a graph to run again without a compilation.
+    """One thing that must stay as it is for a graph to run again without a compilation."""
 
-    Attributes:
-        kind: ``shape`` (with dtype and weak type), ``sharding``, ``constant``, ``operations``,
-            ``outputs``, ``donation`` or ``devices``.
-        text: What it is now.
-        place: The user's line that uses it; ``None`` where there is no such line.
-    """
-
+    # ``shape`` (with dtype and weak type), ``sharding``, ``constant``, ``operations``, ``outputs``,
+    # ``donation`` or ``devices``.
     kind: str
-    text: str
-    place: jaxapi.Frame | None
+    text: str  # what it is now
+    place: jaxapi.Frame | None  # the user's line that uses it; ``None`` where there is no such line
 
     @property
     def advice(self) -> str:

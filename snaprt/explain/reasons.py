@@ -234,17 +234,12 @@ ADVICE: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Reason:
-    """A difference between a program and the nearest one before it.
+    """A difference between a program and the nearest one before it."""
 
-    Attributes:
-        kind: A key of `ADVICE`.
-        is_named: Whether it is about an input that the user's program has a name for.
-    """
-
-    kind: str
+    kind: str  # a key of `ADVICE`
     text: str
     place: jaxapi.Frame | None
-    is_named: bool = False
+    is_named: bool = False  # whether it is about an input that the user's program has a name for
 
     @property
     def advice(self) -> str:

@@ -6,15 +6,15 @@ A row of the table says which variables a kind of subscriber depends on, and how
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from snaprt import logs, settings
 from snaprt.compile.ahead import collection
-from snaprt.explain import execution_log, nodes
+from snaprt.explain import nodes
 from snaprt.explain.debug_files import ANALYSIS_VARIABLES, analysis, saved_graphs, step_metrics
 from snaprt.explain.recompiles import history
-from snaprt.runtime.events import Subscriber, subscribe
+from snaprt.runtime.events import Execution, Subscriber, subscribe
 
 
 class _Switch:
@@ -41,12 +41,36 @@ class _CollectedSteps(Subscriber):
         collection.step_ended(step)
 
 
-def _trace_folder() -> Subscriber | None:
-    if settings.get("SNAPRT_TRACE") is None:
-        return None
-    from snaprt.explain.trace.folder import trace_folder  # templates take long to import
+_EXECUTIONS: Final = logging.getLogger("snaprt.execution")
 
-    return trace_folder()
+
+class _ExecutionLog(Subscriber):
+    """Logs a line before an execution, and one once the device has it.
+
+    Source: ``xla_graph_executor.cpp`` of PyTorch/XLA 2, whose words scripts look for.
+    """
+
+    def ready(self, run: Execution) -> None:
+        _EXECUTIONS.debug("%s ...", _text(run))
+
+    def ran(self, run: Execution, results: Sequence[Any]) -> None:
+        _EXECUTIONS.debug("%s done!", _text(run))
+
+
+def _text(run: Execution) -> str:
+    devices = run.executable.devices
+    device = f"{devices[0].platform.upper()}:{devices[0].id}"
+    more = f" and {len(devices) - 1} more" if len(devices) > 1 else ""
+    return f"Executing IR graph hash {run.executable.graph_id} on device {device}{more}"
+
+
+def _trace_folder() -> Subscriber | None:
+    path = settings.get("SNAPRT_TRACE")
+    if path is None:
+        return None
+    from snaprt.explain.trace.folder import TraceFolder  # templates take long to import
+
+    return TraceFolder(path)
 
 
 #: ``make()`` returns a subscriber, or ``None`` where the variables do not ask for one.
@@ -69,7 +93,7 @@ _texts: Final = settings.Texts(*{name for switch in _SWITCHES for name in switch
 #: What is told where a logger is at DEBUG.
 _LOGS: Final = (
     (nodes.LOGGER, nodes.OperationLog()),
-    (execution_log.LOGGER, execution_log.ExecutionLog()),
+    (_EXECUTIONS, _ExecutionLog()),
 )
 # And what they ask for.
 _seen: tuple[list[Any], list[bool], tuple[Subscriber, ...]] = ([], [], ())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from snaprt.compile import times
+from snaprt.units import aligned
 
 _COUNTS: Final = ("operations", "compiled", "loaded", "executions")
 _HEADS: Final = ("graph", "name", "ops", *_COUNTS[1:-1], "runs", *times.STAGES, "total")
@@ -16,41 +17,28 @@ _LEFT: Final = 2  # how many columns are text
 
 @dataclass(frozen=True)
 class GraphTimes:
-    """The time spent on one graph, in seconds.
+    """The time spent on one graph, in seconds."""
 
-    Attributes:
-        graph_id: Its id: for a lazy graph, the id in snapshots and messages; for a `jax.jit`
-            program, the start of its key in the compile cache.
-        name: The name of its module.
-        kind: ``lazy`` or ``jit``.
-        operations: The number of recorded operations; ``None`` if JAX traced it.
-        compiled: How often it was compiled in this process.
-        loaded: How often its executable was loaded from the compile cache.
-        executions: How often it was started; ``None`` if JAX starts it without us.
-        record: Recording its operations, except those that repeat an earlier step, because timing
-            them would take longer than recording.
-        key: Computing cache keys.
-        cache: Reading and writing the cache, and waiting for another process to compile it.
-        lower: Tracing and lowering it to StableHLO.
-        compile: XLA's compiler.
-        load: Loading the executable from its cache entry, unless that happened in the background.
-        execute: Its executions until JAX returned the results, which may still be in progress: on
-            an asynchronous device, the time to start them.
-    """
-
+    # Its id: for a lazy graph, the id in snapshots and messages; for a `jax.jit` program, the start
+    # of its key in the compile cache.
     graph_id: str
-    name: str
-    kind: str
-    operations: int | None
-    compiled: int
-    loaded: int
-    executions: int | None
+    name: str  # the name of its module
+    kind: str  # ``lazy`` or ``jit``
+    operations: int | None  # the number of recorded operations; ``None`` if JAX traced it
+    compiled: int  # how often it was compiled in this process
+    loaded: int  # how often its executable was loaded from the compile cache
+    executions: int | None  # how often it was started; ``None`` if JAX starts it without us
+    # Recording its operations, except those that repeat an earlier step, because timing them would
+    # take longer than recording.
     record: float
-    key: float
-    cache: float
-    lower: float
-    compile: float
+    key: float  # computing cache keys
+    cache: float  # reading and writing the cache, and waiting for another process to compile it
+    lower: float  # tracing and lowering it to StableHLO
+    compile: float  # XLA's compiler
+    # Loading the executable from its cache entry, unless that happened in the background.
     load: float
+    # Its executions until JAX returned the results, which may still be in progress: on an
+    # asynchronous device, the time to start them.
     execute: float
 
     @property
@@ -61,15 +49,10 @@ class GraphTimes:
 
 @dataclass(frozen=True)
 class CompileTimes:
-    """The time spent on each graph of this process; print it for a table.
+    """The time spent on each graph of this process; print it for a table."""
 
-    Attributes:
-        graphs: The graphs, slowest first.
-        forgotten: The number of graphs that were dropped because there were too many.
-    """
-
-    graphs: tuple[GraphTimes, ...]
-    forgotten: int = 0
+    graphs: tuple[GraphTimes, ...]  # the graphs, slowest first
+    forgotten: int = 0  # the number of graphs that were dropped because there were too many
 
     @property
     def totals(self) -> dict[str, float]:
@@ -91,8 +74,7 @@ class CompileTimes:
             seconds = [*sums.values(), sum(sums.values())]
             counts = [str(_sum(self.graphs, name)) for name in _COUNTS]
             rows.append(("all", "", *counts, *map(_seconds, seconds)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [_line(row, widths) for row in rows]
+        lines = aligned(rows, _LEFT)
         if self.forgotten:
             lines.append(f"and {self.forgotten} earlier graphs")
         return "\n".join(lines)
@@ -141,14 +123,6 @@ def _cells(graph: GraphTimes) -> tuple[str, ...]:
         *("-" if count is None else str(count) for count in counts),
         *map(_seconds, seconds),
     )
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [
-        cell.ljust(width) if place < _LEFT else cell.rjust(width)
-        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(padded).rstrip()
 
 
 def _sum(graphs: Sequence[GraphTimes], count: str) -> int:

@@ -3,13 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import PurePath
-from typing import Final
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Final, Literal
 
-from snaprt.fleet.hang_files import Dump, DumpedExecution, DumpedFrame
-from snaprt.snapshot.recorder.states import RankState, place_text
+import msgspec
+
+from snaprt.processes import ProcessPlace
+from snaprt.snapshot.recorder.states import RankState, place_text, read_files_of_ranks, schema_of
 from snaprt.units import format_duration, format_spans
+
+SCHEMA: Final = "snaprt.hang"
+VERSION: Final = 1
+
+RankActivity = Literal["waiting", "compiling", "python", "stuck", "died"]
+"""``waiting``: an execution has not ended; ``compiling``; ``python``: neither, so the program is in
+Python; ``stuck``: its Python does not run; ``died``: a fatal signal ended it."""
+
+
+@dataclass(frozen=True)
+class DumpedFrame:
+    """A frame of a stack: of Python, or native with line 0."""
+
+    name: str
+    filename: str
+    line: int
+
+
+@dataclass(frozen=True)
+class DumpedThread:
+    """A thread and its frames, innermost first."""
+
+    frames: tuple[DumpedFrame, ...]
+    thread_name: str | None = ""
+    os_thread_id: int | None = None
+    active: bool | None = None
+    owns_gil: bool | None = None
+
+
+@dataclass(frozen=True)
+class DumpedExecution:
+    """One of the last executions of a process."""
+
+    name: str
+    graph_id: str
+    execution: int  # how many of the program came before
+    step: int  # how many steps its thread had marked before
+    began: float  # seconds since 1970
+    phase: Literal["called", "dispatched", "ended", "failed"]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective operation, as the HLO of the program names it."""
+
+    name: str
+    operation: str
+
+
+@dataclass(frozen=True)
+class Dump(ProcessPlace):
+    """What one process wrote of itself, or had written of it."""
+
+    cause: str  # why this was written
+    limit: float  # the watchdog's seconds
+    time: float  # seconds since 1970 when this was written
+    quiet: float  # seconds in which nothing had ended
+    state: RankActivity  # what it does
+    compiling: str  # the name of the program that is compiled; "" where none is
+    since: float  # seconds since 1970 when what it waits for, or compiles, began; else 0
+    steps: int  # how many steps it had marked
+    where: DumpedFrame | None  # the innermost line of the main thread in the user's code
+    executions: tuple[DumpedExecution, ...]  # the last ones, oldest first
+    waits_for: DumpedExecution | None  # the oldest execution that has not ended
+    threads: tuple[DumpedThread, ...] = ()  # the stacks, with native frames where ``is_native``
+    is_native: bool = False
+    note: str = ""  # what could not be seen, and why
+    # Those of the program of that execution, the first twenty.
+    collectives: tuple[Collective, ...] = field(default=())
+
+
+def is_hang(folder: Path) -> bool:
+    """Return whether a folder holds dumps of a hang."""
+    first = next(iter(sorted(folder.glob("rank-*.json"))), None)
+    if first is None:
+        return False
+    try:
+        return schema_of(first) == SCHEMA
+    except (OSError, msgspec.MsgspecError):
+        return False
+
+
+def read_dumps(folder: Path) -> tuple[Dump, ...]:
+    """Return the dumps of a hang, by rank.
+
+    Raises:
+        UsageError: A dump cannot be read.
+    """
+    return read_files_of_ranks(folder, Dump, "dump of a hang", "cannot be read", (SCHEMA,), VERSION)
+
 
 _SHOWN_COLLECTIVES: Final = 3
 _SHOWN_RANKS: Final = 8
@@ -17,78 +109,46 @@ _SHOWN_RANKS: Final = 8
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that do the same.
-
-    Attributes:
-        ranks: Which.
-        state: ``waiting``, ``compiling``, ``python``, ``stuck`` or ``died``.
-        does: What they do, as in ``wait at step 6 in train_step (all-reduce.3)``, for one rank.
-    """
+    """Ranks that do the same."""
 
     ranks: tuple[int, ...]
-    state: str
-    does: str
+    state: str  # ``waiting``, ``compiling``, ``python``, ``stuck`` or ``died``
+    does: str  # what they do, as in ``wait at step 6 in train_step (all-reduce.3)``, for one rank
 
 
 @dataclass(frozen=True)
 class MissingRank:
-    """A rank that wrote nothing.
-
-    Attributes:
-        rank: Which.
-        last_seen: What its state says, in words; "" where it left none.
-        has_finished: Whether its state says that its program has ended without an error.
-    """
+    """A rank that wrote nothing."""
 
     rank: int
-    last_seen: str
-    has_finished: bool
+    last_seen: str  # what its state says, in words; "" where it left none
+    has_finished: bool  # whether its state says that its program has ended without an error
 
 
 @dataclass(frozen=True)
 class HangRow:
-    """What a table shows of a rank.
-
-    Attributes:
-        rank: Which.
-        host: Its machine.
-        state: As in `Group`.
-        step: The step of its last execution; -1 where it marks none.
-        program: The name of its last program; "" where it has run none.
-        execution: The number of that execution.
-        seconds: How long it has been so.
-        where: The innermost line of its main thread in the user's code.
-        note: What could not be seen.
-    """
+    """What a table shows of a rank."""
 
     rank: int
-    host: str
-    state: str
-    step: int
-    program: str
-    execution: int
-    seconds: float
-    where: str
-    note: str
+    host: str  # its machine
+    state: str  # as in `Group`
+    step: int  # the step of its last execution; -1 where it marks none
+    program: str  # the name of its last program; "" where it has run none
+    execution: int  # the number of that execution
+    seconds: float  # how long it has been so
+    where: str  # the innermost line of its main thread in the user's code
+    note: str  # what could not be seen
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a hang was.
+    """What a hang was."""
 
-    Attributes:
-        headline: One sentence.
-        advice: What that means or what to do; "" where nothing is known.
-        groups: What the ranks do: first those for which the others seem to wait.
-        missing: The ranks that wrote nothing.
-        rows: One for each dump.
-    """
-
-    headline: str
-    advice: str
-    groups: tuple[Group, ...]
-    missing: tuple[MissingRank, ...]
-    rows: tuple[HangRow, ...]
+    headline: str  # one sentence
+    advice: str  # what that means or what to do; "" where nothing is known
+    groups: tuple[Group, ...]  # what the ranks do: first those for which the others seem to wait
+    missing: tuple[MissingRank, ...]  # the ranks that wrote nothing
+    rows: tuple[HangRow, ...]  # one for each dump
 
 
 def conclude(dumps: Sequence[Dump], states: Iterable[RankState] = ()) -> Conclusion:

@@ -48,21 +48,13 @@ for group in alive:
 
 @dataclass(frozen=True)
 class Job:
-    """Which processes of a job run on this machine.
+    """Which processes of a job run on this machine."""
 
-    Attributes:
-        processes: How many run here, and on each other machine.
-        master: "HOST:PORT" where the first process of the job coordinates it.
-        nodes: How many machines there are.
-        node_rank: Which of them this is, from 0 on.
-        devices_per_process: How many devices each process sees; None: JAX decides.
-    """
-
-    processes: int
-    master: str
-    nodes: int = 1
-    node_rank: int = 0
-    devices_per_process: int | None = None
+    processes: int  # how many run here, and on each other machine
+    master: str  # "HOST:PORT" where the first process of the job coordinates it
+    nodes: int = 1  # how many machines there are
+    node_rank: int = 0  # which of them this is, from 0 on
+    devices_per_process: int | None = None  # how many devices each process sees; None: JAX decides
 
     @property
     def ranks(self) -> range:
@@ -112,8 +104,8 @@ def check_master(address: str) -> str:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(
-            f"{address!r} is no address of a coordinator",
-            hint="Write HOST:PORT of the first machine, with a port that is free there.",
+            f"{address!r} is not a coordinator address",
+            hint="Use HOST:PORT of the first machine, with a free port.",
         )
     return address
 
@@ -154,21 +146,15 @@ def launch(job: Job, command: Callable[[int], Sequence[str]]) -> int:
 
 @dataclass
 class _Process:
-    """One process of the job.
-
-    Attributes:
-        rank: Which.
-        popen: The process; the leader of a process group of its own.
-        told: Where it says the status of its program, before it waits for the others to end.
-        tail: The last lines that it printed.
-        status: Its exit status as `subprocess` gives it, once it has ended.
-    """
+    """One process of the job."""
 
     rank: int
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes]  # the process; the leader of a process group of its own
+    # Where it says the status of its program, before it waits for the others to end.
     told: IO[bytes]
+    # The last lines that it printed.
     tail: collections.deque[bytes] = field(default_factory=lambda: collections.deque(maxlen=_TAIL))
-    status: int | None = None
+    status: int | None = None  # its exit status as `subprocess` gives it, once it has ended
 
     @classmethod
     def start(cls, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> _Process:
@@ -210,19 +196,12 @@ class _Process:
 
 @dataclass
 class _Stream:
-    """A pipe of a process, and where its lines go.
+    """A pipe of a process, and where its lines go."""
 
-    Attributes:
-        process: Whose.
-        source: The pipe.
-        target: Where to.
-        begun: The part of a line that has come.
-    """
-
-    process: _Process
-    source: IO[bytes]
-    target: IO[bytes]
-    begun: bytes = b""
+    process: _Process  # whose
+    source: IO[bytes]  # the pipe
+    target: IO[bytes]  # where to
+    begun: bytes = b""  # the part of a line that has come
 
     def forward(self, chunk: bytes) -> None:
         """Write the lines that have ended; those of progress bars end with a carriage return."""

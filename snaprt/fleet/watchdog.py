@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from snaprt import jaxapi, settings, stacks
 from snaprt.fleet.bystander import claim_hang, dump_file, hang_folder, hang_number, write_json
-from snaprt.fleet.hang_files import SCHEMA, VERSION
+from snaprt.fleet.hang import SCHEMA, VERSION
 from snaprt.graph.program import Program
 from snaprt.processes import ProcessPlace, place_in_job
 from snaprt.runtime.events import Compilation, Cut, Subscriber, subscribe

@@ -16,7 +16,7 @@ from snaprt_cache import Cache, CacheError, Key, KeyPart
 import snaprt.cache
 from snaprt import metrics
 from snaprt.cli import main
-from snaprt.cli.cache.group import COMMANDS, command
+from snaprt.cli.main import CACHE_COMMANDS, cache_group
 
 
 def _key(name: str) -> Key:
@@ -40,7 +40,7 @@ def cache(tmp_path: Path) -> Cache:
 
 def _invoke(cache: Cache, *words: str, answer: str | None = None) -> Result:
     cache.close()
-    return CliRunner().invoke(command, [*words, "--dir", str(cache.path)], input=answer)
+    return CliRunner().invoke(cache_group, [*words, "--dir", str(cache.path)], input=answer)
 
 
 def _json(cache: Cache, *words: str) -> dict:
@@ -60,7 +60,7 @@ def test_stats_count_entries_hits_and_seconds(cache: Cache) -> None:
 
 def test_stats_of_a_directory_that_is_not_there_are_zero_and_make_nothing(tmp_path: Path) -> None:
     path = tmp_path / "absent"
-    result = CliRunner().invoke(command, ["stats", "--dir", str(path), "--json"])
+    result = CliRunner().invoke(cache_group, ["stats", "--dir", str(path), "--json"])
     assert json.loads(result.stdout)["entries"] == 0
     assert not path.exists()
 
@@ -182,9 +182,9 @@ def test_a_directory_that_others_may_write_to_is_an_error_with_a_hint(tmp_path: 
     assert "hint: Run: chmod -R go-w" in done.stderr
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", CACHE_COMMANDS)
 def test_every_command_of_the_table_is_there_under_its_name_with_an_example(name: str) -> None:
-    module, attribute = COMMANDS[name][0].split(":")
+    module, attribute = CACHE_COMMANDS[name][0].split(":")
     one = getattr(importlib.import_module(module), attribute)
     assert one.name == name
     assert "Example:" in one.help
@@ -200,7 +200,7 @@ def test_the_table_of_commands_imports_none_of_them_and_no_jax() -> None:
         " for name in sys.modules))"
     )
     done = run_program(code)
-    assert all(name in done.stdout for name in COMMANDS)
+    assert all(name in done.stdout for name in CACHE_COMMANDS)
 
 
 def test_snaprt_cache_open_counts_in_the_metrics_and_is_then_used_by_the_process(
@@ -222,7 +222,9 @@ def test_snaprt_cache_open_counts_in_the_metrics_and_is_then_used_by_the_process
 def test_what_is_no_directory_is_no_cache(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="not a directory"):
-        CliRunner().invoke(command, ["ls", "--dir", str(tmp_path / "file")], catch_exceptions=False)
+        CliRunner().invoke(
+            cache_group, ["ls", "--dir", str(tmp_path / "file")], catch_exceptions=False
+        )
 
 
 def test_what_is_known_about_programs_is_not_taken_for_programs(cache: Cache) -> None:

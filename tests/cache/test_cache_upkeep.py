@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from snaprt_cache import Cache, CacheError, Key, KeyPart
 
-from snaprt.cli.cache.group import command
+from snaprt.cli.main import cache_group
 
 SIZE = 10_000
 
@@ -30,7 +30,7 @@ def cache(tmp_path: Path) -> Cache:
 
 def _invoke(cache: Cache, *words: str) -> Result:
     cache.close()
-    return CliRunner().invoke(command, [*words, "--dir", str(cache.path)])
+    return CliRunner().invoke(cache_group, [*words, "--dir", str(cache.path)])
 
 
 def _json(cache: Cache, *words: str) -> dict:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from programs import run_program
 from snaprt_cache import Cache, CacheError, Key, KeyPart
 
-from snaprt.cli.cache.group import command
+from snaprt.cli.main import cache_group
 
 PROGRAM = """
 import os
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _invoke(cache: Path, *words: str) -> Result:
-    return CliRunner().invoke(command, ["why", *words, "--dir", str(cache)])
+    return CliRunner().invoke(cache_group, ["why", *words, "--dir", str(cache)])
 
 
 def _json(cache: Path, *words: str) -> dict:
@@ -118,7 +118,7 @@ def test_why_one_key_compares_it_with_what_was_there_before_it(folder: Path) -> 
 
 
 def test_stats_tell_why_each_program_missed(folder: Path) -> None:
-    result = CliRunner().invoke(command, ["stats", "--dir", str(folder / "cache"), "--json"])
+    result = CliRunner().invoke(cache_group, ["stats", "--dir", str(folder / "cache"), "--json"])
     reasons = json.loads(result.stdout)["reasons"]
     assert reasons["other flags"] == 1
     assert reasons["changed code"] == 1
@@ -127,7 +127,7 @@ def test_stats_tell_why_each_program_missed(folder: Path) -> None:
 
 def test_a_summary_is_not_shown_as_it_stands(folder: Path) -> None:
     words = ["show", _digests(folder)["first"], "--dir", str(folder / "cache"), "--json"]
-    shown = json.loads(CliRunner().invoke(command, words).stdout)
+    shown = json.loads(CliRunner().invoke(cache_group, words).stdout)
     assert "summary" not in shown["metadata"]
 
 

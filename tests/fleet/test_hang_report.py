@@ -10,13 +10,13 @@ import pytest
 from programs import SNAPRT, run_program
 
 from snaprt.errors import UsageError
-from snaprt.fleet.hang import conclude
-from snaprt.fleet.hang_files import (
+from snaprt.fleet.hang import (
     Collective,
     Dump,
     DumpedExecution,
     DumpedFrame,
     DumpedThread,
+    conclude,
     is_hang,
     read_dumps,
 )

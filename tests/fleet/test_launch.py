@@ -142,10 +142,10 @@ def test_no_process_is_left_when_the_launcher_is_ended(tmp_path: Path, number: i
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ((), "there is no program to run"),
-        (("--nnodes", "2", "--", "x.py"), "several machines need the address of the first"),
+        ((), "no program to run"),
+        (("--nnodes", "2", "--", "x.py"), "--nnodes needs the address of the first machine"),
         (("--nnodes", "2", "--node-rank", "2", "--", "x.py"), "there is no machine 2 of 2"),
-        (("--master", "node0", "--", "x.py"), "'node0' is no address of a coordinator"),
+        (("--master", "node0", "--", "x.py"), "'node0' is not a coordinator address"),
         (("-n", "0", "--", "x.py"), "Invalid value for '-n'"),
         (("--when", "wrongly", "--", "x.py"), "wrongly"),
         (("-n", "2", "--", "nope.py"), "there is no program nope.py"),

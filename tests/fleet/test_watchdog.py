@@ -379,4 +379,4 @@ for number in (1, 2):
 def test_a_duration_that_is_none_is_refused(tmp_path: Path):
     for command in ("run", "launch"):
         done = run_program((*SNAPRT, command, "--watchdog", "soon", "--", "train.py"), status=2)
-        assert "'soon' is no duration, such as 90s, 5m or 1h" in done.stderr
+        assert "'soon' is not a duration such as 90s, 5m or 1h" in done.stderr

@@ -94,9 +94,9 @@ def test_a_program_of_several_devices_is_refused(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--device", "cpu:0"), "--all-devices does not go with --device cpu:0"),
-        (("--b", "cpu"), "--all-devices does not go with --a"),
-        (("--compile-only",), "--all-devices does not go with --a"),
+        (("--device", "cpu:0"), "--all-devices cannot be combined with --device cpu:0"),
+        (("--b", "cpu"), "--all-devices cannot be combined with --a"),
+        (("--compile-only",), "--all-devices cannot be combined with --a"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(

@@ -13,9 +13,17 @@ from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.inline import inline_calls
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.minify.cutting import Base, Tap, normalized
-from snaprt_replay.minify.views.cuts import instructions, loops, outputs, prefix, suffix
-from snaprt_replay.minify.views.shapes import shapes
-from snaprt_replay.minify.views.simpler import dtypes, flags, values
+from snaprt_replay.minify.shapes import shapes
+from snaprt_replay.minify.simpler import (
+    dtypes,
+    flags,
+    instructions,
+    loops,
+    outputs,
+    prefix,
+    suffix,
+    values,
+)
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers
 

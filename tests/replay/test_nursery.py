@@ -13,7 +13,7 @@ PROGRAM = """
 import json, os, signal, subprocess, threading
 from pathlib import Path
 import numpy as np
-from snaprt_replay.process import nursery
+from snaprt_replay.run import nursery
 from snaprt_replay.run.variants.variants import parse_variant
 from snaprt_replay.run.workers import Workers, forked_from_here
 

@@ -19,9 +19,8 @@ from several_devices import (
     write_anew,
 )
 from snaprt_replay.compare.results import IDENTICAL
-from snaprt_replay.load.case import Case, NamedArray, on_one_device
+from snaprt_replay.load.case import Case, NamedArray, ShardedArray, on_one_device, sharded
 from snaprt_replay.load.load import load
-from snaprt_replay.load.shards import ShardedArray, sharded
 from snaprt_replay.run import devices
 from snaprt_replay.run.rerun import replay
 

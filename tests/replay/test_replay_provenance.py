@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from several_devices import write_anew
-from snaprt_replay.batch.many import ReplayRequest, replay_files
+from snaprt_replay.batch import ReplayRequest, replay_files
 from snaprt_replay.compare.results import IDENTICAL
 from snaprt_replay.run.rerun import replay
 from snaprt_replay.run.variants.variants import parse_variant

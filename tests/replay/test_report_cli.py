@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sample_reports import HOSTILE, sample_report
 from snaprt_replay.localize import findings
-from snaprt_replay.report import junit, model, model_explorer
+from snaprt_replay.report import model, model_explorer, text
 from snaprt_replay.report.model import Headline, Report
 
 from snaprt import record
@@ -110,9 +110,9 @@ def test_what_localize_printed_as_json_is_reported_alone_or_with_a_replay(
 
 def test_what_is_no_result_is_refused(snaprt: Run, tmp_path: Path) -> None:
     damaged = ['{"schema": "another"}', "{", "[]", '{"schema": "snaprt.replay"}']
-    for number, text in enumerate(damaged):
+    for number, content in enumerate(damaged):
         path = tmp_path / f"{number}.json"
-        path.write_text(text)
+        path.write_text(content)
         status, _, err = snaprt("report", path)
         assert status == 2
         assert err.startswith("error:")
@@ -208,7 +208,7 @@ def test_junit_xml_follows_the_schema_whatever_names_there_are() -> None:
         Report("a/c.snap", Headline("failed", "FAILED", "no\x00such ]]> file")),
         Report("a/d.snap", Headline("caution", "NOTHING TO COMPARE WITH", "nothing")),
     ]
-    root = ElementTree.fromstring(junit.junit_xml(reports, WHEN))
+    root = ElementTree.fromstring(text.junit_xml(reports, WHEN))
     for element in root.iter():
         attributes, children = SCHEMA[element.tag]
         assert set(element.keys()) == attributes

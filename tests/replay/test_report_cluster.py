@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from programs import start_program
-from snaprt_replay.batch import cluster
-from snaprt_replay.batch.many import ReplayRequest
+from snaprt_replay import batch
+from snaprt_replay.batch import ReplayRequest
 from snaprt_replay.run.variants.variants import parse_variant
 
 from snaprt.errors import UsageError
@@ -58,7 +58,7 @@ def test_every_file_is_replayed_though_a_worker_is_lost(
     broken.write_bytes(paths[0].read_bytes()[:-50])
     request = ReplayRequest(parse_variant("cpu"))
     reports = {}
-    for number, report in cluster.replay_files([*paths, broken], request, address):
+    for number, report in batch.replay_on_cluster([*paths, broken], request, address):
         if not reports:
             workers[0].send_signal(signal.SIGKILL)
         reports[number] = report
@@ -69,8 +69,8 @@ def test_every_file_is_replayed_though_a_worker_is_lost(
 
 
 def test_a_scheduler_that_is_not_there_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_CONNECT_SECONDS", 1)
+    monkeypatch.setattr(batch, "_CONNECT_SECONDS", 1)
     with pytest.raises(UsageError, match="there is no Dask scheduler at tcp:"):
-        list(cluster.replay_files([], ReplayRequest(parse_variant("cpu")), "tcp://127.0.0.1:9"))
+        list(batch.replay_on_cluster([], ReplayRequest(parse_variant("cpu")), "tcp://127.0.0.1:9"))
     with pytest.raises(UsageError, match="there is no scheduler file"):
-        list(cluster.replay_files([], ReplayRequest(parse_variant("cpu")), "gone.json"))
+        list(batch.replay_on_cluster([], ReplayRequest(parse_variant("cpu")), "gone.json"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from programs import SNAPRT, finish, run_program, start_program
 
-from snaprt.cli.bundle import archive, command, hiding
+from snaprt.cli.bundle import command, hiding
 from snaprt.errors import UsageError
 
 # Runs a command as a bundle does, without collecting anything; leaves with its status.
@@ -342,11 +342,11 @@ def test_what_is_not_text_is_taken_whole_or_left_out(tmp_path: Path):
     (tmp_path / "clean.bin").write_bytes(b"\0\xff\1")
     (tmp_path / "leaky.bin").write_bytes(b"\0\xff\1/home/anna/x")
     (tmp_path / "log.txt").write_bytes(b"\0\xff in /home/anna/x\n")
-    clean = archive.prepared(tmp_path / "clean.bin", hides, tmp_path)
+    clean = command.prepared(tmp_path / "clean.bin", hides, tmp_path)
     assert isinstance(clean, io.BytesIO)
     assert clean.read() == b"\0\xff\1"
-    assert archive.prepared(tmp_path / "leaky.bin", hides, tmp_path) is None
-    log = archive.prepared(tmp_path / "log.txt", hides, tmp_path)
+    assert command.prepared(tmp_path / "leaky.bin", hides, tmp_path) is None
+    log = command.prepared(tmp_path / "log.txt", hides, tmp_path)
     assert log is not None
     assert log.read() == b"\0\xff in ~/x\n"
 
@@ -354,9 +354,9 @@ def test_what_is_not_text_is_taken_whole_or_left_out(tmp_path: Path):
 def test_a_bundle_that_is_given_up_leaves_what_was_there(tmp_path: Path):
     path = tmp_path / "run.tar.gz"
     path.write_text("an older one")
-    with archive.BundleFile(path) as file:
+    with command.BundleFile(path) as file:
         file.add("run/x", io.BytesIO(b"abc"), 3, 0)
     assert path.read_text() == "an older one"
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(UsageError, match="it is a directory"):
-        archive.BundleFile(tmp_path)
+        command.BundleFile(tmp_path)

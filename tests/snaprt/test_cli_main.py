@@ -265,7 +265,7 @@ def test_the_version_is_printed(snaprt):
 
 def test_numbers_that_json_does_not_have_become_words(capsys):
     output.emit_json(
-        "snaprt.test", 1, {"a": (float("nan"), float("inf"), -float("inf")), "b": Path("x")}
+        "snaprt.test", {"a": (float("nan"), float("inf"), -float("inf")), "b": Path("x")}
     )
     assert json.loads(capsys.readouterr().out) == {
         "schema": "snaprt.test",

@@ -107,7 +107,7 @@ def test_a_replay_is_profiled_once_it_is_warm(
     for words in (("--a", "cpu"), ("--all-devices",), ("--compile-only",)):
         status = cli.main(["replay", str(snapshot), "--profile", str(folder), *words])
         assert status == output.EXIT_FAILURE
-        assert "error: --profile does not go with " in capsys.readouterr().err
+        assert "error: --profile cannot be combined with " in capsys.readouterr().err
 
 
 def snapshot_graph(capsys: pytest.CaptureFixture[str], snapshot: Path) -> str:

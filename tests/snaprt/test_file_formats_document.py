@@ -17,7 +17,7 @@ from snaprt import metrics_report
 from snaprt.cli.cache import stats
 from snaprt.compile.ahead import collect
 from snaprt.explain.trace import folder
-from snaprt.fleet import hang_files
+from snaprt.fleet import hang
 from snaprt.graph import digest
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.recorder import states
@@ -79,7 +79,7 @@ def test_every_schema_of_the_source_has_a_row():
         ("graphs of", str(folder.VERSION)),
         ("saved results", str(snaprt_replay.report.model.SCHEMA_VERSION)),
         ("saved results", str(snaprt_replay.localize.findings.SCHEMA_VERSION)),
-        ("dump of", str(hang_files.VERSION)),
+        ("dump of", str(hang.VERSION)),
         ("state of", str(states.VERSION)),
         ("`snaprt.cache.stats`", str(stats._VERSION)),
     ],

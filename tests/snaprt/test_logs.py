@@ -114,7 +114,7 @@ def test_each_execution_is_logged_in_the_words_of_pytorch_xla(monkeypatch, capsy
     run((2, 12))
     run((2, 12))
     lines = [LINE.fullmatch(line) for line in capsys.readouterr().err.splitlines()]
-    said = [one[3] for one in lines if one and one[2] == "snaprt/explain/execution_log.py"]
+    said = [one[3] for one in lines if one and one[2] == "snaprt/explain/switches.py"]
     assert len(said) == 4  # the second run compiles nothing
     found = re.fullmatch(r"(Executing IR graph hash [0-9a-f]{16} on device CPU:0) \.\.\.", said[0])
     assert found

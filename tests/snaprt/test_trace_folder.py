@@ -17,8 +17,7 @@ import snaprt
 from snaprt import settings
 from snaprt.errors import UsageError
 from snaprt.explain.nodes import ShownNode
-from snaprt.explain.trace.drawing import MOST_NODES, draw
-from snaprt.explain.trace.folder import FORMS
+from snaprt.explain.trace.folder import FORMS, MOST_NODES, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 FILES = {

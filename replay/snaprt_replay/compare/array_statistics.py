@@ -14,31 +14,19 @@ _CHUNK = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class ArrayStatistics:
-    """One array in numbers.
-
-    Args:
-        name: Its name.
-        shape: Its shape.
-        dtype: The name of its dtype.
-        nbytes: Its size in memory.
-        minimum: Smallest finite element (of a complex array, its smallest part); None without one.
-        maximum: Largest finite element.
-        mean: Mean of the finite elements.
-        nan_count: Elements that are NaN.
-        inf_count: Elements that are infinite.
-        zero_count: Elements that are zero.
-    """
+    """One array in numbers."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
+    dtype: str  # the name of its dtype
+    nbytes: int  # its size in memory
+    # Smallest finite element (of a complex array, its smallest part); None without one.
     minimum: float | int | None
-    maximum: float | int | None
-    mean: float | None
-    nan_count: int
-    inf_count: int
-    zero_count: int
+    maximum: float | int | None  # largest finite element
+    mean: float | None  # mean of the finite elements
+    nan_count: int  # elements that are NaN
+    inf_count: int  # elements that are infinite
+    zero_count: int  # elements that are zero
 
 
 def describe(array: NamedArray) -> ArrayStatistics:

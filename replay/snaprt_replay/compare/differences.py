@@ -17,12 +17,11 @@ from snaprt.snapshot.format.read import open_snapshot
 from snaprt.snapshot.format.schema import ExecutionRecord
 from snaprt_replay.compare.compare import compare_arrays
 from snaprt_replay.compare.results import IDENTICAL, OutputComparison
-from snaprt_replay.compare.tolerance import ToleranceRequest
+from snaprt_replay.compare.tolerance import EXACTLY
 from snaprt_replay.load import sniff
 from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.load import load
 
-_EXACTLY = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
 _OF_THE_RECORDING = ("SNAPRT_DUMP_DIR", "SNAPRT_RECORD")
 _LARGEST_CONSTANT = 16  # elements: of a larger one the digest is compared, not the text
 
@@ -38,38 +37,30 @@ class FactDifference:
 
 @dataclass(frozen=True)
 class ArrayDifference:
-    """An input or output that is not the same.
+    """An input or output that is not the same."""
 
-    Attributes:
-        role: ``input`` or ``output``.
-        name: Its name in the first execution, or in the only one that has it.
-        reason: In words, where values cannot be compared one by one; else empty.
-        comparison: Of the values; None where only one side has the array.
-    """
+    role: str  # ``input`` or ``output``
+    name: str  # its name in the first execution, or in the only one that has it
+    reason: str  # in words, where values cannot be compared one by one; else empty
+    comparison: OutputComparison | None  # of the values; None where only one side has the array
 
-    role: str
-    name: str
-    reason: str
-    comparison: OutputComparison | None
+    @property
+    def differs(self) -> bool:
+        """Return whether anything of it differs."""
+        identical = self.comparison is not None and self.comparison.verdict == IDENTICAL
+        return bool(self.reason) or not identical
 
 
 @dataclass(frozen=True)
 class Differences:
-    """In what two executions differ.
+    """In what two executions differ."""
 
-    Attributes:
-        facts: Versions, flags, environment, devices.
-        arrays: Inputs and outputs.
-        instructions: A unified diff of the modules as StableHLO without source locations.
-        same_arrays: How many arrays are the same.
-        notes: What could not be compared.
-    """
-
-    facts: tuple[FactDifference, ...]
-    arrays: tuple[ArrayDifference, ...]
+    facts: tuple[FactDifference, ...]  # versions, flags, environment, devices
+    arrays: tuple[ArrayDifference, ...]  # inputs and outputs
+    # A unified diff of the modules as StableHLO without source locations.
     instructions: tuple[str, ...]
-    same_arrays: int
-    notes: tuple[str, ...]
+    same_arrays: int  # how many arrays are the same
+    notes: tuple[str, ...]  # what could not be compared
 
     @property
     def any(self) -> bool:
@@ -99,7 +90,7 @@ def find_differences(first: Path, second: Path) -> Differences:
                 notes.append(f"{lacking} has no {role}s to compare")
             continue
         compared += _compare_sides(role, left, right)
-    different = [one for one in compared if one.reason or not _is_identical(one.comparison)]
+    different = [one for one in compared if one.differs]
     return Differences(
         facts=_facts_that_differ(_facts(one), _facts(two)),
         arrays=tuple(different),
@@ -113,17 +104,13 @@ def find_differences(first: Path, second: Path) -> Differences:
     )
 
 
-def _is_identical(comparison: OutputComparison | None) -> bool:
-    return comparison is not None and comparison.verdict == IDENTICAL
-
-
 def _compare_sides(
     role: str, left: Sequence[NamedArray], right: Sequence[NamedArray]
 ) -> list[ArrayDifference]:
     """Compare arrays by their place, as a module takes and returns them."""
     found = []
     for one, two in zip(left, right, strict=False):
-        comparison = compare_arrays(one.name, one.value, two.value, _EXACTLY)
+        comparison = compare_arrays(one.name, one.value, two.value, EXACTLY)
         renamed = f"is named {two.name} in B" if one.name != two.name else ""
         reason = renamed or (comparison.reason if not comparison.differing else "")
         found.append(ArrayDifference(role, one.name, reason, comparison))

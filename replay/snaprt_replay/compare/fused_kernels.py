@@ -42,21 +42,13 @@ _OPTIONS: Final = {
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """A float type: its name in MLIR, how many bits to calculate in, and its bits.
+    """A float type: its name in MLIR, how many bits to calculate in, and its bits."""
 
-    Args:
-        name: Its name in MLIR.
-        width: Bits of the types to calculate in.
-        magnitude: All bits but the sign.
-        normal: The bits of the smallest number that is normal in the type to calculate in.
-        infinity: The bits of infinity.
-    """
-
-    name: str
-    width: int
-    magnitude: int
-    normal: int
-    infinity: int
+    name: str  # its name in MLIR
+    width: int  # bits of the types to calculate in
+    magnitude: int  # all bits but the sign
+    normal: int  # the bits of the smallest number that is normal in the type to calculate in
+    infinity: int  # the bits of infinity
 
 
 _KINDS: Final[Mapping[np.dtype, _Kind]] = {
@@ -69,34 +61,22 @@ _KINDS: Final[Mapping[np.dtype, _Kind]] = {
 
 @dataclasses.dataclass(frozen=True)
 class BlockErrors:
-    """What is known of each row of a block, in arrays of one element a row.
+    """What is known of each row of a block, in arrays of one element a row."""
 
-    Args:
-        absolute: The largest absolute error, in the working type.
-        relative: The largest error relative to the expected side, in the working type, rounded
-            twice; elements where that side is 0 do not count.
-        ulp: The largest distance in ULP.
-        differing: Elements with other bits.
-        zero_sign: Those of them that are 0 on both sides.
-        odd: Whether a number, of either side, is NaN, infinite or (in the working type) subnormal.
-        expected_squared: Sum of squares of the expected side.
-        difference_squared: Of the differences, actual less expected.
-        expected_difference: Sum of the products of the expected side and the difference.
-        product: Sum of the products of both sides.
-        actual_squared: Sum of squares of the actual side.
-    """
-
-    absolute: np.ndarray
+    absolute: np.ndarray  # the largest absolute error, in the working type
+    # The largest error relative to the expected side, in the working type, rounded twice; elements
+    # where that side is 0 do not count.
     relative: np.ndarray
-    ulp: np.ndarray
-    differing: np.ndarray
-    zero_sign: np.ndarray
+    ulp: np.ndarray  # the largest distance in ULP
+    differing: np.ndarray  # elements with other bits
+    zero_sign: np.ndarray  # those of them that are 0 on both sides
+    # Whether a number, of either side, is NaN, infinite or (in the working type) subnormal.
     odd: np.ndarray
-    expected_squared: np.ndarray
-    difference_squared: np.ndarray
-    expected_difference: np.ndarray
-    product: np.ndarray
-    actual_squared: np.ndarray
+    expected_squared: np.ndarray  # Sum of squares of the expected side
+    difference_squared: np.ndarray  # of the differences, actual less expected
+    expected_difference: np.ndarray  # Sum of the products of the expected side and the difference
+    product: np.ndarray  # Sum of the products of both sides
+    actual_squared: np.ndarray  # Sum of squares of the actual side
 
 
 class Kernels:

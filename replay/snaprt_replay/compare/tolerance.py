@@ -88,21 +88,13 @@ EXACTLY: Final = ToleranceRequest(rtol=0.0, atol=0.0, max_ulp=0)
 
 @dataclasses.dataclass(frozen=True)
 class DefaultTolerance:
-    """One row of the table of defaults.
+    """One row of the table of defaults."""
 
-    Args:
-        largest_epsilon: The row serves dtypes whose machine epsilon is at most this.
-        types: Those dtypes, for the reader.
-        epsilons: rtol, and atol over the output's root mean square, in machine epsilons.
-        max_ulp: As in `Tolerance`.
-        reason: Why.
-    """
-
-    largest_epsilon: float
-    types: str
-    epsilons: float
-    max_ulp: int
-    reason: str
+    largest_epsilon: float  # the row serves dtypes whose machine epsilon is at most this
+    types: str  # those dtypes, for the reader
+    epsilons: float  # rtol, and atol over the output's root mean square, in machine epsilons
+    max_ulp: int  # as in `Tolerance`
+    reason: str  # why
 
 
 DEFAULTS = (

@@ -32,77 +32,49 @@ VerdictKind = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class OutputDistance:
-    """How far one output of a side lies from the reference.
+    """How far one output of a side lies from the reference."""
 
-    Args:
-        name: The output's name.
-        score: The largest error among its elements, in units of what rounding explains there;
-            infinite where NaN, Inf or an exact value is not what it should be.
-        beyond: Elements whose error is more than `LIMIT` such units.
-        specials: Those of them that are NaN or infinite, or are not and should be.
-        worst: The index of the element with the largest error in these units.
-        error: Its absolute error.
-        explained: The error that rounding explains there.
-    """
-
-    name: str
+    name: str  # the output's name
+    # The largest error among its elements, in units of what rounding explains there; infinite where
+    # NaN, Inf or an exact value is not what it should be.
     score: float
-    beyond: int
-    specials: int
-    worst: tuple[int, ...]
-    error: float
-    explained: float
+    beyond: int  # elements whose error is more than `LIMIT` such units
+    specials: int  # those of them that are NaN or infinite, or are not and should be
+    worst: tuple[int, ...]  # the index of the element with the largest error in these units
+    error: float  # its absolute error
+    explained: float  # the error that rounding explains there
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Yardstick:
-    """A reference, and how far rounding moves it.
+    """A reference, and how far rounding moves it."""
 
-    Args:
-        name: The reference's name.
-        outputs: The reference: in float64, or in the program's own types.
-        center: The float64 outputs that the samples spread around; often `outputs` itself.
-        samples: Outputs of runs that rounded at random.
-    """
-
-    name: str
-    outputs: tuple[np.ndarray, ...]
+    name: str  # the reference's name
+    outputs: tuple[np.ndarray, ...]  # the reference: in float64, or in the program's own types
+    # The float64 outputs that the samples spread around; often `outputs` itself.
     center: tuple[np.ndarray, ...]
-    samples: Sequence[tuple[np.ndarray, ...]]
+    samples: Sequence[tuple[np.ndarray, ...]]  # outputs of runs that rounded at random
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """What one side gave.
+    """What one side gave."""
 
-    Args:
-        name: What the user calls the side: the variant's text.
-        outputs: Of its first run; None where it has none.
-        other_runs: Outputs of further runs that differ from it.
-        failure: Why it has no outputs, in words.
-    """
-
-    name: str
-    outputs: tuple[np.ndarray, ...] | None
-    other_runs: Sequence[tuple[np.ndarray, ...]] = ()
-    failure: str = ""
+    name: str  # what the user calls the side: the variant's text
+    outputs: tuple[np.ndarray, ...] | None  # of its first run; None where it has none
+    other_runs: Sequence[tuple[np.ndarray, ...]] = ()  # outputs of further runs that differ from it
+    failure: str = ""  # why it has no outputs, in words
 
 
 @dataclasses.dataclass(frozen=True)
 class SideJudgement:
-    """One side, judged.
+    """One side, judged."""
 
-    Args:
-        name: The side's name.
-        failure: Why there is nothing to judge; empty where there is.
-        outputs: Its distance to the reference, output by output.
-        self_score: The largest distance between two of its own runs, in the same units; None
-            where all runs gave the same bits, or it ran once only.
-    """
-
-    name: str
-    failure: str = ""
-    outputs: tuple[OutputDistance, ...] = ()
+    name: str  # the side's name
+    failure: str = ""  # why there is nothing to judge; empty where there is
+    outputs: tuple[OutputDistance, ...] = ()  # its distance to the reference, output by output
+    # The largest distance between two of its own runs, in the same units; None where all runs gave
+    # the same bits, or it ran once only.
     self_score: float | None = None
 
     @property
@@ -118,28 +90,18 @@ class SideJudgement:
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """Who is wrong.
+    """Who is wrong."""
 
-    Args:
-        kind: The verdict.
-        sentence: The verdict for a person.
-        a: The first side.
-        b: The second side.
-        reference: The name of what both were measured against; empty where there was none.
-        amplification: By how much rounding moves the outputs: the median, over the elements of the
-            output where it is largest, of what rounding explains, in units in the last place.
-        comparison: Of A (expected) with B (actual), with the default tolerances.
-        notes: What else a reader should know.
-    """
-
-    kind: VerdictKind
-    sentence: str
-    a: SideJudgement
-    b: SideJudgement
-    reference: str
+    kind: VerdictKind  # the verdict
+    sentence: str  # the verdict for a person
+    a: SideJudgement  # the first side
+    b: SideJudgement  # the second side
+    reference: str  # the name of what both were measured against; empty where there was none
+    # By how much rounding moves the outputs: the median, over the elements of the output where it
+    # is largest, of what rounding explains, in units in the last place.
     amplification: float | None
-    comparison: Comparison | None
-    notes: tuple[str, ...] = ()
+    comparison: Comparison | None  # of A (expected) with B (actual), with the default tolerances
+    notes: tuple[str, ...] = ()  # what else a reader should know
 
     @property
     def found_something(self) -> bool:

@@ -24,7 +24,6 @@ from snaprt.hlo.proto import (
     PROTOBUF_LIMIT,
     HloModuleProto,
     HloSnapshot,
-    LiteralProto,
     XlaMessage,
     parse,
     serialize,
@@ -36,6 +35,7 @@ from snaprt_replay.hlo.hlo_module import entry_computation, root_instruction
 from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.contents import storable
 from snaprt_replay.load.load import load
+from snaprt_replay.load.modules import hlo_of
 
 SCRIPT, MODULE, ARRAYS = "run.py", "module.mlirbc", "arrays.npz"
 _TEMPLATE = "script.txt"
@@ -147,20 +147,36 @@ def write_hlo_snapshot(case: Case, path: Path) -> None:
     size = sum(array.value.nbytes for array in (*(case.inputs or ()), *(case.outputs or ())))
     if size > PROTOBUF_LIMIT:
         raise _too_large(case, size)
-    try:
-        content = jaxapi.module_to_hlo_proto(jaxapi.parse_module(case.stablehlo))
-    except ValueError as error:
-        raise SnapshotError(f"the module of {case.path} has no HLO: {error}") from error
-    module = parse(HloModuleProto, content, case.path)
-    snapshot = HloSnapshot(execution_platform=case.environment.get("platform", ""))
-    snapshot.hlo.hlo_module.CopyFrom(module)
-    for array in case.inputs or ():
-        snapshot.arguments.append(array_to_literal(array.value))
-    if case.outputs is not None:
-        snapshot.result.CopyFrom(_result(module, case.outputs))
+    snapshot = hlo_snapshot(
+        parse(HloModuleProto, hlo_of(case), case.path),
+        case.environment.get("platform", ""),
+        [array.value for array in case.inputs or ()],
+        None if case.outputs is None else [array.value for array in case.outputs],
+    )
     if snapshot.ByteSize() > PROTOBUF_LIMIT:
         raise _too_large(case, snapshot.ByteSize())
     path.write_bytes(serialize(snapshot))
+
+
+def hlo_snapshot(
+    module: XlaMessage,
+    platform: str,
+    inputs: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray] | None,
+) -> XlaMessage:
+    """Return XLA's HloSnapshot of an HloModuleProto that was given these arrays, and gave these."""
+    snapshot = HloSnapshot(execution_platform=platform)
+    snapshot.hlo.hlo_module.CopyFrom(module)
+    snapshot.arguments.extend(map(array_to_literal, inputs))
+    if outputs is not None:
+        literals = list(map(array_to_literal, outputs))
+        if root_instruction(entry_computation(module)).shape.element_type != TUPLE:
+            snapshot.result.CopyFrom(literals[0])
+            return snapshot
+        snapshot.result.shape.element_type = TUPLE
+        snapshot.result.shape.tuple_shapes.extend(literal.shape for literal in literals)
+        snapshot.result.tuple_literals.extend(literals)
+    return snapshot
 
 
 def _too_large(case: Case, size: int) -> UsageError:
@@ -168,18 +184,6 @@ def _too_large(case: Case, size: int) -> UsageError:
         f"{case.path} holds {size:,} bytes, more than XLA's HloSnapshot can hold (2 GiB)",
         hint="XLA would write an empty file; --to npz and --to python have no such limit",
     )
-
-
-def _result(module: XlaMessage, outputs: Sequence[NamedArray]) -> XlaMessage:
-    literals = [array_to_literal(array.value) for array in outputs]
-    root = root_instruction(entry_computation(module))
-    if root.shape.element_type != TUPLE:
-        return literals[0]
-    result = LiteralProto()
-    result.shape.element_type = TUPLE
-    result.shape.tuple_shapes.extend(literal.shape for literal in literals)
-    result.tuple_literals.extend(literals)
-    return result
 
 
 # --- a script ---
@@ -231,19 +235,12 @@ def _expectations(outputs: Sequence[NamedArray]) -> list[tuple[str, str, float, 
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """One form in which an execution can be written.
+    """One form in which an execution can be written."""
 
-    Attributes:
-        write: Writes a case to a path that is not there.
-        needs_arrays: Whether there is nothing to write of a case without any.
-        one_device: Whether programs on several devices cannot be written so.
-        help: What it is.
-    """
-
-    write: Callable[[Case, Path], None]
-    needs_arrays: bool
-    one_device: bool
-    help: str
+    write: Callable[[Case, Path], None]  # writes a case to a path that is not there
+    needs_arrays: bool  # whether there is nothing to write of a case without any
+    one_device: bool  # whether programs on several devices cannot be written so
+    help: str  # what it is
 
 
 FORMS: Final[Mapping[str, ExportFormat]] = {

@@ -27,16 +27,12 @@ Scopes = Mapping[int, tuple[str, ...]]
 
 
 class Inlined(NamedTuple):
-    """Where the instructions come from that calls brought in, by their new ids.
+    """Where the instructions come from that calls brought in, by their new ids."""
 
-    Args:
-        scopes: Which calls each was in, outermost first; an optimized module's fusions have become
-            such calls (see `restore`).
-        origins: Which instruction of the called computation each is a copy of.
-    """
-
+    # Which calls each was in, outermost first; an optimized module's fusions have become such calls
+    # (see `restore`).
     scopes: Scopes
-    origins: Mapping[int, int]
+    origins: Mapping[int, int]  # which instruction of the called computation each is a copy of
 
 
 def inline_calls(module: XlaMessage) -> Inlined:

@@ -17,9 +17,9 @@ import numpy as np
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError, UsageError
 from snaprt_replay import floatbits
+from snaprt_replay.child import child_environment
 from snaprt_replay.load.case import Case, NamedArray, Signature
 from snaprt_replay.load.restore import CALLBACKS_LEFT_OUT
-from snaprt_replay.process.child import child_environment
 
 # Integers are drawn below this: they are mostly indices, labels and counts, and must stay inside
 # arrays that may be small.
@@ -179,6 +179,18 @@ def module_parameters(stablehlo: bytes, path: Path) -> tuple[Signature, ...]:
             hint="the file was edited or is damaged, or needs another version of jaxlib",
         ) from error
     return tuple(Signature(tuple(shape), np.dtype(dtype)) for shape, dtype in parameters)
+
+
+def hlo_of(case: Case) -> bytes:
+    """Return a case's module as a serialized HloModuleProto.
+
+    Raises:
+        SnapshotError: XLA has no HLO for it.
+    """
+    try:
+        return jaxapi.module_to_hlo_proto(jaxapi.parse_module(case.stablehlo))
+    except ValueError as error:
+        raise SnapshotError(f"the module in {case.path} has no HLO: {error}") from error
 
 
 # A sound module of any size is read in seconds; damaged bytecode can send MLIR round in circles.

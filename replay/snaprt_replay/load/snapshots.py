@@ -22,9 +22,8 @@ from snaprt.snapshot.format.read import (
 )
 from snaprt.snapshot.share.executions import contradiction, files_of_devices, has_any
 from snaprt_replay.load import sniff
-from snaprt_replay.load.case import Case, NamedArray, Signature
+from snaprt_replay.load.case import Case, NamedArray, ShardedArray, Signature, sharded
 from snaprt_replay.load.modules import can_parse, module_parameters, without_effects
-from snaprt_replay.load.shards import ShardedArray, sharded
 
 
 def load_snapshot(path: Path) -> Case:

@@ -46,10 +46,9 @@ from snaprt_replay.hlo.hlo_module import (
     root_instruction,
 )
 from snaprt_replay.load import sniff
-from snaprt_replay.load.case import Case, Signature, name_arrays
+from snaprt_replay.load.case import Case, Signature, name_arrays, same_bits
 from snaprt_replay.load.modules import without_effects
 from snaprt_replay.load.restore import restore
-from snaprt_replay.load.shards import same_bits
 
 _Arrays = tuple[np.ndarray, ...]
 

@@ -23,8 +23,8 @@ from snaprt_replay.hlo.hlo_module import (
     reached,
     root_instruction,
     set_instructions,
+    shape_text,
 )
-from snaprt_replay.hlo.instruction import shape_text
 from snaprt_replay.localize.edits import edits_between
 from snaprt_replay.localize.matching import STEPPED, ComputationDiff, Digests, compare
 from snaprt_replay.localize.program import FlatModule, Line
@@ -65,19 +65,12 @@ def _is_compared_inside(compared: ComputationDiff) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Call:
-    """Where a loop or a branch is given what it reads.
+    """Where a loop or a branch is given what it reads."""
 
-    Args:
-        line: Where it stands.
-        instruction: The loop, or the conditional.
-        position: Of its operands.
-        called: The ids of the computations that get it.
-    """
-
-    line: Line
-    instruction: XlaMessage
-    position: int
-    called: tuple[int, ...]
+    line: Line  # where it stands
+    instruction: XlaMessage  # the loop, or the conditional
+    position: int  # of its operands
+    called: tuple[int, ...]  # the ids of the computations that get it
 
     @property
     def is_loop(self) -> bool:

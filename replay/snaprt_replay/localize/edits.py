@@ -19,8 +19,7 @@ from snaprt.errors import ExecutionError, SnaprtError, SnapshotError
 from snaprt.hlo.literals import literal_to_array
 from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo.extract import Piece, Value, attributes_of
-from snaprt_replay.hlo.hlo_module import copy_of, parameters, take_name
-from snaprt_replay.hlo.instruction import shape_text
+from snaprt_replay.hlo.hlo_module import copy_of, parameters, shape_text, take_name
 from snaprt_replay.localize.findings import InstructionPlace
 from snaprt_replay.localize.matching import STEPPED, ComputationDiff, compare, content_of
 from snaprt_replay.localize.measure import error_between
@@ -32,15 +31,10 @@ RESULT = -1
 
 
 class Exchange(NamedTuple):
-    """An instruction of the suspect to be taken as its partner in the reference is.
+    """An instruction of the suspect to be taken as its partner in the reference is."""
 
-    Args:
-        computations: The ids of the computations that they are in.
-        instruction: The suspect's id, or `RESULT`.
-    """
-
-    computations: tuple[int, int]
-    instruction: int
+    computations: tuple[int, int]  # the ids of the computations that they are in
+    instruction: int  # the suspect's id, or `RESULT`
 
 
 class CannotCombineError(SnaprtError):
@@ -67,15 +61,11 @@ def substituted(compared: ComputationDiff, taken: frozenset[Exchange]) -> FlatMo
 
 
 class _Key(NamedTuple):
-    """An instruction of the program that is made.
+    """An instruction of the program that is made."""
 
-    Args:
-        source: ``suspect``, ``reference``, or ``kept`` for one of the suspect's with all it reads.
-        instruction: Its id there.
-    """
-
+    # ``suspect``, ``reference``, or ``kept`` for one of the suspect's with all it reads.
     source: str
-    instruction: int
+    instruction: int  # its id there
 
 
 class _Making:
@@ -261,17 +251,11 @@ _LONGEST = 60  # characters of an attribute that is shown
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
-    """A difference between two programs.
+    """A difference between two programs."""
 
-    Args:
-        pairs: What to take from the reference to undo it.
-        places: The suspect's instructions that differ.
-        reasons: In which way, for each of them.
-    """
-
-    pairs: frozenset[Exchange]
-    places: tuple[InstructionPlace, ...]
-    reasons: tuple[str, ...]
+    pairs: frozenset[Exchange]  # what to take from the reference to undo it
+    places: tuple[InstructionPlace, ...]  # the suspect's instructions that differ
+    reasons: tuple[str, ...]  # in which way, for each of them
 
 
 class _Node(NamedTuple):
@@ -586,21 +570,14 @@ MOST_NAMED = 16
 
 @dataclasses.dataclass(frozen=True)
 class EditProof:
-    """What came of putting operations of the reference into the suspect's program.
+    """What came of putting operations of the reference into the suspect's program."""
 
-    Args:
-        edits: Those that the difference goes with; all candidates where it did not go.
-        is_proven: Whether it went.
-        before: The outputs' error as the programs are.
-        after: The outputs' error with these operations as the reference has them.
-        others: In how many more operations the programs differ.
-    """
-
+    # Those that the difference goes with; all candidates where it did not go.
     edits: tuple[Edit, ...]
-    is_proven: bool
-    before: float
-    after: float
-    others: int
+    is_proven: bool  # whether it went
+    before: float  # the outputs' error as the programs are
+    after: float  # the outputs' error with these operations as the reference has them
+    others: int  # in how many more operations the programs differ
 
 
 def prove(

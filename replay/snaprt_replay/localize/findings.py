@@ -33,67 +33,42 @@ these, and none can be proven to be the one. ``nothing``: the two sides agree.
 
 @dataclasses.dataclass(frozen=True)
 class InstructionPlace:
-    """One instruction of the program.
+    """One instruction of the program."""
 
-    Args:
-        name: Its name in the HLO module.
-        opcode: XLA's name of the operation.
-        shape: Element type and dimensions of its result, ``f32[8,16]``.
-        operands: Names and shapes of what it reads, ``dot.3 f32[8,16]``.
-        op_name: JAX's name of the operation, with its scopes.
-        source: ``file:line (function)`` of the user's Python; empty where unknown.
-        calls: The called computations or fusions that it stands in, outermost first.
-        frame: The loops and branches that it stands in, outermost first: ``while.3 iteration 4``.
-    """
-
-    name: str
-    opcode: str
-    shape: str
-    operands: tuple[str, ...] = ()
-    op_name: str = ""
-    source: str = ""
+    name: str  # its name in the HLO module
+    opcode: str  # XLA's name of the operation
+    shape: str  # element type and dimensions of its result, ``f32[8,16]``
+    operands: tuple[str, ...] = ()  # names and shapes of what it reads, ``dot.3 f32[8,16]``
+    op_name: str = ""  # JAX's name of the operation, with its scopes
+    source: str = ""  # ``file:line (function)`` of the user's Python; empty where unknown
+    # The called computations or fusions that it stands in, outermost first.
     calls: tuple[str, ...] = ()
+    # The loops and branches that it stands in, outermost first: ``while.3 iteration 4``.
     frame: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class RegionError:
-    """One region on the way to the fault.
+    """One region on the way to the fault."""
 
-    Args:
-        first: Its first instruction.
-        last: Its last.
-        instructions: How many it has, beside constants and the like.
-        depth: 0 for a region of the whole program, 1 for one of a region of it, ...
-        made: The error that the suspect makes in it on clean inputs: those that the reference has.
-        carried_in: The error of the suspect's own values where the region starts.
-        carried_out: The same where it ends.
-        chosen: Whether the search went on inside.
-    """
-
-    first: InstructionPlace
+    first: InstructionPlace  # its first instruction
     last: InstructionPlace
-    instructions: int
-    depth: int
+    instructions: int  # how many it has, beside constants and the like
+    depth: int  # 0 for a region of the whole program, 1 for one of a region of it, ...
+    # The error that the suspect makes in it on clean inputs: those that the reference has.
     made: float
-    carried_in: float
-    carried_out: float
-    chosen: bool = False
+    carried_in: float  # the error of the suspect's own values where the region starts
+    carried_out: float  # the same where it ends
+    chosen: bool = False  # whether the search went on inside
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueDifference:
-    """One array, compared.
+    """One array, compared."""
 
-    Args:
-        name: Which.
-        error: See the module.
-        reason: In words, with the first element that differs.
-    """
-
-    name: str
-    error: float
-    reason: str = ""
+    name: str  # which
+    error: float  # see the module
+    reason: str = ""  # in words, with the first element that differs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,47 +82,33 @@ class PassEffect:
 
 @dataclasses.dataclass(frozen=True)
 class Localization:
-    """Where two sides of one program start to differ.
+    """Where two sides of one program start to differ."""
 
-    Args:
-        kind: See `FindingKind`.
-        sentence: The answer, for a person.
-        suspect: The side that is looked at.
-        reference: The side that it is compared with; empty where NaN and Inf were looked for.
-        instructions: The instruction at fault, or the few that are together.
-        difference: What the instruction gave, beside what it should have given.
-        outputs: The program's outputs, compared, as they are without any tap.
-        path: The regions looked at, in program order, coarse ones first.
-        observer_effect: The largest error of the outputs without taps, and with the first taps;
-            None where no tap was needed.
-        substituted: Where the two sides run different programs: the outputs' error as they are, and
-            with these instructions as the reference has them.
-        passes: Where taps made the error vanish: the variants tried, those that heal it first.
-        matched: How many instructions of the suspect have their like in the reference.
-        instruction_count: How many the suspect has.
-        compiles: How many modules were compiled or loaded from the cache.
-        executions: How often one was run.
-        seconds: How long it took, earlier sessions not counted.
-        notes: What the reader should know.
-    """
-
-    kind: FindingKind
-    sentence: str
-    suspect: str
-    reference: str
+    kind: FindingKind  # see `FindingKind`
+    sentence: str  # the answer, for a person
+    suspect: str  # the side that is looked at
+    reference: str  # the side that it is compared with; empty where NaN and Inf were looked for
+    # The instruction at fault, or the few that are together.
     instructions: tuple[InstructionPlace, ...] = ()
+    # What the instruction gave, beside what it should have given.
     difference: tuple[ValueDifference, ...] = ()
+    # The program's outputs, compared, as they are without any tap.
     outputs: tuple[ValueDifference, ...] = ()
-    path: tuple[RegionError, ...] = ()
+    path: tuple[RegionError, ...] = ()  # the regions looked at, in program order, coarse ones first
+    # The largest error of the outputs without taps, and with the first taps; None where no tap was
+    # needed.
     observer_effect: tuple[float, float] | None = None
+    # Where the two sides run different programs: the outputs' error as they are, and with these
+    # instructions as the reference has them.
     substituted: tuple[float, float] | None = None
+    # Where taps made the error vanish: the variants tried, those that heal it first.
     passes: tuple[PassEffect, ...] = ()
-    matched: int = 0
-    instruction_count: int = 0
-    compiles: int = 0
-    executions: int = 0
-    seconds: float = 0.0
-    notes: tuple[str, ...] = ()
+    matched: int = 0  # how many instructions of the suspect have their like in the reference
+    instruction_count: int = 0  # how many the suspect has
+    compiles: int = 0  # how many modules were compiled or loaded from the cache
+    executions: int = 0  # how often one was run
+    seconds: float = 0.0  # how long it took, earlier sessions not counted
+    notes: tuple[str, ...] = ()  # what the reader should know
 
     @property
     def share_matched(self) -> float:

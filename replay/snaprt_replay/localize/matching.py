@@ -15,8 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.hlo_module import copy_of, parameters
-from snaprt_replay.hlo.instruction import shape_text
+from snaprt_replay.hlo.hlo_module import copy_of, parameters, shape_text
 from snaprt_replay.localize.program import FlatModule, Line
 
 Matching = Mapping[int, int]
@@ -92,18 +91,14 @@ def _digest(*parts: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComputationDiff:
-    """Two computations, compared.
+    """Two computations, compared."""
 
-    Args:
-        digests: Of the suspect's and of the reference's.
-        partners: Which instruction of the suspect stands where which of the reference does:
-            the parameters, and those whose values differ.
-        inside: For loops and branches among them, what they call, compared, where that can be
-            exchanged one by one.
-    """
-
-    digests: tuple[Digests, Digests]
+    digests: tuple[Digests, Digests]  # of the suspect's and of the reference's
+    # Which instruction of the suspect stands where which of the reference does: the parameters, and
+    # those whose values differ.
     partners: Matching
+    # For loops and branches among them, what they call, compared, where that can be exchanged one
+    # by one.
     inside: Mapping[int, tuple[ComputationDiff, ...]]
 
     @property

@@ -52,19 +52,12 @@ def _is_floating(array: np.ndarray) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """An operation that made what is not finite.
+    """An operation that made what is not finite."""
 
-    Args:
-        place: The instruction.
-        operands: What it read, by name.
-        result: What it gave.
-        made: "NaN" or "an infinity".
-    """
-
-    place: InstructionPlace
-    operands: Sequence[tuple[str, np.ndarray]]
-    result: Sequence[tuple[str, np.ndarray]]
-    made: str
+    place: InstructionPlace  # the instruction
+    operands: Sequence[tuple[str, np.ndarray]]  # what it read, by name
+    result: Sequence[tuple[str, np.ndarray]]  # what it gave
+    made: str  # "NaN" or "an infinity"
 
     @property
     def from_finite(self) -> bool:

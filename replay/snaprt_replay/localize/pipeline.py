@@ -14,12 +14,12 @@ from typing import Literal
 
 import numpy as np
 
-from snaprt import jaxapi
-from snaprt.errors import SnapshotError, UsageError
+from snaprt.errors import UsageError
 from snaprt.hlo.proto import HloModuleProto, parse
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.extract import Value
-from snaprt_replay.load.case import Case, NamedArray, on_one_device
+from snaprt_replay.load.case import Case, NamedArray, on_one_device, same_bits
+from snaprt_replay.load.modules import hlo_of
 from snaprt_replay.localize import nonfinite
 from snaprt_replay.localize.alignment import aligned
 from snaprt_replay.localize.edits import MOST_NAMED, Edit, edits_between, prove, whole
@@ -50,24 +50,19 @@ _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "
 
 @dataclasses.dataclass(frozen=True)
 class LocalizeRequest:
-    """What to localize, and how.
+    """What to localize, and how."""
 
-    Args:
-        suspect: The side that is looked at; None for the platform that the case was recorded on.
-        reference: The side that it is compared with; None for float64, or with another case for
-            the suspect's own variant.
-        find: Which question; ``auto`` looks for NaN and Inf where nothing else differs.
-        budget: Seconds; None for no limit.
-        timeout: Seconds for one module.
-        state: A folder in which a search that was broken off goes on; None for none. When the
-            search ends, what it kept there is removed.
-    """
-
+    # The side that is looked at; None for the platform that the case was recorded on.
     suspect: Variant | None = None
+    # The side that it is compared with; None for float64, or with another case for the suspect's
+    # own variant.
     reference: Variant | None = None
+    # Which question; ``auto`` looks for NaN and Inf where nothing else differs.
     find: SearchTarget = "auto"
-    budget: float | None = None
-    timeout: float = 120.0
+    budget: float | None = None  # seconds; None for no limit
+    timeout: float = 120.0  # seconds for one module
+    # A folder in which a search that was broken off goes on; None for none. When the search ends,
+    # what it kept there is removed.
     state: Path | None = None
 
 
@@ -167,21 +162,13 @@ def search(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Task:
-    """What is localized.
+    """What is localized."""
 
-    Args:
-        session: Runs it.
-        sides: The suspect and the reference, each with its program.
-        frame: The suspect's program on both sides.
-        compared: The two programs.
-        inputs: The inputs of both.
-    """
-
-    session: Session
-    sides: tuple[Side, Side]
-    frame: ComputationFrame
-    compared: ComputationDiff
-    inputs: Sequence[np.ndarray]
+    session: Session  # runs it
+    sides: tuple[Side, Side]  # the suspect and the reference, each with its program
+    frame: ComputationFrame  # the suspect's program on both sides
+    compared: ComputationDiff  # the two programs
+    inputs: Sequence[np.ndarray]  # the inputs of both
 
 
 def _answer(
@@ -275,11 +262,7 @@ def read_program(case: Case) -> FlatModule:
     Raises:
         SnapshotError: It cannot be read, or has no HLO.
     """
-    try:
-        proto = jaxapi.module_to_hlo_proto(jaxapi.parse_module(case.stablehlo))
-    except ValueError as error:
-        raise SnapshotError(f"the module in {case.path} has no HLO: {error}") from error
-    module = parse(HloModuleProto, proto, case.path)
+    module = parse(HloModuleProto, hlo_of(case), case.path)
     program = flatten(module)
     hlo_module.verify(module)
     return program
@@ -411,8 +394,5 @@ def _same(ones: Sequence[NamedArray] | None, others: Sequence[NamedArray] | None
     if ones is None or others is None:
         return True  # nothing that could differ
     return len(ones) == len(others) and all(
-        one.value.shape == other.value.shape
-        and one.dtype == other.dtype
-        and one.value.tobytes() == other.value.tobytes()
-        for one, other in zip(ones, others, strict=True)
+        same_bits(one.value, other.value) for one, other in zip(ones, others, strict=True)
     )

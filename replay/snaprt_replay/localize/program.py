@@ -13,9 +13,15 @@ import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.hlo_module import entry_computation, reached, root_instruction
+from snaprt_replay.hlo.hlo_module import (
+    bytes_of,
+    entry_computation,
+    reached,
+    root_instruction,
+    shape_text,
+    source_of,
+)
 from snaprt_replay.hlo.inline import Scopes, inline_calls
-from snaprt_replay.hlo.instruction import bytes_of, shape_text, source_of
 from snaprt_replay.localize.findings import InstructionPlace
 
 _SOURCES = frozenset({"constant", "iota", "after-all", "partition-id", "replica-id"})
@@ -25,16 +31,11 @@ NO_WORK = frozenset({"parameter", "tuple", "get-tuple-element", "constant", "aft
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FlatModule:
-    """A flattened module.
+    """A flattened module."""
 
-    Args:
-        module: The HloModuleProto, its calls inlined.
-        scopes: Which calls an inlined instruction was in.
-        origins: Which instruction of a called computation it is a copy of.
-    """
-
-    module: XlaMessage
-    scopes: Scopes
+    module: XlaMessage  # the HloModuleProto, its calls inlined
+    scopes: Scopes  # which calls an inlined instruction was in
+    # Which instruction of a called computation it is a copy of.
     origins: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property

@@ -57,19 +57,12 @@ _MOST_TRIED = 3  # regions that make an error and turn out only to amplify what 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """Where a search ended.
+    """Where a search ended."""
 
-    Args:
-        kind: As of a `Localization`.
-        places: The instructions.
-        difference: The values of the last of them on both sides.
-        error: The error they make, or carry where it is amplification.
-    """
-
-    kind: FindingKind
-    places: tuple[InstructionPlace, ...]
-    difference: tuple[ValueDifference, ...] = ()
-    error: float = 0.0
+    kind: FindingKind  # as of a `Localization`
+    places: tuple[InstructionPlace, ...]  # the instructions
+    difference: tuple[ValueDifference, ...] = ()  # the values of the last of them on both sides
+    error: float = 0.0  # the error they make, or carry where it is amplification
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,22 +77,16 @@ class Healed:
 
 @dataclasses.dataclass(eq=False)
 class Search:
-    """The state of one search: what has been seen on the way.
+    """The state of one search: what has been seen on the way."""
 
-    Args:
-        session: Runs the pieces.
-        path: The regions looked at.
-        observer_effect: The outputs' error without taps and with the first ones.
-        last: Where the search was when it had to stop.
-        healed: What goes wrong in one piece, and not when it is cut, if that was found.
-        innermost: The region looked at last, its frame and the clean values at its start.
-    """
-
-    session: Session
-    path: list[RegionError] = dataclasses.field(default_factory=list)
+    session: Session  # runs the pieces
+    path: list[RegionError] = dataclasses.field(default_factory=list)  # the regions looked at
+    # The outputs' error without taps and with the first ones.
     observer_effect: tuple[float, float] | None = None
-    last: tuple[InstructionPlace, ...] = ()
+    last: tuple[InstructionPlace, ...] = ()  # where the search was when it had to stop
+    # What goes wrong in one piece, and not when it is cut, if that was found.
     healed: Healed | None = None
+    # The region looked at last, its frame and the clean values at its start.
     innermost: tuple[ComputationFrame, Region, Values] | None = None
 
     def whole(self, frame: ComputationFrame, outputs: Pair) -> Found:

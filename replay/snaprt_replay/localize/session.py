@@ -36,17 +36,11 @@ RunModule = Callable[[bytes, Sequence[np.ndarray]], "Future[Outcome]"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
-    """One of the two that are compared.
+    """One of the two that are compared."""
 
-    Args:
-        name: What to call it: the variant as the user wrote it, and whose program it runs.
-        program: What it runs.
-        run: How.
-    """
-
-    name: str
-    program: FlatModule
-    run: RunModule
+    name: str  # what to call it: the variant as the user wrote it, and whose program it runs
+    program: FlatModule  # what it runs
+    run: RunModule  # how
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,14 +182,16 @@ def _read_array(content: bytes, dtype: str, shape: Sequence[int]) -> np.ndarray:
 
 
 def _inputs(made: Extract, values: Sequence[Values]) -> list[np.ndarray]:
-    """Return a module's inputs, in the dtypes that its parameters have."""
     found = [values[index][value] for index, piece in enumerate(made.parameters) for value in piece]
-    shapes: list[XlaMessage] = [
-        parameter.shape for parameter in parameters(entry_computation(made.module))
-    ]
+    return typed(made.module, found)
+
+
+def typed(module: XlaMessage, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return a module's inputs, in the dtypes that its parameters have."""
+    taken = parameters(entry_computation(module))
     return [
-        np.ascontiguousarray(one.astype(dtype_of(shape), copy=False)).reshape(one.shape)
-        for one, shape in zip(found, shapes, strict=True)
+        np.ascontiguousarray(array.astype(dtype_of(one.shape), copy=False)).reshape(array.shape)
+        for array, one in zip(arrays, taken, strict=True)
     ]
 
 

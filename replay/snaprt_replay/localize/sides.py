@@ -19,20 +19,13 @@ from snaprt_replay.localize.session import Order, Session, Side, Values
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComputationFrame:
-    """One computation as it runs once: the program itself, one iteration of a loop, a branch.
+    """One computation as it runs once: the program itself, one iteration of a loop, a branch."""
 
-    Args:
-        sides: The suspect and the reference.
-        lines: Their computations.
-        matching: Which instruction of the one is which of the other.
-        names: The loops and branches around it, outermost first.
-        arguments: The values of its parameters; like all values, by the suspect's instructions.
-    """
-
-    sides: tuple[Side, Side]
-    lines: tuple[Line, Line]
-    matching: Matching
-    names: tuple[str, ...]
+    sides: tuple[Side, Side]  # the suspect and the reference
+    lines: tuple[Line, Line]  # their computations
+    matching: Matching  # which instruction of the one is which of the other
+    names: tuple[str, ...]  # the loops and branches around it, outermost first
+    # The values of its parameters; like all values, by the suspect's instructions.
     arguments: Values
 
     @property
@@ -73,16 +66,11 @@ def called_with(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
-    """The values that a piece gave on both sides, by the suspect's instructions.
+    """The values that a piece gave on both sides, by the suspect's instructions."""
 
-    Args:
-        suspect: The suspect's.
-        reference: The reference's.
-        moved: The reference's for inputs moved by a rounding (`measure.move`); empty if not run.
-    """
-
-    suspect: Values
-    reference: Values
+    suspect: Values  # the suspect's
+    reference: Values  # the reference's
+    # The reference's for inputs moved by a rounding (`measure.move`); empty if not run.
     moved: Values = dataclasses.field(default_factory=dict)
 
     def error(self, *instructions: int) -> float:

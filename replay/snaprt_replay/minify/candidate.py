@@ -19,27 +19,20 @@ _STEPS = frozenset({"while", "conditional", "call"})
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidate:
-    """One program on its way to becoming small.
+    """One program on its way to becoming small."""
 
-    Args:
-        modules: An HloModuleProto, flat (see `inline`), whose entry takes arrays and returns a
-            tuple of arrays. A second one where the reference side runs another program: then both
-            take and return the same.
-        inputs: One array for each parameter.
-        variants: How the suspect and the reference side run it; empty where that is not to change.
-        expected: The outputs it should have, where they are known and no reference side runs.
-        change: What made it of the program before, in words.
-        view: The name of the view that made it.
-        grain: How much the view took at a time; it goes on from there.
-    """
-
+    # An HloModuleProto, flat (see `inline`), whose entry takes arrays and returns a tuple of
+    # arrays. A second one where the reference side runs another program: then both take and return
+    # the same.
     modules: tuple[XlaMessage, ...]
-    inputs: tuple[np.ndarray, ...]
+    inputs: tuple[np.ndarray, ...]  # one array for each parameter
+    # How the suspect and the reference side run it; empty where that is not to change.
     variants: tuple[Variant, ...] = ()
+    # The outputs it should have, where they are known and no reference side runs.
     expected: tuple[np.ndarray, ...] | None = None
-    change: str = ""
-    view: str = ""
-    grain: int = 0
+    change: str = ""  # what made it of the program before, in words
+    view: str = ""  # the name of the view that made it
+    grain: int = 0  # how much the view took at a time; it goes on from there
 
     @functools.cached_property
     def contents(self) -> tuple[bytes, ...]:

@@ -40,18 +40,13 @@ _MOST_STATUS: Final = 127
 
 @dataclasses.dataclass(frozen=True)
 class Symptom:
-    """What was seen of a failure.
+    """What was seen of a failure."""
 
-    Args:
-        what: Its class, ``finite error`` or ``compile crash``.
-        error: The largest error, in multiples of the default tolerance; 0 where there is none. Not
-            NaN: equal failures must compare equal.
-        message: What XLA said, without what changes from run to run.
-    """
-
-    what: str
+    what: str  # its class, ``finite error`` or ``compile crash``
+    # The largest error, in multiples of the default tolerance; 0 where there is none. Not NaN:
+    # equal failures must compare equal.
     error: float = 0.0
-    message: str = ""
+    message: str = ""  # what XLA said, without what changes from run to run
 
     def __str__(self) -> str:
         told = [self.what]
@@ -80,20 +75,15 @@ def _is_same(first: Symptom, seen: Symptom) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One kind of failure.
+    """One kind of failure."""
 
-    Args:
-        name: What the user calls it.
-        see: Looks at a candidate once; None if it does not fail. Raises UnjudgedError where that
-            cannot be told.
-        persists: Returns whether what is seen is still the first failure.
-        seconds: How long compiling may take, where that is the failure.
-    """
-
-    name: CheckName
+    name: CheckName  # what the user calls it
+    # Looks at a candidate once; None if it does not fail. Raises UnjudgedError where that cannot be
+    # told.
     see: Callable[[Candidate, RunCandidate], Symptom | None]
+    # Returns whether what is seen is still the first failure.
     persists: Callable[[Symptom, Symptom], bool] = _is_same
-    seconds: float = 0.0
+    seconds: float = 0.0  # how long compiling may take, where that is the failure
 
 
 def _see_mismatch(candidate: Candidate, run: RunCandidate) -> Symptom | None:
@@ -194,19 +184,13 @@ Answer = Literal["fails", "passes", "fails otherwise", "cannot be told"]
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """How long to look.
+    """How long to look."""
 
-    Args:
-        repeat: How often to look at a candidate at most.
-        needed: In how many of the looks the failure must be seen.
-        budget: Seconds after which no further candidate is looked at; None for no limit.
-        jobs: How many candidates to look at at the same time.
-    """
-
-    repeat: int = 1
-    needed: int = 1
+    repeat: int = 1  # how often to look at a candidate at most
+    needed: int = 1  # in how many of the looks the failure must be seen
+    # Seconds after which no further candidate is looked at; None for no limit.
     budget: float | None = None
-    jobs: int = 2
+    jobs: int = 2  # how many candidates to look at at the same time
 
 
 class Judge:

@@ -30,7 +30,7 @@ from snaprt_replay.load.case import Signature
 from snaprt_replay.load.modules import random_inputs
 from snaprt_replay.localize.matching import Matching, match
 from snaprt_replay.localize.program import FlatModule, Line
-from snaprt_replay.localize.session import Values
+from snaprt_replay.localize.session import Values, typed
 from snaprt_replay.minify.candidate import Candidate
 from snaprt_replay.run.workers import Outcome
 
@@ -118,28 +118,18 @@ _MOST_DRAWN = 1 << 28  # bytes of random values: the program may fail because it
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tap:
-    """A way to get the values of a program's instructions.
+    """A way to get the values of a program's instructions."""
 
-    Args:
-        side: Whose program: 0 the suspect's, 1 the reference's.
-        run: Runs a serialized module.
-    """
-
-    side: int
-    run: Callable[[bytes, Sequence[np.ndarray]], Future[Outcome]]
+    side: int  # whose program: 0 the suspect's, 1 the reference's
+    run: Callable[[bytes, Sequence[np.ndarray]], Future[Outcome]]  # runs a serialized module
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """Two computations to cut a pair from, or one.
+    """Two computations to cut a pair from, or one."""
 
-    Args:
-        lines: The suspect's, and the reference's if that is of another program.
-        matching: Which instruction of the one is which of the other.
-    """
-
-    lines: tuple[Line, ...]
-    matching: Matching
+    lines: tuple[Line, ...]  # the suspect's, and the reference's if that is of another program
+    matching: Matching  # which instruction of the one is which of the other
 
     def cut(self, piece: Piece, values: Values) -> Candidate | None:
         """Return a piece as a program of its own.
@@ -162,7 +152,7 @@ class Source:
                 return None
             modules.append(other)
         try:
-            inputs = _typed(made.module, [values[one] for one in taken])
+            inputs = typed(made.module, [values[one] for one in taken])
         except KeyError:
             return None
         return Candidate(tuple(modules), tidy(modules, inputs))
@@ -364,15 +354,6 @@ def normalized(
         return None
     arrays = [value for result in results for value, _ in arrays_of(lines[0].by_id[result])]
     return made, tuple(arrays.index(value) for value in dict.fromkeys(arrays))
-
-
-def _typed(module: XlaMessage, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Return a module's inputs in the dtypes that its parameters have."""
-    taken = parameters(entry_computation(module))
-    return tuple(
-        np.ascontiguousarray(array.astype(dtype_of(one.shape), copy=False)).reshape(array.shape)
-        for array, one in zip(arrays, taken, strict=True)
-    )
 
 
 def _without_tuples(line: Line, results: Iterable[int]) -> tuple[int, ...]:

@@ -20,12 +20,12 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.errors import SnapshotError
-from snaprt.hlo.literals import TUPLE, array_to_literal
-from snaprt.hlo.proto import HloModuleProto, HloSnapshot, parse, serialize
-from snaprt.refusals import remedy, writing
+from snaprt.hlo.proto import HloModuleProto, parse, serialize
 from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder import describe
+from snaprt.whole_files import remedy, writing
+from snaprt_replay.export.formats import hlo_snapshot
 from snaprt_replay.load.case import Case
 from snaprt_replay.minify import script
 from snaprt_replay.minify.candidate import Candidate
@@ -68,8 +68,9 @@ def write(folder: Path, case: Case, shrunk: Shrunk, check: Check, start: Start) 
         if shrunk.neighbor is not None:
             _write_program(folder, NEIGHBOR, shrunk.neighbor, 0, None)
         if got is not None:
-            content = _hlo_snapshot(candidate, got)
-            (folder / f"{SNAPSHOT}.snapshot.pb").write_bytes(content)
+            module = parse(HloModuleProto, candidate.content(0), SNAPSHOT)
+            content = hlo_snapshot(module, jax.default_backend(), candidate.inputs, got)
+            (folder / f"{SNAPSHOT}.snapshot.pb").write_bytes(serialize(content))
         surrounding = {
             "versions": dict(describe.versions()),
             "recorded": dict(case.environment),
@@ -192,18 +193,6 @@ def _write_snapshot(
 
 def _fetching(array: np.ndarray) -> Callable[[], np.ndarray]:
     return lambda: array
-
-
-def _hlo_snapshot(candidate: Candidate, outputs: Sequence[np.ndarray]) -> bytes:
-    """Return XLA's HloSnapshot of what the suspect gives."""
-    snapshot = HloSnapshot(execution_platform=jax.default_backend())
-    snapshot.hlo.hlo_module.CopyFrom(parse(HloModuleProto, candidate.content(0), SNAPSHOT))
-    snapshot.arguments.extend(map(array_to_literal, candidate.inputs))
-    literals = [array_to_literal(output) for output in outputs]
-    snapshot.result.shape.element_type = TUPLE
-    snapshot.result.shape.tuple_shapes.extend(literal.shape for literal in literals)
-    snapshot.result.tuple_literals.extend(literals)
-    return serialize(snapshot)
 
 
 _LONGEST_MODULE: Final = 20_000  # characters: a reader of an issue looks at no more

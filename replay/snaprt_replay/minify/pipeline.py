@@ -42,46 +42,30 @@ _SLOW_SHARE = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class MinifyRequest:
-    """What to minify, and how.
+    """What to minify, and how."""
 
-    Args:
-        check: What counts as the failure.
-        suspect: Side A; None for the platform that the case was recorded on.
-        reference: Side B of a mismatch; None for what was recorded, or else float64.
-        command: The words of a check that is a command.
-        slower_than: Seconds of a slow compilation; None for half of what it takes.
-        patience: How long to look.
-        timeout: Seconds that one program may take to compile and run.
-    """
-
-    check: CheckName = "mismatch"
-    suspect: Variant | None = None
+    check: CheckName = "mismatch"  # what counts as the failure
+    suspect: Variant | None = None  # side A; None for the platform that the case was recorded on
+    # Side B of a mismatch; None for what was recorded, or else float64.
     reference: Variant | None = None
-    command: Sequence[str] = ()
+    command: Sequence[str] = ()  # the words of a check that is a command
+    # Seconds of a slow compilation; None for half of what it takes.
     slower_than: float | None = None
-    patience: Patience = dataclasses.field(default_factory=Patience)
-    timeout: float = 120.0
+    patience: Patience = dataclasses.field(default_factory=Patience)  # how long to look
+    timeout: float = 120.0  # seconds that one program may take to compile and run
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Minified:
-    """A file, minified.
+    """A file, minified."""
 
-    Args:
-        shrunk: What came of its program.
-        check: What it was asked for.
-        confirmed: Whether the smallest program failed in new processes too.
-        script_fails: Whether `repro.py` fails, run by itself; None where it cannot show that.
-        folder: Where everything was written.
-        notes: What the reader should know.
-    """
-
-    shrunk: Shrunk
-    check: CheckName
-    confirmed: bool
+    shrunk: Shrunk  # what came of its program
+    check: CheckName  # what it was asked for
+    confirmed: bool  # whether the smallest program failed in new processes too
+    # Whether `repro.py` fails, run by itself; None where it cannot show that.
     script_fails: bool | None
-    folder: Path
-    notes: tuple[str, ...]
+    folder: Path  # where everything was written
+    notes: tuple[str, ...]  # what the reader should know
 
 
 def minify(

@@ -24,11 +24,11 @@ from snaprt_replay.localize.program import FlatModule
 from snaprt_replay.localize.search import Search, piece_of
 from snaprt_replay.localize.session import BudgetSpentError, Session, Side
 from snaprt_replay.localize.sides import ComputationFrame, frame_of, run_both, run_suspect
+from snaprt_replay.minify import simpler
 from snaprt_replay.minify.candidate import Candidate, changed
 from snaprt_replay.minify.checks import Check, Judge, Patience, Symptom
 from snaprt_replay.minify.cutting import Base, Source, Tap, matching_of
-from snaprt_replay.minify.views import cuts, simpler
-from snaprt_replay.minify.views.shapes import shapes
+from snaprt_replay.minify.shapes import shapes
 from snaprt_replay.run.variants.variants import Variant, with_options
 from snaprt_replay.run.workers import Outcome
 
@@ -40,11 +40,11 @@ View = Callable[[Base, int], Iterator[Candidate]]
 
 #: What takes most away comes first.
 VIEWS: Final[Sequence[View]] = (
-    cuts.outputs,
-    cuts.prefix,
-    cuts.suffix,
-    cuts.loops,
-    cuts.instructions,
+    simpler.outputs,
+    simpler.prefix,
+    simpler.suffix,
+    simpler.loops,
+    simpler.instructions,
     shapes,
     simpler.dtypes,
     simpler.values,
@@ -65,30 +65,19 @@ class Start(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shrunk:
-    """A program, minified.
+    """A program, minified."""
 
-    Args:
-        original: What it was.
-        candidate: The smallest program that still fails.
-        neighbor: The program most like it that passes; None if none is known.
-        first: What the failure of the original looked like.
-        symptom: What the smaller programs were asked for: the same, or where the failure turned
-            out to start, what it looks like there.
-        steps: What was done, in words.
-        asked: How many programs were looked at.
-        seconds: How long it took.
-        finished: Whether it cannot be made smaller; False where the budget was spent before.
-    """
-
-    original: Candidate
-    candidate: Candidate
-    neighbor: Candidate | None
-    first: Symptom
+    original: Candidate  # what it was
+    candidate: Candidate  # the smallest program that still fails
+    neighbor: Candidate | None  # the program most like it that passes; None if none is known
+    first: Symptom  # what the failure of the original looked like
+    # What the smaller programs were asked for: the same, or where the failure turned out to start,
+    # what it looks like there.
     symptom: Symptom
-    steps: tuple[str, ...]
-    asked: int
-    seconds: float
-    finished: bool
+    steps: tuple[str, ...]  # what was done, in words
+    asked: int  # how many programs were looked at
+    seconds: float  # how long it took
+    finished: bool  # whether it cannot be made smaller; False where the budget was spent before
 
 
 def shrink(

@@ -14,7 +14,7 @@ from typing import Final
 from markupsafe import Markup, escape
 
 from snaprt import shown
-from snaprt.layers import Sizes, lay_out, wrap
+from snaprt.pages import Sizes, lay_out, wrap
 from snaprt_replay.compare.results import OutputComparison
 from snaprt_replay.localize.findings import RegionError
 from snaprt_replay.report.model import SPECIALS, ErrorGrid, GraphNode, Neighborhood

@@ -32,17 +32,11 @@ found. ``failed``: it could not be replayed or judged."""
 
 @dataclasses.dataclass(frozen=True)
 class Headline:
-    """The verdict.
+    """The verdict."""
 
-    Args:
-        status: What color it has.
-        word: The same in words: "MATCH", "A IS WRONG", ...
-        sentence: For a person.
-    """
-
-    status: Status
-    word: str
-    sentence: str
+    status: Status  # what color it has
+    word: str  # the same in words: "MATCH", "A IS WRONG", ...
+    sentence: str  # for a person
 
 
 def verdict_word(kind: str) -> str:
@@ -52,17 +46,11 @@ def verdict_word(kind: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """One thing about where the file was recorded and where it was replayed.
+    """One thing about where the file was recorded and where it was replayed."""
 
-    Args:
-        name: What: "jaxlib", "device_kind", ...
-        recorded: Its value then; empty where unknown.
-        here: Its value now; empty where unknown.
-    """
-
-    name: str
-    recorded: str = ""
-    here: str = ""
+    name: str  # what: "jaxlib", "device_kind", ...
+    recorded: str = ""  # its value then; empty where unknown
+    here: str = ""  # its value now; empty where unknown
 
     @property
     def differs(self) -> bool:
@@ -81,50 +69,32 @@ def facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[Fact, .
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """How a program ran: the replay, or a side of a trial.
+    """How a program ran: the replay, or a side of a trial."""
 
-    Args:
-        device: The device's name, ``cpu:0``; empty where nothing ran.
-        device_kind: What it calls itself.
-        compile_seconds: To compile the program, or load it from the cache.
-        execute_seconds: Of each run.
-        from_cache: Whether the executable came from the persistent cache.
-        isolated: Whether it ran in a process of its own.
-        agrees_with_itself: Whether all runs gave the same bits; None where it ran once only.
-        failure: Why it gave no outputs: ``kind``, ``signature``, ``message``, ``hint``.
-    """
-
-    device: str = ""
-    device_kind: str = ""
-    compile_seconds: float = 0.0
-    execute_seconds: tuple[float, ...] = ()
-    from_cache: bool = False
-    isolated: bool = False
+    device: str = ""  # the device's name, ``cpu:0``; empty where nothing ran
+    device_kind: str = ""  # what it calls itself
+    compile_seconds: float = 0.0  # to compile the program, or load it from the cache
+    execute_seconds: tuple[float, ...] = ()  # of each run
+    from_cache: bool = False  # whether the executable came from the persistent cache
+    isolated: bool = False  # whether it ran in a process of its own
+    # Whether all runs gave the same bits; None where it ran once only.
     agrees_with_itself: bool | None = None
+    # Why it gave no outputs: ``kind``, ``signature``, ``message``, ``hint``.
     failure: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRow:
-    """What one of several devices gave that ran the same.
+    """What one of several devices gave that ran the same."""
 
-    Args:
-        device: Its name.
-        device_kind: What it calls itself.
-        result: Which of the different results it gave; 1 is the most common.
-        execute_seconds: Of each run.
-        agrees_with_itself: Whether all its runs gave the same bits; None where it ran once only.
-        agrees_with_run: As in `Report`.
-        verdict: On its outputs beside the recorded ones; empty where there are none.
-    """
-
-    device: str
-    device_kind: str = ""
-    result: int = 1
-    execute_seconds: tuple[float, ...] = ()
+    device: str  # its name
+    device_kind: str = ""  # what it calls itself
+    result: int = 1  # which of the different results it gave; 1 is the most common
+    execute_seconds: tuple[float, ...] = ()  # of each run
+    # Whether all its runs gave the same bits; None where it ran once only.
     agrees_with_itself: bool | None = None
-    agrees_with_run: int | None = None
-    verdict: str = ""
+    agrees_with_run: int | None = None  # as in `Report`
+    verdict: str = ""  # on its outputs beside the recorded ones; empty where there are none
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -153,42 +123,27 @@ DEVICE_COLUMNS = ("device", "kind", "result", "runs", "vs. recorded", "of two re
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler said of a program that was compiled only.
+    """What the compiler said of a program that was compiled only."""
 
-    Args:
-        memory: Bytes, by XLA's names.
-        cost: The compiler's cost analysis, by XLA's names.
-        hlo: Where the optimized HLO was saved.
-        largest: The largest arrays, as `largest_arrays` gives them.
-    """
-
-    memory: Mapping[str, float | int]
-    cost: Mapping[str, float | int]
-    hlo: str
+    memory: Mapping[str, float | int]  # bytes, by XLA's names
+    cost: Mapping[str, float | int]  # the compiler's cost analysis, by XLA's names
+    hlo: str  # where the optimized HLO was saved
+    # The largest arrays, as `largest_arrays` gives them.
     largest: Sequence[Mapping[str, str | int]] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class TrialSide:
-    """One side of a trial of variants.
+    """One side of a trial of variants."""
 
-    Args:
-        letter: "A", "B" or "reference".
-        name: The variant.
-        status: See `Status`.
-        word: What is said of it: "within rounding", "wrong", "failed", ...
-        score: How many times further from the reference than rounding explains; None where unknown.
-        device: Where it ran; empty where it did not run.
-        reason: Why it failed; empty where it did not.
-    """
-
-    letter: str
-    name: str
-    status: Status
-    word: str
+    letter: str  # "A", "B" or "reference"
+    name: str  # the variant
+    status: Status  # see `Status`
+    word: str  # what is said of it: "within rounding", "wrong", "failed", ...
+    # How many times further from the reference than rounding explains; None where unknown.
     score: float | None = None
-    device: str = ""
-    reason: str = ""
+    device: str = ""  # where it ran; empty where it did not run
+    reason: str = ""  # why it failed; empty where it did not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,23 +152,16 @@ class ErrorGrid:
 
     The table has the array's last axis as its columns and all others as its rows; an array of one
     axis is broken into rows of equal length.
-
-    Args:
-        rows: Rows of cells.
-        columns: Columns of cells.
-        table_rows: Rows of the table.
-        table_columns: Columns of the table.
-        errors: The largest absolute error in each cell, row by row; 0 where there is none.
-        specials: A mark for each cell, one of `SPECIALS`.
-        box: First and last index of the elements that differ, for each axis; empty if none does.
     """
 
-    rows: int
-    columns: int
-    table_rows: int
-    table_columns: int
+    rows: int  # rows of cells
+    columns: int  # columns of cells
+    table_rows: int  # rows of the table
+    table_columns: int  # columns of the table
+    # The largest absolute error in each cell, row by row; 0 where there is none.
     errors: tuple[float, ...]
-    specials: tuple[int, ...]
+    specials: tuple[int, ...]  # a mark for each cell, one of `SPECIALS`
+    # First and last index of the elements that differ, for each axis; empty if none does.
     box: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
@@ -234,38 +182,24 @@ SPECIALS: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class GraphNode:
-    """An instruction near the one at fault.
+    """An instruction near the one at fault."""
 
-    Args:
-        name: Its name in the HLO module.
-        opcode: XLA's name of the operation.
-        shape: Element type and dimensions.
-        source: ``file:line (function)`` of the user's Python; empty where unknown.
-        level: The row that it is drawn in: below all that it reads.
-        at_fault: Whether it is one of those found.
-    """
-
-    name: str
-    opcode: str
-    shape: str
-    source: str
-    level: int
-    at_fault: bool = False
+    name: str  # its name in the HLO module
+    opcode: str  # XLA's name of the operation
+    shape: str  # element type and dimensions
+    source: str  # ``file:line (function)`` of the user's Python; empty where unknown
+    level: int  # the row that it is drawn in: below all that it reads
+    at_fault: bool = False  # whether it is one of those found
 
 
 @dataclasses.dataclass(frozen=True)
 class Neighborhood:
-    """The part of the program around what is at fault.
+    """The part of the program around what is at fault."""
 
-    Args:
-        nodes: The instructions, by level.
-        edges: Pairs of positions in ``nodes``: from what is read to what reads it.
-        hidden: How many more are as near.
-    """
-
-    nodes: tuple[GraphNode, ...]
+    nodes: tuple[GraphNode, ...]  # the instructions, by level
+    # Pairs of positions in ``nodes``: from what is read to what reads it.
     edges: tuple[tuple[int, int], ...]
-    hidden: int = 0
+    hidden: int = 0  # how many more are as near
 
     def __post_init__(self) -> None:
         """Raise ValueError unless it can be drawn, edges leading down."""
@@ -281,98 +215,64 @@ class Neighborhood:
 
 @dataclasses.dataclass(frozen=True)
 class SourceExcerpt:
-    """Lines of the user's Python around one that an instruction comes from.
+    """Lines of the user's Python around one that an instruction comes from."""
 
-    Args:
-        location: ``file:line (function)``.
-        first_line: The number of the first line.
-        marked: The numbers of the lines that instructions come from; that of ``location`` first.
-        lines: The lines.
-    """
-
-    location: str
-    first_line: int
+    location: str  # ``file:line (function)``
+    first_line: int  # the number of the first line
+    # The numbers of the lines that instructions come from; that of ``location`` first.
     marked: tuple[int, ...]
     lines: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command that shows the same, or more.
+    """A command that shows the same, or more."""
 
-    Args:
-        purpose: What for.
-        text: As a shell takes it.
-    """
-
-    purpose: str
-    text: str
+    purpose: str  # what for
+    text: str  # as a shell takes it
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What is known of one file.
-
-    Args:
-        path: The file.
-        headline: The verdict.
-        hint: What to do about it, where it could not be replayed.
-        format: The file's format.
-        module: The module's name.
-        files: All files that it was read from, where there are several.
-        runs: How it ran: ``replay``, or the sides ``a``, ``b`` and ``reference``.
-        compiler_options: XLA options that it was recorded with beyond the defaults.
-        environment: Where it was recorded, and where it was replayed.
-        warnings: What differs between the two, in sentences.
-        notes: What else a reader should know.
-        sides: Of a trial of variants.
-        judgement: Of a trial: the fields of `compare.verdict.Judgement`.
-        compiled: Where it was compiled only.
-        trace_error: What the file says of an error that was raised while a graph was recorded.
-        raised: What evaluating the operation that failed gave here.
-        comparison: The outputs, compared.
-        by_device: What each device held of them, compared.
-        repeats: Two runs, compared bit for bit.
-        agrees_with_run: Where the outputs of two runs are recorded, with which of them, 1 or 2,
-            the replayed ones agree bit for bit; 0 for neither.
-        all_devices: What each device gave, where it was replayed on all.
-        statistics: Of the outputs, where there is nothing to compare them with.
-        grids: One for each output of the comparison; None where there is none.
-        localization: Where it starts; None if that was not looked for.
-        neighborhood: Of the instructions found.
-        sources: The lines that they come from.
-        commands: To reproduce it.
-    """
+    """What is known of one file."""
 
     path: str
-    headline: Headline
-    hint: str = ""
-    format: str = ""
-    module: str = ""
-    files: tuple[str, ...] = ()
+    headline: Headline  # the verdict
+    hint: str = ""  # what to do about it, where it could not be replayed
+    format: str = ""  # the file's format
+    module: str = ""  # the module's name
+    files: tuple[str, ...] = ()  # all files that it was read from, where there are several
+    # How it ran: ``replay``, or the sides ``a``, ``b`` and ``reference``.
     runs: Mapping[str, RunRecord] = dataclasses.field(default_factory=dict)
+    # XLA options that it was recorded with beyond the defaults.
     compiler_options: Mapping[str, str | bool | int | float] = dataclasses.field(
         default_factory=dict
     )
-    environment: tuple[Fact, ...] = ()
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    sides: tuple[TrialSide, ...] = ()
+    environment: tuple[Fact, ...] = ()  # where it was recorded, and where it was replayed
+    warnings: tuple[str, ...] = ()  # what differs between the two, in sentences
+    notes: tuple[str, ...] = ()  # what else a reader should know
+    sides: tuple[TrialSide, ...] = ()  # of a trial of variants
+    # Of a trial: the fields of `compare.verdict.Judgement`.
     judgement: Mapping[str, Any] | None = None
-    compiled: Compiled | None = None
+    compiled: Compiled | None = None  # where it was compiled only
+    # What the file says of an error that was raised while a graph was recorded.
     trace_error: Mapping[str, Any] | None = None
-    raised: Mapping[str, Any] | None = None
-    comparison: Comparison | None = None
-    by_device: tuple[Comparison, ...] = ()
-    repeats: Comparison | None = None
+    raised: Mapping[str, Any] | None = None  # what evaluating the operation that failed gave here
+    comparison: Comparison | None = None  # the outputs, compared
+    by_device: tuple[Comparison, ...] = ()  # what each device held of them, compared
+    repeats: Comparison | None = None  # two runs, compared bit for bit
+    # Where the outputs of two runs are recorded, with which of them, 1 or 2, the replayed ones
+    # agree bit for bit; 0 for neither.
     agrees_with_run: int | None = None
-    all_devices: tuple[DeviceRow, ...] = ()
+    all_devices: tuple[DeviceRow, ...] = ()  # what each device gave, where it was replayed on all
+    # Of the outputs, where there is nothing to compare them with.
     statistics: tuple[ArrayStatistics, ...] = ()
+    # One for each output of the comparison; None where there is none.
     grids: tuple[ErrorGrid | None, ...] = ()
-    localization: Localization | None = None
-    neighborhood: Neighborhood | None = None
-    sources: tuple[SourceExcerpt, ...] = ()
-    commands: tuple[Command, ...] = ()
+    localization: Localization | None = None  # where it starts; None if that was not looked for
+    neighborhood: Neighborhood | None = None  # of the instructions found
+    sources: tuple[SourceExcerpt, ...] = ()  # the lines that they come from
+    commands: tuple[Command, ...] = ()  # to reproduce it
 
     @property
     def device(self) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.instruction import shape_text, source_of
+from snaprt_replay.hlo.hlo_module import shape_text, source_of
 from snaprt_replay.localize.findings import InstructionPlace
 from snaprt_replay.localize.program import FlatModule
 from snaprt_replay.report.model import GraphNode, Neighborhood, SourceExcerpt

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import math
 import re
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Final
 
 from snaprt import shown
-from snaprt.units import format_duration, format_size
+from snaprt.units import aligned, format_duration, format_size
 from snaprt_replay.compare.array_statistics import ArrayStatistics
 from snaprt_replay.compare.results import IDENTICAL, Comparison, OutputComparison
 from snaprt_replay.localize.findings import Localization, RegionError, error_text, place_text
@@ -145,10 +148,7 @@ def device_table(rows: Sequence[DeviceRow]) -> Iterator[str]:
     """Yield the lines of a table with a row for each device."""
     table = [DEVICE_COLUMNS, *(tuple(map(shown.name, row.cells)) for row in rows)]
     columns = [column for column in zip(*table, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    for row in zip(*columns, strict=True):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+    yield from aligned(list(zip(*columns, strict=True)), len(columns))
 
 
 def _device_lines(by_device: Sequence[Comparison]) -> Iterator[str]:
@@ -280,10 +280,7 @@ def _path_table(path: Sequence[RegionError]) -> Iterator[str]:
         )
         errors = map(error_text, (region.made, region.carried_in, region.carried_out))
         rows.append([indented, str(region.instructions), *errors])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for region_name, *numbers in rows:
-        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
-        yield "  ".join([region_name.ljust(widths[0]), *cells])
+    yield from aligned(rows)
 
 
 def markdown(reports: Sequence[Report]) -> str:
@@ -311,3 +308,65 @@ def _cell_text(text: str) -> str:
 
 def _longest_run(text: str) -> int:
     return max((len(run) for run in re.findall("`+", text)), default=0)
+
+
+_SUITE: Final = "snaprt replay"
+_KINDS: Final = ("failure", "error", "skipped")
+
+
+def junit_xml(reports: Sequence[Report], when: datetime.datetime) -> bytes:
+    """Return one test case for each file.
+
+    A file where something was found is a failure, one that could not be replayed an error, and one
+    with nothing to compare with is skipped.
+
+    Args:
+        reports: In any order.
+        when: When they were made.
+    """
+    outcomes = [_outcome(report) for report in reports]
+    totals = {
+        "tests": str(len(reports)),
+        "failures": str(outcomes.count("failure")),
+        "errors": str(outcomes.count("error")),
+        "skipped": str(outcomes.count("skipped")),
+        "time": f"{sum(sum(report.seconds) for report in reports):.6f}",
+    }
+    root = ElementTree.Element("testsuites", {"name": _SUITE, **totals})
+    stamp = when.replace(tzinfo=None).isoformat(timespec="seconds")
+    suite = ElementTree.SubElement(
+        root, "testsuite", {"name": _SUITE, "timestamp": stamp, **totals}
+    )
+    for report, outcome in zip(reports, outcomes, strict=True):
+        _add_case(suite, report, outcome)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+
+
+def _outcome(report: Report) -> str:
+    if report.headline.status == "bad":
+        return "failure"
+    if report.headline.status == "failed":
+        return "error"
+    nothing = report.headline.status == "caution" and report.comparison is None
+    return "skipped" if nothing else ""
+
+
+def _add_case(suite: ElementTree.Element, report: Report, outcome: str) -> None:
+    path = PurePath(report.path)
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=shown.name(str(path.parent), 400),
+        name=shown.name(path.name, 400),
+        time=f"{sum(report.seconds):.6f}",
+    )
+    told = "\n".join(lines(report))
+    if outcome in _KINDS:
+        message = shown.sentence(report.headline.sentence)
+        found = ElementTree.SubElement(case, outcome, message=message)
+        if outcome != "skipped":
+            found.set("type", report.headline.word)
+            found.text = told
+            return
+    ElementTree.SubElement(case, "system-out").text = told

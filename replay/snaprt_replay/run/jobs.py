@@ -30,31 +30,18 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReplayJob:
-    """A program to run once or several times.
+    """A program to run once or several times."""
 
-    Args:
-        variant: How to run it; any but ``recorded``.
-        program: In the form that ``form`` names.
-        inputs: In parameter order; variants of higher precision convert them.
-        form: `HLO` (with default layouts) or `STABLEHLO`.
-        repeat: How often to run it.
-        name: What the compile cache's index calls it.
-        devices: On how many devices it runs; more than one with the kind ``device`` alone.
-        partitioning: How XLA was told to spread it over them.
-        graph_id: What joins its profile with snapshots; "" where that is not known.
-        profile: The folder for a profile of one more run, after the others; "" for none.
-    """
-
-    variant: Variant
-    program: bytes
-    inputs: Sequence[Spread]
-    form: str = HLO
-    repeat: int = 1
-    name: str = ""
-    devices: int = 1
-    partitioning: jaxapi.Partitioning | None = None
-    graph_id: str = ""
-    profile: str = ""
+    variant: Variant  # how to run it; any but ``recorded``
+    program: bytes  # in the form that ``form`` names
+    inputs: Sequence[Spread]  # in parameter order; variants of higher precision convert them
+    form: str = HLO  # `HLO` (with default layouts) or `STABLEHLO`
+    repeat: int = 1  # how often to run it
+    name: str = ""  # what the compile cache's index calls it
+    devices: int = 1  # on how many devices it runs; more than one with the kind ``device`` alone
+    partitioning: jaxapi.Partitioning | None = None  # how XLA was told to spread it over them
+    graph_id: str = ""  # what joins its profile with snapshots; "" where that is not known
+    profile: str = ""  # the folder for a profile of one more run, after the others; "" for none
 
 
 def send_job(connection: socket.socket, job: ReplayJob) -> None:

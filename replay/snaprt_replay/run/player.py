@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from snaprt import jaxapi
-from snaprt.errors import CompileError, ExecutionError, SnapshotError, UsageError
+from snaprt.errors import CompileError, ExecutionError, UsageError
 from snaprt_replay.compare.compare import compare
 from snaprt_replay.compare.results import IDENTICAL, Comparison
 from snaprt_replay.compare.tolerance import EXACTLY
-from snaprt_replay.load.case import Case, NamedArray
-from snaprt_replay.load.shards import ShardedArray, all_parts, sharded
+from snaprt_replay.load.case import Case, NamedArray, ShardedArray, all_parts, sharded
+from snaprt_replay.load.modules import hlo_of
 from snaprt_replay.run.devices import needs_host_devices
 from snaprt_replay.run.jobs import HLO, STABLEHLO, ReplayJob
 from snaprt_replay.run.variants.variants import Variant, with_options
@@ -160,7 +159,7 @@ def job_of(case: Case, variant: Variant, repeat: int = 1, devices: int | None = 
     is_elsewhere = variant.python is not None
     return ReplayJob(
         variant=variant,
-        program=_hlo(case) if is_elsewhere else case.stablehlo,
+        program=hlo_of(case) if is_elsewhere else case.stablehlo,
         inputs=[
             array.value if devices == 1 else case.input_parts.get(array.name, array.value)
             for array in case.inputs or ()
@@ -172,13 +171,6 @@ def job_of(case: Case, variant: Variant, repeat: int = 1, devices: int | None = 
         devices=devices or case.devices,
         partitioning=None if devices == 1 else case.partitioning,
     )
-
-
-def _hlo(case: Case) -> bytes:
-    try:
-        return jaxapi.module_to_hlo_proto(jaxapi.parse_module(case.stablehlo))
-    except ValueError as error:
-        raise SnapshotError(f"the module in {case.path} has no HLO: {error}") from error
 
 
 def check_playable(case: Case, repeat: int) -> None:

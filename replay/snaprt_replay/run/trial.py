@@ -29,21 +29,13 @@ _SAMPLE_BYTES = 1 << 31
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trial:
-    """A file, run in two ways, and judged.
+    """A file, run in two ways, and judged."""
 
-    Args:
-        case: What was run.
-        a: What the first variant gave.
-        b: What the second variant gave.
-        reference: What the reference gave.
-        judgement: Who is wrong.
-    """
-
-    case: Case
-    a: Outcome
-    b: Outcome
-    reference: Outcome
-    judgement: Judgement
+    case: Case  # what was run
+    a: Outcome  # what the first variant gave
+    b: Outcome  # what the second variant gave
+    reference: Outcome  # what the reference gave
+    judgement: Judgement  # who is wrong
 
 
 def hold_trial(

@@ -17,9 +17,8 @@ from snaprt.compile.module import LoadedModule, compile_partitioned
 from snaprt.compile.obtain import refuse_objects_of_another_process
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError
 from snaprt.hlo.proto import XlaMessage
-from snaprt_replay.hlo.instruction import largest_arrays
-from snaprt_replay.load.case import Signature
-from snaprt_replay.load.shards import Index, sharded
+from snaprt_replay.hlo.hlo_module import largest_arrays
+from snaprt_replay.load.case import Index, Signature, same_bits, sharded
 from snaprt_replay.run import devices, jobs
 from snaprt_replay.run.jobs import HLO, STABLEHLO, ReplayJob, Spread
 from snaprt_replay.run.variants import emulate, interpret, precision, random_rounding
@@ -41,24 +40,16 @@ WorkEvent = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """A program that is ready to run.
+    """A program that is ready to run."""
 
-    Args:
-        run: Takes the inputs and returns the outputs.
-        from_cache: Whether the executable came from the persistent cache.
-        device: The device's name.
-        environment: See `devices.environment`.
-        notes: What a reader of the results should know.
-        report: What the compiler said of it; JSON values.
-        layout: On several devices, of each result the shape and which part each device holds.
-    """
-
-    run: Callable[[Sequence[Spread]], Outputs]
-    from_cache: bool
-    device: str
-    environment: Mapping[str, str]
-    notes: tuple[str, ...] = ()
+    run: Callable[[Sequence[Spread]], Outputs]  # takes the inputs and returns the outputs
+    from_cache: bool  # whether the executable came from the persistent cache
+    device: str  # the device's name
+    environment: Mapping[str, str]  # see `devices.environment`
+    notes: tuple[str, ...] = ()  # what a reader of the results should know
+    # What the compiler said of it; JSON values.
     report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # On several devices, of each result the shape and which part each device holds.
     layout: Sequence[tuple[tuple[int, ...], Sequence[Index]]] = ()
 
 
@@ -115,7 +106,7 @@ def perform(job: ReplayJob, tell: Callable[[WorkEvent], None]) -> tuple[WorkEven
         outputs = prepared.run(job.inputs)
         seconds.append(time.perf_counter() - started)
         # Runs that are the same bit for bit are handed over once.
-        if not any(_same_bits(outputs, before) for before in runs):
+        if not any(all(map(same_bits, outputs, before)) for before in runs):
             runs.append(outputs)
     if job.profile:
         _profile(job, prepared)
@@ -132,16 +123,6 @@ def _profile(job: ReplayJob, prepared: Prepared) -> None:
             prepared.run(job.inputs)
     except RuntimeError as error:
         raise ExecutionError(f"no profile in {job.profile}: {error}") from error
-
-
-def _same_bits(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> bool:
-    return all(
-        np.array_equal(_bits(one), _bits(other)) for one, other in zip(left, right, strict=True)
-    )
-
-
-def _bits(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 def _failed(error: Exception) -> WorkEvent:

@@ -24,10 +24,9 @@ import numpy as np
 
 from snaprt import metrics
 from snaprt.errors import CompileError, DeviceError, ExecutionError, SnaprtError, UsageError
-from snaprt_replay.load.shards import Index
-from snaprt_replay.process import nursery
-from snaprt_replay.process.child import child_command
-from snaprt_replay.run import jobs, work
+from snaprt_replay.child import child_command
+from snaprt_replay.load.case import Index
+from snaprt_replay.run import jobs, nursery, work
 from snaprt_replay.run.jobs import ReplayJob, Spread
 from snaprt_replay.run.variants.variants import Variant
 
@@ -54,19 +53,13 @@ _CHANGING = re.compile(r"0x[0-9a-f]+|\d+")
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a variant gave no outputs.
+    """Why a variant gave no outputs."""
 
-    Args:
-        kind: What happened, and when.
-        signature: What stays the same when the same thing happens again, ``copy_insertion.cc:427``.
-        message: What XLA or the system said.
-        hint: What to do about it; empty where nothing is known.
-    """
-
-    kind: FailureKind
+    kind: FailureKind  # what happened, and when
+    # What stays the same when the same thing happens again, ``copy_insertion.cc:427``.
     signature: str
-    message: str
-    hint: str = ""
+    message: str  # what XLA or the system said
+    hint: str = ""  # what to do about it; empty where nothing is known
 
     def __str__(self) -> str:
         return (
@@ -96,33 +89,24 @@ _ERRORS: Final[Mapping[str, type[SnaprtError]]] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Outcome:
-    """What running a variant gave.
+    """What running a variant gave."""
 
-    Args:
-        outputs: Of the first run, see `work.Outputs`; None where it failed.
-        failure: None where it did not.
-        compile_seconds: To compile the program, or load it from the cache.
-        execute_seconds: Of each run, copies to and from the device included.
-        from_cache: Whether the executable came from the persistent cache.
-        other_runs: Outputs of further runs that differ in any bit from each run before.
-        device: The device's name, as in ``cpu:0``.
-        environment: Versions, platform, device, flags: as in `case.Case.environment`.
-        notes: What a reader of the outputs should know.
-        report: What the compiler said, for the kind ``compile-only``: ``memory`` in bytes, ``cost``
-            and the optimized ``hlo``.
-        layout: On several devices, of each result the shape and which part each device holds.
-    """
-
+    # Of the first run, see `work.Outputs`; None where it failed.
     outputs: tuple[np.ndarray, ...] | None
-    failure: Failure | None
-    compile_seconds: float = 0.0
-    execute_seconds: tuple[float, ...] = ()
-    from_cache: bool = False
+    failure: Failure | None  # None where it did not
+    compile_seconds: float = 0.0  # to compile the program, or load it from the cache
+    execute_seconds: tuple[float, ...] = ()  # of each run, copies to and from the device included
+    from_cache: bool = False  # whether the executable came from the persistent cache
+    # Outputs of further runs that differ in any bit from each run before.
     other_runs: tuple[tuple[np.ndarray, ...], ...] = ()
-    device: str = ""
+    device: str = ""  # the device's name, as in ``cpu:0``
+    # Versions, platform, device, flags: as in `case.Case.environment`.
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what a reader of the outputs should know
+    # What the compiler said, for the kind ``compile-only``: ``memory`` in bytes, ``cost`` and the
+    # optimized ``hlo``.
     report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # On several devices, of each result the shape and which part each device holds.
     layout: Sequence[tuple[tuple[int, ...], Sequence[Index]]] = ()
 
     @property

@@ -44,21 +44,13 @@ _SENT_BY_KERNEL: Final = 0x80
 
 @dataclass(frozen=True)
 class ProgramEnd:
-    """How a program ended.
+    """How a program ended."""
 
-    Attributes:
-        status: Its exit status, as a shell has it.
-        signal: The name of the signal that ended it, or nothing.
-        interrupted: Whether it was interrupted or asked to terminate.
-        seconds: How long it ran.
-        problems: What is missing in the files of its output, and why.
-    """
-
-    status: int
-    signal: str
-    interrupted: bool
-    seconds: float
-    problems: tuple[str, ...]
+    status: int  # its exit status, as a shell has it
+    signal: str  # the name of the signal that ended it, or nothing
+    interrupted: bool  # whether it was interrupted or asked to terminate
+    seconds: float  # how long it ran
+    problems: tuple[str, ...]  # what is missing in the files of its output, and why
 
 
 def run(

@@ -12,7 +12,7 @@ from snaprt_cache.frame import read_key_file
 
 from snaprt import settings
 from snaprt.cli import output, progress
-from snaprt.cli.cache.words import SCHEMA_VERSION, cache_command
+from snaprt.cli.cache.words import cache_command
 from snaprt.units import counted, format_size
 
 
@@ -64,7 +64,7 @@ def export(
             "bytes": size,
             "signed": bundle.signed,
         }
-        output.emit_json("snaprt.cache.export", SCHEMA_VERSION, content)
+        output.emit_json("snaprt.cache.export", content)
     else:
         output.log.print(
             f"Wrote {counted(len(rows), 'entry', 'entries')} ({format_size(size)}, "
@@ -112,7 +112,7 @@ def import_(file: Path, cache: Cache, as_json: bool) -> None:
             "signed": bundle.signed,
             "signature_checked": key is not None,
         }
-        output.emit_json("snaprt.cache.import", SCHEMA_VERSION, content_)
+        output.emit_json("snaprt.cache.import", content_)
         return
     checked = "signature checked" if key is not None else "signature not checked: no key is set"
     output.log.print(

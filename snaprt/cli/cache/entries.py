@@ -15,7 +15,6 @@ from snaprt_cache import Cache, EntryRow
 from snaprt.cli import output
 from snaprt.cli.cache.words import (
     NO_PROGRAMS,
-    SCHEMA_VERSION,
     SHORT_KEY,
     DateOrAge,
     bar,
@@ -105,7 +104,7 @@ def ls(
     rows = sorted(chosen, key=_ORDERS[sort], reverse=reverse)[:limit]
     if as_json:
         content = {"entries": rows, "matching": len(chosen), "all": len(there)}
-        output.emit_json("snaprt.cache.ls", SCHEMA_VERSION, content)
+        output.emit_json("snaprt.cache.ls", content)
         return
     is_pinned = any(row.pinned for row in rows)
     columns = _LIST_COLUMNS if is_pinned else _LIST_COLUMNS[:-1]
@@ -143,7 +142,7 @@ def show(key: str, cache: Cache, as_json: bool) -> None:
     path = cache.blob_path(row.key)
     if as_json:
         content = {"entry": row, "key_parts": parts, "metadata": metadata, "path": path}
-        output.emit_json("snaprt.cache.show", SCHEMA_VERSION, content)
+        output.emit_json("snaprt.cache.show", content)
         return
     ratio = header.payload_bytes / max(header.stored_bytes, 1)
     packed = f", compressed {ratio:.1f} times" if ratio > 1.05 else ""
@@ -193,7 +192,7 @@ def du(cache: Cache, as_json: bool) -> None:
     total = sum(place.bytes for place in places)
     if as_json:
         content = {"path": cache.path, "bytes": total, "places": places}
-        output.emit_json("snaprt.cache.du", SCHEMA_VERSION, content)
+        output.emit_json("snaprt.cache.du", content)
         return
     largest = max((place.bytes for place in places), default=0)
     columns: Columns[_Place] = (
@@ -242,6 +241,6 @@ def path(cache: Cache, as_json: bool) -> None:
     """
     if as_json:
         content = {"path": cache.path, "index": cache.index_path}
-        output.emit_json("snaprt.cache.path", SCHEMA_VERSION, content)
+        output.emit_json("snaprt.cache.path", content)
     else:
         click.echo(cache.path)

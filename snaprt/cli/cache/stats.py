@@ -15,7 +15,6 @@ from snaprt.cli import output
 from snaprt.cli.cache.why import Neighbors
 from snaprt.cli.cache.words import (
     NO_PROGRAMS,
-    SCHEMA_VERSION,
     bar,
     cache_command,
     print_pairs,
@@ -24,8 +23,7 @@ from snaprt.cli.cache.words import (
 from snaprt.cli.fitted_table import Column, Columns, FittedTable
 from snaprt.units import counted, format_duration, format_size
 
-#: 2: reasons, programs and days.
-_VERSION: Final = SCHEMA_VERSION + 1
+_VERSION: Final = 2  # with reasons, programs and days
 _MOST_PROGRAMS: Final = 10
 _BAR_WIDTH: Final = 16
 _Figures = Mapping[str, Any]
@@ -63,7 +61,7 @@ def stats(cache: Cache, days: int, as_json: bool) -> None:
             "programs": programs,
             "days": history,
         }
-        output.emit_json("snaprt.cache.stats", _VERSION, content)
+        output.emit_json("snaprt.cache.stats", content, _VERSION)
         return
     _print_numbers(numbers, sum(program["entries"] for program in programs))
     _print_reasons(reasons)

@@ -9,7 +9,6 @@ from snaprt_cache import Cache, EntryRow, Finding
 
 from snaprt.cli import output, progress
 from snaprt.cli.cache.words import (
-    SCHEMA_VERSION,
     SHORT_KEY,
     Size,
     cache_command,
@@ -44,7 +43,7 @@ def verify(context: click.Context, cache: Cache, heal: bool, as_json: bool) -> N
     wrong = [finding for finding in findings if finding.problem]
     if as_json:
         content = {"path": cache.path, "checked": len(findings), "problems": wrong}
-        output.emit_json("snaprt.cache.verify", SCHEMA_VERSION, content)
+        output.emit_json("snaprt.cache.verify", content)
     else:
         if wrong:
             output.console.print(FittedTable.of(wrong, _FINDING_COLUMNS))
@@ -88,7 +87,7 @@ def gc(context: click.Context, cache: Cache, max_size: int | None, as_json: bool
     freed = sum(row.stored_bytes for row in gone)
     if as_json:
         content = {"path": cache.path, "removed": gone, "freed_bytes": freed}
-        output.emit_json("snaprt.cache.gc", SCHEMA_VERSION, content)
+        output.emit_json("snaprt.cache.gc", content)
         return
     if gone:
         output.console.print(FittedTable.of(gone, _GONE_COLUMNS))
@@ -135,7 +134,7 @@ def _set_pinned(cache: Cache, keys: tuple[str, ...], pinned: bool, as_json: bool
         cache.pin(row.key, pinned=pinned)
     if as_json:
         content = {"path": cache.path, "pinned": pinned, "keys": [row.key for row in rows]}
-        output.emit_json(f"snaprt.cache.{'pin' if pinned else 'unpin'}", SCHEMA_VERSION, content)
+        output.emit_json(f"snaprt.cache.{'pin' if pinned else 'unpin'}", content)
         return
     for row in rows:
         state = "is never evicted" if pinned else "may be evicted again"
@@ -160,6 +159,6 @@ def clear(cache: Cache, yes: bool, as_json: bool) -> None:
         removed = cache.clear()
     if as_json:
         content = {"path": cache.path, "removed": removed}
-        output.emit_json("snaprt.cache.clear", SCHEMA_VERSION, content)
+        output.emit_json("snaprt.cache.clear", content)
     else:
         output.log.print(f"Removed {removed} entries from {cache.path}.")

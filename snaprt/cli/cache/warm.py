@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -10,22 +11,21 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 import click
 
 from snaprt.cli import output, progress
-from snaprt.cli.cache.words import SCHEMA_VERSION, dir_option
+from snaprt.cli.cache.words import dir_option
 from snaprt.cli.run import command as run_command
 from snaprt.compile.ahead.collection import collection
 from snaprt.errors import UsageError
-from snaprt.refusals import writing
 from snaprt.units import counted
+from snaprt.whole_files import writing
 
 _MODULES: Final = (".mlir", ".mlirbc", ".stablehlo", ".inputs.snap")
 _PLATFORMS: Final = ("cpu", "gpu")
@@ -43,7 +43,7 @@ _LAST_WORDS: Final = 2000
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=output.FOLDER,
     required=True,
     metavar="DIR",
     help="Directory for the programs; programs already there are kept.",
@@ -181,7 +181,7 @@ def warm(
             }
             for r in results
         ]
-        output.emit_json("snaprt.cache.warm", SCHEMA_VERSION, {"target": target, "programs": rows})
+        output.emit_json("snaprt.cache.warm", {"target": target, "programs": rows})
     else:
         output.log.print(
             f"{counted(len(results) - there - len(failed), 'program')} compiled for {target}, "
@@ -191,8 +191,8 @@ def warm(
         context.exit(output.EXIT_FAILURE)
 
 
-def _report(work: _Work, result: _Result) -> None:
-    number = f"[{len(work.done)}/{len(work.jobs)}] {result.job.name}"
+def _report(count: str, result: _Result, seconds_left: float) -> None:
+    number = f"{count} {result.job.name}"
     if result.error:
         lines = [line.rstrip() for line in result.error.splitlines() if line.strip()]
         output.log.print("\n".join([f"{number}: failed: {lines[0]}", *lines[1:_ERROR_LINES]]))
@@ -200,8 +200,7 @@ def _report(work: _Work, result: _Result) -> None:
             output.log.print(f"  {result.hint}")
         return
     what = "already in the cache" if result.was_there else f"compiled in {result.seconds:.1f} s"
-    left = work.seconds_left()
-    estimate = f", about {left:.0f} s left" if left else ""
+    estimate = f", about {seconds_left:.0f} s left" if seconds_left else ""
     output.log.print(f"{number}: {what}{estimate}")
 
 
@@ -254,62 +253,24 @@ def _environment(target: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Job:
-    """A file to compile.
-
-    Attributes:
-        file: The file.
-        name: What its program is called.
-        environment: What its process must find in the environment.
-        size: Bytes of its module, from which the time left is estimated.
-    """
+    """A file to compile."""
 
     file: Path
-    name: str
-    environment: Mapping[str, str]
-    size: int
+    name: str  # what its program is called
+    environment: Mapping[str, str]  # what its process must find in the environment
+    size: int  # bytes of its module, from which the time left is estimated
 
 
 @dataclass(frozen=True)
 class _Result:
-    """What became of a job.
-
-    Attributes:
-        job: The job.
-        key: The key's digest; empty where it is not told.
-        was_there: Whether the cache had it before.
-        seconds: Seconds that the compiler took.
-        error: What went wrong; empty if nothing did.
-        hint: What to do about it.
-    """
+    """What became of a job."""
 
     job: _Job
-    key: str = ""
-    was_there: bool = False
-    seconds: float = 0.0
-    error: str = ""
-    hint: str = ""
-
-
-@dataclass
-class _Work:
-    """How far the work is.
-
-    Attributes:
-        jobs: All of them.
-        done: The results so far.
-    """
-
-    jobs: Sequence[_Job]
-    done: list[_Result] = field(default_factory=list)
-    _started: float = field(default_factory=time.monotonic)
-
-    def seconds_left(self) -> float | None:
-        """Return an estimate by the bytes of the modules, or None where nothing is known yet."""
-        compiled = [r.job.size for r in self.done if not r.was_there and not r.error]
-        left = sum(job.size for job in self.jobs) - sum(r.job.size for r in self.done)
-        if not compiled or not left:
-            return None if left else 0.0
-        return (time.monotonic() - self._started) * left / sum(compiled)
+    key: str = ""  # the key's digest; empty where it is not told
+    was_there: bool = False  # whether the cache had it before
+    seconds: float = 0.0  # seconds that the compiler took
+    error: str = ""  # what went wrong; empty if nothing did
+    hint: str = ""  # what to do about it
 
 
 def _compile_all(jobs: Iterable[_Job], target: str, processes: int) -> list[_Result]:
@@ -320,42 +281,41 @@ def _compile_all(jobs: Iterable[_Job], target: str, processes: int) -> list[_Res
     """
     # The largest first: a large one at the end would keep one process busy and the others not.
     ordered = sorted(jobs, key=lambda job: (sorted(job.environment.items()), -job.size))
-    waiting: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-    for job in ordered:
-        waiting.put(job)
-    work = _Work(ordered)
-    results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
     workers = [_Worker() for _ in range(max(1, min(processes, len(ordered))))]
-    stopping = threading.Event()
+    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
 
-    def take_jobs(worker: _Worker) -> None:
-        for job in _taken(waiting, stopping):
-            results.put(worker.answer(job, target))
-        worker.stop()
+    def answer(job: _Job) -> _Result:
+        worker = idle.get()
+        try:
+            return worker.answer(job, target)
+        finally:
+            idle.put(worker)
 
-    threads = [threading.Thread(target=take_jobs, args=(each,), daemon=True) for each in workers]
-    for thread in threads:
-        thread.start()
+    done: list[_Result] = []
+    started = time.monotonic()
+    pool = concurrent.futures.ThreadPoolExecutor(len(workers))
     try:
-        for _ in ordered:
-            result = results.get()
-            work.done.append(result)
-            _report(work, result)
-        for thread in threads:
-            thread.join()
+        for future in concurrent.futures.as_completed(
+            [pool.submit(answer, job) for job in ordered]
+        ):
+            done.append(future.result())
+            left = _seconds_left(ordered, done, time.monotonic() - started)
+            _report(f"[{len(done)}/{len(ordered)}]", done[-1], left)
+        list(pool.map(_Worker.stop, workers))
     finally:
-        stopping.set()
+        pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.kill()
-    return work.done
+    return done
 
 
-def _taken(waiting: queue.SimpleQueue[_Job], stopping: threading.Event) -> Iterator[_Job]:
-    while not stopping.is_set():
-        try:
-            yield waiting.get_nowait()
-        except queue.Empty:
-            return
+def _seconds_left(jobs: Sequence[_Job], done: Sequence[_Result], taken: float) -> float:
+    """Return an estimate by the bytes of the modules; 0 where nothing is known, or left."""
+    compiled = sum(r.job.size for r in done if not r.was_there and not r.error)
+    left = sum(job.size for job in jobs) - sum(r.job.size for r in done)
+    return taken * left / compiled if compiled else 0.0
 
 
 class _Worker:

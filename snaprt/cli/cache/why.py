@@ -18,7 +18,6 @@ from snaprt_cache.why import MODULE, OTHER_MODULE, PartDifference, explain, near
 
 from snaprt.cli import output
 from snaprt.cli.cache.words import (
-    SCHEMA_VERSION,
     SHORT_KEY,
     cache_command,
     header_of,
@@ -59,21 +58,13 @@ _LEAST_COMPILE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True)
 class Explained:
-    """A miss, or an entry, with what it is most like and how they differ.
-
-    Attributes:
-        key: Its key.
-        name: The program.
-        reason: Why it missed, in a few words.
-        neighbor: The entry that is most like it; None where nothing is.
-        differences: The parts of the key in which they differ.
-    """
+    """A miss, or an entry, with what it is most like and how they differ."""
 
     key: Key
-    name: str
-    reason: str
-    neighbor: EntryRow | None
-    differences: tuple[PartDifference, ...]
+    name: str  # the program
+    reason: str  # why it missed, in a few words
+    neighbor: EntryRow | None  # the entry that is most like it; None where nothing is
+    differences: tuple[PartDifference, ...]  # the parts of the key in which they differ
 
 
 class Neighbors:
@@ -245,7 +236,7 @@ def why(
     miss = neighbors.misses[-1] if last and neighbors.misses else None
     if last and miss is None:
         if as_json:
-            output.emit_json("snaprt.cache.why", SCHEMA_VERSION, {"miss": None})
+            output.emit_json("snaprt.cache.why", {"miss": None})
         else:
             output.log.print(f"No miss is recorded in {cache.path}.")
         return
@@ -290,7 +281,7 @@ def why(
             program = compare(read_summary(old), read_summary(new), most=most)
     if as_json:
         content |= {"differences": differences, "program": program}
-        output.emit_json("snaprt.cache.why", SCHEMA_VERSION, content)
+        output.emit_json("snaprt.cache.why", content)
         return
     print_pairs(pairs)
     if nearby is not None:
@@ -333,7 +324,7 @@ def _print_program(program: ProgramDifference | None, *, other_jax: bool) -> Non
     for name, before, after in program.arguments:
         _say(f"argument {name}: {before or 'none'} -> {after or 'none'}", indent=4)
     if any(where.endswith(_DONATION) for where, *_ in program.attributes):
-        _say("Donation differs: other arguments give their memory to results.", indent=4)
+        _say("Donation differs: results reuse the memory of different arguments.", indent=4)
     for where, before, after in program.attributes[:_MOST_ATTRIBUTES]:
         _say(f"{where}: {before or 'none'} -> {after or 'none'}", indent=4)
     if (more := len(program.attributes) - _MOST_ATTRIBUTES) > 0:

@@ -18,7 +18,6 @@ from snaprt import units
 from snaprt.cli import output
 from snaprt.compile.cached.store import open_cache
 
-SCHEMA_VERSION: Final = 1
 #: So many digits of a key are unique in any cache that fits a disk, and fit a terminal.
 SHORT_KEY: Final = 12
 
@@ -28,7 +27,7 @@ NO_PROGRAMS: Final = frozenset({"note", "list"})
 dir_option = click.option(
     "--dir",
     "folder",
-    type=click.Path(path_type=Path),
+    type=output.PATH,
     metavar="DIR",
     help="Cache directory.  [default: SNAPRT_CACHE_DIR, else the user's]",
 )

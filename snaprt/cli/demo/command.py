@@ -25,10 +25,7 @@ from snaprt_replay.compare.results import to_json
 from snaprt.cli import output, progress
 from snaprt.cli.replay import formats
 from snaprt.errors import ExecutionError, UsageError
-from snaprt.refusals import writing
-
-SCHEMA: Final = "snaprt.demo"
-SCHEMA_VERSION: Final = 1
+from snaprt.whole_files import writing
 
 _NEEDED: Final = ("flax", "optax", "sklearn")
 _STARTS: Final = ("cold", "warm")
@@ -37,7 +34,7 @@ _STARTS: Final = ("cold", "warm")
 @click.command("demo")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=output.FOLDER,
     default=Path("snaprt-demo"),
     show_default=True,
     help="Directory for the cache and the snapshots; files of an earlier demo are replaced.",
@@ -94,8 +91,7 @@ def _demonstrate(
     nan_snapshot = _recorded(folders.nan_dump)
     if as_json:
         output.emit_json(
-            SCHEMA,
-            SCHEMA_VERSION,
+            "snaprt.demo",
             {
                 "training": reports,
                 "cache": str(folders.cache),

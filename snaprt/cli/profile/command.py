@@ -20,14 +20,12 @@ from snaprt.units import format_duration
 if TYPE_CHECKING:
     from snaprt.cli.profile.summary import Gap, OperationTime, ProgramTime, SpanTime, Summary
 
-_SCHEMA: Final = "snaprt.profile"
-_VERSION: Final = 1
 _MOST_TEXT: Final = 44  # of what a thread of the host did
 _NOTHING: Final = "-"
 
 
 @click.command("profile")
-@click.argument("place", metavar="DIR|FILE", type=click.Path(path_type=Path))
+@click.argument("place", metavar="DIR|FILE", type=output.PATH)
 @click.option(
     "--top",
     type=click.IntRange(min=1),
@@ -43,12 +41,12 @@ _NOTHING: Final = "-"
 def command(place: Path, top: int, host: str | None, as_json: bool) -> None:
     """Print the top of a profile: programs, operations, gaps on the devices, snaprt itself.
 
-    DIR is what `snaprt run --profile` or `jax.profiler.trace` was given: the latest profile in it
+    DIR is the directory given to `snaprt run --profile` or `jax.profiler.trace`; its latest profile
     is read. TensorBoard and XProf are not needed; both open the same directory, and ui.perfetto.dev
     opens its .trace.json.gz files (docs/how-to/profile.md).
 
-    A gap is a time between two operations in which no device ran one. Of a job of several
-    processes, one is shown; --json has all.
+    A gap is a period between two operations in which no device was busy. For a job with several
+    processes, one is shown; --json includes all.
 
     \b
     Example:
@@ -64,13 +62,13 @@ def command(place: Path, top: int, host: str | None, as_json: bool) -> None:
         with progress.showing("reading"):
             summaries = [summarize(read_profile(file)) for file in files]
         output.emit_json(
-            _SCHEMA, _VERSION, {"hosts": [_cut_off(summary, top) for summary in summaries]}
+            "snaprt.profile", {"hosts": [_cut_off(summary, top) for summary in summaries]}
         )
         return
     names = {file.name.partition(".xplane")[0]: file for file in files}
     if host is not None and host not in names:
         raise UsageError(
-            f"there is no process {host} in the profile", hint=f"Name one of: {', '.join(names)}."
+            f"no process {host} in the profile", hint=f"Name one of: {', '.join(names)}."
         )
     file = names[host] if host is not None else files[0]
     with progress.showing("reading"):
@@ -100,7 +98,7 @@ def _show(summary: Summary, top: int) -> None:
             f"average, {format_duration(step.shortest)} to {format_duration(step.longest)}"
         )
     if not summary.operations:
-        output.console.print("no operation of a program ran while the profile was taken")
+        output.console.print("no operations ran while the profile was taken")
     _table("programs", summary.programs, _PROGRAMS, top)
     _table("operations", summary.operations, _OPERATIONS, top)
     _table("gaps", summary.gaps, _GAPS, top)

@@ -33,41 +33,28 @@ _STAT_METADATA_ID, _STAT_METADATA_NAME = 1, 2
 
 @dataclass(frozen=True)
 class ProfileEvent:
-    """Something that took time.
+    """Something that took time."""
 
-    Attributes:
-        name: What it was.
-        start: When it began, in nanoseconds since the profile did.
-        end: When it ended.
-        line: The thread or the stream that it belongs to; no other line has this number.
-        values: What the profile says beside the name.
-    """
-
-    name: str
-    start: float
-    end: float
-    line: int
-    values: Mapping[str, Any]
+    name: str  # what it was
+    start: float  # when it began, in nanoseconds since the profile did
+    end: float  # when it ended
+    line: int  # the thread or the stream that it belongs to; no other line has this number
+    values: Mapping[str, Any]  # what the profile says beside the name
 
 
 @dataclass(frozen=True)
 class HostProfile:
-    """What one process of a job has written.
-
-    Attributes:
-        file: The file.
-        host: The name in it: of the machine, with the rank in a job of several processes.
-        operations: The operations that devices ran, in order of their start.
-        executions: The executions of programs, where the devices tell them; else empty.
-        host_events: What the host did, in the same order, without Python's functions.
-        modules: The optimized modules that ran, by their names in the profile: ``jit_f(7)``.
-    """
+    """What one process of a job has written."""
 
     file: Path
-    host: str
+    host: str  # the name in it: of the machine, with the rank in a job of several processes
+    # The operations that devices ran, in order of their start.
     operations: list[ProfileEvent] = field(default_factory=list)
+    # The executions of programs, where the devices tell them; else empty.
     executions: list[ProfileEvent] = field(default_factory=list)
+    # What the host did, in the same order, without Python's functions.
     host_events: list[ProfileEvent] = field(default_factory=list)
+    # The optimized modules that ran, by their names in the profile: ``jit_f(7)``.
     modules: dict[str, XlaMessage] = field(default_factory=dict)
 
 
@@ -82,17 +69,17 @@ def find_files(place: Path) -> list[Path]:
         UsageError: There is no profile.
     """
     if not place.exists():
-        raise UsageError(f"there is no {place}", hint=_HINT)
+        raise UsageError(f"{place} does not exist", hint=_HINT)
     if place.is_file():
         if not place.name.endswith(PROFILE_SUFFIX):
-            raise UsageError(f"{place} is no profile: its name does not end in {PROFILE_SUFFIX}")
+            raise UsageError(f"{place} is not a profile: its name does not end in {PROFILE_SUFFIX}")
         return [place]
     runs = sorted(
         run for run in (place / PROFILE_RUNS).glob("*") if any(run.glob(f"*{PROFILE_SUFFIX}"))
     )
     files = sorted((runs[-1] if runs else place).glob(f"*{PROFILE_SUFFIX}"))
     if not files:
-        raise UsageError(f"there is no profile in {place}", hint=_HINT)
+        raise UsageError(f"no profile in {place}", hint=_HINT)
     return files
 
 
@@ -110,7 +97,7 @@ def read_profile(file: Path) -> HostProfile:
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
     except (ValueError, RuntimeError) as error:
-        raise UsageError(f"{file} is no profile, or a damaged one: {error}") from error
+        raise UsageError(f"{file} is not a profile, or is damaged: {error}") from error
     number = 0
     for plane in planes:
         is_of_device = plane.name.startswith("/device:")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from snaprt_replay.hlo.instruction import source_of
+from snaprt_replay.hlo.hlo_module import source_of
 
 from snaprt.cli.profile.read import HostProfile, ProfileEvent
 
@@ -26,64 +26,40 @@ _NANOSECONDS: Final = 1e9
 
 @dataclass(frozen=True)
 class ProgramTime:
-    """The time of one program on the devices; a key of ``--json``, as all below.
+    """The time of one program on the devices; a key of ``--json``, as all below."""
 
-    Attributes:
-        module: The name of its module.
-        graph_id: The id that snapshots and metrics have; None where the profile does not tell it.
-        executions: How often it ran.
-        seconds: While at least one operation of it ran.
-        share: Of the time in which any operation ran.
-    """
-
-    module: str
+    module: str  # the name of its module
+    # The id that snapshots and metrics have; None where the profile does not tell it.
     graph_id: str | None
-    executions: int
-    seconds: float
-    share: float
+    executions: int  # how often it ran
+    seconds: float  # while at least one operation of it ran
+    share: float  # of the time in which any operation ran
 
 
 @dataclass(frozen=True)
 class OperationTime:
-    """The time of one operation of a program, without the operations inside it.
+    """The time of one operation of a program, without the operations inside it."""
 
-    Attributes:
-        operation: Its name in the optimized module.
-        opcode: What it is there; None where the profile does not have the module.
-        module: The name of its module.
-        graph_id: As for the program.
-        times: How often it ran, on all devices.
-        seconds: All of that, also where several ran at once.
-        share: Of the time of all operations.
-        source: ``file:line (function)`` of the user's line, if that is known.
-    """
-
-    operation: str
-    opcode: str | None
-    module: str
-    graph_id: str | None
-    times: int
-    seconds: float
-    share: float
-    source: str | None
+    operation: str  # its name in the optimized module
+    opcode: str | None  # what it is there; None where the profile does not have the module
+    module: str  # the name of its module
+    graph_id: str | None  # as for the program
+    times: int  # how often it ran, on all devices
+    seconds: float  # all of that, also where several ran at once
+    share: float  # of the time of all operations
+    source: str | None  # ``file:line (function)`` of the user's line, if that is known
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A time in which no operation ran, between others.
+    """A time in which no operation ran, between others."""
 
-    Attributes:
-        start: When it began, in seconds since the first event.
-        seconds: How long it was.
-        host: What the thread that starts programs did for the largest part of it; None where the
-            profile has no event of it: it ran Python, or waited.
-        share: How much of it.
-    """
-
-    start: float
-    seconds: float
+    start: float  # when it began, in seconds since the first event
+    seconds: float  # how long it was
+    # What the thread that starts programs did for the largest part of it; None where the profile
+    # has no event of it: it ran Python, or waited.
     host: str | None
-    share: float
+    share: float  # how much of it
 
 
 @dataclass(frozen=True)
@@ -108,33 +84,20 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a profile of one process says.
+    """What a profile of one process says."""
 
-    Attributes:
-        host: The name of its machine, with the rank in a job of several processes.
-        file: The file.
-        seconds: From the first event to the last.
-        busy: While at least one operation ran.
-        idle: While none ran, from the first one to the last.
-        devices: How long each device was busy.
-        programs: The programs, the longest first.
-        operations: The operations, the longest first.
-        gaps: The times between operations, the longest first.
-        snaprt: What snaprt itself did, the longest first; from the threads of the host.
-        steps: The steps that the program marked with annotations.
-    """
-
-    host: str
+    host: str  # the name of its machine, with the rank in a job of several processes
     file: str
-    seconds: float
-    busy: float
-    idle: float
-    devices: dict[str, float]
-    programs: tuple[ProgramTime, ...]
-    operations: tuple[OperationTime, ...]
-    gaps: tuple[Gap, ...]
+    seconds: float  # from the first event to the last
+    busy: float  # while at least one operation ran
+    idle: float  # while none ran, from the first one to the last
+    devices: dict[str, float]  # how long each device was busy
+    programs: tuple[ProgramTime, ...]  # the programs, the longest first
+    operations: tuple[OperationTime, ...]  # the operations, the longest first
+    gaps: tuple[Gap, ...]  # the times between operations, the longest first
+    # What snaprt itself did, the longest first; from the threads of the host.
     snaprt: tuple[SpanTime, ...]
-    steps: tuple[StepTime, ...]
+    steps: tuple[StepTime, ...]  # the steps that the program marked with annotations
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Final
 
 import click
 from rich.text import Text
-from snaprt_replay.batch import cluster, many
-from snaprt_replay.batch.many import ReplayRequest
+from snaprt_replay import batch
+from snaprt_replay.batch import ReplayRequest
 from snaprt_replay.compare.tolerance import ToleranceRequest
 from snaprt_replay.load.case import CompilerOption
 from snaprt_replay.report.model import FAILED, Report
@@ -23,7 +23,6 @@ from snaprt.cli import output, progress
 from snaprt.cli.replay import formats
 from snaprt.errors import UsageError
 
-_PATH: Final = click.Path(path_type=Path)
 _SECONDS: Final = 120.0
 
 
@@ -40,9 +39,7 @@ def _compiler_options(
 
 
 @click.command("replay")
-@click.argument(
-    "files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path)
-)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=output.PATH)
 @click.option(
     "--device", metavar="cpu|gpu|tpu[:N]", help="Device to run on.  [default: JAX's choice]"
 )
@@ -69,15 +66,23 @@ def _compiler_options(
     help="Run N times and check that the results are identical.",
 )
 @click.option(
-    "--all-devices", is_flag=True, help="Run on every local device: does one give different bits?"
+    "--all-devices",
+    is_flag=True,
+    help="Run on every local device, and report devices whose results differ.",
 )
 @click.option(
-    "--profile", type=_PATH, metavar="DIR", help="Profile one more run, for `snaprt profile DIR`."
+    "--profile",
+    type=output.PATH,
+    metavar="DIR",
+    help="Profile one more run, for `snaprt profile DIR`.",
 )
-@click.option("--save", type=_PATH, metavar="FILE.npz", help="Save the outputs.")
-@click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs.")
+@click.option("--save", type=output.PATH, metavar="FILE.npz", help="Save the outputs.")
+@click.option("--inputs", type=output.PATH, metavar="FILE.npz", help="Run on these inputs.")
 @click.option(
-    "--outputs", type=_PATH, metavar="FILE.npz", help="Compare with these results of --inputs."
+    "--outputs",
+    type=output.PATH,
+    metavar="FILE.npz",
+    help="Compare with these results of --inputs.",
 )
 @click.option(
     "--random", "seed", type=click.IntRange(min=0), help="Run on random inputs with this seed."
@@ -100,11 +105,11 @@ def _compiler_options(
 @click.option(
     "--compile-only",
     is_flag=True,
-    help="Compile for --device without running; it may be a TPU topology such as tpu:v5e:2x2.",
+    help="Compile for --device without running. DEVICE may be a TPU topology such as tpu:v5e:2x2.",
 )
 @click.option(
     "--save-hlo",
-    type=_PATH,
+    type=output.PATH,
     metavar="FILE",
     help="File for the optimized HLO of --compile-only.  [default: named after FILE and device]",
 )
@@ -229,7 +234,7 @@ def command(
         save_hlo=save_hlo,
         words=_words(context),
     )
-    executions = many.executions(files)
+    executions = batch.executions(files)
     _check(request, executions, processes, address)
     reports = {}
     for number, report in _replayed(executions, request, processes, address, is_batch):
@@ -275,44 +280,45 @@ def _check(
             "-j cannot be combined with --cluster",
             hint="a cluster runs as many processes as it has workers",
         )
-    for option, path in (
-        ("--save", request.save),
-        ("--save-hlo", request.save_hlo),
-        ("--profile", request.profile),
-    ):
-        if path is not None and address is not None:
+    saving = {
+        "--save": request.save is not None,
+        "--save-hlo": request.save_hlo is not None,
+        "--profile": request.profile is not None,
+    }
+    for option in filter(saving.__getitem__, saving):
+        if address is not None:
             raise UsageError(
                 f"{option} cannot be combined with --cluster",
                 hint="the workers of a cluster save no files",
             )
-        if path is not None and len(files) > 1:
+        if len(files) > 1:
             raise UsageError(f"{option} takes a single FILE", hint="replay the files one by one")
-    if request.all_devices and (request.sides or request.variant.kind == "compile-only"):
-        raise UsageError(
-            "--all-devices does not go with --a, --b, --reference or --compile-only",
-            hint="`snaprt replay --help` has all options",
-        )
-    if request.all_devices and ":" in (request.variant.device or ""):
-        raise UsageError(
-            f"--all-devices does not go with --device {request.variant.device}, a single device",
-            hint=f"name the platform: --device {(request.variant.device or '').partition(':')[0]}",
-        )
-    if request.profile is not None and (
-        request.sides or request.all_devices or request.variant.kind == "compile-only"
+    runs_once = not request.sides and request.variant.kind != "compile-only"
+    for option, is_given, others, can_go in (
+        ("--all-devices", request.all_devices, "", runs_once),
+        (
+            "--profile",
+            saving["--profile"],
+            "--all-devices, ",
+            runs_once and not request.all_devices,
+        ),
+        ("--save", saving["--save"], "", runs_once),
     ):
+        if is_given and not can_go:
+            raise UsageError(
+                f"{option} cannot be combined with {others}--a, --b, --reference or --compile-only",
+                hint="see `snaprt replay --help`",
+            )
+    platform, _, number = (request.variant.device or "").partition(":")
+    if request.all_devices and number:
         raise UsageError(
-            "--profile does not go with --a, --b, --reference, --all-devices or --compile-only",
-            hint="`snaprt replay --help` has all options",
+            f"--all-devices cannot be combined with --device {platform}:{number}, a single device",
+            hint=f"name the platform: --device {platform}",
         )
     if request.save is not None and request.save.suffix != ".npz":
         raise UsageError(
             f"cannot save outputs as {request.save}: only .npz is supported",
             hint="--save outputs.npz",
-        )
-    if request.save is not None and (request.sides or request.variant.kind == "compile-only"):
-        raise UsageError(
-            "--save cannot be combined with --a, --b, --reference or --compile-only",
-            hint="see `snaprt replay --help`",
         )
 
 
@@ -325,9 +331,9 @@ def _replayed(
 ) -> Iterator[tuple[int, Report]]:
     """Yield reports as they are made; if ``tells``, say on stderr how far it is."""
     if address is not None:
-        reports = cluster.replay_files(files, request, address)
+        reports = batch.replay_on_cluster(files, request, address)
     else:
-        reports = many.replay_files(files, request, processes or 1)
+        reports = batch.replay_files(files, request, processes or 1)
     if not tells:
         yield from reports
         return

@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
-from rich.table import Table
 from rich.text import Text
 from snaprt_replay.compare.results import Comparison, OutputComparison
 from snaprt_replay.report import model, text
-from snaprt_replay.report.junit import junit_xml
 from snaprt_replay.report.model import FAILED, Headline, Report, Status
 from snaprt_replay.report.page import page
 
 from snaprt import shown
 from snaprt.cli import output, tables
-from snaprt.refusals import writing
+from snaprt.cli.fitted_table import Column, Columns, FittedTable
 from snaprt.units import format_duration
-from snaprt.whole_files import write_whole
+from snaprt.whole_files import write_whole, writing
 
 _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 
@@ -34,7 +32,7 @@ def _html(reports: Sequence[Report]) -> bytes:
 
 
 def _junit(reports: Sequence[Report]) -> bytes:
-    return junit_xml(reports, datetime.datetime.now(datetime.UTC))
+    return text.junit_xml(reports, datetime.datetime.now(datetime.UTC))
 
 
 def _markdown(reports: Sequence[Report]) -> bytes:
@@ -75,7 +73,7 @@ def format_options(function: _AnyFunction) -> _AnyFunction:
     for name, (_, what) in reversed(list(FORMATS.items())):
         function = click.option(
             f"--{name}",
-            type=click.Path(path_type=Path),
+            type=output.PATH,
             metavar="OUT",
             callback=remember,
             expose_value=False,
@@ -135,7 +133,7 @@ def _to_json(reports: Sequence[Report]) -> dict[str, Any]:
 
 def print_json(reports: Sequence[Report]) -> None:
     """Print what ``--json`` asks for."""
-    output.emit_json(model.SCHEMA, model.SCHEMA_VERSION, _to_json(reports))
+    output.emit_json(model.SCHEMA, _to_json(reports), model.SCHEMA_VERSION)
 
 
 def save(reports: Sequence[Report], path: Path) -> None:
@@ -193,20 +191,17 @@ def show_comparison(comparison: Comparison) -> None:
         console.print(f"{'' if number else chr(10)}tolerance: {line}")
 
 
+_SUM: Final[Columns[Report]] = (
+    (Column("verdict"), lambda report: word(report.headline)),
+    (Column("file"), lambda report: shown.name(report.path, 400)),
+    (Column("worst output"), text.worst_words),
+    (Column("time", right=True), lambda report: format_duration(sum(report.seconds))),
+)
+
+
 def show_sum(reports: Sequence[Report]) -> None:
     """Print one row for each report, and how many there are of each verdict."""
-    table = Table(box=None, pad_edge=False)
-    for head in ("verdict", "file", "worst output"):
-        table.add_column(head, overflow="fold")
-    table.add_column("time", justify="right")
-    for report in reports:
-        table.add_row(
-            word(report.headline),
-            Text(shown.name(report.path, 400)),
-            Text(text.worst_words(report)),
-            format_duration(sum(report.seconds)),
-        )
-    output.console.print(table)
+    output.console.print(FittedTable.of(reports, _SUM))
     output.console.print()
     words = [report.headline.word for report in reports]
     counts = [f"{words.count(word)} {word}" for word in sorted(set(words))]

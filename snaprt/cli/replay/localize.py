@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import click
-from snaprt_replay.batch import gather
+from snaprt_replay import gather
 from snaprt_replay.load.load import load
 from snaprt_replay.localize.findings import to_json
 from snaprt_replay.localize.pipeline import LocalizeRequest, SearchTarget, localize
@@ -19,12 +19,11 @@ from snaprt import shown
 from snaprt.cli import output, progress
 from snaprt.cli.replay import formats, two_sides
 
-_PATH: Final = click.Path(path_type=Path)
 _STATE_SUFFIX: Final = ".localize"
 
 
 @click.command("localize")
-@click.argument("file", metavar="FILE", type=_PATH)
+@click.argument("file", metavar="FILE", type=output.PATH)
 @two_sides.variant_option(
     "--a",
     "suspect",
@@ -46,7 +45,7 @@ _STATE_SUFFIX: Final = ".localize"
 @two_sides.search_options
 @click.option(
     "--state",
-    type=_PATH,
+    type=output.PATH,
     metavar="DIR",
     help="Directory of the search state; an interrupted search resumes from it.  [default: "
     "FILE.localize]",
@@ -102,7 +101,7 @@ def command(
         formats.write_files([gather.of_localization(case, found, Path())])
     if as_json:
         envelope = to_json(found)
-        output.emit_json(envelope.pop("schema"), envelope.pop("version"), envelope)
+        output.emit_json(envelope.pop("schema"), envelope, envelope.pop("version"))
     else:
         for line in text.localization_lines(found):
             output.console.print(line)

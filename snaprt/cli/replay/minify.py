@@ -21,16 +21,12 @@ from snaprt.cli.replay import two_sides
 from snaprt.errors import UsageError
 from snaprt.units import format_duration
 
-SCHEMA: Final = "snaprt.minify"
-SCHEMA_VERSION: Final = 1
-
-_PATH: Final = click.Path(path_type=Path)
 _SUFFIX: Final = ".minified"
 _WITHOUT_VALUES: Final = ("crash", "slow-compile")
 
 
 @click.command("minify")
-@click.argument("file", metavar="FILE", type=_PATH)
+@click.argument("file", metavar="FILE", type=output.PATH)
 @click.option(
     "--check",
     type=click.Choice(["mismatch", "nan", "crash", "slow-compile"]),
@@ -90,7 +86,7 @@ _WITHOUT_VALUES: Final = ("crash", "slow-compile")
     "-o",
     "--output",
     "folder",
-    type=_PATH,
+    type=output.PATH,
     metavar="DIR",
     help="Output folder.  [default: FILE.minified]",
 )
@@ -164,7 +160,7 @@ def command(
             tell=lambda line: output.log.print(shown.lines(line)),
         )
     if as_json:
-        output.emit_json(SCHEMA, SCHEMA_VERSION, _to_json(file, found))
+        output.emit_json("snaprt.minify", _to_json(file, found))
     else:
         _show(case, name, found)
     context.exit(output.EXIT_OK if found is None else output.EXIT_MISMATCH)

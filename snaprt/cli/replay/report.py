@@ -18,59 +18,64 @@ from snaprt.cli import output, progress
 from snaprt.cli.fitted_table import Column, FittedTable
 from snaprt.cli.replay import formats
 from snaprt.errors import SnaprtError, UsageError
-from snaprt.fleet.hang import Conclusion, conclude
-from snaprt.fleet.hang_files import is_hang, read_dumps
-from snaprt.refusals import writing
+from snaprt.fleet.hang import Conclusion, conclude, is_hang, read_dumps
 from snaprt.snapshot.recorder.states import read_states
 from snaprt.units import format_duration
+from snaprt.whole_files import writing
 
 if TYPE_CHECKING:
     from snaprt_replay.load.case import Case
     from snaprt_replay.localize.findings import Localization
 
-_PATH: Final = click.Path(path_type=Path)
 _MOST_BYTES: Final = 1 << 28
 
 
 @click.command("report")
-@click.argument("file", metavar="RESULT.json|FILE|HANG", type=_PATH)
+@click.argument("file", metavar="RESULT.json|FILE|HANG", type=output.PATH)
 @formats.format_options
 @formats.verbose_option
-@click.option("--save", type=_PATH, metavar="OUT.json", help="Save it, to be reported again.")
+@click.option(
+    "--save",
+    type=output.PATH,
+    metavar="OUT.json",
+    help="Save the report; `snaprt report OUT.json` shows it again.",
+)
 @click.option(
     "--model-explorer",
     "explorer",
-    type=_PATH,
+    type=output.PATH,
     metavar="DIR",
     help="Write the program and its errors for Google's Model Explorer.",
 )
 @click.option(
     "--localized",
-    type=_PATH,
+    type=output.PATH,
     metavar="FOUND.json",
-    help="What `snaprt localize --json` printed of FILE.",
+    help="Output of `snaprt localize --json` for FILE.",
 )
 @click.option(
     "--localize/--no-localize",
     "localizes",
     default=None,
-    help="Find where it starts.  [default: if FILE's outputs differ or hold a NaN]",
+    help="Find the operation where it starts.  [default: if outputs differ or contain NaN]",
 )
 @click.option(
     "--budget",
     type=click.FloatRange(min=0),
     default=120.0,
     metavar="SECONDS",
-    help="Time to find where it starts.",
+    help="Time limit for --localize.",
     show_default=True,
 )
-@click.option("--device", metavar="cpu|gpu|tpu[:N]", help="Where to run.  [default: JAX's choice]")
+@click.option(
+    "--device", metavar="cpu|gpu|tpu[:N]", help="Device to run on.  [default: JAX's choice]"
+)
 @click.option(
     "--sources",
-    type=_PATH,
+    type=output.PATH,
     default=Path("."),
     metavar="DIR",
-    help="Show lines of Python files in this folder alone.  [default: the current one]",
+    help="Show source lines only from Python files in DIR.  [default: current directory]",
 )
 @output.json_option
 @click.pass_context
@@ -86,14 +91,14 @@ def command(
     sources: Path,
     as_json: bool,
 ) -> None:
-    """Show what a replay found: in the terminal, as a page, as JSON, in Model Explorer.
+    """Show the results of a replay in the terminal, as a page, as JSON or in Model Explorer.
 
-    RESULT.json is what `snaprt replay`, `snaprt localize` or `snaprt report` printed with --json;
-    nothing is run again. FILE is anything that `snaprt replay` takes: it is replayed, and if its
-    outputs differ or hold a NaN, the operation where that starts is looked for. HANG is a folder
-    that --watchdog wrote: it says who waits for whom.
+    RESULT.json is the output of `snaprt replay`, `snaprt localize` or `snaprt report` with --json;
+    nothing is run again. FILE is any file that `snaprt replay` accepts: it is replayed, and if its
+    outputs differ or contain NaN, the operation where that starts is localized. HANG is a folder
+    written by --watchdog; the report shows which ranks wait for which.
 
-    The status is 0 if all is well, 1 if something was found, 2 if something failed.
+    The exit status is 0 if nothing was found, 1 if something was found, 2 if a file failed.
 
     \b
     Example:
@@ -109,13 +114,15 @@ def command(
     if _is_json(file):
         if explorer is not None:
             raise UsageError(
-                "--model-explorer shows a program, and a saved result holds none",
-                hint="give the FILE that it was made of, with --localized FOUND.json",
+                "--model-explorer needs a program, but a saved result contains none",
+                hint="pass the original FILE, with --localized FOUND.json",
             )
         reports = saved.read(_read_json(file), str(file))
         if found is not None:
             if len(reports) != 1:
-                raise UsageError(f"{file} is of {len(reports)} files, --localized of one")
+                raise UsageError(
+                    f"{file} has results for {len(reports)} files, but --localized is for one"
+                )
             reports = (dataclasses.replace(reports[0], localization=found),)
     else:
         with progress.showing("replaying"):
@@ -141,7 +148,7 @@ def _find(
 ) -> Report:
     """Replay a file, look for where it starts unless that was ``found``, and report both."""
     # Here, because a saved result is shown without JAX.
-    from snaprt_replay.batch import gather
+    from snaprt_replay import gather
     from snaprt_replay.run.rerun import replay
 
     from snaprt.snapshot.recorder import flags
@@ -217,19 +224,16 @@ def _is_json(path: Path) -> bool:
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path} is too large for a result that snaprt saved")
+            raise UsageError(f"{path} is too large to be a saved snaprt result")
         plain = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} cannot be read: {error}", hint="give what a command printed with --json"
+            f"{path} cannot be read: {error}", hint="pass the output of a command with --json"
         ) from error
     if not isinstance(plain, dict):
-        raise UsageError(f"{path} holds no result of snaprt's")
+        raise UsageError(f"{path} does not contain a snaprt result")
     return plain
 
-
-HANG_SCHEMA: Final = "snaprt.hang-report"
-HANG_VERSION: Final = 1
 
 _HANG_COLUMNS: Final = (
     Column("rank", right=True),
@@ -252,7 +256,7 @@ def _report_hang(folder: Path, *, as_json: bool) -> None:
     dumps = read_dumps(folder)
     conclusion = conclude(dumps, read_states(folder.parent))
     if as_json:
-        output.emit_json(HANG_SCHEMA, HANG_VERSION, {"folder": folder, **vars(conclusion)})
+        output.emit_json("snaprt.hang-report", {"folder": folder, **vars(conclusion)})
         return
     _show_conclusion(conclusion, folder)
     for cause in sorted({dump.cause for dump in dumps if dump.state in ("stuck", "died")}):

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
-from snaprt_replay.batch import many
+from snaprt_replay import batch
 from snaprt_replay.run.variants.variants import Variant, parse_variant
 
+from snaprt.cli import output
 from snaprt.errors import UsageError
 
 _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
-_PATH: Final = click.Path(path_type=Path)
 
 
 def _variant(
@@ -35,7 +35,7 @@ def one_execution(path: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    files = many.executions([path])
+    files = batch.executions([path])
     files = [file for file in files if file.parent == path] or files  # not those of `minify`
     if len(files) > 1:
         raise UsageError(
@@ -48,7 +48,7 @@ def against_option(function: _AnyFunction) -> _AnyFunction:
     """Give a command ``--against OTHER``."""
     return click.option(
         "--against",
-        type=_PATH,
+        type=output.PATH,
         metavar="OTHER",
         help="Program of side B: an edited version of FILE, or the same program recorded "
         "elsewhere.",
@@ -77,7 +77,7 @@ _SEARCH_OPTIONS: Final = (
         help="Time limit for compiling and running each program.",
         show_default=True,
     ),
-    click.option("--inputs", type=_PATH, metavar="FILE.npz", help="Run on these inputs."),
+    click.option("--inputs", type=output.PATH, metavar="FILE.npz", help="Run on these inputs."),
     click.option(
         "--random", "seed", type=click.IntRange(min=0), help="Run on random inputs with this seed."
     ),

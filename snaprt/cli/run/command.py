@@ -28,8 +28,7 @@ import click
 import snaprt
 from snaprt import after_import, autoload, settings, units
 from snaprt.cli import output
-from snaprt.cli.run.explained import RunExplained
-from snaprt.cli.run.profiled import RunProfiled, checked_steps
+from snaprt.cli.run.observers import RunExplained, RunProfiled, checked_steps
 from snaprt.errors import SnaprtError, UsageError
 from snaprt.fleet.launch import tell_status
 from snaprt.snapshot.recorder.conditions import parse_conditions
@@ -40,20 +39,13 @@ EXIT_UNCAUGHT: Final = 1
 
 @dataclass(frozen=True)
 class PythonProgram:
-    """A program that is ready to run.
+    """A program that is ready to run."""
 
-    Attributes:
-        code: Its compiled top level.
-        argument_zero: What it finds in ``sys.argv[0]``.
-        search_path: What it finds in ``sys.path[0]``.
-        file: What it finds in ``__file__``.
-        spec: Its ``__spec__``; None for a script, as under ``python``.
-    """
-
-    code: CodeType
-    argument_zero: str
-    search_path: str
-    file: str | None
+    code: CodeType  # its compiled top level
+    argument_zero: str  # what it finds in ``sys.argv[0]``
+    search_path: str  # what it finds in ``sys.path[0]``
+    file: str | None  # what it finds in ``__file__``
+    # Its ``__spec__``; None for a script, as under ``python``.
     spec: importlib.machinery.ModuleSpec | None
 
 
@@ -88,14 +80,13 @@ def _checked_duration(
     except ValueError:
         is_allowed = False
     if not is_allowed:
-        raise click.BadParameter(f"{text!r} is no duration, such as 90s, 5m or 1h", context, option)
+        raise click.BadParameter(
+            f"{text!r} is not a duration such as 90s, 5m or 1h", context, option
+        )
     return text
 
 
-@click.command(
-    "run",
-    cls=ProgramCommand,
-)
+@click.command("run", cls=ProgramCommand)
 @click.option("--lazy/--no-lazy", default=None, help="Record operations and run them as graphs.")
 @click.option(
     "--torch",
@@ -103,18 +94,8 @@ def _checked_duration(
     is_flag=True,
     help="Run PyTorch code for the device xla on JAX, with snaprt's torch_xla.",
 )
-@click.option(
-    "--cache",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Directory of the compile cache.",
-)
-@click.option(
-    "--dump",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Record snapshots into DIR.",
-)
+@click.option("--cache", type=output.PATH, metavar="DIR", help="Directory of the compile cache.")
+@click.option("--dump", type=output.FOLDER, metavar="DIR", help="Record snapshots into DIR.")
 @click.option(
     "--record",
     is_flag=True,
@@ -137,23 +118,23 @@ def _checked_duration(
 @click.option(
     "--check-ranks",
     is_flag=True,
-    help="Compare what the processes of a job run, before each program first runs.",
+    help="Check that the processes of a job run the same program before its first run.",
 )
 @click.option(
     "--watchdog",
     metavar="TIME",
     callback=_checked_duration,
-    help="Write the stacks of each process when nothing has ended for TIME, such as 300s.",
+    help="Write the stacks of each process if no execution or step ends for TIME, such as 300s.",
 )
 @click.option(
     "--metrics",
-    type=click.Path(path_type=Path),
+    type=output.PATH,
     metavar="FILE",
     help="Save the metrics to FILE at exit.",
 )
 @click.option(
     "--profile",
-    type=click.Path(path_type=Path),
+    type=output.PATH,
     metavar="DIR",
     help="Write a profile for XProf, Perfetto and `snaprt profile` to DIR.",
 )
@@ -168,7 +149,7 @@ def _checked_duration(
 )
 @click.option(
     "--explain-json",
-    type=click.Path(path_type=Path),
+    type=output.PATH,
     metavar="FILE",
     help="Write the graph breaks as JSON with a versioned schema.",
 )
@@ -231,25 +212,19 @@ def command(
     if not program:
         raise click.UsageError("no program to run", context)
     is_lazy = is_torch or settings.get("SNAPRT_LAZY") if lazy is None else lazy
-    for variable, path in (
-        ("SNAPRT_CACHE_DIR", cache),
-        ("SNAPRT_DUMP_DIR", dump),
-        ("SNAPRT_METRICS_FILE", metrics),
-    ):
-        if path is not None:
-            os.environ[variable] = str(path)
     conditions = "; ".join(when) or os.environ.get("SNAPRT_RECORD", "")
     parse_conditions(conditions)  # so that a wrong one is told before the program runs
-    if when:
-        os.environ["SNAPRT_RECORD"] = conditions
-    if keep_last is not None:
-        os.environ["SNAPRT_RECORD_KEEP_LAST"] = str(keep_last)
-    if dedupe:
-        os.environ["SNAPRT_RECORD_DEDUPE"] = "on"
-    if watchdog is not None:
-        os.environ["SNAPRT_WATCHDOG"] = watchdog
-    if check_ranks:
-        os.environ["SNAPRT_CHECK_RANKS"] = "1"
+    variables = {
+        "SNAPRT_CACHE_DIR": cache,
+        "SNAPRT_CHECK_RANKS": "1" if check_ranks else None,
+        "SNAPRT_DUMP_DIR": dump,
+        "SNAPRT_METRICS_FILE": metrics,
+        "SNAPRT_RECORD": conditions if when else None,
+        "SNAPRT_RECORD_DEDUPE": "on" if dedupe else None,
+        "SNAPRT_RECORD_KEEP_LAST": keep_last,
+        "SNAPRT_WATCHDOG": watchdog,
+    }
+    os.environ.update({name: str(text) for name, text in variables.items() if text is not None})
     if autoload.is_asked_for():
         after_import.call_after_import("jax", autoload.initialize)
     is_asked_for = record or settings.get("SNAPRT_RECORD_JIT")
@@ -423,7 +398,7 @@ def _find_script(name: str) -> PythonProgram:
     path = os.path.abspath(name)
     if not os.path.exists(path):
         raise UsageError(
-            f"there is no program {name}",
+            f"no such program: {name}",
             hint="Name a Python file, or a module with -m; options of snaprt come before it.",
         )
     importer: Any = pkgutil.get_importer(path)

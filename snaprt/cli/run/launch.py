@@ -18,25 +18,22 @@ from snaprt.snapshot.recorder.conditions import parse_conditions
 _OF_RUN = [parameter for parameter in run_command.params if isinstance(parameter, click.Option)]
 
 
-@click.command(
-    "launch",
-    cls=ProgramCommand,
-)
+@click.command("launch", cls=ProgramCommand)
 @click.option(
     *("-n", "--processes"), type=click.IntRange(min=1), default=1, metavar="N", show_default=True,
-    help="How many processes run on this machine.",
+    help="Number of processes on this machine.",
 )  # fmt: skip
 @click.option(
     *("--devices-per-process", "devices"), type=click.IntRange(min=1), metavar="N",
-    help="Show each process N devices: CPU devices that XLA makes, or its share of the GPUs.",
+    help="Devices per process: N virtual CPU devices, or a share of N GPUs.",
 )  # fmt: skip
 @click.option(
     "--nnodes", type=click.IntRange(min=1), default=1, metavar="N", show_default=True,
-    help="How many machines run the job; the command is started on each.",
+    help="Number of machines; run the command on each.",
 )  # fmt: skip
 @click.option(
     "--node-rank", type=click.IntRange(min=0), default=0, metavar="N", show_default=True,
-    help="Which of the machines this is.",
+    help="Index of this machine, starting at 0.",
 )  # fmt: skip
 @click.option(
     "--master", metavar="HOST:PORT", help="Address of the first machine, needed with --nnodes."
@@ -56,12 +53,12 @@ def command(
 ) -> None:
     """Run a Python program as the processes of one job.
 
-    Each process runs under `snaprt run`, with the options of it that are given here, and finds
-    torchrun's variables: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
-    `jax.distributed.initialize()` needs no arguments. Each line of output begins with the rank that
-    printed it. When a process fails, the others are ended, its last output is shown again, and its
-    status is the command's. --metrics and --explain-json write a file for each rank: run.json.0,
-    run.json.1, ...
+    Each process runs under `snaprt run` with the given options, and gets torchrun's variables:
+    RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+    `jax.distributed.initialize()` needs no arguments. Each line of output starts with the rank that
+    printed it. When a process fails, the others are stopped, its last output is repeated, and its
+    exit status is that of the command. --metrics and --explain-json write one file per rank:
+    run.json.0, run.json.1, ...
 
     \b
     Example:
@@ -70,14 +67,15 @@ def command(
       snaprt launch -n 8 --nnodes 2 --node-rank 0 --master node0:29500 -- train.py
     """
     if not program:
-        raise click.UsageError("there is no program to run", context)
+        raise click.UsageError("no program to run", context)
     if node_rank >= nnodes:
         raise UsageError(
-            f"there is no machine {node_rank} of {nnodes}", hint="--node-rank counts from 0."
+            f"--node-rank {node_rank} is out of range for --nnodes {nnodes}",
+            hint="--node-rank starts at 0.",
         )
     if nnodes > 1 and master is None:
         raise UsageError(
-            "several machines need the address of the first",
+            "--nnodes needs the address of the first machine",
             hint="Give each the same --master HOST:PORT.",
         )
     parse_conditions("; ".join(when))

@@ -16,16 +16,12 @@ from snaprt import shown
 from snaprt.cli import output, progress, tables
 from snaprt.cli.fitted_table import Column, FittedTable
 
-SCHEMA: Final = "snaprt.diff"
-SCHEMA_VERSION: Final = 1
-
-_PATH: Final = click.Path(path_type=Path)
 _STYLES: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
 @click.command("diff")
-@click.argument("first", metavar="A", type=_PATH)
-@click.argument("second", metavar="B", type=_PATH)
+@click.argument("first", metavar="A", type=output.PATH)
+@click.argument("second", metavar="B", type=output.PATH)
 @output.json_option
 @click.pass_context
 def command(context: click.Context, first: Path, second: Path, as_json: bool) -> None:
@@ -44,9 +40,7 @@ def command(context: click.Context, first: Path, second: Path, as_json: bool) ->
         found = find_differences(first, second)
     if as_json:
         output.emit_json(
-            SCHEMA,
-            SCHEMA_VERSION,
-            {"first": first, "second": second, "differ": found.any, **vars(found)},
+            "snaprt.diff", {"first": first, "second": second, "differ": found.any, **vars(found)}
         )
     else:
         _show(found)

@@ -6,15 +6,11 @@ It knows options; the forms are `snaprt_replay.export.formats`'s.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import click
 from snaprt_replay.export.formats import FORMS, export
 
 from snaprt.cli import output, progress
-
-SCHEMA: Final = "snaprt.export"
-SCHEMA_VERSION: Final = 1
 
 _FORMS_HELP = "\n".join(f"  {name:<13} {form.help}" for name, form in FORMS.items())
 
@@ -34,13 +30,13 @@ Example:
 
 
 @click.command("export", help=_HELP)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=output.PATH)
 @click.option("--to", type=click.Choice(list(FORMS)), required=True, help="Output format.")
 @click.option(
     "-o",
     "--output",
     "out",
-    type=click.Path(path_type=Path),
+    type=output.PATH,
     required=True,
     metavar="OUT",
     help="File to write; for python, a folder.",
@@ -53,7 +49,7 @@ def command(file: Path, to: str, out: Path, replace: bool, as_json: bool) -> Non
         case = export(file, to, out, replace=replace)
     if as_json:
         told = {"path": file, "to": to, "output": out, "notes": case.notes}
-        output.emit_json(SCHEMA, SCHEMA_VERSION, told)
+        output.emit_json("snaprt.export", told)
         return
     for note in case.notes:
         output.log.print(f"note: {note}")

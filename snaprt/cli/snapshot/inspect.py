@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -19,24 +19,20 @@ from snaprt_replay.load.contents import FileContents
 from snaprt import shown
 from snaprt.cli import output, tables
 from snaprt.errors import UsageError
-from snaprt.refusals import writing
-from snaprt.whole_files import whole_file
-
-SCHEMA: Final = "snaprt.inspect"
-SCHEMA_VERSION: Final = 1
+from snaprt.whole_files import whole_file, writing
 
 # So many elements of an array are printed, by NumPy's own abbreviation.
 _PRINTED_ELEMENTS = 200
 
 
 @click.command("inspect")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=output.PATH)
 @click.option("--hlo", is_flag=True, help="Print the module as HLO text.")
 @click.option("--stablehlo", is_flag=True, help="Print the module as StableHLO text.")
 @click.option("--array", "array_name", metavar="NAME", help="Print one array.")
 @click.option(
     "--save",
-    type=click.Path(path_type=Path),
+    type=output.PATH,
     metavar="FILE.npy",
     help="Save the array of --array; types that NumPy lacks, such as bfloat16, are saved as raw "
     "bits.",
@@ -73,7 +69,7 @@ def command(
 def _print_text(found: FileContents, form: Literal["hlo", "stablehlo"], as_json: bool) -> None:
     text = found.module_text(form)
     if as_json:
-        output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": found.path, form: text})
+        output.emit_json("snaprt.inspect", {"path": found.path, form: text})
     else:
         click.echo(shown.lines(text))
 
@@ -83,7 +79,7 @@ def _print_array(found: FileContents, array: NamedArray, save: Path | None, as_j
         _save(save, array)
     statistics = describe(array)
     if as_json:
-        output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": found.path, "array": statistics})
+        output.emit_json("snaprt.inspect", {"path": found.path, "array": statistics})
         return
     output.console.print(tables.statistics_table([statistics]))
     output.console.print()
@@ -108,7 +104,7 @@ def _print_summary(found: FileContents, as_json: bool) -> None:
             "notes": found.notes,
             "arrays": [{"role": role, **vars(one)} for role, one in statistics],
         }
-        output.emit_json(SCHEMA, SCHEMA_VERSION, data)
+        output.emit_json("snaprt.inspect", data)
         return
     output.console.print(f"{found.path}: {found.format}, module {shown.name(found.name)}")
     width = max((len(label) for label in found.facts), default=0)

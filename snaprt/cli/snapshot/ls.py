@@ -21,9 +21,6 @@ from snaprt.snapshot.format.read import open_snapshot, read_manifest
 from snaprt.snapshot.share import prune
 from snaprt.units import format_size
 
-SCHEMA: Final = "snaprt.ls"
-SCHEMA_VERSION: Final = 1
-
 _FEW_BYTES: Final = 256 << 20  # of stored arrays, which are read in a second
 
 _COLUMNS: Final = (
@@ -82,7 +79,7 @@ def _range(text: str | None) -> tuple[float, float]:
 
 
 @click.command("ls")
-@click.argument("place", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("place", metavar="DIR", type=output.PATH)
 @click.option("--graph", metavar="REGEX", help="Only graphs whose name matches.")
 @click.option("--step", metavar="N[:M]", help="Only these steps.")
 @click.option("--execution", metavar="N[:M]", help="Only these executions of each executable.")
@@ -92,7 +89,7 @@ def _range(text: str | None) -> tuple[float, float]:
     "--ranks",
     "by_rank",
     is_flag=True,
-    help="Show each rank of a job: how far it is, what it recorded, what is missing.",
+    help="Show each rank of a job: its progress, recordings and missing recordings.",
 )
 @click.option("--check", is_flag=True, help="Read all modules and arrays to find damage.")
 @output.json_option
@@ -142,9 +139,7 @@ def command(
     if by_rank:
         by_ranks = ranks.rows_of_ranks(place, [file.execution for file in files])
         if as_json:
-            output.emit_json(
-                SCHEMA, SCHEMA_VERSION, {"path": place, "ranks": by_ranks, "damaged": damaged}
-            )
+            output.emit_json("snaprt.ls", {"path": place, "ranks": by_ranks, "damaged": damaged})
         else:
             ranks.show(by_ranks)
         _exit(context, damaged)
@@ -153,7 +148,7 @@ def command(
     store_bytes = sum(path.stat().st_size for path in store)
     if as_json:
         told = {"rows": rows, "damaged": damaged, "stored_arrays": len(store)}
-        output.emit_json(SCHEMA, SCHEMA_VERSION, {"path": place, **told, "bytes": store_bytes})
+        output.emit_json("snaprt.ls", {"path": place, **told, "bytes": store_bytes})
     else:
         _show(rows, len(store), store_bytes)
     _exit(context, damaged)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import click
 
@@ -17,17 +16,11 @@ from snaprt.snapshot.share.pack import Packed, pack, unpack
 from snaprt.snapshot.share.prune import AGE, orphans, prune
 from snaprt.units import format_size
 
-SCHEMA: Final = "snaprt.pack"
-PRUNE_SCHEMA: Final = "snaprt.prune"
-SCHEMA_VERSION: Final = 1
-
-_PATH: Final = click.Path(path_type=Path)
-
 
 @click.command("pack")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=_PATH)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=output.PATH)
 @click.option(
-    "-o", "--output", "out", type=_PATH, required=True, metavar="OUT", help="File to write."
+    "-o", "--output", "out", type=output.PATH, required=True, metavar="OUT", help="File to write."
 )
 @click.option(
     "--redact",
@@ -66,11 +59,11 @@ def pack_command(
 
 
 @click.command("unpack")
-@click.argument("file", type=_PATH)
+@click.argument("file", type=output.PATH)
 @click.option(
     "-d",
     "--directory",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=output.FOLDER,
     default=Path(),
     metavar="DIR",
     help="Output directory.  [default: .]",
@@ -92,7 +85,7 @@ def unpack_command(file: Path, directory: Path, as_json: bool) -> None:
 
 def _report(packed: Packed, word: str, as_json: bool) -> None:
     if as_json:
-        output.emit_json(SCHEMA, SCHEMA_VERSION, vars(packed))
+        output.emit_json("snaprt.pack", vars(packed))
         return
     for name in packed.snapshots:
         click.echo(name)
@@ -129,7 +122,7 @@ def prune_command(directory: Path, age: float, dry_run: bool, as_json: bool) -> 
     with progress.showing("looking for arrays that nothing uses"):
         found = orphans(directory, age) if dry_run else prune(directory, age)
     if as_json:
-        output.emit_json(PRUNE_SCHEMA, SCHEMA_VERSION, {"removed": not dry_run, "arrays": found})
+        output.emit_json("snaprt.prune", {"removed": not dry_run, "arrays": found})
         return
     for orphan in found:
         click.echo(orphan.path)

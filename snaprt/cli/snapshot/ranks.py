@@ -147,7 +147,7 @@ def _said_missing(place: Path, rank: int) -> Mapping[tuple[str, int], str]:
 def show(rows: list[RankRow]) -> None:
     """Print a table of ranks."""
     if not rows:
-        output.log.print("No rank has left a state here, and nothing is recorded.")
+        output.log.print("No rank state and no recordings found here.")
         return
     output.console.print(FittedTable(_COLUMNS, [_cells(row) for row in rows]))
 

@@ -23,7 +23,6 @@ import numpy as np
 import zstandard
 
 from snaprt.errors import SnapshotError
-from snaprt.refusals import remedy
 from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.small_zip import (
     FIRST_TIME,
@@ -34,7 +33,7 @@ from snaprt.snapshot.format.small_zip import (
 )
 from snaprt.snapshot.format.store import ArrayStore
 from snaprt.snapshot.format.whole_writes import WholeWrites
-from snaprt.whole_files import temporary_name
+from snaprt.whole_files import remedy, temporary_name
 
 SMALL_FILE: Final = 1 << 20
 """Bytes up to which a snapshot is written at once, and left to the system to put on disk.

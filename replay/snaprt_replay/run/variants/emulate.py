@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from snaprt.hlo.literals import array_shape, array_to_literal
-from snaprt.hlo.proto import HloInstructionProto, HloModuleProto, ShapeProto, XlaMessage
-from snaprt_replay.hlo.hlo_module import Editor
+from snaprt.hlo.proto import XlaMessage
+from snaprt_replay.hlo.hlo_module import Editor, copy_of
 from snaprt_replay.run.variants.variants import PRECISIONS
 
 _PRED, _F32 = 1, 11
@@ -36,8 +36,7 @@ def with_matmul_precision(module: XlaMessage, precision: str) -> XlaMessage:
         module: An HloModuleProto; it is not changed.
         precision: One of `variants.PRECISIONS`.
     """
-    asked = HloModuleProto()
-    asked.CopyFrom(module)
+    asked = copy_of(module)
     for computation in asked.computations:
         for instruction in computation.instructions:
             if instruction.opcode in _MULTIPLIED and not _asked(instruction):
@@ -85,11 +84,7 @@ def _in_passes(
     left, right = (_parts(editor, operand, depth, instruction, made) for operand in operands)
     total: XlaMessage | None = None
     for one, other in passes:
-        product = HloInstructionProto()
-        product.CopyFrom(instruction)
-        new = editor.new(instruction.opcode, instruction.shape, (), like=instruction)
-        product.id, product.name = new.id, new.name
-        product.operand_ids[:] = [left[one].id, right[other].id]
+        product = editor.twin(instruction, [left[one], right[other]])
         made.append(product)
         if total is not None:
             if (one, other) == (0, 0):
@@ -111,8 +106,7 @@ def _finite_or_zero(
         made.append(editor.new(opcode, shape, operands, like=like))
         return made[-1]
 
-    flags = ShapeProto()
-    flags.CopyFrom(value.shape)
+    flags = copy_of(value.shape)
     flags.element_type = _PRED
     finite = new("is-finite", flags, value)
     zero = new("constant", array_shape(np.dtype(np.float32), ()))

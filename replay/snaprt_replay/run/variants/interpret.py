@@ -12,22 +12,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from snaprt.hlo.literals import TUPLE, array_shape, dtype_of
-from snaprt.hlo.proto import HloModuleProto, ShapeProto, XlaMessage
+from snaprt.hlo.proto import ShapeProto, XlaMessage
 from snaprt_replay import floatbits
 from snaprt_replay.hlo import hlo_module
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Readable:
-    """A program that returns real numbers of ordinary types only.
+    """A program that returns real numbers of ordinary types only."""
 
-    Args:
-        module: The HloModuleProto.
-        dtypes: The dtypes of the program's own results.
-    """
-
-    module: XlaMessage
-    dtypes: tuple[np.dtype, ...]
+    module: XlaMessage  # the HloModuleProto
+    dtypes: tuple[np.dtype, ...]  # the dtypes of the program's own results
 
     def assemble(self, results: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the program's own results from those of `module`."""
@@ -49,8 +44,7 @@ def make_readable(module: XlaMessage) -> Readable:
     Args:
         module: An HloModuleProto whose result is an array or a flat tuple; it is not changed.
     """
-    readable = HloModuleProto()
-    readable.CopyFrom(module)
+    readable = hlo_module.copy_of(module)
     for field in ("input_output_alias", "buffer_donor", "schedule"):
         readable.ClearField(field)
     editor = hlo_module.Editor(readable)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from snaprt.hlo.literals import TOKEN, TUPLE, literal_leaves, literal_to_array
-from snaprt.hlo.proto import HloInstructionProto, XlaMessage
+from snaprt.hlo.proto import XlaMessage
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.hlo.extract import Piece, extract
 
@@ -75,8 +75,7 @@ class OpByOp:
 
     def _key(self, computation: XlaMessage, instruction: XlaMessage) -> bytes:
         """Return what two operations have in common that can share an executable."""
-        bare = HloInstructionProto()
-        bare.CopyFrom(instruction)
+        bare = hlo_module.copy_of(instruction)
         for field in ("id", "name", "metadata", "operand_ids", "control_predecessor_ids"):
             bare.ClearField(field)
         positions = self._positions(computation)

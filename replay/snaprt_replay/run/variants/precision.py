@@ -20,9 +20,9 @@ from snaprt.hlo.literals import (
     leaf_shapes,
     literal_to_array,
 )
-from snaprt.hlo.proto import HloModuleProto, ShapeProto, XlaMessage, parse
+from snaprt.hlo.proto import HloModuleProto, XlaMessage, parse
 from snaprt_replay import floatbits
-from snaprt_replay.hlo.hlo_module import Editor
+from snaprt_replay.hlo.hlo_module import Editor, copy_of
 
 _F64, _C128 = 12, 18
 # LAPACK's own prefixes for single and double precision, real and complex.
@@ -33,15 +33,10 @@ _STATEFUL: Final = ("infeed", "outfeed", "recv", "rng", "rng-get-and-update-stat
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Raised:
-    """A raised program.
+    """A raised program."""
 
-    Args:
-        module: The HloModuleProto.
-        notes: What was not raised, in sentences.
-    """
-
-    module: XlaMessage
-    notes: tuple[str, ...]
+    module: XlaMessage  # the HloModuleProto
+    notes: tuple[str, ...]  # what was not raised, in sentences
 
 
 def read_module(content: bytes) -> XlaMessage:
@@ -73,8 +68,7 @@ def raise_to_f64(module: XlaMessage) -> Raised:
     Raises:
         UsageError: It holds what no reference can be made of: random state, infeed.
     """
-    raised = HloModuleProto()
-    raised.CopyFrom(module)
+    raised = copy_of(module)
     for field in ("input_output_alias", "buffer_donor", "schedule"):
         raised.ClearField(field)
     _raise_program_shape(raised.host_program_shape)
@@ -82,7 +76,7 @@ def raise_to_f64(module: XlaMessage) -> Raised:
     notes: dict[str, None] = {}
     for computation in raised.computations:
         _raise_program_shape(computation.program_shape)
-        shapes = {one.id: _copy(one.shape) for one in computation.instructions}
+        shapes = {one.id: copy_of(one.shape) for one in computation.instructions}
         by_id = {one.id: one for one in computation.instructions}
 
         def replace(
@@ -117,21 +111,13 @@ def raise_shape(shape: XlaMessage) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Raising:
-    """An instruction that is raised.
+    """An instruction that is raised."""
 
-    Args:
-        editor: Makes instructions.
-        instruction: As in the file.
-        operands: What it reads, raised.
-        before: The operands' shapes in the file.
-        notes: Takes what was not raised.
-    """
-
-    editor: Editor
-    instruction: XlaMessage
-    operands: Sequence[XlaMessage]
-    before: Sequence[XlaMessage]
-    notes: dict[str, None]
+    editor: Editor  # makes instructions
+    instruction: XlaMessage  # as in the file
+    operands: Sequence[XlaMessage]  # what it reads, raised
+    before: Sequence[XlaMessage]  # the operands' shapes in the file
+    notes: dict[str, None]  # takes what was not raised
 
 
 def _raise_instruction(one: _Raising) -> Sequence[XlaMessage]:
@@ -168,7 +154,7 @@ def _raise_literal(literal: XlaMessage) -> None:
             _raise_literal(element)
         raise_shape(literal.shape)
         return
-    shape = _copy(literal.shape)
+    shape = copy_of(literal.shape)
     raise_shape(shape)
     if shape.element_type != literal.shape.element_type:
         value = literal_to_array(literal)
@@ -233,17 +219,11 @@ def _keep(raising: _Raising, what: str) -> Sequence[XlaMessage]:
     if _same_types(instruction.shape):
         if made and what:
             notes[f"{what} was computed in its original precision"] = None
-        del instruction.operand_ids[:]
-        instruction.operand_ids.extend(one.id for one in down)
+        instruction.operand_ids[:] = [one.id for one in down]
         return [*made, instruction]
     if what:
         notes[f"{what} was computed in its original precision"] = None
-    kept = editor.new(instruction.opcode, instruction.shape, down, like=instruction)
-    name, identity = kept.name, kept.id
-    kept.CopyFrom(instruction)
-    kept.name, kept.id = name, identity
-    del kept.operand_ids[:]
-    kept.operand_ids.extend(one.id for one in down)
+    kept = editor.twin(instruction, down)
     made.append(kept)
     result = _convert_up(editor, kept, made)
     # The last instruction stands for the old one: its users read it by its id and name.
@@ -253,7 +233,7 @@ def _keep(raising: _Raising, what: str) -> Sequence[XlaMessage]:
 
 def _convert_up(editor: Editor, value: XlaMessage, made: list[XlaMessage]) -> XlaMessage:
     """Append to ``made`` what converts a value, a tuple too, to raised types; return the result."""
-    shape = _copy(value.shape)
+    shape = copy_of(value.shape)
     raise_shape(shape)
     if shape.element_type != TUPLE:
         made.append(editor.new("convert", shape, [value], like=value))
@@ -269,15 +249,9 @@ def _convert_up(editor: Editor, value: XlaMessage, made: list[XlaMessage]) -> Xl
 
 
 def _same_types(shape: XlaMessage) -> bool:
-    raised = _copy(shape)
+    raised = copy_of(shape)
     raise_shape(raised)
     return raised.SerializeToString() == shape.SerializeToString()
-
-
-def _copy(shape: XlaMessage) -> XlaMessage:
-    copy = ShapeProto()
-    copy.CopyFrom(shape)
-    return copy
 
 
 _SPECIAL: Final[Mapping[str, _Special]] = {

@@ -22,7 +22,7 @@ from snaprt.hlo.literals import (
     array_to_literal,
     leaf_shapes,
 )
-from snaprt.hlo.proto import HloInstructionProto, ShapeProto, XlaMessage
+from snaprt.hlo.proto import XlaMessage
 from snaprt_replay import floatbits
 from snaprt_replay.hlo import hlo_module
 from snaprt_replay.run.variants.precision import raise_to_f64
@@ -190,14 +190,8 @@ class _Rounding:
     def _under_another_id(
         self, instruction: XlaMessage, operands: Sequence[XlaMessage] | None = None
     ) -> XlaMessage:
-        copy = HloInstructionProto()
-        copy.CopyFrom(instruction)
-        new = self._editor.new(instruction.opcode, instruction.shape, (), like=instruction)
-        copy.id, copy.name = new.id, new.name
-        if operands is not None:
-            copy.operand_ids[:] = [operand.id for operand in operands]
-        self._made.append(copy)
-        return copy
+        self._made.append(self._editor.twin(instruction, operands))
+        return self._made[-1]
 
     def _each_part(self, change: Callable[..., XlaMessage], *values: XlaMessage) -> XlaMessage:
         """Make ``change`` of float64 values, or of the two parts of complex ones."""
@@ -284,8 +278,7 @@ def _is_exact(value: XlaMessage) -> bool:
 
 
 def _with_type(shape: XlaMessage, dtype: np.dtype) -> XlaMessage:
-    changed = ShapeProto()
-    changed.CopyFrom(shape)
+    changed = hlo_module.copy_of(shape)
     changed.element_type = array_shape(dtype, ()).element_type
     return changed
 

@@ -36,31 +36,24 @@ _HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One way to get a program's outputs.
+    """One way to get a program's outputs."""
 
-    Args:
-        text: What the user wrote.
-        kind: ``recorded`` takes the outputs from the file; ``device`` compiles the program and
-            runs it; ``f64`` raises it to float64 first; ``random-rounding`` does, and rounds
-            each result at random, otherwise in each run; ``interpreter`` evaluates its StableHLO
-            one operation after the other with the reference implementation; ``op-by-op``
-            compiles each of its operations alone; ``tpu-precision`` rounds the operands of its
-            dots and convolutions as a TPU does; ``compile-only`` runs nothing.
-        device: Where it runs, as `devices.find_device` takes it; None for JAX's choice. What is
-            compiled only may be for a TPU's topology, ``tpu:v5e:2x2``.
-        options: XLA's options by name, without dashes.
-        python: The path of another environment's interpreter; None for this one.
-        precision: One of `PRECISIONS`: what ``tpu-precision`` emulates.
-        matmul_precision: One of `PRECISIONS`: what dots and convolutions without a precision of
-            their own ask of the device.
-    """
-
-    text: str
+    text: str  # what the user wrote
+    # ``recorded`` takes the outputs from the file; ``device`` compiles the program and runs it;
+    # ``f64`` raises it to float64 first; ``random-rounding`` does, and rounds each result at
+    # random, otherwise in each run; ``interpreter`` evaluates its StableHLO one operation after the
+    # other with the reference implementation; ``op-by-op`` compiles each of its operations alone;
+    # ``tpu-precision`` rounds the operands of its dots and convolutions as a TPU does;
+    # ``compile-only`` runs nothing.
     kind: VariantKind
+    # Where it runs, as `devices.find_device` takes it; None for JAX's choice. What is compiled only
+    # may be for a TPU's topology, ``tpu:v5e:2x2``.
     device: str | None = None
-    options: tuple[tuple[str, CompilerOption], ...] = ()
-    python: str | None = None
-    precision: str | None = None
+    options: tuple[tuple[str, CompilerOption], ...] = ()  # XLA's options by name, without dashes
+    python: str | None = None  # the path of another environment's interpreter; None for this one
+    precision: str | None = None  # one of `PRECISIONS`: what ``tpu-precision`` emulates
+    # One of `PRECISIONS`: what dots and convolutions without a precision of their own ask of the
+    # device.
     matmul_precision: str | None = None
 
 

@@ -40,9 +40,8 @@ from snaprt_replay.report.model import (
 )
 from snaprt_replay.report.saved import headline_of
 from snaprt_replay.run import devices
-from snaprt_replay.run.all_devices import DeviceReplays
 from snaprt_replay.run.player import PlayResult
-from snaprt_replay.run.rerun import Replay
+from snaprt_replay.run.rerun import DeviceReplays, Replay
 from snaprt_replay.run.trial import Trial
 from snaprt_replay.run.variants.variants import Variant, parse_variant
 from snaprt_replay.run.workers import Outcome

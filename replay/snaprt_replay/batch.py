@@ -1,4 +1,8 @@
-"""Replay files, here or in processes of their own, some at a time; each gives a report."""
+"""Replay files, here, in processes of their own, or on a cluster; each gives a report.
+
+A Dask worker only hands a file to a process of its own, so that a crash of XLA ends that process
+and neither the worker nor the file after it. A file whose worker is lost goes to another.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,24 @@ import concurrent.futures
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from snaprt.errors import SnaprtError, UsageError
-from snaprt.refusals import remedy, writing
+from snaprt.errors import ExecutionError, SnaprtError, UsageError
 from snaprt.snapshot.format import places
 from snaprt.snapshot.format.read import sibling_inputs
 from snaprt.snapshot.share.executions import executions_in, one_for_each_execution
-from snaprt.whole_files import whole_file, write_whole
-from snaprt_replay.batch import gather
+from snaprt.whole_files import remedy, whole_file, write_whole, writing
+from snaprt_replay import gather
 from snaprt_replay.compare.tolerance import ToleranceRequest
 from snaprt_replay.export.formats import write_members
 from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.load import load
+from snaprt_replay.report import model
 from snaprt_replay.report.model import Report
 from snaprt_replay.run import player
-from snaprt_replay.run.all_devices import DeviceReplays, replay_on_all_devices
-from snaprt_replay.run.rerun import Replay, replay_case
+from snaprt_replay.run.rerun import DeviceReplays, Replay, replay_case, replay_on_all_devices
 from snaprt_replay.run.trial import PROCESSES, try_case
 from snaprt_replay.run.variants.variants import Variant
 from snaprt_replay.run.workers import Workers
@@ -37,39 +40,25 @@ _MODULE: Final = re.compile(r"module_\d+\.")
 
 @dataclasses.dataclass(frozen=True)
 class ReplayRequest:
-    """What to do with each file; it can be sent to another machine.
+    """What to do with each file; it can be sent to another machine."""
 
-    Args:
-        variant: Where and how to run it; or a kind that compiles only.
-        sides: A, B and a reference, where two sides are to be judged.
-        repeat: How often, to see whether it agrees with itself.
-        all_devices: Whether to run it on every local device, to see which one differs.
-        tolerance: What to allow.
-        inputs: An ``.npz`` file with other inputs.
-        random_seed: Draw other inputs, from this seed.
-        outputs: An ``.npz`` file with the recorded results of ``inputs``.
-        isolated: Run in a process of its own? None for "if snaprt did not write the module".
-        timeout: Seconds for one run in a process of its own; None for any.
-        profile: The folder for a profile of one more run.
-        save: Where to save the outputs, as ``.npz``.
-        save_hlo: Where to save the optimized HLO of what is compiled only.
-        words: The options that say all this on a command line.
-    """
-
-    variant: Variant
+    variant: Variant  # where and how to run it; or a kind that compiles only
+    # A, B and a reference, where two sides are to be judged.
     sides: tuple[Variant, Variant, Variant] | None = None
-    repeat: int = 1
-    all_devices: bool = False
+    repeat: int = 1  # how often, to see whether it agrees with itself
+    all_devices: bool = False  # whether to run it on every local device, to see which one differs
+    # What to allow.
     tolerance: ToleranceRequest = dataclasses.field(default_factory=ToleranceRequest)
-    inputs: Path | None = None
-    random_seed: int | None = None
-    outputs: Path | None = None
+    inputs: Path | None = None  # an ``.npz`` file with other inputs
+    random_seed: int | None = None  # draw other inputs, from this seed
+    outputs: Path | None = None  # an ``.npz`` file with the recorded results of ``inputs``
+    # Run in a process of its own? None for "if snaprt did not write the module".
     isolated: bool | None = None
-    timeout: float | None = 120.0
-    profile: Path | None = None
-    save: Path | None = None
-    save_hlo: Path | None = None
-    words: tuple[str, ...] = ()
+    timeout: float | None = 120.0  # seconds for one run in a process of its own; None for any
+    profile: Path | None = None  # the folder for a profile of one more run
+    save: Path | None = None  # where to save the outputs, as ``.npz``
+    save_hlo: Path | None = None  # where to save the optimized HLO of what is compiled only
+    words: tuple[str, ...] = ()  # the options that say all this on a command line
 
 
 def executions(paths: Sequence[Path]) -> list[Path]:
@@ -193,3 +182,78 @@ def _save(path: Path, arrays: Sequence[NamedArray]) -> None:
     elsewhere = "name a file in an existing folder: --save FILE"
     with writing(f"save outputs to {path}", elsewhere, hint=remedy), whole_file(path) as file:
         write_members([(array.name, array.value) for array in arrays], file, bits=False)
+
+
+_CONNECT_SECONDS: Final = 30
+
+
+def replay_on_cluster(
+    paths: Sequence[Path], request: ReplayRequest, address: str
+) -> Iterator[tuple[int, Report]]:
+    """Replay files on a cluster, and yield each one's position and report as it is finished.
+
+    Args:
+        paths: They are opened where the workers are: on a file system that all share.
+        request: What to do with each.
+        address: Of Dask's scheduler, ``tcp://host:8786``, or the path of a scheduler file (.json).
+
+    Raises:
+        UsageError: Dask is not installed, or there is no scheduler.
+    """
+    try:
+        import distributed
+    except ImportError as error:
+        raise UsageError(
+            "--cluster needs Dask, which is not installed", hint="pip install 'snaprt[cluster]'"
+        ) from error
+    is_file = address.endswith(".json")
+    hint = "start one with `dask scheduler`, and workers with `dask worker ADDRESS`"
+    if is_file and not Path(address).exists():  # Dask would wait for it
+        raise UsageError(f"there is no scheduler file {address}", hint=hint)
+    try:
+        client = distributed.Client(
+            None if is_file else address,
+            scheduler_file=address if is_file else None,
+            timeout=_CONNECT_SECONDS,
+            set_as_default=False,
+        )
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"there is no Dask scheduler at {address}: {error or type(error).__name__}",
+            hint=hint,
+        ) from error
+    with client:
+        futures = {
+            client.submit(_replay, str(path.absolute()), request, pure=False): number
+            for number, path in enumerate(paths)
+        }
+        for done in distributed.as_completed(futures, loop=client.loop):
+            number = futures[done]
+            yield number, _result(done, paths[number])
+
+
+def _result(done: Any, path: Path) -> Report:
+    """Return what a worker said of a file, or the report that no worker survived it."""
+    try:
+        said = done.result()
+    except SnaprtError as error:
+        return gather.of_failure(path, error)
+    except Exception as error:  # KilledWorker and whatever else a worker's machine may answer
+        lost = ExecutionError(
+            f"{path}: no worker of the cluster could replay it: {type(error).__name__}: {error}",
+            hint="see the logs of the workers; each needs snaprt and access to the file",
+        )
+        return gather.of_failure(path, lost)
+    return model.from_json(said)
+
+
+def _replay(path: str, request: ReplayRequest) -> Mapping[str, Any]:
+    """Replay a file; this is the part that runs in a Dask worker."""
+    alone = dataclasses.replace(request, isolated=True)
+    return model.to_json(replay_file(Path(path), alone, _workers(request.timeout)))
+
+
+@functools.cache
+def _workers(timeout: float | None) -> Workers:
+    """Return the processes of this Dask worker; they stay for the files to come."""
+    return Workers(PROCESSES, timeout)

@@ -13,11 +13,22 @@ from typing import TYPE_CHECKING, Any, Final
 from snaprt import after_import
 from snaprt.cli import output
 from snaprt.errors import UsageError
-from snaprt.refusals import writing
-from snaprt.whole_files import write_whole
+from snaprt.whole_files import write_whole, writing
 
 if TYPE_CHECKING:
     from snaprt.explain.cuts import Collector, GraphBreakRow, GraphBreakRows
+
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from snaprt import settings
+
+if TYPE_CHECKING:
+    from snaprt.runtime.profile_session import ProfileSession
+
 
 SCHEMA: Final = "snaprt.explain"
 VERSION: Final = 1
@@ -98,3 +109,75 @@ def _places(rows: tuple[GraphBreakRow, ...]) -> Iterator[dict[str, Any]]:
             "loaded": row.loaded,
             "advice": describe_break(row.cause).advice or None,
         }
+
+
+_STEPS: Final = re.compile(r"(\d+)(?:(-)(\d*))?")
+
+
+def checked_steps(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """Return a range of steps as it is written, for it is passed on."""
+    try:
+        _first_and_last("0" if text is None else text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} {error}", context, option) from error
+    return text
+
+
+def _first_and_last(text: str) -> tuple[int, int | None]:
+    """Return the first and the last step of a range; no last one for all that follow.
+
+    Raises:
+        ValueError: What is wrong with it.
+    """
+    steps = _STEPS.fullmatch(text)
+    if steps is None:
+        raise ValueError("is not a range of steps such as 10-14, 10- or 10")
+    first, last = int(steps[1]), int(steps[3]) if steps[3] else None
+    if last is not None and last < first:
+        raise ValueError("ends before it begins")
+    return first, last if steps[2] else first
+
+
+class RunProfiled:
+    """The profile of this process, from the program's own import of JAX on.
+
+    Args:
+        folder: Where to write the profile; None for no profile.
+        steps: The steps to profile, as `checked_steps` returns them; None for the whole run.
+
+    Raises:
+        UsageError: The folder cannot be written to, or there is none for the steps.
+    """
+
+    def __init__(self, folder: Path | None, steps: str | None) -> None:
+        self._session: ProfileSession | None = None
+        self._is_asked_for = folder is not None
+        self._steps = steps
+        if folder is None:
+            if steps is not None:
+                raise UsageError(
+                    "--profile-steps needs a directory", hint="Name one with --profile DIR."
+                )
+            return
+        self._folder = output.writable(folder, "--profile")
+        after_import.call_after_import("jax", self._begin)
+
+    def _begin(self) -> None:
+        from snaprt.runtime.profile_session import ProfileSession, Steps
+
+        steps = None if self._steps is None else Steps(*_first_and_last(self._steps))
+        self._session = ProfileSession(
+            self._folder, steps, settings.get("SNAPRT_PROFILE_TIMEOUT"), _tell
+        )
+        self._session.listen()
+
+    def end(self) -> None:
+        """Stop the profile, if there is one."""
+        if self._session is not None:
+            self._session.end()
+        elif self._is_asked_for:
+            _tell("no profile was written: the program did not import JAX")
+
+
+def _tell(message: str) -> None:
+    output.log.print(f"snaprt: {message}")

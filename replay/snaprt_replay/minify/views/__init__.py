@@ -1,1 +1,0 @@
-"""Ways to make a program smaller, one a module; each yields candidates, and judges none."""
