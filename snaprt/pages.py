@@ -18,19 +18,22 @@ import jinja2
 from markupsafe import Markup
 
 
-def environment(package: str, visible: Callable[[str], str]) -> jinja2.Environment:
+def environment(
+    package: str, visible: Callable[[str], str], folder: str = "."
+) -> jinja2.Environment:
     """Return what fills the templates that lie in a package.
 
     Args:
         package: Its name.
         visible: Spells out, in text that is shown, what a browser would obey.
+        folder: Where they are in the package.
     """
 
     def harmless(value: Any) -> Any:
         return value if isinstance(value, Markup) or not isinstance(value, str) else visible(value)
 
     return jinja2.Environment(
-        loader=jinja2.PackageLoader(package, "."),
+        loader=jinja2.PackageLoader(package, folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=harmless,

@@ -58,6 +58,11 @@ def name(text: str, length: int = NAME_LENGTH) -> str:
     return visible(text)
 
 
+def cut(text: str, length: int) -> str:
+    """Return text with its end left out where it is longer than ``length``."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 def sentence(text: str) -> str:
     """Return a sentence, which may have names in it, as it may be shown."""
     return name(" ".join(text.splitlines()), SENTENCE_LENGTH)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from snaprt_cache import file_digests, frame, misses, reports
+from snaprt_cache import file_digests, frame, reports
 from snaprt_cache.blobs import BlobFolder
 from snaprt_cache.errors import LOGGER, CacheError, Warnings, remedy
 from snaprt_cache.folder import PRIVATE, Folder, default_path, refuse_if_unsafe, shared_access
@@ -32,9 +32,8 @@ from snaprt_cache.index import (
 )
 from snaprt_cache.key import Key
 from snaprt_cache.lock import watch_forks
-from snaprt_cache.misses import Miss
 from snaprt_cache.modes import FAIL_ON_MISS, OFF, READ_WRITE, Mode, mode_called
-from snaprt_cache.reports import CacheStats, Entry, Finding, OnEvent
+from snaprt_cache.reports import CacheStats, Entry, Finding, Miss, OnEvent
 
 if TYPE_CHECKING:
     from snaprt_cache.remote import Tier
@@ -307,11 +306,11 @@ class Cache:
         """
         if self.mode.writes:
             obstacle = self.obstacles.get(key.digest, "")
-            misses.append_miss(self._inside, key, name, self.mode.name, obstacle)
+            reports.append_miss(self._inside, key, name, self.mode.name, obstacle)
 
     def misses(self) -> list[Miss]:
         """Return the last misses, oldest first; at most `KEPT_MISSES`."""
-        return misses.read_misses(self._inside)
+        return reports.read_misses(self._inside)
 
     # For those who look after it.
 
@@ -514,7 +513,7 @@ class Cache:
         except OSError as error:
             raise self._cannot("clear", error) from error
         self._pending.clear()
-        misses.forget_misses(self._inside)
+        reports.forget_misses(self._inside)
         if self.folder.is_dir():
             self._with_index(self._index.clear)
         return removed

@@ -21,7 +21,7 @@ from snaprt.snapshot.share.executions import executions_in, one_for_each_executi
 from snaprt.whole_files import remedy, whole_file, write_whole, writing
 from snaprt_replay import gather
 from snaprt_replay.compare.tolerance import ToleranceRequest
-from snaprt_replay.export.formats import write_members
+from snaprt_replay.export import write_members
 from snaprt_replay.load.case import Case, NamedArray
 from snaprt_replay.load.load import load
 from snaprt_replay.report import model

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from snaprt_cache.errors import CacheError
 from snaprt_cache.key import Key
-from snaprt_cache.misses import script_name
+from snaprt_cache.reports import script_name
 from snaprt_cache.store import Cache
 
 from snaprt import jaxapi, metrics, settings

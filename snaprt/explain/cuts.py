@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from snaprt import jaxapi
-from snaprt.explain.guards import Guard, argument_names, guards_of
+from snaprt.explain.reasons import Guard, argument_names, guards_of
 from snaprt.runtime.events import Cut, Execution, Subscriber, subscribe, unsubscribe
 from snaprt.runtime.graph_breaks import describe_break
 from snaprt.runtime.lazy_scope import lazy
@@ -23,24 +23,37 @@ KNOWN: Final = "known"
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """A graph that ran."""
+    """A graph that ran.
 
-    graph_id: str  # its id in logs, errors and snapshots
+    Attributes:
+        graph_id: Its id in logs, errors and snapshots.
+        inputs: The number of arrays it reads.
+        outputs: The number of its results.
+        origin: ``compiled``, ``loaded`` from the compile cache, or ``known`` to the process.
+        guards: What must stay for it to run again without a compilation; of `explain` only.
+    """
+
+    graph_id: str
     operations: int
-    inputs: int  # the number of arrays it reads
-    outputs: int  # the number of its results
-    origin: str  # ``compiled``, ``loaded`` from the compile cache, or ``known`` to the process
-    # What must stay for it to run again without a compilation; of `explain` only.
+    inputs: int
+    outputs: int
+    origin: str
     guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True)
 class CutRecord:
-    """A graph break, and the graphs that it ran."""
+    """A graph break, and the graphs that it ran.
 
-    cause: str  # ``mark_step``, or what read a value (``float``, ``bool``, ``nonzero``, ...)
-    stack: tuple[jaxapi.Frame, ...]  # the user's frames, innermost last
-    step: int  # how many steps the thread had marked before
+    Attributes:
+        cause: ``mark_step``, or what read a value (``float``, ``bool``, ``nonzero``, ...).
+        stack: The user's frames, innermost last.
+        step: How many steps the thread had marked before.
+    """
+
+    cause: str
+    stack: tuple[jaxapi.Frame, ...]
+    step: int
     thread: str
     graphs: tuple[GraphRecord, ...]
 
@@ -62,11 +75,16 @@ class CutRecord:
 
 @dataclass(frozen=True)
 class AtOnceRecord:
-    """An operation that ran alone because it cannot be part of a graph."""
+    """An operation that ran alone because it cannot be part of a graph.
+
+    Attributes:
+        cause: The reason, such as ``device_put`` or ``ref``.
+        stack: The user's frames, innermost last.
+    """
 
     name: str
-    cause: str  # the reason, such as ``device_put`` or ``ref``
-    stack: tuple[jaxapi.Frame, ...]  # the user's frames, innermost last
+    cause: str
+    stack: tuple[jaxapi.Frame, ...]
 
     @property
     def place(self) -> jaxapi.Frame | None:
@@ -199,11 +217,15 @@ class GraphBreakRows:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a function did in the lazy runtime."""
+    """What a function did in the lazy runtime.
 
-    # The graph breaks, and the operations that ran alone, in order.
+    Attributes:
+        events: The graph breaks, and the operations that ran alone, in order.
+        result: The result of the function.
+    """
+
     events: tuple[GraphBreakEvent, ...]
-    result: Any = None  # the result of the function
+    result: Any = None
 
     @property
     def cuts(self) -> tuple[CutRecord, ...]:

@@ -22,6 +22,7 @@ from snaprt import jaxapi, settings
 from snaprt.graph.digest import Unstable, node_digest
 from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Program
 from snaprt.runtime.events import Execution, Subscriber
+from snaprt.shown import cut
 
 INPUT_NAME: Final = "xla::device_data"
 CONSTANT_NAME: Final = "prim::Constant"
@@ -227,8 +228,7 @@ def _attribute(value: Any) -> str:
     if isinstance(value, np.dtype):
         return value.name
     text = value if isinstance(value, str) else _ADDRESS.sub("", repr(value))
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST_ATTRIBUTE else f"{text[:_LONGEST_ATTRIBUTE]}..."
+    return cut(" ".join(text.split()), _LONGEST_ATTRIBUTE)
 
 
 def _operations_inside(jaxpr: Any) -> str:
@@ -310,12 +310,9 @@ def as_dot(nodes: Sequence[ShownNode]) -> str:
 
 
 def _label(node: ShownNode) -> str:
-    lines = [node.name, node.type, *(f"{name}={_shortened(text)}" for name, text in notes(node))]
+    shortened = (f"{name}={cut(text, _LONGEST_NOTE)}" for name, text in notes(node))
+    lines = [node.name, node.type, *shortened]
     return "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_NOTE else f"{text[:_LONGEST_NOTE]}..."
 
 
 def _arrow_label(nodes: Sequence[ShownNode], node: ShownNode, position: int) -> str:

@@ -1,10 +1,12 @@
 """Why a program had to be compiled although one like it was: two outlines, compared in words.
 
-The outline of a program is what the next one at its place is compared with; it holds no arrays.
+The outline of a program is what the next one at its place is compared with; it holds no arrays. The
+guards are what the next program must repeat so that this one's executable is used again.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +19,8 @@ import numpy as np
 
 from snaprt import jaxapi
 from snaprt.graph.program import INPUT, LITERAL, Literal, Node, Placement, Program
+from snaprt.runtime.events import Execution
+from snaprt.shown import cut
 from snaprt.trace.array import LazyArray
 from snaprt.units import counted
 
@@ -234,12 +238,17 @@ ADVICE: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Reason:
-    """A difference between a program and the nearest one before it."""
+    """A difference between a program and the nearest one before it.
 
-    kind: str  # a key of `ADVICE`
+    Attributes:
+        kind: A key of `ADVICE`.
+        is_named: Whether it is about an input that the user's program has a name for.
+    """
+
+    kind: str
     text: str
     place: jaxapi.Frame | None
-    is_named: bool = False  # whether it is about an input that the user's program has a name for
+    is_named: bool = False
 
     @property
     def advice(self) -> str:
@@ -410,8 +419,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    return cut(" ".join(repr(value).split()), _LONGEST_VALUE)
 
 
 def _jaxpr_change(old: Any, new: Any) -> tuple[str, str] | None:
@@ -467,3 +475,114 @@ def _same_program(before: Outline, now: Outline) -> Reason:
         "settings changed"
     )
     return Reason("forgotten", text, None)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One thing that must stay as it is for a graph to run again without a compilation.
+
+    Attributes:
+        kind: ``shape`` (with dtype and weak type), ``sharding``, ``constant``, ``operations``,
+            ``outputs``, ``donation`` or ``devices``.
+        text: What it is now.
+        place: The user's line that uses it; ``None`` where there is no such line.
+    """
+
+    kind: str
+    text: str
+    place: jaxapi.Frame | None
+
+    @property
+    def advice(self) -> str:
+        """What to write so that it stays; empty where there is nothing to write."""
+        return ADVICE.get(self.kind, "")
+
+    def __str__(self) -> str:
+        where = "" if self.place is None else f" at {jaxapi.place_text(self.place)}"
+        return f"{self.kind}: {self.text}{where}"
+
+
+def argument_names(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[int, str]:
+    """Return what a function calls the arrays it is given, such as ``batch['x']``, by their id."""
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # a function without a signature, or a call that will fail
+        return {}
+    return {
+        id(leaf): f"{name}{jax.tree_util.keystr(path)}"
+        for name, value in given.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+    }
+
+
+def guards_of(run: Execution, known: Mapping[int, str]) -> tuple[Guard, ...]:
+    """Return the guards of a graph that is about to run, the most telling ones first.
+
+    Args:
+        run: The graph, with its inputs.
+        known: Names of arrays by their id; for others, the user's variables are looked through.
+    """
+    outline = outline_of(run.program, run.promoted, is_watched=run.executable.is_watched)
+    names = [
+        known.get(id(array)) or name_of(array) or f"input {number}"
+        for number, array in enumerate(run.program.inputs)
+    ]
+    return (
+        *_input_guards(outline, names),
+        *_constant_guards(outline),
+        *_operation_guards(outline),
+        *_donation_guards(outline, names),
+        *_device_guards(run),
+    )
+
+
+def _input_guards(outline: Outline, names: list[str]) -> Iterator[Guard]:
+    for number, (name, (aval, sharding, is_committed)) in enumerate(
+        zip(names, outline.inputs, strict=True)
+    ):
+        use = outline.first_use(number)
+        place = None if use is None else use.place
+        weak = ", weakly typed, like a Python scalar" if aval.weak_type else ""
+        yield Guard("shape", f"`{name}` is {aval.str_short(True)}{weak}", place)
+        if is_committed:
+            yield Guard("sharding", f"`{name}` lies as {sharding}", place)
+
+
+def _constant_guards(outline: Outline) -> Iterator[Guard]:
+    for number, literal in enumerate(outline.literals):
+        if number in outline.promoted:
+            continue
+        use = outline.first_use(number, LITERAL)
+        if use is not None:
+            text = f"a constant of {use.name} is {value_text(literal.value)}"
+            yield Guard("constant", text, use.place)
+
+
+def _operation_guards(outline: Outline) -> Iterator[Guard]:
+    names = list(dict.fromkeys(outline.names))
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    count = counted(len(outline.names), "operation")
+    text = f"{count} ({shown}), with the same parameters and in the same order"
+    yield Guard("operations", text, outline.operations[0].place if names else None)
+    for position in sorted({position for position, _ in outline.outputs}):
+        operation = outline.operations[position]
+        text = f"the result of {operation.name} is alive at the graph break"
+        yield Guard("outputs", text, operation.place)
+
+
+def _donation_guards(outline: Outline, names: list[str]) -> Iterator[Guard]:
+    if outline.donated:
+        reused = ", ".join(f"`{names[index]}`" for index in outline.donated)
+        yield Guard("donation", f"results reuse the memory of {reused}", None)
+
+
+def _device_guards(run: Execution) -> Iterator[Guard]:
+    placement: Any = run.program.placement
+    devices = ", ".join(map(str, run.executable.devices))
+    types = "enabled" if placement.x64 else "disabled"
+    mesh = (
+        "" if placement.mesh is None or placement.mesh.empty else f", mesh {placement.mesh.shape}"
+    )
+    yield Guard("devices", f"it runs on {devices}, with 64-bit types {types}{mesh}", None)

@@ -33,18 +33,25 @@ _MOST_OPERATIONS: Final = 200_000
 
 @dataclass(frozen=True)
 class CompilationEvent:
-    """A program that was compiled, or loaded from the compile cache."""
+    """A program that was compiled, or loaded from the compile cache.
 
-    cause: str  # the cause of the graph break: see `snaprt.explain.cuts.CutRecord`
+    Attributes:
+        cause: The cause of the graph break: see `snaprt.explain.cuts.CutRecord`.
+        step: How many steps the thread had marked before.
+        graph_id: Its id in logs, errors and snapshots.
+        number: Counts the programs of its place, from 1.
+        reasons: How it differs from the nearest earlier program of its place; empty for the first.
+    """
+
+    cause: str
     place: jaxapi.Frame | None
     stack: tuple[jaxapi.Frame, ...]
-    step: int  # how many steps the thread had marked before
-    graph_id: str  # its id in logs, errors and snapshots
+    step: int
+    graph_id: str
     operations: int
     seconds: float
     from_cache: bool
-    number: int  # counts the programs of its place, from 1
-    # How it differs from the nearest earlier program of its place; empty for the first.
+    number: int
     reasons: tuple[Reason, ...]
 
 

@@ -68,7 +68,7 @@ def _trace_folder() -> Subscriber | None:
     path = settings.get("SNAPRT_TRACE")
     if path is None:
         return None
-    from snaprt.explain.trace.folder import TraceFolder  # templates take long to import
+    from snaprt.explain.trace_folder import TraceFolder  # templates take long to import
 
     return TraceFolder(path)
 

@@ -17,28 +17,41 @@ _LEFT: Final = 2  # how many columns are text
 
 @dataclass(frozen=True)
 class GraphTimes:
-    """The time spent on one graph, in seconds."""
+    """The time spent on one graph, in seconds.
 
-    # Its id: for a lazy graph, the id in snapshots and messages; for a `jax.jit` program, the start
-    # of its key in the compile cache.
+    Attributes:
+        graph_id: Its id: for a lazy graph, the id in snapshots and messages; for a `jax.jit`
+            program, the start of its key in the compile cache.
+        name: The name of its module.
+        kind: ``lazy`` or ``jit``.
+        operations: The number of recorded operations; ``None`` if JAX traced it.
+        compiled: How often it was compiled in this process.
+        loaded: How often its executable was loaded from the compile cache.
+        executions: How often it was started; ``None`` if JAX starts it without us.
+        record: Recording its operations, except those that repeat an earlier step, because timing
+            them would take longer than recording.
+        key: Computing cache keys.
+        cache: Reading and writing the cache, and waiting for another process to compile it.
+        lower: Tracing and lowering it to StableHLO.
+        compile: XLA's compiler.
+        load: Loading the executable from its cache entry, unless that happened in the background.
+        execute: Its executions until JAX returned the results, which may still be in progress: on
+            an asynchronous device, the time to start them.
+    """
+
     graph_id: str
-    name: str  # the name of its module
-    kind: str  # ``lazy`` or ``jit``
-    operations: int | None  # the number of recorded operations; ``None`` if JAX traced it
-    compiled: int  # how often it was compiled in this process
-    loaded: int  # how often its executable was loaded from the compile cache
-    executions: int | None  # how often it was started; ``None`` if JAX starts it without us
-    # Recording its operations, except those that repeat an earlier step, because timing them would
-    # take longer than recording.
+    name: str
+    kind: str
+    operations: int | None
+    compiled: int
+    loaded: int
+    executions: int | None
     record: float
-    key: float  # computing cache keys
-    cache: float  # reading and writing the cache, and waiting for another process to compile it
-    lower: float  # tracing and lowering it to StableHLO
-    compile: float  # XLA's compiler
-    # Loading the executable from its cache entry, unless that happened in the background.
+    key: float
+    cache: float
+    lower: float
+    compile: float
     load: float
-    # Its executions until JAX returned the results, which may still be in progress: on an
-    # asynchronous device, the time to start them.
     execute: float
 
     @property
@@ -49,10 +62,15 @@ class GraphTimes:
 
 @dataclass(frozen=True)
 class CompileTimes:
-    """The time spent on each graph of this process; print it for a table."""
+    """The time spent on each graph of this process; print it for a table.
 
-    graphs: tuple[GraphTimes, ...]  # the graphs, slowest first
-    forgotten: int = 0  # the number of graphs that were dropped because there were too many
+    Attributes:
+        graphs: The graphs, slowest first.
+        forgotten: The number of graphs that were dropped because there were too many.
+    """
+
+    graphs: tuple[GraphTimes, ...]
+    forgotten: int = 0
 
     @property
     def totals(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from snaprt_cache import Cache, Key, KeyPart
-from snaprt_cache.misses import KEPT_MISSES
+from snaprt_cache.reports import KEPT_MISSES
 from snaprt_cache.why import explain, nearest, reason
 
 

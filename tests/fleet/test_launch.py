@@ -144,11 +144,11 @@ def test_no_process_is_left_when_the_launcher_is_ended(tmp_path: Path, number: i
     [
         ((), "no program to run"),
         (("--nnodes", "2", "--", "x.py"), "--nnodes needs the address of the first machine"),
-        (("--nnodes", "2", "--node-rank", "2", "--", "x.py"), "there is no machine 2 of 2"),
+        (("--nnodes", "2", "--node-rank", "2", "--", "x.py"), "--node-rank 2 is out of range"),
         (("--master", "node0", "--", "x.py"), "'node0' is not a coordinator address"),
         (("-n", "0", "--", "x.py"), "Invalid value for '-n'"),
         (("--when", "wrongly", "--", "x.py"), "wrongly"),
-        (("-n", "2", "--", "nope.py"), "there is no program nope.py"),
+        (("-n", "2", "--", "nope.py"), "no such program: nope.py"),
     ],
 )
 def test_wrong_words_are_told_before_or_by_the_first_process(tmp_path: Path, words, complaint):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from programs import run_program
 from recordings import record
-from snaprt_replay.export.formats import FORMS, export, write_hlo_snapshot
+from snaprt_replay.export import FORMS, export, write_hlo_snapshot
 from snaprt_replay.load.load import load
 from snaprt_replay.run.rerun import replay
 

@@ -9,7 +9,7 @@ import pytest
 from programs import finish
 from several_devices import PROGRAM, of_executable, record
 from snaprt_replay.compare.results import IDENTICAL
-from snaprt_replay.export.formats import export
+from snaprt_replay.export import export
 from snaprt_replay.load.load import load
 from snaprt_replay.run.rerun import replay
 

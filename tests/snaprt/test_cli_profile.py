@@ -120,7 +120,7 @@ def snapshot_graph(capsys: pytest.CaptureFixture[str], snapshot: Path) -> str:
     ("words", "message"),
     [
         (("--profile-steps", "5-2", "--profile", "p"), "'5-2' ends before it begins"),
-        (("--profile-steps", "x", "--profile", "p"), "'x' is no range of steps"),
+        (("--profile-steps", "x", "--profile", "p"), "'x' is not a range of steps"),
         (("--profile-steps", "3"), "--profile-steps needs a directory"),
         (("--profile", "train.py"), "train.py: not a directory"),
         (("--profile", "train.py/below"), "train.py/below: Not a directory"),
@@ -145,10 +145,10 @@ def test_what_is_no_profile_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "notes.txt").write_text("no profile")
     (tmp_path / "empty").mkdir()
     for words, message in {
-        (tmp_path / "nowhere",): "there is no ",
-        (tmp_path / "empty",): "there is no profile in",
+        (tmp_path / "nowhere",): " does not exist",
+        (tmp_path / "empty",): "no profile in",
         (tmp_path / "notes.txt",): "its name does not end in .xplane.pb",
-        (tmp_path / "damaged.xplane.pb",): "is no profile, or a damaged one",
+        (tmp_path / "damaged.xplane.pb",): "is not a profile, or is damaged",
         (tmp_path, "--host", "other"): "hint: Name one of: damaged.",
     }.items():
         assert cli.main(["profile", *map(str, words)]) == output.EXIT_FAILURE

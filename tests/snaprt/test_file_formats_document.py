@@ -9,14 +9,14 @@ import snaprt_cache.bundle
 import snaprt_cache.file_digests
 import snaprt_cache.frame
 import snaprt_cache.index
-import snaprt_cache.misses
+import snaprt_cache.reports
 import snaprt_replay.localize.findings
 import snaprt_replay.report.model
 
 from snaprt import metrics_report
 from snaprt.cli.cache import stats
 from snaprt.compile.ahead import collect
-from snaprt.explain.trace import folder
+from snaprt.explain import trace_folder
 from snaprt.fleet import hang
 from snaprt.graph import digest
 from snaprt.snapshot.format import schema
@@ -70,13 +70,13 @@ def test_every_schema_of_the_source_has_a_row():
         ("index of", str(snaprt_cache.index.SCHEMA_VERSION)),
         (
             "reasons for",
-            f"{snaprt_cache.misses._VERSION}, {snaprt_cache.file_digests._VERSION}",
+            f"{snaprt_cache.reports.MISSES_VERSION}, {snaprt_cache.file_digests._VERSION}",
         ),
         ("identity of", str(digest.VERSION)),
         ("exported cache", str(snaprt_cache.bundle.FORMAT_VERSION)),
         ("collected", str(collect.VERSION)),
         ("metrics,", str(metrics_report.VERSION)),
-        ("graphs of", str(folder.VERSION)),
+        ("graphs of", str(trace_folder.VERSION)),
         ("saved results", str(snaprt_replay.report.model.SCHEMA_VERSION)),
         ("saved results", str(snaprt_replay.localize.findings.SCHEMA_VERSION)),
         ("dump of", str(hang.VERSION)),

@@ -17,7 +17,7 @@ import snaprt
 from snaprt import settings
 from snaprt.errors import UsageError
 from snaprt.explain.nodes import ShownNode
-from snaprt.explain.trace.folder import FORMS, MOST_NODES, draw
+from snaprt.explain.trace_folder import FORMS, MOST_NODES, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 FILES = {

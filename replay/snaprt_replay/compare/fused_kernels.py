@@ -72,11 +72,11 @@ class BlockErrors:
     zero_sign: np.ndarray  # those of them that are 0 on both sides
     # Whether a number, of either side, is NaN, infinite or (in the working type) subnormal.
     odd: np.ndarray
-    expected_squared: np.ndarray  # Sum of squares of the expected side
+    expected_squared: np.ndarray  # sum of squares of the expected side
     difference_squared: np.ndarray  # of the differences, actual less expected
-    expected_difference: np.ndarray  # Sum of the products of the expected side and the difference
-    product: np.ndarray  # Sum of the products of both sides
-    actual_squared: np.ndarray  # Sum of squares of the actual side
+    expected_difference: np.ndarray  # sum of the products of the expected side and the difference
+    product: np.ndarray  # sum of the products of both sides
+    actual_squared: np.ndarray  # sum of squares of the actual side
 
 
 class Kernels:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from snaprt.snapshot.format.schema import Index
 from snaprt_replay.floatbits import is_float
 
 if TYPE_CHECKING:
     from snaprt.jaxapi import Partitioning
-
-
-import itertools
-import math
-from collections.abc import Iterable
-from typing import Any
-
-from snaprt.snapshot.format.schema import Index
 
 CompilerOption = str | bool | int | float
 

@@ -18,6 +18,7 @@ import numpy as np
 from snaprt.errors import ExecutionError, SnaprtError, SnapshotError
 from snaprt.hlo.literals import literal_to_array
 from snaprt.hlo.proto import XlaMessage
+from snaprt.shown import cut
 from snaprt_replay.hlo.extract import Piece, Value, attributes_of
 from snaprt_replay.hlo.hlo_module import copy_of, parameters, shape_text, take_name
 from snaprt_replay.localize.findings import InstructionPlace
@@ -514,8 +515,7 @@ def _attributes(one: XlaMessage, other: XlaMessage) -> Iterator[str]:
 
 
 def _short(value: object) -> str:
-    text = " ".join(str(value).split()) or "none"
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return cut(" ".join(str(value).split()) or "none", _LONGEST)
 
 
 def _literals(one: XlaMessage, other: XlaMessage) -> str:

@@ -25,7 +25,7 @@ from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.write import write_snapshot
 from snaprt.snapshot.recorder import describe
 from snaprt.whole_files import remedy, writing
-from snaprt_replay.export.formats import hlo_snapshot
+from snaprt_replay.export import hlo_snapshot
 from snaprt_replay.load.case import Case
 from snaprt_replay.minify import script
 from snaprt_replay.minify.candidate import Candidate

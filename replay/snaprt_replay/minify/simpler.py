@@ -1,4 +1,9 @@
-"""The smaller programs that minifying tries: with less in them, or with simpler things."""
+"""The smaller programs that minifying tries: with less in them, or with simpler things.
+
+Recorded values stand in for what is gone. Sizes go from a half of the instructions down to one, as
+in delta debugging (A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing
+Input", 2002).
+"""
 
 from __future__ import annotations
 

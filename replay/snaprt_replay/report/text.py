@@ -318,7 +318,8 @@ def junit_xml(reports: Sequence[Report], when: datetime.datetime) -> bytes:
     """Return one test case for each file.
 
     A file where something was found is a failure, one that could not be replayed an error, and one
-    with nothing to compare with is skipped.
+    with nothing to compare with is skipped. Jenkins, GitLab and GitHub's actions read this form.
+    Source: the Jenkins xUnit plugin's ``junit-10.xsd``.
 
     Args:
         reports: In any order.

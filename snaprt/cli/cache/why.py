@@ -13,7 +13,7 @@ import click
 from rich.padding import Padding
 from rich.text import Text
 from snaprt_cache import Cache, EntryRow, Key, modes
-from snaprt_cache.misses import Miss
+from snaprt_cache.reports import Miss
 from snaprt_cache.why import MODULE, OTHER_MODULE, PartDifference, explain, nearest, reason
 
 from snaprt.cli import output

@@ -14,7 +14,7 @@ from rich.table import Table
 from snaprt_cache import Cache, CacheError, EntryRow
 from snaprt_cache.frame import BlobHeader
 
-from snaprt import units
+from snaprt import shown, units
 from snaprt.cli import output
 from snaprt.compile.cached.store import open_cache
 
@@ -147,10 +147,7 @@ def bar(value: float, largest: float, width: int = 20) -> str:
 
 def short_name(name: str) -> str:
     """Return a program's name for a table: a long one without its middle."""
-    if len(name) <= _LONGEST_NAME:
-        return name or "(no name)"
-    half = (_LONGEST_NAME - 3) // 2
-    return f"{name[:half]}...{name[-half:]}"
+    return shown.name(name, _LONGEST_NAME) or "(no name)"
 
 
 def moment_in_words(unix_seconds: float) -> str:

@@ -143,8 +143,7 @@ def _source(operation: OperationTime) -> str:
 def _shortened(text: str | None) -> str:
     if text is None:
         return "(no event: Python, or waiting)"
-    text = shown.lines(text)
-    return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 3]}..."
+    return shown.cut(shown.lines(text), _MOST_TEXT)
 
 
 _PROGRAMS: Final[Columns[ProgramTime]] = (

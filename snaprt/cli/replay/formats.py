@@ -27,23 +27,17 @@ from snaprt.whole_files import write_whole, writing
 _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 
 
-def _html(reports: Sequence[Report]) -> bytes:
-    return page(reports).encode()
-
-
-def _junit(reports: Sequence[Report]) -> bytes:
-    return text.junit_xml(reports, datetime.datetime.now(datetime.UTC))
-
-
-def _markdown(reports: Sequence[Report]) -> bytes:
-    return text.markdown(reports).encode()
-
-
 #: Option, without its dashes -> what makes the file's content, and what the file is.
 FORMATS: Final[Mapping[str, tuple[Callable[[Sequence[Report]], bytes], str]]] = {
-    "html": (_html, "Write a self-contained HTML page."),
-    "junit": (_junit, "Write JUnit XML, for CI."),
-    "markdown": (_markdown, "Write Markdown, for a comment or a CI summary."),
+    "html": (lambda reports: page(reports).encode(), "Write a self-contained HTML page."),
+    "junit": (
+        lambda reports: text.junit_xml(reports, datetime.datetime.now(datetime.UTC)),
+        "Write JUnit XML, for CI.",
+    ),
+    "markdown": (
+        lambda reports: text.markdown(reports).encode(),
+        "Write Markdown, for a comment or a CI summary.",
+    ),
 }
 
 _ASKED_FOR: Final = "snaprt.cli.replay.formats"

@@ -1,4 +1,4 @@
-"""Explains a run of ``snaprt run``: collects what the lazy runtime did, and says it at the end.
+"""What ``snaprt run`` observes of a run: the graph breaks that it explains, and its profile.
 
 Does not import JAX before the program does.
 """
@@ -6,29 +6,21 @@ Does not import JAX before the program does.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from snaprt import after_import
+import click
+
+from snaprt import after_import, settings
 from snaprt.cli import output
 from snaprt.errors import UsageError
 from snaprt.whole_files import write_whole, writing
 
 if TYPE_CHECKING:
     from snaprt.explain.cuts import Collector, GraphBreakRow, GraphBreakRows
-
-
-import re
-from typing import TYPE_CHECKING
-
-import click
-
-from snaprt import settings
-
-if TYPE_CHECKING:
     from snaprt.runtime.profile_session import ProfileSession
-
 
 SCHEMA: Final = "snaprt.explain"
 VERSION: Final = 1

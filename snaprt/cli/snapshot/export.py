@@ -1,6 +1,6 @@
 """``snaprt export``: write a recorded execution in a form that other programs read.
 
-It knows options; the forms are `snaprt_replay.export.formats`'s.
+It knows options; the forms are `snaprt_replay.export`'s.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from snaprt_replay.export.formats import FORMS, export
+from snaprt_replay.export import FORMS, export
 
 from snaprt.cli import output, progress
 

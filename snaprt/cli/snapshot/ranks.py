@@ -165,7 +165,7 @@ def _cells(row: RankRow) -> list[str]:
         program,
         str(state.execution) if program != "-" and state is not None else "-",
         seen,
-        shown.lines(_shortened(row.status)) or "-",
+        shown.lines(shown.cut(row.status, _MOST_SIGNS)) or "-",
         str(row.recorded),
         _missing_text(row.missing),
     ]
@@ -188,10 +188,6 @@ def _status(state: RankState) -> str:
     if flag in "ZX" or began > state.time + 1:  # another process has its number now
         return _KILLED
     return "stopped" if flag in "Tt" else "running"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MOST_SIGNS else text[: _MOST_SIGNS - 3] + "..."
 
 
 def _missing_text(missing: tuple[MissingExecution, ...]) -> str:

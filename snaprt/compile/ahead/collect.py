@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from blake3 import blake3
 from snaprt_cache.key import relevant_xla_flags
-from snaprt_cache.misses import script_name
+from snaprt_cache.reports import script_name
 
 from snaprt import jaxapi, metrics
 from snaprt.compile.ahead.collection import collection

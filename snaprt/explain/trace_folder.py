@@ -1,6 +1,9 @@
 """Writes what SNAPRT_TRACE asks for: a folder for each graph in several forms, and a page.
 
-The page loads nothing and runs nothing: its content policy allows its own style sheet alone.
+The page loads nothing and runs nothing: its content policy allows its own style sheet alone. In the
+drawing of a graph, inputs stand right above what first reads them. An arrow that would pass many
+rows is left out, and the reader of it says what it reads: a long graph stays as readable as a short
+one.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from snaprt.runtime.events import Cut, Execution, Subscriber
 from snaprt.units import format_duration, format_size
 from snaprt.whole_files import remedy_sentence, write_whole, writing
 
-_PACKAGE: Final = "snaprt.explain.trace"
+_PACKAGE, _TEMPLATES = "snaprt.explain", "trace"
 
 
 def render(template: str, **values: Any) -> str:
@@ -55,12 +58,12 @@ def render(template: str, **values: Any) -> str:
 @functools.cache
 def style(name: str) -> Markup:
     """Return one of our style sheets, in which there is no markup."""
-    return Markup(resources.files(_PACKAGE).joinpath(name).read_text(encoding="utf-8"))
+    return Markup(resources.files(_PACKAGE).joinpath(_TEMPLATES, name).read_text(encoding="utf-8"))
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = pages.environment(_PACKAGE, shown.lines)
+    environment = pages.environment(_PACKAGE, shown.lines, _TEMPLATES)
     environment.globals.update(style=style, digest=pages.style_digest)
     return environment
 
@@ -164,21 +167,16 @@ def _box(number: int, nodes: Sequence[ShownNode], layout: Layout) -> _Box:
         y=_SIZES.top(level),
         kind=_KINDS.get(node.name, "output" if node.roots else "operation"),
         lines=(
-            ("name", _short(f"%{number} {what}")),
-            ("type", _short(node.type)),
-            ("place", _short(last)),
-            ("reads", _short(f"reads {named}{more}") if far else ""),
+            ("name", shown.name(f"%{number} {what}", _TEXT)),
+            ("type", shown.name(node.type, _TEXT)),
+            ("place", shown.name(last, _TEXT)),
+            ("reads", shown.name(f"reads {named}{more}", _TEXT) if far else ""),
         ),
         whole=node_text(number, node, nodes),
     )
 
 
 _KINDS: Final = {INPUT_NAME: "input", CONSTANT_NAME: "constant"}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _TEXT else f"{text[: _TEXT // 2]}…{text[-(_TEXT // 2 - 1) :]}"
-
 
 SCHEMA: Final = "snaprt.trace.graph"
 VERSION: Final = 1

@@ -38,7 +38,7 @@ from snaprt_replay.load.load import load
 from snaprt_replay.load.modules import hlo_of
 
 SCRIPT, MODULE, ARRAYS = "run.py", "module.mlirbc", "arrays.npz"
-_TEMPLATE = "script.txt"
+_TEMPLATE = "export_script.txt"
 _TEXT_SUFFIXES = (".mlir", ".txt")
 
 
@@ -203,7 +203,7 @@ def write_script(case: Case, folder: Path) -> None:
     write_members(named, folder / ARRAYS)
     (folder / MODULE).write_bytes(artifact)
     _, results = jaxapi.module_signature(jaxapi.parse_module(artifact))
-    template = importlib.resources.files("snaprt_replay.export").joinpath(_TEMPLATE).read_text()
+    template = importlib.resources.files("snaprt_replay").joinpath(_TEMPLATE).read_text()
     filled = {
         "NAME": pprint.pformat(case.name),
         "VERSIONS": pprint.pformat(

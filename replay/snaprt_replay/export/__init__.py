@@ -1,1 +1,0 @@
-"""Write a case in formats that other tools read."""
