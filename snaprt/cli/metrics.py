@@ -28,7 +28,6 @@ def command(file: Path, short: bool, as_json: bool) -> None:
     saved = metrics.load(file)
     chosen = metrics.short(saved) if short else saved
     if as_json:
-        content = metrics.to_json(chosen)
-        output.emit_json(content.pop("schema"), content, content.pop("version"))
+        output.print_json(metrics.to_json(chosen))
     else:
         click.echo(metrics.metrics_report(chosen), nl=False)

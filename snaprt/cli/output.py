@@ -90,12 +90,20 @@ def emit_json(schema: str, data: Mapping[str, Any], version: int = 1) -> None:
 
     Args:
         schema: The full name, such as ``snaprt.replay``.
-        data: Also dataclasses, paths, numpy scalars, tuples and sets. Numbers that JSON does not
-            have become the strings ``NaN``, ``Infinity`` and ``-Infinity``.
+        data: As for `print_json`.
         version: Goes up when a reader of the older form would misread the new one.
     """
-    envelope = {"schema": schema, "version": version, **data}
-    click.echo(json.dumps(_plain(envelope), indent=2, ensure_ascii=False, allow_nan=False))
+    print_json({"schema": schema, "version": version, **data})
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print a JSON object to stdout.
+
+    Args:
+        data: Also dataclasses, paths, numpy scalars, tuples and sets. Numbers that JSON does not
+            have become the strings ``NaN``, ``Infinity`` and ``-Infinity``.
+    """
+    click.echo(json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

@@ -100,8 +100,7 @@ def command(
     if formats.asked_for():
         formats.write_files([gather.of_localization(case, found, Path())])
     if as_json:
-        envelope = to_json(found)
-        output.emit_json(envelope.pop("schema"), envelope, envelope.pop("version"))
+        output.print_json(to_json(found))
     else:
         for line in text.localization_lines(found):
             output.console.print(line)
