@@ -99,7 +99,7 @@ def _recorded_files(folder: Path) -> list[Path]:
     ]
     if not kept:
         raise UsageError(
-            f"{folder} holds no recorded executions",
+            f"{folder} contains no recorded executions",
             hint=f"searched for {', '.join(_RECORDED)}, including subfolders",
         )
     return kept

@@ -98,7 +98,7 @@ def test_an_array_that_is_not_there_is_an_error_that_lists_those_that_are(
 ) -> None:
     status, _, err = inspect(recorded, "--array", "nonsense")
     assert status == 2
-    assert "holds no array named nonsense" in err
+    assert "contains no array named nonsense" in err
     assert "it holds: arg0" in err
 
 

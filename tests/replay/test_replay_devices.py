@@ -124,7 +124,7 @@ def test_what_runs_on_one_device_takes_the_copies_of_the_file_that_is_named(
     assert "using those of device 5" in told
     assert "name a file" not in told
     assert main(["replay", str(files[5]), "--b", "cpu"]) == 2
-    assert "came of copies of arg0 that differ between devices" in capfd.readouterr().err
+    assert "come from copies of arg0 that differ between devices" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("localize",), ("minify",), ("replay", "--b", "cpu")])

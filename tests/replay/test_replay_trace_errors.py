@@ -128,4 +128,4 @@ def test_what_needs_an_execution_refuses_it(
     recorded: Path, words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, str(recorded)]) == 2
-    assert "holds no execution: an error ended the recording" in capfd.readouterr().err
+    assert "contains no execution: an error ended the recording" in capfd.readouterr().err

@@ -162,7 +162,7 @@ def test_a_folder_is_replayed_and_summed_up(snaprt: Run, folder: Path, tmp_path:
 def test_a_folder_without_recorded_executions_is_misuse(snaprt: Run, tmp_path: Path) -> None:
     status, _, err = snaprt("replay", tmp_path)
     assert status == 2
-    assert "holds no recorded executions" in err
+    assert "contains no recorded executions" in err
 
 
 @pytest.mark.parametrize(

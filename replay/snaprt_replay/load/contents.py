@@ -64,7 +64,7 @@ class FileContents:
                 return array
             names.append(array.name)
         raise SnapshotError(
-            f"{self.path} holds no array named {name}",
+            f"{self.path} contains no array named {name}",
             hint=f"it holds: {', '.join(names) or 'no arrays'}",
         )
 

@@ -47,7 +47,7 @@ def _of_one_device(file: SnapshotFile) -> Case:
         if execution.run_number > 1 and inputs_path is not None:
             outputs_path = sibling_outputs(inputs_path)
         if inputs_path is None:
-            notes.append(f"{path.name} holds outputs, but there is no .inputs.snap next to it")
+            notes.append(f"{path.name} contains outputs, but there is no .inputs.snap next to it")
     elif outputs_path is None:
         expected = path.name.removesuffix(schema.SUFFIXES["inputs"]) + schema.SUFFIXES["outputs"]
         notes.append(f"there is no {expected} next to it: nothing to compare with")

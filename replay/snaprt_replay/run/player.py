@@ -179,12 +179,12 @@ def check_playable(case: Case, repeat: int) -> None:
         raise UsageError(f"cannot run it {repeat} times", hint="--repeat needs 1 or more")
     if case.unfinished:
         raise UsageError(
-            f"{case.path} holds no execution: an error ended the recording of its graph",
+            f"{case.path} contains no execution: an error ended the recording of its graph",
             hint=f"`snaprt replay {case.path}` evaluates the failed operation again",
         )
     if case.inputs is None:
         raise UsageError(
-            f"{case.path} holds no inputs",
+            f"{case.path} contains no inputs",
             hint="pass them with --inputs FILE.npz, or use random ones with --random SEED",
         )
     if case.partitioning is not None and case.partitioning.replicas != 1:

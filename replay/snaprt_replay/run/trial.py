@@ -104,7 +104,7 @@ def _check_recorded(case: Case, variant: Variant) -> None:
         why = "no outputs were recorded for these inputs"
         if case.input_parts:
             names = ", ".join(case.input_parts)
-            why = f"the recorded outputs came of copies of {names} that differ between devices"
+            why = f"the recorded outputs come from copies of {names} that differ between devices"
         raise UsageError(
             f"{case.path}: {why}",
             hint="use another variant for this side: --a op-by-op, --a cpu,optimization=0",

@@ -176,7 +176,7 @@ def _read_all(place: Path, tell: Callable[[int, int], None]) -> tuple[list[_List
     files, damaged = [], []
     paths = places.snapshots_in(place)
     if not paths and place.is_file():
-        damaged.append(f"{place} is damaged: it holds no readable snapshot")
+        damaged.append(f"{place} is damaged: it contains no readable snapshot")
     for count, path in enumerate(paths, 1):
         try:
             files.append(_listed(path, *read_manifest(path)))
