@@ -208,6 +208,28 @@ def describe(
     )
 
 
+def likeness(
+    held: HeldExecution,
+    role: schema.Role,
+    device: jaxapi.Device,
+    cause: Cause,
+) -> tuple[Any, ...] | None:
+    """Return what is equal for files of an executable that differ in numbers and values alone.
+
+    Returns:
+        None where each file of such an execution is described by itself.
+    """
+    arrays = held.inputs if role == "inputs" else held.outputs
+    if cause.error or held.recheck is not None or arrays is None:
+        return None
+    traits: list[Any] = []
+    for array in arrays:
+        if not jaxapi.is_single_array(array):
+            return None
+        traits += (array.aval, array.sharding)
+    return cause, device, run_mark(), held.moment.rank, held.run_number, traits
+
+
 def contents(
     execution: schema.ExecutionRecord, held: HeldExecution, device: jaxapi.Device
 ) -> schema.Contents:
@@ -216,10 +238,7 @@ def contents(
     places = held.inputs if is_inputs else held.outputs
     names = execution.input_names if is_inputs else execution.output_names
     assert places is not None
-
-    def fetch(place: int) -> np.ndarray:
-        return read_again(lambda whole: fetch_part(whole, device), places, place)
-
+    fetch = functools.partial(_fetched, places, device)
     while True:
         arrays_now = list(places)
         try:
@@ -227,6 +246,17 @@ def contents(
         except RuntimeError:  # one was deleted, and copied into its place before
             if all(one is other for one, other in zip(arrays_now, places, strict=True)):
                 raise
+
+
+def values(held: HeldExecution, role: schema.Role, device: jaxapi.Device) -> list[np.ndarray]:
+    """Return the values of the arrays of one role; in the writer's thread."""
+    places = held.inputs if role == "inputs" else held.outputs
+    assert places is not None
+    return [_fetched(places, device, place) for place in range(len(places))]
+
+
+def _fetched(places: list[Any], device: jaxapi.Device, place: int) -> np.ndarray:
+    return read_again(lambda whole: fetch_part(whole, device), places, place)
 
 
 @functools.lru_cache(maxsize=64)

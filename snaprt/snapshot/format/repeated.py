@@ -1,0 +1,133 @@
+"""Writes small snapshots that differ from an earlier one in their numbers and values alone.
+
+A program that runs thousands of times writes the same module, names and surroundings each time.
+What the first file was made of is kept, and the manifest's text is taken apart where the next ones
+have something else, so that they are put together of bytes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+
+import blake3
+
+from snaprt.snapshot.format import arrays, schema
+from snaprt.snapshot.format.small_zip import SmallZip, checksum, shown_time
+
+_MOST_USES: Final = 64
+"""Of a form with arrays that may be worth compressing; the next file finds that out anew."""
+
+_NUMBERS: Final = ("execution_count", "step", "time")
+"""What differs of an execution, in the order in which the manifest has it."""
+
+
+class Form:
+    """What small snapshots have in common that differ in their numbers and values alone.
+
+    Args:
+        manifest: Of one of them; its arrays are stored in it as they are.
+        members: The members before the arrays: their names, contents and checksums.
+    """
+
+    def __init__(
+        self, manifest: schema.Manifest, members: Sequence[tuple[str, bytes, int]]
+    ) -> None:
+        self._manifest = manifest
+        self._members = members
+        self._texts: list[bytes] = []  # of the manifest, around what differs
+        self._headers: list[tuple[bytes, int]] = []  # of the arrays, with their checksums
+        self._name = ("", "")  # of the file, around the number of the execution
+        self._begun: dict[tuple[int, int], SmallZip] = {}  # by the time that it shows
+        self._has_large = any(array.raw_bytes >= arrays.SMALL for array in manifest.arrays)
+        self._uses = 0
+
+    @classmethod
+    def of(
+        cls, manifest: schema.Manifest, members: Sequence[tuple[str, bytes, int]]
+    ) -> Form | None:
+        """Return the form of a small snapshot; None where the next one may have other members."""
+        is_plain = all(
+            array.compression == "none" and not array.in_store and not array.seeded
+            for array in manifest.arrays
+        )
+        return cls(manifest, members) if is_plain and manifest.trace_error is None else None
+
+    def is_for_another(self, store: Any) -> bool:
+        """Return whether another file may have it, where the store is to keep large arrays."""
+        self._uses += 1
+        return not self._has_large or (self._uses <= _MOST_USES and store is None)
+
+    def file_name(self, execution: int) -> str:
+        """Return the name of the file of an execution, by its number."""
+        if not self._texts:
+            self._take_apart()
+        before, after = self._name
+        return f"{before}{execution:06d}{after}"
+
+    def parts(self, execution: int, step: int, when: float, values: Sequence[Any]) -> Sequence[Any]:
+        """Return a file in parts.
+
+        Args:
+            execution: Its number.
+            step: How many steps came before.
+            when: Seconds since 1970 when it began.
+            values: Of the arrays, which have the shapes and dtypes of the first file's.
+        """
+        if not self._texts:
+            self._take_apart()
+        archive = self._beginning(when)
+        differing = [str(execution), str(step), repr(when)]
+        for array, (header, header_sum), value in zip(
+            self._manifest.arrays, self._headers, values, strict=True
+        ):
+            content = arrays.bytes_of(arrays.to_storage(value))
+            differing.append(blake3.blake3(content).hexdigest())
+            sum_ = checksum(content, after=header_sum)
+            archive.add(array.member, header, content, known_checksum=sum_)
+        texts = self._texts.copy()
+        texts[1::2] = "\n".join(differing).encode().split()
+        text = b"".join(texts)
+        archive.add(schema.MANIFEST_MEMBER, text)
+        digest = blake3.blake3(text).hexdigest()
+        return archive.closed(schema.comment(self._manifest, digest))
+
+    def _beginning(self, when: float) -> SmallZip:
+        """Return a zip with the members before the arrays, made once for all that show one time."""
+        shown = shown_time(when)
+        begun = self._begun.get(shown)
+        if begun is None:
+            archive = SmallZip(shown)
+            for member, content, known in self._members:
+                archive.add(member, content, known_checksum=known)
+            self._begun = {shown: (begun := archive.joined())}
+        return SmallZip(shown, begun)
+
+    def _take_apart(self) -> None:
+        """Find where the texts of the next files differ: where what nobody has written stands."""
+        manifest = self._manifest
+        numbers: list[Any] = [secrets.randbits(60) | 1 << 60 for _ in _NUMBERS]
+        digests = [secrets.token_hex(32) for _ in manifest.arrays]
+        execution = schema.changed(
+            manifest.execution, **dict(zip(_NUMBERS, numbers, strict=True))
+        )
+        records = [
+            schema.changed(array, digest=digest)
+            for array, digest in zip(manifest.arrays, digests, strict=True)
+        ]
+        rest = schema.to_json(
+            schema.changed(manifest, execution=execution, arrays=tuple(records))
+        )
+        texts: list[bytes] = []
+        for different in (*map(str, numbers), *digests):
+            same, found, rest = rest.partition(different.encode())
+            assert found, "the numbers of an execution and the digests stand in another order"
+            texts += (same, b"")
+        before, _, after = schema.file_name(execution).partition(str(numbers[0]))
+        self._name = before, after
+        headers = [
+            arrays.npy_header(array.stored_dtype, array.stored_shape) for array in records
+        ]
+        self._headers = [(header, checksum(header)) for header in headers]
+        self._texts = [*texts, rest]
