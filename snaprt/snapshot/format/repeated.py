@@ -95,7 +95,7 @@ class Form:
 
     def _beginning(self, when: float) -> SmallZip:
         """Return a zip with the members before the arrays, made once for all that show one time."""
-        shown = shown_time(when)
+        shown = shown_time(int(when))
         begun = self._begun.get(shown)
         if begun is None:
             archive = SmallZip(shown)

@@ -34,7 +34,8 @@ def checksum(content: Any, after: int = 0) -> int:
     return zlib.crc32(content, after)
 
 
-def shown_time(when: float) -> tuple[int, int]:
+@functools.lru_cache(maxsize=8)
+def shown_time(when: int) -> tuple[int, int]:
     """Return the day and the time of day that a zip shows for seconds since 1970."""
     year, month, day, hour, minute, second, *_ = time.gmtime(min(max(when, FIRST_TIME), LAST_TIME))
     return (year - 1980) << 9 | month << 5 | day, hour << 11 | minute << 5 | second // 2

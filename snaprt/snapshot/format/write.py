@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -86,17 +86,17 @@ class Written(NamedTuple):
 
 def write_file(path: Path, contents: schema.Contents, store: ArrayStore | None) -> Written:
     """Write one snapshot file as `write_snapshot`; return what else is known of it."""
-    form = None
-    with _replacing(str(path.parent), path.name, functools.partial(_size, contents)) as temporary:
+
+    def write(temporary: str) -> Written:
         if _size(contents) <= SMALL_FILE and len(contents.arrays) < MOST_ARRAYS:
             manifest, parts, form = _small_container(contents, store)
-            length = _write_at_once(temporary, parts)
-        else:
-            with _in_folder(path.parent, lambda: WholeWrites(temporary)) as file:
-                manifest = _write_container(file, contents, store)
-                os.fsync(file.fileno())
-                length = os.fstat(file.fileno()).st_size
-    return Written(manifest, length, form)
+            return Written(manifest, _write_at_once(temporary, parts), form)
+        with _in_folder(temporary, lambda: WholeWrites(temporary)) as file:
+            manifest = _write_container(file, contents, store)
+            os.fsync(file.fileno())
+            return Written(manifest, os.fstat(file.fileno()).st_size, None)
+
+    return _replace(str(path.parent), path.name, write, functools.partial(_size, contents))
 
 
 def write_parts(folder: str, name: str, parts: Sequence[Any]) -> int:
@@ -105,17 +105,18 @@ def write_parts(folder: str, name: str, parts: Sequence[Any]) -> int:
     Raises:
         SnapshotError: The file system refused.
     """
-    with _replacing(folder, name, lambda: sum(map(len, parts))) as temporary:
-        return _write_at_once(temporary, parts)
+    write = functools.partial(_write_at_once, parts=parts)
+    return _replace(folder, name, write, lambda: sum(map(len, parts)))
 
 
-@contextlib.contextmanager
-def _replacing(folder: str, name: str, size: Callable[[], int]) -> Iterator[str]:
-    """Have the block write a temporary file, which then takes its place in the folder."""
+def _replace(
+    folder: str, name: str, write: Callable[[str], _T], size: Callable[[], int]
+) -> _T:
+    """Have ``write`` make a temporary file, give it its name, and return what that returned."""
     temporary = f"{folder}{os.sep}{temporary_name(name)}"
     try:
         try:
-            yield temporary
+            written = write(temporary)
             os.replace(temporary, f"{folder}{os.sep}{name}")
         except BaseException:
             with contextlib.suppress(OSError):  # it may not be there yet
@@ -123,6 +124,7 @@ def _replacing(folder: str, name: str, size: Callable[[], int]) -> Iterator[str]
             raise
     except OSError as error:
         raise _refused(Path(folder, name), size(), error) from error
+    return written
 
 
 def _refused(path: Path, size: int, error: OSError) -> SnapshotError:
@@ -141,19 +143,19 @@ def _size(contents: schema.Contents) -> int:
     return sum(nbytes) + len(contents.module.stablehlo) + len(contents.module.hlo)
 
 
-def _in_folder(folder: str | Path, make: Callable[[], _T]) -> _T:
+def _in_folder(path: str, make: Callable[[], _T]) -> _T:
     """Return what ``make`` returns, which opens a file in a folder that may not be there yet."""
     try:
         return make()
     except FileNotFoundError:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         return make()
 
 
 def _write_at_once(path: str, parts: Sequence[Any]) -> int:
     """Write a file without a buffer, and without what else `open` asks of the system."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    file = _in_folder(os.path.dirname(path), lambda: os.open(path, flags, 0o666))
+    file = _in_folder(path, lambda: os.open(path, flags, 0o666))
     try:
         content = b"".join(parts)
         done = os.write(file, content)
@@ -168,7 +170,7 @@ def _small_container(
     contents: schema.Contents, store: ArrayStore | None
 ) -> tuple[schema.Manifest, Sequence[Any], Form | None]:
     """Return what `_write_container` would write, but for what a zip of 4 GiB would need."""
-    archive = SmallZip(shown_time(contents.execution.time))
+    archive = SmallZip(shown_time(int(contents.execution.time)))
     members: list[tuple[str, bytes, int]] = []
 
     def add(member: str, content: bytes, known: int | None) -> None:

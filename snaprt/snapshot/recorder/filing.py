@@ -88,6 +88,8 @@ class Budget:
             self._waiting -= nbytes
 
     def _over(self, files: int, nbytes: int, folder: Path) -> str | None:
+        if not any(_limits.now()):  # at each execution: by default there is none
+            return None
         max_files: int = settings.get("SNAPRT_RECORD_MAX_FILES")
         if max_files and self._files + files > max_files:
             return f"SNAPRT_RECORD_MAX_FILES={max_files}"
@@ -112,6 +114,12 @@ class Budget:
             self._saved = min(most, self._saved + rate * (now - self._saved_at))
         self._saved_at = now
         return self._saved >= min(nbytes, most)
+
+
+_limits = settings.Texts(
+    *("SNAPRT_RECORD_MAX_FILES", "SNAPRT_RECORD_MAX_BYTES"),
+    *("SNAPRT_RECORD_MAX_RATE", "SNAPRT_RECORD_MIN_FREE"),
+)
 
 
 def _free(folder: Path) -> int:
@@ -182,8 +190,8 @@ class Filing:
         device: jaxapi.Device,
         cause: Cause,
         folder: Path,
-    ) -> Path | None:
-        """Write a file in this thread, the writer's; return it, None where that went wrong.
+    ) -> str | None:
+        """Write a file in this thread, the writer's; return its name, None where it failed.
 
         The first one of a program asks for all that is to be said of it, such as the versions of
         packages; what the next ones have in common with it is written as it was then.
@@ -198,20 +206,22 @@ class Filing:
                 folder,
                 name,
                 lambda: form.parts(
-                    moment.execution, moment.step, held.time, values(held, role, device)
+                    moment.execution, moment.step, held.time, values(held, role)
                 ),
             )
-            return folder / name if is_written else None
+            return name if is_written else None
         execution = describe(held, role, index, device, cause)
-        file = folder / schema.file_name(execution)
-        written = self.writer.write(file, functools.partial(contents, execution, held, device))
+        name = schema.file_name(execution)
+        written = self.writer.write(
+            folder / name, functools.partial(contents, execution, held, device)
+        )
         if written is None:
             return None
         if alike is not None and written.form is not None:
             if len(self._forms) >= MAX_FORMS:
                 self._forms.clear()
             self._forms[key] = alike, written.form
-        return file
+        return name
 
     def write_now(
         self, held: HeldExecution, folder: Path, cause: Cause | None = None
@@ -220,14 +230,14 @@ class Filing:
 
         Of one that has not ended there are no outputs.
         """
-        files = []
+        names = []
         for role in schema.ROLES:
             if role == "outputs" and not held.has_outputs():
                 continue
             for index, device in _devices(held, role, None):
                 why = cause or Cause(KEEP_LAST)
-                files.append(self._write_file(held, role, index, device, why, folder))
-        return [file for file in files if file is not None]
+                names.append(self._write_file(held, role, index, device, why, folder))
+        return [folder / name for name in names if name is not None]
 
     def queue_all(self, held: HeldExecution, files: Sequence[Path] | None, cause: Cause) -> None:
         """Queue all of an execution of the ring, or its files where it is on disk already."""
@@ -261,6 +271,8 @@ def _devices(
 
 def _roles(index: int, words: frozenset[str], conditions: Sequence[Condition]) -> frozenset[str]:
     """Return what of a device is recorded: what both the callback and a condition ask for."""
+    if len(conditions) == 1 and conditions[0].devices is None:
+        return words & conditions[0].roles
     asked = [
         condition.roles
         for condition in conditions
