@@ -7,6 +7,7 @@ have something else, so that they are put together of bytes.
 
 from __future__ import annotations
 
+import io
 import secrets
 from collections.abc import Sequence
 from typing import Any, Final
@@ -17,7 +18,7 @@ from snaprt.snapshot.format import arrays, schema
 from snaprt.snapshot.format.small_zip import SmallZip, checksum, shown_time
 
 _MOST_USES: Final = 64
-"""Of a form with arrays that may be worth compressing; the next file finds that out anew."""
+"""Of a form with arrays that are large enough to compress: then it is seen anew if that pays."""
 
 _NUMBERS: Final = ("execution_count", "step", "time")
 """What differs of an execution, in the order in which the manifest has it."""
@@ -27,7 +28,7 @@ class Form:
     """What small snapshots have in common that differ in their numbers and values alone.
 
     Args:
-        manifest: Of one of them; its arrays are stored in it as they are.
+        manifest: Of one of them; its arrays lie in it.
         members: The members before the arrays: their names, contents and checksums.
     """
 
@@ -49,7 +50,7 @@ class Form:
     ) -> Form | None:
         """Return the form of a small snapshot; None where the next one may have other members."""
         is_plain = all(
-            array.compression == "none" and not array.in_store and not array.seeded
+            array.compression in schema.PLAIN_COMPRESSIONS and not (array.in_store or array.seeded)
             for array in manifest.arrays
         )
         return cls(manifest, members) if is_plain and manifest.trace_error is None else None
@@ -82,10 +83,18 @@ class Form:
         for array, (header, header_sum), value in zip(
             self._manifest.arrays, self._headers, values, strict=True
         ):
-            content = arrays.bytes_of(arrays.to_storage(value))
-            differing.append(blake3.blake3(content).hexdigest())
-            sum_ = checksum(content, after=header_sum)
-            archive.add(array.member, header, content, known_checksum=sum_)
+            stored = arrays.to_storage(value)
+            if array.compression == "none":
+                content = arrays.bytes_of(stored)
+                digest = blake3.blake3(content).hexdigest()
+                sum_ = checksum(content, after=header_sum)
+                archive.add(array.member, header, content, known_checksum=sum_)
+            else:
+                sink = io.BytesIO()
+                digest = arrays.put(sink, stored, array.compression)
+                archive.add(array.member, sink.getvalue())
+                differing.append(str(sink.tell()))
+            differing.append(digest)
         texts = self._texts.copy()
         texts[1::2] = "\n".join(differing).encode().split()
         text = b"".join(texts)
@@ -107,27 +116,28 @@ class Form:
     def _take_apart(self) -> None:
         """Find where the texts of the next files differ: where what nobody has written stands."""
         manifest = self._manifest
-        numbers: list[Any] = [secrets.randbits(60) | 1 << 60 for _ in _NUMBERS]
-        digests = [secrets.token_hex(32) for _ in manifest.arrays]
-        execution = schema.changed(
-            manifest.execution, **dict(zip(_NUMBERS, numbers, strict=True))
-        )
-        records = [
-            schema.changed(array, digest=digest)
-            for array, digest in zip(manifest.arrays, digests, strict=True)
-        ]
-        rest = schema.to_json(
-            schema.changed(manifest, execution=execution, arrays=tuple(records))
-        )
+        numbers: list[Any] = [_unheard_of() for _ in _NUMBERS]
+        execution = schema.changed(manifest.execution, **dict(zip(_NUMBERS, numbers, strict=True)))
+        differing = numbers.copy()
+        records = []
+        for array in manifest.arrays:
+            other: dict[str, Any] = {"digest": secrets.token_hex(32)}
+            if array.compression != "none":
+                other = {"stored_bytes": _unheard_of(), **other}
+            differing += other.values()
+            records.append(schema.changed(array, **other))
+        rest = schema.to_json(schema.changed(manifest, execution=execution, arrays=tuple(records)))
         texts: list[bytes] = []
-        for different in (*map(str, numbers), *digests):
-            same, found, rest = rest.partition(different.encode())
-            assert found, "the numbers of an execution and the digests stand in another order"
+        for different in differing:
+            same, found, rest = rest.partition(str(different).encode())
+            assert found, "the manifest has what differs in another order"
             texts += (same, b"")
         before, _, after = schema.file_name(execution).partition(str(numbers[0]))
         self._name = before, after
-        headers = [
-            arrays.npy_header(array.stored_dtype, array.stored_shape) for array in records
-        ]
+        headers = [arrays.npy_header(array.stored_dtype, array.stored_shape) for array in records]
         self._headers = [(header, checksum(header)) for header in headers]
         self._texts = [*texts, rest]
+
+
+def _unheard_of() -> int:
+    return secrets.randbits(60) | 1 << 60

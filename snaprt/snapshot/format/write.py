@@ -46,6 +46,7 @@ has written one, it is empty or cut short, which whoever reads it is told.
 """
 
 MOST_ARRAYS: Final = MOST_MEMBERS - len(schema.MODULE_MEMBERS) - 2  # the mark, the manifest
+_MOST_BUFFERS: Final = 1024  # that Linux and macOS write at once
 _WORTH: Final = 0.75  # of the module: it is compressed where it shrinks to this share
 _EFFORT: Final = 3
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -109,9 +110,7 @@ def write_parts(folder: str, name: str, parts: Sequence[Any]) -> int:
     return _replace(folder, name, write, lambda: sum(map(len, parts)))
 
 
-def _replace(
-    folder: str, name: str, write: Callable[[str], _T], size: Callable[[], int]
-) -> _T:
+def _replace(folder: str, name: str, write: Callable[[str], _T], size: Callable[[], int]) -> _T:
     """Have ``write`` make a temporary file, give it its name, and return what that returned."""
     temporary = f"{folder}{os.sep}{temporary_name(name)}"
     try:
@@ -157,13 +156,16 @@ def _write_at_once(path: str, parts: Sequence[Any]) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     file = _in_folder(path, lambda: os.open(path, flags, 0o666))
     try:
-        content = b"".join(parts)
-        done = os.write(file, content)
-        while done < len(content):  # such as on a disk that is full, which it says the next time
-            done += os.write(file, memoryview(content)[done:])
+        length, done = sum(map(len, parts)), 0
+        if len(parts) <= _MOST_BUFFERS and hasattr(os, "writev"):
+            done = os.writev(file, parts)  # without a copy
+        if done < length:  # such as on a disk that is full, which it says the next time
+            content = memoryview(b"".join(parts))
+            while done < length:
+                done += os.write(file, content[done:])
     finally:
         os.close(file)
-    return done
+    return length
 
 
 def _small_container(

@@ -99,7 +99,9 @@ _values_of_settings = operator.attrgetter(*_KNOWN_SETTINGS)
 
 @functools.lru_cache(maxsize=64, typed=True)  # True is not 1 here
 def _named_settings(*values: Any) -> Mapping[str, str]:
-    return dict.fromkeys(_JAX_SETTINGS, "") | dict(zip(_KNOWN_SETTINGS, map(str, values), strict=True))
+    return dict.fromkeys(_JAX_SETTINGS, "") | dict(
+        zip(_KNOWN_SETTINGS, map(str, values), strict=True)
+    )
 
 
 @functools.cache

@@ -205,9 +205,7 @@ class Filing:
             is_written = self.writer.write_parts(
                 folder,
                 name,
-                lambda: form.parts(
-                    moment.execution, moment.step, held.time, values(held, role)
-                ),
+                lambda: form.parts(moment.execution, moment.step, held.time, values(held, role)),
             )
             return name if is_written else None
         execution = describe(held, role, index, device, cause)

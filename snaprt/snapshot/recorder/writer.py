@@ -208,9 +208,7 @@ class SnapshotWriter:
 
     def write_parts(self, folder: Path, name: str, parts: Callable[[], Sequence[Any]]) -> bool:
         """Write a snapshot that is given in parts now; return whether that went well."""
-        return bool(
-            self._written(folder, name, lambda: write_parts(str(folder), name, parts()))
-        )
+        return bool(self._written(folder, name, lambda: write_parts(str(folder), name, parts())))
 
     def _written(self, folder: Path, name: str, write: Callable[[], _Result]) -> _Result | None:
         try:
