@@ -71,6 +71,9 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
     )
 
 
+_ARRAYS_ALONE = frozenset({_array.ArrayImpl})
+
+
 def jit_module_inputs(
     lowered: jax.stages.Lowered, module: JitModule, args: Sequence[Any]
 ) -> list[Any]:
@@ -78,7 +81,7 @@ def jit_module_inputs(
     lowering: Any = lowered._lowering
     if module.kept is not None:
         arrays = [args[number] for number in module.kept]
-        if all(type(array) is _array.ArrayImpl for array in arrays):
+        if _ARRAYS_ALONE.issuperset(map(type, arrays)):
             return arrays
     given = _module_arguments(lowering, [*lowering.const_args, *args])
     given += _captured_references(lowering)

@@ -68,7 +68,8 @@ class SnapshotWriter:
 
     def start_afresh(self) -> None:
         """Queue nothing, with no thread."""
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._jobs: deque[tuple[Callable[[], object], int]] = deque()  # with their bytes
         self._bytes = 0  # of what waits and what is being written
         self._unfinished = 0
@@ -83,7 +84,7 @@ class SnapshotWriter:
             work: Called once, with no arguments.
             nbytes: About how many bytes of arrays it keeps alive.
         """
-        with self._changed:
+        with self._lock:  # which takes a third of what the condition takes
             # The writer's own thread must not wait for itself.
             if self._is_full(nbytes) and threading.current_thread() is not self._thread:
                 started = time.perf_counter_ns()
@@ -181,9 +182,9 @@ class SnapshotWriter:
         self.flush()
 
     def _work(self) -> None:
-        changed = self._changed
+        lock, changed = self._lock, self._changed
         while True:
-            with changed:
+            with lock:
                 while not self._jobs:
                     changed.wait()
                 work, nbytes = self._jobs.popleft()
@@ -192,7 +193,7 @@ class SnapshotWriter:
             except Exception as error:
                 self.complain(error)
             del work  # and with it the arrays, before anybody is told that there is room
-            with changed:
+            with lock:
                 self._bytes -= nbytes
                 self._unfinished -= 1
                 # Who waits for the last one is not woken for each: it would stop this thread.
