@@ -7,10 +7,11 @@ have something else, so that they are put together of bytes.
 
 from __future__ import annotations
 
+import functools
 import io
 import secrets
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import blake3
 
@@ -22,6 +23,12 @@ _MOST_USES: Final = 64
 
 _NUMBERS: Final = ("execution_count", "step", "time")
 """What differs of an execution, in the order in which the manifest has it."""
+
+
+class _Fixed(NamedTuple):
+    name: tuple[str, str]  # of the file, around the number of the execution
+    texts: tuple[bytes, ...]  # of the manifest, each second one to be filled
+    headers: tuple[tuple[bytes, int], ...]  # of the arrays, with their checksums
 
 
 class Form:
@@ -37,9 +44,6 @@ class Form:
     ) -> None:
         self._manifest = manifest
         self._members = members
-        self._texts: list[bytes] = []  # of the manifest, around what differs
-        self._headers: list[tuple[bytes, int]] = []  # of the arrays, with their checksums
-        self._name = ("", "")  # of the file, around the number of the execution
         self._begun: dict[tuple[int, int], SmallZip] = {}  # by the time that it shows
         self._has_large = any(array.raw_bytes >= arrays.SMALL for array in manifest.arrays)
         self._uses = 0
@@ -62,9 +66,7 @@ class Form:
 
     def file_name(self, execution: int) -> str:
         """Return the name of the file of an execution, by its number."""
-        if not self._texts:
-            self._take_apart()
-        before, after = self._name
+        before, after = self._fixed.name
         return f"{before}{execution:06d}{after}"
 
     def parts(self, execution: int, step: int, when: float, values: Sequence[Any]) -> Sequence[Any]:
@@ -76,12 +78,10 @@ class Form:
             when: Seconds since 1970 when it began.
             values: Of the arrays, which have the shapes and dtypes of the first file's.
         """
-        if not self._texts:
-            self._take_apart()
         archive = self._beginning(when)
         differing = [str(execution), str(step), repr(when)]
         for array, (header, header_sum), value in zip(
-            self._manifest.arrays, self._headers, values, strict=True
+            self._manifest.arrays, self._fixed.headers, values, strict=True
         ):
             stored = arrays.to_storage(value)
             if array.compression == "none":
@@ -95,7 +95,7 @@ class Form:
                 archive.add(array.member, sink.getvalue())
                 differing.append(str(sink.tell()))
             differing.append(digest)
-        texts = self._texts.copy()
+        texts = list(self._fixed.texts)
         texts[1::2] = "\n".join(differing).encode().split()
         text = b"".join(texts)
         archive.add(schema.MANIFEST_MEMBER, text)
@@ -113,8 +113,9 @@ class Form:
             self._begun = {shown: (begun := archive.joined())}
         return SmallZip(shown, begun)
 
-    def _take_apart(self) -> None:
-        """Find where the texts of the next files differ: where what nobody has written stands."""
+    @functools.cached_property  # many programs run once
+    def _fixed(self) -> _Fixed:
+        """What stays, around what differs, found by what nobody has written in its place."""
         manifest = self._manifest
         numbers: list[Any] = [_unheard_of() for _ in _NUMBERS]
         execution = schema.changed(manifest.execution, **dict(zip(_NUMBERS, numbers, strict=True)))
@@ -133,10 +134,12 @@ class Form:
             assert found, "the manifest has what differs in another order"
             texts += (same, b"")
         before, _, after = schema.file_name(execution).partition(str(numbers[0]))
-        self._name = before, after
         headers = [arrays.npy_header(array.stored_dtype, array.stored_shape) for array in records]
-        self._headers = [(header, checksum(header)) for header in headers]
-        self._texts = [*texts, rest]
+        return _Fixed(
+            (before, after),
+            (*texts, rest),
+            tuple([(header, checksum(header)) for header in headers]),
+        )
 
 
 def _unheard_of() -> int:

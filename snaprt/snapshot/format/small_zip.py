@@ -53,8 +53,8 @@ class SmallZip:
         self._day, self._clock = shown
         self._parts: list[Any] = [] if like is None else like._parts.copy()
         self._entries: list[bytes] = [] if like is None else like._entries.copy()
-        self._count = 0 if like is None else like._count
-        self._length = 0 if like is None else like._length
+        self._count: int = 0 if like is None else like._count
+        self._length: int = 0 if like is None else like._length
 
     def add(self, name: str, *pieces: Any, known_checksum: int | None = None) -> None:
         """Add a member.
