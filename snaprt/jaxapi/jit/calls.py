@@ -93,9 +93,12 @@ def leaves_of_results(results: Any) -> list[Any]:
 def leaves_of_jit_call(info: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     """Return the arguments of a call of a function that captured nothing, as JAX lowers it."""
     leaves = parse_jit_call(info, args, kwargs)[1]
-    if _ARRAYS_ALONE.issuperset(map(type, leaves)):
-        return tuple(leaves)
-    return tuple(map(_core.full_lower, leaves))
+    return tuple(leaves if are_arrays(leaves) else map(_core.full_lower, leaves))
+
+
+def are_arrays(values: Sequence[Any]) -> bool:
+    """Return whether all values are JAX's arrays, of no other class than that of its results."""
+    return _ARRAYS_ALONE.issuperset(map(type, values))
 
 
 _ARRAYS_ALONE: Final = frozenset({_array.ArrayImpl})

@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import array as _array
 from jax._src import core as _core
 
 from snaprt.jaxapi.compiler.lowered import devices_of_lowered
 from snaprt.jaxapi.installation import Device
-from snaprt.jaxapi.jit.calls import FlatCall
+from snaprt.jaxapi.jit.calls import FlatCall, are_arrays
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,6 @@ def describe_jit_module(lowered: jax.stages.Lowered, call: FlatCall) -> JitModul
     )
 
 
-_ARRAYS_ALONE = frozenset({_array.ArrayImpl})
-
-
 def jit_module_inputs(
     lowered: jax.stages.Lowered, module: JitModule, args: Sequence[Any]
 ) -> list[Any]:
@@ -81,7 +77,7 @@ def jit_module_inputs(
     lowering: Any = lowered._lowering
     if module.kept is not None:
         arrays = [args[number] for number in module.kept]
-        if _ARRAYS_ALONE.issuperset(map(type, arrays)):
+        if are_arrays(arrays):
             return arrays
     given = _module_arguments(lowering, [*lowering.const_args, *args])
     given += _captured_references(lowering)
