@@ -177,7 +177,7 @@ def arrays_of(seed: int) -> dict[str, np.ndarray]:
     """Return arrays, as large and as compressible with each seed."""
     random = np.random.default_rng(seed)
     return {
-        "scalar": np.float32(random.normal()).reshape(()),
+        "scalar": np.array(random.normal(), np.float32),
         "empty": np.ones((0, 3)),
         "the same": np.arange(3),
         "the same again": np.arange(3),
