@@ -561,7 +561,7 @@ class _Watcher:
         return results
 
     def _record_outputs(self, token: Any, call: _Call, results: Any, *, has_compiled: bool) -> None:
-        outputs = call.outputs(jax.tree.leaves(results))
+        outputs = call.outputs(jaxapi.leaves_of_results(results))
         if len(outputs) == len(call.executable.output_names):
             flag = outputs[-1] if call.executable.is_watched else None
             self._recorder.after(token, outputs, flag, has_compiled=has_compiled)

@@ -22,7 +22,8 @@ from snaprt.snapshot.format import schema
 from snaprt.snapshot.format.arrays import DTYPE_NAMES, true_dtype
 from snaprt.snapshot.format.places import is_snapshot
 from snaprt.snapshot.format.read import open_snapshot, sibling_inputs, sibling_outputs
-from snaprt.snapshot.format.write import write_snapshot
+from snaprt.snapshot.format.repeated import Form
+from snaprt.snapshot.format.write import write_file, write_snapshot
 from snaprt.whole_files import remove_leftovers
 
 DEVICE = schema.DeviceRecord("cpu", "cpu", 0, 0)
@@ -170,6 +171,47 @@ def test_a_small_file_is_the_zip_that_a_large_one_is(
             ]
 
     assert described(small) == described(large)
+
+
+def arrays_of(seed: int) -> dict[str, np.ndarray]:
+    """Return arrays, as large and as compressible with each seed."""
+    random = np.random.default_rng(seed)
+    return {
+        "scalar": np.array(random.normal(), np.float32),
+        "empty": np.ones((0, 3)),
+        "the same": np.arange(3),
+        "the same again": np.arange(3),
+        "bits": random.normal(size=5).astype(ml_dtypes.bfloat16),
+        "narrow": random.integers(0, 7, 9).astype(ml_dtypes.int4),
+        "columns": np.asfortranarray(random.normal(size=(4, 5))),
+        "noise": random.normal(size=3000),
+        "ramp": np.arange(5000) + seed * 100_000,
+    }
+
+
+def test_a_file_of_a_form_has_the_bytes_of_one_that_is_written_by_itself(tmp_path: Path) -> None:
+    form = write_file(tmp_path / "first.inputs.snap", contents(arrays_of(0)), None).form
+    assert form is not None
+    for seed, when in ((1, 1_795_265_971.0), (2, 12345678.123), (3, -1.5)):
+        count = 10 ** (3 * seed)
+        arrays = arrays_of(seed)
+        alone = tmp_path / f"{seed}.inputs.snap"
+        itself = contents(arrays)
+        execution = dataclasses.replace(EXECUTION, execution_count=count, step=seed - 2, time=when)
+        write_file(alone, dataclasses.replace(itself, execution=execution), None)
+        assert form.file_name(count) == schema.file_name(execution)
+        parts = form.parts(count, seed - 2, when, list(arrays.values()))
+        assert b"".join(parts) == alone.read_bytes()
+
+
+def test_what_is_kept_in_a_store_or_made_anew_has_no_form() -> None:
+    record = schema.ArrayRecord(
+        name="x", shape=(2,), dtype="float32", member="arrays/0000.npy", compression="none",
+        stored_dtype="<f4", stored_shape=(2,), stored_bytes=136, raw_bytes=8, digest="ab",
+    )  # fmt: skip
+    for other in ({"in_store": True}, {"seeded": {"seed": 1.0}}, {"compression": "zstd-shuffled"}):
+        manifest = schema.Manifest(EXECUTION, {}, (dataclasses.replace(record, **other),))
+        assert Form.of(manifest, ()) is None
 
 
 def test_incompressible_arrays_are_stored_raw_and_compressible_ones_are_not(tmp_path: Path) -> None:

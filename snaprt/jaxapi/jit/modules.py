@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import array as _array
 from jax._src import core as _core
 
 from snaprt.jaxapi.compiler.lowered import devices_of_lowered
 from snaprt.jaxapi.installation import Device
-from snaprt.jaxapi.jit.calls import FlatCall
+from snaprt.jaxapi.jit.calls import FlatCall, are_arrays
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def jit_module_inputs(
     lowering: Any = lowered._lowering
     if module.kept is not None:
         arrays = [args[number] for number in module.kept]
-        if all(type(array) is _array.ArrayImpl for array in arrays):
+        if are_arrays(arrays):
             return arrays
     given = _module_arguments(lowering, [*lowering.const_args, *args])
     given += _captured_references(lowering)

@@ -169,6 +169,13 @@ def parts_of_array(array: jax.Array) -> list[tuple[Device, Any, jax.Array]]:
     return [(device := part.device, places[device], part) for part in parts]
 
 
+def only_part_of_array(array: jax.Array) -> jax.Array:
+    """Return the part of an array that lies on one device, which is all of it."""
+    array._check_if_deleted()  # type: ignore[attr-defined]
+    [part] = array._arrays  # type: ignore[attr-defined]
+    return part
+
+
 def partitions_of(module: Any) -> int:
     """Return over how many devices an MLIR module is to run."""
     attributes = module.operation.attributes

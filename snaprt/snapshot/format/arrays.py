@@ -197,13 +197,9 @@ def bytes_of(stored: np.ndarray) -> memoryview:
     return stored.reshape(-1).view(np.uint8).data
 
 
-def npy_header(array: np.ndarray) -> bytes:
-    """Return the header of the ``.npy`` of an array."""
-    return _npy_header(array.dtype.str, array.shape)
-
-
 @functools.lru_cache(maxsize=1024)
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return the header of the ``.npy`` of an array; the dtype as `numpy.dtype.str` prints it."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": dtype, "fortran_order": False, "shape": shape}
@@ -223,7 +219,7 @@ def put(sink: Any, stored: np.ndarray, compression: str) -> str:
         The BLAKE3 of the elements, in hex.
     """
     values = bytes_of(stored)
-    header = npy_header(stored)
+    header = npy_header(stored.dtype.str, stored.shape)
     digest = _digest(values)
     if compression == "none":
         sink.write(header)
@@ -245,7 +241,7 @@ def digests(stored: np.ndarray) -> tuple[str, str]:
     """Return the BLAKE3 of the whole ``.npy``, and of the elements alone, in hex."""
     values = bytes_of(stored)
     of_file, of_elements = _digest(values), _digest(values)
-    of_file.update(npy_header(stored))
+    of_file.update(npy_header(stored.dtype.str, stored.shape))
     for piece in _pieces(values):
         of_file.update(piece)
         of_elements.update(piece)

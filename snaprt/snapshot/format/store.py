@@ -162,7 +162,8 @@ def _digest_in(file: BinaryIO, stored: np.ndarray, compression: str) -> str:
     source: Any = file
     if compression != "none":
         source = zstandard.ZstdDecompressor().stream_reader(file)
-    digest = blake3.blake3(arrays.read_exactly(source, len(arrays.npy_header(stored))))
+    header = arrays.npy_header(stored.dtype.str, stored.shape)
+    digest = blake3.blake3(arrays.read_exactly(source, len(header)))
     itemsize = stored.itemsize if compression == "zstd-shuffled" else 1
     buffer = memoryview(bytearray(min(arrays.PIECE, stored.nbytes)))
     for start in range(0, stored.nbytes, arrays.PIECE):

@@ -14,9 +14,9 @@ import os
 import shutil
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import blake3
 import numpy as np
@@ -24,12 +24,14 @@ import zstandard
 
 from snaprt.errors import SnapshotError
 from snaprt.snapshot.format import arrays, schema
+from snaprt.snapshot.format.repeated import Form
 from snaprt.snapshot.format.small_zip import (
     FIRST_TIME,
     LAST_TIME,
     MOST_MEMBERS,
     SmallZip,
     checksum,
+    shown_time,
 )
 from snaprt.snapshot.format.store import ArrayStore
 from snaprt.snapshot.format.whole_writes import WholeWrites
@@ -43,6 +45,7 @@ has written one, it is empty or cut short, which whoever reads it is told.
 """
 
 MOST_ARRAYS: Final = MOST_MEMBERS - len(schema.MODULE_MEMBERS) - 2  # the mark, the manifest
+_MOST_BUFFERS: Final = 1024  # that Linux and macOS write at once
 _WORTH: Final = 0.75  # of the module: it is compressed where it shrinks to this share
 _EFFORT: Final = 3
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -70,39 +73,62 @@ def write_snapshot(
     Raises:
         SnapshotError: The file system refused, or an array has a dtype no snapshot can hold.
     """
-    return write_file(Path(path), contents, store)[0]
+    return write_file(Path(path), contents, store).manifest
 
 
-def write_file(
-    path: Path, contents: schema.Contents, store: ArrayStore | None
-) -> tuple[schema.Manifest, int]:
-    """Write one snapshot file as `write_snapshot`; return its length in bytes as well."""
-    temporary = os.path.join(path.parent, temporary_name(path.name))
+class Written(NamedTuple):
+    """A snapshot file that is there."""
+
+    manifest: schema.Manifest
+    length: int  # in bytes
+    form: Form | None  # of files like it
+
+
+def write_file(path: Path, contents: schema.Contents, store: ArrayStore | None) -> Written:
+    """Write one snapshot file as `write_snapshot`; return what else is known of it."""
+
+    def write(temporary: str) -> Written:
+        if _size(contents) <= SMALL_FILE and len(contents.arrays) < MOST_ARRAYS:
+            manifest, parts, form = _small_container(contents, store)
+            return Written(manifest, _write_at_once(temporary, parts), form)
+        with _in_folder(temporary, lambda: WholeWrites(temporary)) as file:
+            manifest = _write_container(file, contents, store)
+            os.fsync(file.fileno())
+            return Written(manifest, os.fstat(file.fileno()).st_size, None)
+
+    return _replace(str(path.parent), path.name, write, functools.partial(_size, contents))
+
+
+def write_parts(folder: str, name: str, parts: Sequence[Any]) -> int:
+    """Write one small snapshot file that is given in parts; return its length in bytes.
+
+    Raises:
+        SnapshotError: The file system refused.
+    """
+    write = functools.partial(_write_at_once, parts=parts)
+    return _replace(folder, name, write, lambda: sum(map(len, parts)))
+
+
+def _replace(folder: str, name: str, write: Callable[[str], _T], size: Callable[[], int]) -> _T:
+    """Have ``write`` make a temporary file, give it its name, and return what that returned."""
+    temporary = f"{folder}{os.sep}{temporary_name(name)}"
     try:
         try:
-            if _size(contents) <= SMALL_FILE and len(contents.arrays) < MOST_ARRAYS:
-                manifest, whole = _small_container(contents, store)
-                _write_at_once(temporary, whole)
-                length = len(whole)
-            else:
-                with _in_folder(path.parent, lambda: WholeWrites(temporary)) as file:
-                    manifest = _write_container(file, contents, store)
-                    os.fsync(file.fileno())
-                    length = os.fstat(file.fileno()).st_size
-            os.replace(temporary, path)
+            written = write(temporary)
+            os.replace(temporary, f"{folder}{os.sep}{name}")
         except BaseException:
             with contextlib.suppress(OSError):  # it may not be there yet
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise _refused(path, contents, error) from error
-    return manifest, length
+        raise _refused(Path(folder, name), size(), error) from error
+    return written
 
 
-def _refused(path: Path, contents: schema.Contents, error: OSError) -> SnapshotError:
+def _refused(path: Path, size: int, error: OSError) -> SnapshotError:
     told = f"cannot write {path}: {error.strerror or error}"
     if error.errno in _TOO_LARGE:
-        told += f"; it needs up to {_size(contents):,} bytes"
+        told += f"; it needs up to {size:,} bytes"
     if error.errno in _NO_SPACE:
         with contextlib.suppress(OSError):
             told += f" and {shutil.disk_usage(path.parent).free:,} bytes are free there"
@@ -115,32 +141,43 @@ def _size(contents: schema.Contents) -> int:
     return sum(nbytes) + len(contents.module.stablehlo) + len(contents.module.hlo)
 
 
-def _in_folder(folder: str | Path, make: Callable[[], _T]) -> _T:
+def _in_folder(path: str, make: Callable[[], _T]) -> _T:
     """Return what ``make`` returns, which opens a file in a folder that may not be there yet."""
     try:
         return make()
     except FileNotFoundError:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         return make()
 
 
-def _write_at_once(path: str, content: bytes) -> None:
+def _write_at_once(path: str, parts: Sequence[Any]) -> int:
     """Write a file without a buffer, and without what else `open` asks of the system."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    file = _in_folder(os.path.dirname(path), lambda: os.open(path, flags, 0o666))
+    file = _in_folder(path, lambda: os.open(path, flags, 0o666))
     try:
-        done = os.write(file, content)
-        while done < len(content):  # such as on a disk that is full, which it says the next time
-            done += os.write(file, memoryview(content)[done:])
+        length, done = sum(map(len, parts)), 0
+        if len(parts) <= _MOST_BUFFERS and hasattr(os, "writev"):
+            done = os.writev(file, parts)  # without a copy
+        if done < length:  # such as on a disk that is full, which it says the next time
+            content = memoryview(b"".join(parts))
+            while done < length:
+                done += os.write(file, content[done:])
     finally:
         os.close(file)
+    return length
 
 
 def _small_container(
     contents: schema.Contents, store: ArrayStore | None
-) -> tuple[schema.Manifest, bytes]:
+) -> tuple[schema.Manifest, Sequence[Any], Form | None]:
     """Return what `_write_container` would write, but for what a zip of 4 GiB would need."""
-    archive = SmallZip(contents.execution.time)
+    archive = SmallZip(shown_time(int(contents.execution.time)))
+    members: list[tuple[str, bytes, int]] = []
+
+    def add(member: str, content: bytes, known: int | None) -> None:
+        known = checksum(content) if known is None else known
+        members.append((member, content, known))
+        archive.add(member, content, known_checksum=known)
 
     def add_array(member: str, array: schema.ArrayContent) -> schema.ArrayRecord:
         fetched, stored, compression, member = _prepared(member, array)
@@ -153,8 +190,8 @@ def _small_container(
             stored_bytes=len(content), digest=digest,
         )  # fmt: skip
 
-    manifest, comment = _fill(archive.add, add_array, contents, store)
-    return manifest, archive.closed(comment)
+    manifest, comment = _fill(add, add_array, contents, store)
+    return manifest, archive.closed(comment), Form.of(manifest, members[:-1])
 
 
 def _write_container(

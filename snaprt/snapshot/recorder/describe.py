@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import operator
 import os
 import platform
 import re
@@ -20,7 +21,7 @@ import numpy as np
 from snaprt import jaxapi, settings, variables
 from snaprt.processes import run_mark
 from snaprt.snapshot.format import schema
-from snaprt.snapshot.format.content import fetch_part, gather
+from snaprt.snapshot.format.content import fetch_part, gather, to_host
 from snaprt.snapshot.recorder.pending import HeldExecution, read_again
 
 _LONGEST_ERROR = 20_000  # characters: a traceback of hundreds of frames says no more
@@ -87,19 +88,20 @@ def _read_environment() -> Mapping[str, str]:
     }
 
 
-def xla_flags() -> str:
-    """Return XLA_FLAGS as they are now."""
-    return variables.without_credentials(os.environ.get("XLA_FLAGS", ""))
-
-
 def jax_config() -> Mapping[str, str]:
     """Return this thread's values of the JAX settings that change what a program computes."""
-    return _named_settings(*[getattr(jax.config, name, "") for name in _JAX_SETTINGS])
+    return _named_settings(*_values_of_settings(jax.config))
+
+
+_KNOWN_SETTINGS: Final = tuple([name for name in _JAX_SETTINGS if hasattr(jax.config, name)])
+_values_of_settings = operator.attrgetter(*_KNOWN_SETTINGS)
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # True is not 1 here
 def _named_settings(*values: Any) -> Mapping[str, str]:
-    return dict(zip(_JAX_SETTINGS, map(str, values), strict=True))
+    return dict.fromkeys(_JAX_SETTINGS, "") | dict(
+        zip(_KNOWN_SETTINGS, map(str, values), strict=True)
+    )
 
 
 @functools.cache
@@ -148,9 +150,13 @@ class Cause:
 
     reason: str  # the condition as the user wrote it, or what else asked for it
     error: str = ""  # what failed, as text
-    xla_flags: str = field(default_factory=xla_flags)
     environment: Mapping[str, str] = field(default_factory=environment)
     jax_config: Mapping[str, str] = field(default_factory=jax_config)
+
+    @property
+    def xla_flags(self) -> str:
+        """XLA_FLAGS."""
+        return self.environment.get("XLA_FLAGS", "")
 
 
 _RECORDER: Final = str(Path(__file__).parent)
@@ -208,6 +214,28 @@ def describe(
     )
 
 
+def likeness(
+    held: HeldExecution,
+    role: schema.Role,
+    device: jaxapi.Device,
+    cause: Cause,
+) -> tuple[Any, ...] | None:
+    """Return what is equal for files of an executable that differ in numbers and values alone.
+
+    Returns:
+        None where each file of such an execution is described by itself.
+    """
+    arrays = held.inputs if role == "inputs" else held.outputs
+    if cause.error or held.recheck is not None or arrays is None:
+        return None
+    traits: list[Any] = []
+    for array in arrays:
+        if not jaxapi.is_single_array(array):
+            return None
+        traits += (array.aval, array.sharding)
+    return cause, device, run_mark(), held.moment.rank, held.run_number, traits
+
+
 def contents(
     execution: schema.ExecutionRecord, held: HeldExecution, device: jaxapi.Device
 ) -> schema.Contents:
@@ -216,10 +244,7 @@ def contents(
     places = held.inputs if is_inputs else held.outputs
     names = execution.input_names if is_inputs else execution.output_names
     assert places is not None
-
-    def fetch(place: int) -> np.ndarray:
-        return read_again(lambda whole: fetch_part(whole, device), places, place)
-
+    fetch = functools.partial(_fetched, places, device)
     while True:
         arrays_now = list(places)
         try:
@@ -227,6 +252,21 @@ def contents(
         except RuntimeError:  # one was deleted, and copied into its place before
             if all(one is other for one, other in zip(arrays_now, places, strict=True)):
                 raise
+
+
+def values(held: HeldExecution, role: schema.Role) -> list[np.ndarray]:
+    """Return the values of the arrays of one role, which have a `likeness`."""
+    places = held.inputs if role == "inputs" else held.outputs
+    assert places is not None
+    return [read_again(_of_one_device, places, place) for place in range(len(places))]
+
+
+def _of_one_device(array: jax.Array) -> np.ndarray:
+    return to_host(jaxapi.only_part_of_array(array))
+
+
+def _fetched(places: list[Any], device: jaxapi.Device, place: int) -> np.ndarray:
+    return read_again(lambda whole: fetch_part(whole, device), places, place)
 
 
 @functools.lru_cache(maxsize=64)

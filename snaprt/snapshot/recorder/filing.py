@@ -22,8 +22,10 @@ from typing import Any, Final
 from snaprt import jaxapi, metrics, settings
 from snaprt.processes import run_mark
 from snaprt.snapshot.format import arrays, schema
+from snaprt.snapshot.format.repeated import Form
+from snaprt.snapshot.format.store import store_for
 from snaprt.snapshot.recorder.conditions import Condition
-from snaprt.snapshot.recorder.describe import Cause, contents, describe
+from snaprt.snapshot.recorder.describe import Cause, contents, describe, likeness, values
 from snaprt.snapshot.recorder.pending import HeldExecution
 from snaprt.snapshot.recorder.writer import SnapshotWriter
 from snaprt.whole_files import remove_leftovers, ring_name
@@ -36,6 +38,9 @@ RATE_SECONDS: Final = 10.0
 
 _PATIENCE_SECONDS: Final = 0.25
 """How long large arrays wait until the execution has ended: it needs the processor more."""
+
+MAX_FORMS: Final = 64
+"""Of how many programs, roles and devices it is kept what their small files have in common."""
 
 _log = logging.getLogger("snaprt.snapshot")
 
@@ -83,6 +88,8 @@ class Budget:
             self._waiting -= nbytes
 
     def _over(self, files: int, nbytes: int, folder: Path) -> str | None:
+        if not any(_limits.now()):  # at each execution: by default there is none
+            return None
         max_files: int = settings.get("SNAPRT_RECORD_MAX_FILES")
         if max_files and self._files + files > max_files:
             return f"SNAPRT_RECORD_MAX_FILES={max_files}"
@@ -109,6 +116,12 @@ class Budget:
         return self._saved >= min(nbytes, most)
 
 
+_limits = settings.Texts(
+    *("SNAPRT_RECORD_MAX_FILES", "SNAPRT_RECORD_MAX_BYTES"),
+    *("SNAPRT_RECORD_MAX_RATE", "SNAPRT_RECORD_MIN_FREE"),
+)
+
+
 def _free(folder: Path) -> int:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -122,6 +135,8 @@ class Filing:
         self.writer = writer
         self.budget = Budget()
         self._nbytes: dict[tuple[int, schema.Role], int] = {}  # by the executable's number
+        # By the executable's number, the role and the device's: what files must have in common.
+        self._forms: dict[tuple[int, schema.Role, int], tuple[Any, Form]] = {}
 
     def nbytes(self, held: HeldExecution, role: schema.Role) -> int:
         """Return how many bytes the arrays of one role have: those of each execution of it."""
@@ -163,12 +178,48 @@ class Filing:
         try:
             if nbytes >= arrays.LARGE:
                 held.ends_within(_PATIENCE_SECONDS)
-            # Here, in the writer's thread: the first one asks for the versions of all packages.
-            execution = describe(held, role, index, device, cause)
-            file = held.plan.folder / schema.file_name(execution)
-            self.writer.write(file, functools.partial(contents, execution, held, device))
+            self._write_file(held, role, index, device, cause, held.plan.folder)
         finally:
             self.budget.written(nbytes)
+
+    def _write_file(
+        self,
+        held: HeldExecution,
+        role: schema.Role,
+        index: int,
+        device: jaxapi.Device,
+        cause: Cause,
+        folder: Path,
+    ) -> str | None:
+        """Write a file in this thread, the writer's; return its name, None where it failed.
+
+        The first one of a program asks for all that is to be said of it, such as the versions of
+        packages; what the next ones have in common with it is written as it was then.
+        """
+        key = held.executable.number, role, index
+        alike = likeness(held, role, device, cause)
+        known, form = self._forms.get(key, (None, None))
+        if form is not None and known == alike and form.is_for_another(store_for(folder)):
+            moment = held.moment
+            name = form.file_name(moment.execution)
+            is_written = self.writer.write_parts(
+                folder,
+                name,
+                lambda: form.parts(moment.execution, moment.step, held.time, values(held, role)),
+            )
+            return name if is_written else None
+        execution = describe(held, role, index, device, cause)
+        name = schema.file_name(execution)
+        written = self.writer.write(
+            folder / name, functools.partial(contents, execution, held, device)
+        )
+        if written is None:
+            return None
+        if alike is not None and written.form is not None:
+            if len(self._forms) >= MAX_FORMS:
+                self._forms.clear()
+            self._forms[key] = alike, written.form
+        return name
 
     def write_now(
         self, held: HeldExecution, folder: Path, cause: Cause | None = None
@@ -177,15 +228,14 @@ class Filing:
 
         Of one that has not ended there are no outputs.
         """
-        files = []
+        names = []
         for role in schema.ROLES:
             if role == "outputs" and not held.has_outputs():
                 continue
-            for execution, device in _files(held, role, cause or Cause(KEEP_LAST)):
-                file = folder / schema.file_name(execution)
-                if self.writer.write(file, functools.partial(contents, execution, held, device)):
-                    files.append(file)
-        return files
+            for index, device in _devices(held, role, None):
+                why = cause or Cause(KEEP_LAST)
+                names.append(self._write_file(held, role, index, device, why, folder))
+        return [folder / name for name in names if name is not None]
 
     def queue_all(self, held: HeldExecution, files: Sequence[Path] | None, cause: Cause) -> None:
         """Queue all of an execution of the ring, or its files where it is on disk already."""
@@ -200,18 +250,10 @@ class Filing:
 def names_of(held: HeldExecution, cause: Cause) -> list[Path]:
     """Return the files that an execution becomes when all of it is written."""
     return [
-        held.plan.folder / schema.file_name(execution)
+        held.plan.folder / schema.file_name(describe(held, role, index, device, cause))
         for role in schema.ROLES
-        for execution, _ in _files(held, role, cause)
+        for index, device in _devices(held, role, None)
     ]
-
-
-def _files(
-    held: HeldExecution, role: schema.Role, cause: Cause
-) -> Iterator[tuple[schema.ExecutionRecord, jaxapi.Device]]:
-    """Yield all that the callback allows to be recorded of each device."""
-    for index, device in _devices(held, role, None):
-        yield describe(held, role, index, device, cause), device
 
 
 def _devices(
@@ -227,6 +269,8 @@ def _devices(
 
 def _roles(index: int, words: frozenset[str], conditions: Sequence[Condition]) -> frozenset[str]:
     """Return what of a device is recorded: what both the callback and a condition ask for."""
+    if len(conditions) == 1 and conditions[0].devices is None:
+        return words & conditions[0].roles
     asked = [
         condition.roles
         for condition in conditions

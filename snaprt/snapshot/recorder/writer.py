@@ -14,9 +14,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 
@@ -24,7 +24,7 @@ from snaprt import jaxapi, metrics
 from snaprt.interruptions import raise_if_interrupted
 from snaprt.snapshot.format.schema import Contents
 from snaprt.snapshot.format.store import store_for
-from snaprt.snapshot.format.write import write_file
+from snaprt.snapshot.format.write import Written, write_file, write_parts
 from snaprt.whole_files import remove_leftovers
 
 QUEUE_BYTES = 2 << 30
@@ -35,6 +35,7 @@ SECONDS_TO_END = 5.0
 """How long a process that is told to end goes on writing."""
 
 _log = logging.getLogger("snaprt.snapshot")
+_Result = TypeVar("_Result", int, Written)
 
 
 class _HasThread(Protocol):
@@ -67,7 +68,8 @@ class SnapshotWriter:
 
     def start_afresh(self) -> None:
         """Queue nothing, with no thread."""
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._jobs: deque[tuple[Callable[[], object], int]] = deque()  # with their bytes
         self._bytes = 0  # of what waits and what is being written
         self._unfinished = 0
@@ -82,7 +84,7 @@ class SnapshotWriter:
             work: Called once, with no arguments.
             nbytes: About how many bytes of arrays it keeps alive.
         """
-        with self._changed:
+        with self._lock:  # which takes a third of what the condition takes
             # The writer's own thread must not wait for itself.
             if self._is_full(nbytes) and threading.current_thread() is not self._thread:
                 started = time.perf_counter_ns()
@@ -180,9 +182,9 @@ class SnapshotWriter:
         self.flush()
 
     def _work(self) -> None:
-        changed = self._changed
+        lock, changed = self._lock, self._changed
         while True:
-            with changed:
+            with lock:
                 while not self._jobs:
                     changed.wait()
                 work, nbytes = self._jobs.popleft()
@@ -191,27 +193,37 @@ class SnapshotWriter:
             except Exception as error:
                 self.complain(error)
             del work  # and with it the arrays, before anybody is told that there is room
-            with changed:
+            with lock:
                 self._bytes -= nbytes
                 self._unfinished -= 1
                 # Who waits for the last one is not woken for each: it would stop this thread.
                 if not self._unfinished or self._awaiting_room:
                     changed.notify_all()
 
-    def write(self, path: Path, contents: Callable[[], Contents]) -> bool:
-        """Write a snapshot now, in this thread; return whether that went well."""
+    def write(self, path: Path, contents: Callable[[], Contents]) -> Written | None:
+        """Write a snapshot now, in this thread; return None where that went wrong."""
+        folder = path.parent
+        return self._written(
+            folder, path.name, lambda: write_file(path, contents(), store_for(folder))
+        )
+
+    def write_parts(self, folder: Path, name: str, parts: Callable[[], Sequence[Any]]) -> bool:
+        """Write a snapshot that is given in parts now; return whether that went well."""
+        return bool(self._written(folder, name, lambda: write_parts(str(folder), name, parts())))
+
+    def _written(self, folder: Path, name: str, write: Callable[[], _Result]) -> _Result | None:
         try:
-            folder = path.parent
             if folder not in self._cleaned:
                 self._cleaned.add(folder)
                 remove_leftovers(folder)
             started = time.perf_counter_ns()
-            with jaxapi.span("record", file=path.name):
-                length = write_file(path, contents(), store_for(folder))[1]
+            with jaxapi.span("record", file=name):
+                result = write()
             metrics.metric_add("SnapshotWriteTime", time.perf_counter_ns() - started)
+            length = result if isinstance(result, int) else result.length
             metrics.metric_add("SnapshotBytes", length)
             metrics.counter_add("SnapshotsWritten")
         except Exception as error:
-            self.complain(error, path.name)
-            return False
-        return True
+            self.complain(error, name)
+            return None
+        return result
