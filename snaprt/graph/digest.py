@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -24,7 +24,7 @@ from snaprt.graph.operation import computing_params
 from snaprt.graph.program import Node, Program
 
 #: Goes up when a program is described in another way: digests of older versions then match nothing.
-VERSION = 3
+VERSION = 4
 
 #: Constants larger than this are not fetched from the device to be hashed.
 _MAX_CONSTANT_BYTES = 1 << 24
@@ -81,6 +81,20 @@ def program_digest(program: Program, promoted: frozenset[int]) -> str:
     return blake3(bytes(content)).hexdigest()
 
 
+def lowering_digest(lowering: jaxapi.Lowering) -> str:
+    """Return 64 hexadecimal digits that stand for the module that JAX lowers a program to.
+
+    Raises:
+        Unstable: It has no digest that another process could rely on.
+    """
+    if " at 0x" in lowering.context:
+        raise Unstable("the context")
+    content = bytearray()
+    _encode((VERSION, jaxapi.configuration(), lowering.context, lowering.names), content)
+    _encode((lowering.jaxpr, lowering.arguments), content)
+    return blake3(bytes(content)).hexdigest()
+
+
 def node_digest(node: Node) -> bytes:
     """Return 32 bytes that stand for an operation whatever its operands; found once in a process.
 
@@ -91,7 +105,8 @@ def node_digest(node: Node) -> bytes:
     if known is None:
         content = bytearray()
         try:
-            _encode_operation(node.primitive, node.params, node.context, content)
+            _encode_operation(node.primitive, node.params, content)
+            _encode(node.context, content)
             known = blake3(bytes(content)).digest()
         except Unstable as reason:
             known = reason
@@ -101,14 +116,15 @@ def node_digest(node: Node) -> bytes:
     return known
 
 
-def _encode_operation(primitive: Any, params: dict[str, Any], context: Any, out: bytearray) -> None:
+def _encode_operation(primitive: Any, params: dict[str, Any], out: bytearray) -> None:
     module = jaxapi.lowering_module(primitive)
     if module.partition(".")[0] not in ("jax", "jaxlib"):
         raise Unstable(f"primitive {primitive.name}")
-    _encode((module, primitive.name), out)
+    _text(module, primitive.name, out)
     for name, value in sorted(computing_params(primitive, params), key=itemgetter(0)):
-        _encode((name, value), out)
-    _encode(context, out)
+        _text("", name, out)
+        _encode(value, out)
+    out += b";"
 
 
 def _encode(value: Any, out: bytearray) -> None:
@@ -130,6 +146,8 @@ def _encode(value: Any, out: bytearray) -> None:
         return _encode_key_type(value, out)
     for base, encoder in _ENCODERS_OF_BASES:
         if isinstance(value, base):
+            if isinstance(value, np.dtype):  # of which programs are full
+                _ENCODERS[kind] = encoder
             return encoder(value, out)
     if ours and kind.__module__.endswith(".flattree"):  # of JAX 0.12
         return _items(kind.__name__, vars(value).items(), out)
@@ -226,21 +244,35 @@ def _encode_equations(closed: Any, out: bytearray) -> None:
     jaxpr = getattr(closed, "jaxpr", closed)
     numbers: dict[Any, int] = {}
 
-    def atoms(values: Iterable[Any]) -> list[Any]:
-        return [
-            (atom.aval, atom.val)
-            if isinstance(atom, jaxapi.JaxprLiteral)
-            else (numbers.setdefault(atom, len(numbers)), atom.aval)
-            for atom in values
-        ]
+    def encode_atoms(kind: str, atoms: Sequence[Any]) -> None:
+        out.extend(f"{kind}{len(atoms)}|".encode())
+        for atom in atoms:
+            is_literal = isinstance(atom, jaxapi.JaxprLiteral)
+            number = None if is_literal else numbers.get(atom)
+            if number is not None:
+                out.extend(b"%d:" % number)
+                continue
+            if is_literal:
+                out.extend(b"=")
+                _encode(atom.val, out)
+            else:
+                numbers[atom] = len(numbers)
+                out.extend(b":")
+            _encode(atom.aval, out)
 
-    _encode(atoms([*jaxpr.constvars, *jaxpr.invars]), out)
+    encode_atoms("in", [*jaxpr.constvars, *jaxpr.invars])
     _encode(list(getattr(closed, "consts", ())), out)
+    contexts: dict[int, bytearray] = {}  # most operations share one
     for equation in jaxpr.eqns:
-        _encode(atoms(equation.invars), out)
-        _encode_operation(equation.primitive, equation.params, equation.ctx, out)
-        _encode(atoms(equation.outvars), out)
-    _encode(atoms(jaxpr.outvars), out)
+        context = contexts.get(id(equation.ctx))
+        if context is None:
+            context = contexts[id(equation.ctx)] = bytearray()
+            _encode(equation.ctx, context)
+        _encode_operation(equation.primitive, equation.params, out)
+        out += context
+        encode_atoms("of", equation.invars)
+        encode_atoms("to", equation.outvars)
+    encode_atoms("out", jaxpr.outvars)
 
 
 _Encoder = Callable[[Any, bytearray], None]

@@ -11,8 +11,8 @@ When a new JAX breaks snaprt, the change belongs here and nowhere else:
   versions before, too, and say of which versions what it does is true.
 - A function of JAX's that is replaced may no longer be asked, which fails without a word. That is
   done in `tracing.teaching`, `tracing.host_memory`, `tracing.transforms`, `tracing.effects`,
-  `jit.entry`, `jit.executions`, `jit.watch`, `compilation_cache`, `executables` and `frames`;
-  `tracing.teaching` also knows functions of JAX by their names.
+  `jit.entry`, `jit.executions`, `jit.watch`, `compilation_cache`, `known_lowerings`,
+  `executables` and `frames`; `tracing.teaching` also knows functions of JAX by their names.
 - Then run the tests with each version, and move the bounds of jax and jaxlib in pyproject.toml and
   in the error below.
 """
@@ -27,6 +27,7 @@ try:
     from snaprt.jaxapi.compiler.compilation_cache import *
     from snaprt.jaxapi.compiler.custom_calls import *
     from snaprt.jaxapi.compiler.executables import *
+    from snaprt.jaxapi.compiler.known_lowerings import *
     from snaprt.jaxapi.compiler.lowered import *
     from snaprt.jaxapi.compiler.module_changes import *
     from snaprt.jaxapi.compiler.modules import *

@@ -98,7 +98,8 @@ def test_first_calls_that_do_not_fit_are_forgotten_and_written_anew(tmp_path: Pa
     assert not others
     calls = json.loads(entry.payload)
     mutated = {name: _mutated(call, chosen) for name, call in calls.items()}
-    for content in (mutated, {name: [call[0], call[1], [64, "x"]] for name, call in calls.items()}):
+    donating = {name: [*call[:2], [64, "x"], *call[3:]] for name, call in calls.items()}
+    for content in (mutated, donating):
         cache.put(key, json.dumps(content).encode(), entry.metadata)
         assert _run(tmp_path, JITTED)[0] == expected
         assert _run(tmp_path, JITTED) == (expected, ahead)

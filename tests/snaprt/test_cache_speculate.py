@@ -69,6 +69,25 @@ def of_configuration(x):
     return jnp.tanh(x @ x) - 1
 
 
+@jax.jit
+def of_constants(x):
+    time.sleep(0.03)
+    return jnp.tanh(x @ x) + np.arange(64.0, dtype=np.float32) * (1 + VARIANT)
+
+
+def of_donation(x, y):
+    time.sleep(0.03)
+    return jnp.tanh(x @ y) * 3
+
+
+@jax.jit
+def of_mesh(x):
+    time.sleep(0.03)
+    return jax.lax.with_sharding_constraint(
+        jnp.tanh(x @ x) * 5, jax.sharding.NamedSharding(mesh, jax.P("x"))
+    )
+
+
 def donating(weights, x):
     return {"w": weights["w"] - 0.1 * (x @ x), "unused": weights["unused"]}
 
@@ -93,6 +112,14 @@ values["of_attribute"] = of_attribute(ones)
 precision = "float32" if VARIANT else "bfloat16"
 with jax.default_matmul_precision(precision):
     values["of_configuration"] = of_configuration(ones)
+values["of_constants"] = of_constants(ones)
+given = ones + 4
+values["of_donation"] = jax.jit(of_donation, donate_argnums=(0,) if VARIANT else ())(given, ones)
+assert given.is_deleted() == bool(VARIANT)
+mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+if VARIANT:
+    mesh = jax.make_mesh((1, 1), ("y", "x"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+values["of_mesh"] = of_mesh(ones)
 weights = {"w": ones + 1, "unused": ones + 2}
 again = weights["w"] + 0
 values["donating"] = jax.jit(donating, donate_argnums=0)(weights, ones)["w"]
@@ -107,6 +134,8 @@ with jax.disable_jit():
         "of_global": of_global(ones),
         "of_closure": of_closure(3.0 + VARIANT)(ones),
         "of_attribute": of_attribute(ones),
+        "of_constants": of_constants(ones),
+        "of_donation": of_donation(ones + 4, ones),
         "donating": donating({"w": ones + 1, "unused": ones + 2}, ones)["w"],
         "of_numpy": ones @ ones + scratch,
     }
@@ -116,10 +145,21 @@ print(json.dumps({
     "values": {name: float(jnp.sum(value)) for name, value in values.items()},
     **{name: snaprt.metrics.counter_value("Speculation" + name) or 0
        for name in ("Used", "Unused", "Wrong")},
+    "Skipped": snaprt.metrics.counter_value("LoweringSkipped") or 0,
 }))
+# A program that was not lowered is lowered where somebody asks for its module.
+if snaprt.metrics.counter_value("LoweringSkipped"):
+    lowered = while_it_loads.lower(ones, jax.random.key(7))
+    assert "stablehlo.tanh" in lowered.as_text()
+    assert (lowered.compile()(ones, jax.random.key(7)) == values["while_it_loads"]).all()
+    assert (while_it_loads(ones.copy(), jax.random.key(7)) == values["while_it_loads"]).all()
 """
 
-CHANGED = ("of_global", "of_closure", "of_attribute", "of_configuration")
+IDENTIFIED = (
+    *("of_global", "of_closure", "of_attribute", "of_configuration"),
+    *("of_constants", "of_donation"),
+)
+CHANGED = (*IDENTIFIED, "of_mesh")  # which is lowered at every start
 UNCHANGED = ("while_it_loads", "donating")
 
 
@@ -145,11 +185,13 @@ def test_first_calls_run_ahead_where_nothing_changed_and_never_give_a_wrong_valu
     assert second["Used"] == len(CHANGED) + len(UNCHANGED)
     assert second["Unused"] == 1  # of_numpy
     assert second["Wrong"] == 0
+    assert second["Skipped"] == len(IDENTIFIED) + len(UNCHANGED) + 1  # of_numpy is the same program
     assert "dropped" not in told
 
     changed, told = start(tmp_path, 1)
     assert changed["Used"] == len(UNCHANGED)
     assert changed["Wrong"] == len(CHANGED)
+    assert changed["Skipped"] == len(UNCHANGED) + 1
     assert told.count("What ran ahead was dropped") == len(CHANGED)
     assert "of_attribute at" in told
 

@@ -69,7 +69,7 @@ def install(cache: Cache) -> None:
     )
     prefetch.start()
     if settings.get("SNAPRT_SPECULATE") and settings.get("SNAPRT_PREFETCH"):
-        speculate.Speculator(cache, under_jax.key_asked_for)
+        speculate.Speculator(cache, under_jax.key_asked_for, under_jax.lowered)
 
 
 class _UnderJax:
@@ -178,7 +178,11 @@ class _UnderJax:
         """
         asked = self._asked
         asked.stopwatch = times.Stopwatch()
-        calls = jaxapi.custom_calls(compilation.written, compilation.module)
+        digest = compilation.digest
+        calls = jaxapi.CustomCalls()
+        if digest is None:
+            calls = jaxapi.custom_calls(compilation.written, compilation.module)
+            digest = module_digest(compilation.module)
         if calls.bound_to or is_bypassed():
             count_event("PersistentCacheUncacheable", 1)
             return None
@@ -186,7 +190,7 @@ class _UnderJax:
             key = key_of(
                 Subject(
                     JIT,
-                    module_digest(compilation.module),
+                    digest,
                     self.cache.folder,
                     compilation.devices,
                     kind=KIND,
@@ -195,6 +199,8 @@ class _UnderJax:
             )
         name = f"{compilation.name}-{key.digest}"
         asked.key, asked.compilation, asked.calls = key, compilation, calls
+        if compilation.lowering is not None:
+            asked.lowered = compilation.lowering, digest
         with self._lock:
             self._keys[name] = key
             self._keys.move_to_end(name)
@@ -205,6 +211,11 @@ class _UnderJax:
     def key_asked_for(self) -> Key | None:
         """Return the key for which JAX last asked in this thread."""
         return self._asked.key
+
+    def lowered(self) -> tuple[jaxapi.Lowering, str] | None:
+        """Return what this thread lowered last where that was asked about, and its digest; once."""
+        found, self._asked.lowered = self._asked.lowered, None
+        return found
 
     def _key_of(self, name: str) -> Key:
         with self._lock:
@@ -218,6 +229,7 @@ def _program(name: str) -> str:
 
 class _Asked(threading.local):
     key: Key | None = None
+    lowered: tuple[jaxapi.Lowering, str] | None = None
     compilation: jaxapi.Compilation | None = None
     calls = jaxapi.CustomCalls()
     turn: Turn | None = None

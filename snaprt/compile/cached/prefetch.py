@@ -140,6 +140,12 @@ def when_loaded(digest: str, then: Callable[[Prefetched], None]) -> None:
         then(ready)
 
 
+def is_coming(digest: str) -> bool:
+    """Return whether the entry of a digest is loaded, or is being loaded."""
+    with _state.lock:
+        return digest in _state.under_way
+
+
 def _load_all(cache: Cache) -> None:
     """Load in the order of last time, until the bounds are reached; runs in the thread."""
     deadline = time.monotonic() + MAX_SECONDS

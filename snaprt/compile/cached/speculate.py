@@ -1,15 +1,17 @@
 """Runs the first call of a jitted function while JAX still traces it: ``SNAPRT_SPECULATE=1``.
 
 The last start remembered which executable the first call of a function with such arguments ran.
-As soon as that is loaded, it runs on the arguments of this start's call, while the program traces,
-lowers and looks for its executable as ever. Only when JAX is about to execute is it told the
-results: where its executable is that very object, and its inputs are those very arrays. So nothing
-is taken for granted, and what turns out otherwise is dropped before anybody has seen it.
+As soon as that is loaded, it runs on the arguments of this start's call, while the program traces
+and looks for its executable as ever; it is lowered where it was traced to something else than last
+time. Only when JAX is about to execute is it told the results: where its executable is that very
+object, and its inputs are those very arrays. So nothing is taken for granted, and what turns out
+otherwise is dropped before anybody has seen it.
 """
 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import json
 import logging
 import threading
@@ -29,6 +31,7 @@ from snaprt import jaxapi, metrics
 from snaprt.collector import collecting_seldom
 from snaprt.compile.cached import prefetch
 from snaprt.compile.key import FIRST_CALLS, Subject, key_of
+from snaprt.graph.digest import lowering_digest
 from snaprt.interruptions import raise_if_interrupted
 
 _log = logging.getLogger("snaprt.cache")
@@ -51,11 +54,15 @@ class _Remembered:
         digest: Of the key of its executable.
         kept: Which arguments go in.
         donated: Which arguments may lose their memory.
+        lowering: The digest of what its module was lowered from; "" where it has none.
+        module: The digest of its module.
     """
 
     digest: str
     kept: tuple[int, ...]
     donated: tuple[int, ...]
+    lowering: str
+    module: str
 
 
 class _Speculation:
@@ -135,10 +142,22 @@ class _Speculation:
 class Speculator:
     """Makes the first calls of the user's jitted functions, and remembers what they ran."""
 
-    def __init__(self, cache: Cache, key_asked_for: Callable[[], Key | None]) -> None:
-        """Take the cache, and what returns the key that this thread last asked it for."""
+    def __init__(
+        self,
+        cache: Cache,
+        key_asked_for: Callable[[], Key | None],
+        lowered: Callable[[], tuple[jaxapi.Lowering, str] | None],
+    ) -> None:
+        """Take the cache, and what tells of the key that this thread last asked it for.
+
+        Args:
+            cache: Where what is remembered is kept.
+            key_asked_for: Returns that key.
+            lowered: Returns what its module was lowered from, and its digest, where that was asked.
+        """
         self._cache = cache
         self._key_asked_for = key_asked_for
+        self._lowered = lowered
         self._lock = threading.Lock()
         self._key = key_of(Subject(FIRST_CALLS, prefetch.path_of_program(), cache.folder))
         self._remembered = _read(cache, self._key)
@@ -176,6 +195,16 @@ class Speculator:
         def traced() -> None:
             before.append(self._key_asked_for())
 
+        def known(lowering: jaxapi.Lowering) -> str | None:
+            if remembered is None or not remembered.lowering:
+                return None
+            if not prefetch.is_coming(remembered.digest):
+                return None
+            if _digest_of_lowering(lowering) != remembered.lowering:
+                return None
+            metrics.counter_add("LoweringSkipped")
+            return remembered.module
+
         started = time.perf_counter()
         remembered = self._remembered.get(name)
         if remembered is not None and not _fits(remembered, len(operands)):
@@ -183,20 +212,20 @@ class Speculator:
             with self._lock:
                 self._calls.pop(name, None)
         if remembered is None or not _can_be_copied(remembered, operands):
-            made = jaxapi.PureCall(traced, *call)
+            made = jaxapi.PureCall(traced, known, *call)
         else:
             speculation = _Speculation(remembered, operands)
             prefetch.when_loaded(remembered.digest, speculation.start)
             try:
                 with collecting_seldom(), jaxapi.answering(speculation.answer):
-                    made = jaxapi.PureCall(traced, *call)
+                    made = jaxapi.PureCall(traced, known, *call)
             finally:
                 speculation.end()
             if speculation.was_used:
                 metrics.counter_add("SpeculationUsed")
             else:
                 metrics.counter_add("SpeculationUnused")
-        key = self._key_asked_for()
+        key, lowered = self._key_asked_for(), self._lowered()
         if key is None or key is before[0]:  # JAX had its executable already
             return made.done
         with self._lock:
@@ -208,8 +237,14 @@ class Speculator:
                     "or the configuration has changed. What ran ahead was dropped.",
                     call[1].fun_sourceinfo,
                 )
-            elif made.kept is not None and time.perf_counter() - started >= _MIN_SECONDS:
-                self._calls[name] = _Remembered(key.digest, made.kept, made.donated)
+                return made.done
+        if made.kept is None or time.perf_counter() - started < _MIN_SECONDS:
+            return made.done
+        if lowered is not None or remembered is None:
+            lowering, module = lowered or (None, "")
+            digest = "" if lowering is None else _digest_of_lowering(lowering)
+            with self._lock:
+                self._calls[name] = _Remembered(key.digest, made.kept, made.donated, digest, module)
         return made.done
 
     def _finish(self) -> None:
@@ -217,7 +252,7 @@ class Speculator:
         with self._lock:
             calls = dict(list(self._calls.items())[-_MAX_CALLS:])
         if calls != self._remembered:
-            stored = {name: [c.digest, c.kept, c.donated] for name, c in calls.items()}
+            stored = {name: dataclasses.astuple(call) for name, call in calls.items()}
             told = {"name": "first calls", "kind": "list"}
             self._cache.put(self._key, json.dumps(stored).encode(), told, counted=False)
 
@@ -227,8 +262,8 @@ def _read(cache: Cache, key: Key) -> dict[str, _Remembered]:
     try:
         stored = {} if entry is None else json.loads(entry.payload)
         return {
-            name: _Remembered(digest, tuple(kept), tuple(donated))
-            for name, (digest, kept, donated) in stored.items()
+            name: _Remembered(digest, tuple(kept), tuple(donated), lowering, module)
+            for name, (digest, kept, donated, lowering, module) in stored.items()
         }
     except (ValueError, TypeError, AttributeError) as error:
         cache.discard(key, f"cannot read its list: {error!r}")
@@ -238,9 +273,18 @@ def _read(cache: Cache, key: Key) -> dict[str, _Remembered]:
 def _fits(remembered: _Remembered, count: int) -> bool:
     """Return whether it can be of a call with so many arguments."""
     places = (*remembered.kept, *remembered.donated)
-    return isinstance(remembered.digest, str) and all(
+    digests = (remembered.digest, remembered.lowering, remembered.module)
+    return all(isinstance(digest, str) for digest in digests) and all(
         type(place) is int and 0 <= place < count for place in places
     )
+
+
+def _digest_of_lowering(lowering: jaxapi.Lowering) -> str:
+    try:
+        return lowering_digest(lowering)
+    except Exception as error:  # `Unstable`, or a form of JAX's that is not foreseen
+        _log.info("cannot compute the digest of a program: %r", error)
+        return ""
 
 
 def _can_be_copied(remembered: _Remembered, operands: Sequence[Any]) -> bool:

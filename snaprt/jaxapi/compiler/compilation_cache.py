@@ -28,6 +28,13 @@ from jaxlib.mlir import ir
 
 from snaprt.interruptions import raise_if_interrupted
 from snaprt.jaxapi.compiler.executables import compile_options
+from snaprt.jaxapi.compiler.known_lowerings import (
+    Lowering,
+    NotLowered,
+    always_lower,
+    lowering_of,
+    stands_for,
+)
 from snaprt.jaxapi.compiler.modules import bytecode_without_locations, stablehlo_text
 from snaprt.jaxapi.installation import Device, device_list
 
@@ -45,6 +52,8 @@ class Compilation:
     extra: str  # what JAX's hook for additions to the key returns
     devices: tuple[Device, ...]
     written: Any  # the module as JAX has it, with source locations
+    digest: str | None = None  # of ``module``, where that is not there
+    lowering: Lowering | None = None  # what the module was lowered from, where that was asked about
 
 
 JitExecutable = tuple[Any, int]
@@ -95,14 +104,18 @@ def use_compilation_cache(
         if _own_cache.bypassed:
             return None
         try:
+            digest = stands_for(module)
+            arguments = (module, *ignored, *named.values())
             found = Compilation(
-                name=module.operation.attributes["sym_name"].value,
-                module=_module_of_compilation(module, *ignored, *named.values()),
+                name=module_name(module),
+                module=b"" if digest else _module_of_compilation(*arguments),
                 options=_options_of_compilation(options, client),
                 topology=_topology(devices),
                 extra=_cache_key.custom_hook(),
                 devices=tuple(devices.flat),
                 written=module,
+                digest=digest,
+                lowering=lowering_of(module),
             )
             return key_of(found)
         except Exception as error:  # whatever this JAX does otherwise: the program goes on
@@ -143,12 +156,20 @@ def use_compilation_cache(
             return ready
         return get_from_cache(cache_key, compile_options, backend, executable_devices, *callbacks)
 
+    compile_and_load = _compiler.backend_compile_and_load
+
+    def backend_compile_and_load(backend: Any, module: Any, *arguments: Any, **named: Any) -> Any:
+        if stands_for(module) is not None:
+            raise NotLowered
+        return compile_and_load(backend, module, *arguments, **named)
+
     _compilation_cache.reset_cache()
     _compilation_cache._cache = cache
     _compilation_cache._cache_initialized = True
     _compilation_cache.get_cache_key = get_cache_key  # type: ignore[assignment]
     _compilation_cache.get_executable_and_time = get_executable_and_time
     _compiler._cache_write = cache_write  # type: ignore[assignment]
+    _compiler.backend_compile_and_load = backend_compile_and_load
     jax.monitoring.register_event_duration_secs_listener(heard)
 
 
@@ -282,6 +303,7 @@ def before_compile_or_load(call: Callable[[PlannedCompilation], None]) -> None:
 
     What it raises goes to the user. Programs that snaprt compiles for itself are left out.
     """
+    always_lower()
     original = _compiler.compile_or_get_cached
 
     @functools.wraps(original)
@@ -301,6 +323,7 @@ def before_compile(call: Callable[[Any, bool], None]) -> None:
 
     Its arguments are the module and whether snaprt compiles it for itself, as for a lazy graph.
     """
+    always_lower()
     original = _compiler.backend_compile_and_load
 
     @functools.wraps(original)

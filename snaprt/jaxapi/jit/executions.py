@@ -13,6 +13,7 @@ from jax._src import array as _array
 from jax._src import core as _core
 from jax._src.interpreters import pxla as _pxla
 
+from snaprt.jaxapi.compiler.known_lowerings import Known, NotLowered, knowing_lowering
 from snaprt.jaxapi.jit.entry import infer_jit, run_jit
 from snaprt.jaxapi.tracing.traces import current_trace_setting, once
 
@@ -108,12 +109,22 @@ class PureCall:
         donated: Which of the arguments the executable may take the memory of.
     """
 
-    def __init__(self, traced: Callable[[], None], *call: *JitCall) -> None:
-        """Make a call; ``traced`` is called once the function has been traced."""
+    def __init__(self, traced: Callable[[], None], known: Known, *call: *JitCall) -> None:
+        """Make a call.
+
+        Args:
+            traced: Called once the function has been traced.
+            known: Asked before it is lowered.
+            call: The call.
+        """
         fun, info, args, kwargs = call
         inferred, flat = infer_jit(fun, info, args, kwargs)
         traced()
-        self.done = run_jit(inferred, flat, fun, args, kwargs)
+        try:
+            with knowing_lowering(known):
+                self.done = run_jit(inferred, flat, fun, args, kwargs)
+        except NotLowered:
+            self.done = run_jit(inferred, flat, fun, args, kwargs)
         jaxpr, compiled, const_args = self.done[4], self.done[5], self.done[7]
         execute = getattr(compiled, "unsafe_call", None)
         self.kept: tuple[int, ...] | None = None
