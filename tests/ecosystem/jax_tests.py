@@ -361,7 +361,9 @@ class Difference:
 
     @property
     def reason(self) -> str | None:
-        """Why that is so by design, or ``None``."""
+        """Why that is so by design, or ``None``: no process ends by design."""
+        if self.outcome.outcome == "crashed":
+            return None
         return expected_reason(self.mode, f"{self.file}::{self.test}")
 
 
