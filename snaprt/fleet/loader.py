@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Final
 
 import jax
@@ -14,6 +15,9 @@ from snaprt.runtime.step import mark_step
 
 # How often a full queue is looked at again: the loop that takes the batches may have been left.
 _SECONDS: Final = 0.1
+
+# How long the process waits at its exit for a thread that may be inside JAX.
+_END_SECONDS: Final = 5.0
 
 
 class MpDeviceLoader:
@@ -63,6 +67,17 @@ class MpDeviceLoader:
             target=self._load, args=(loaded, is_left), name="snaprt-loader", daemon=True
         )
         thread.start()
+        unregister = atexit.unregister  # globals are gone when Python has ended
+        wait: Callable[..., object] = thread.join
+
+        def end() -> None:
+            nonlocal wait
+            is_left.set()
+            wait(_END_SECONDS)
+            wait = bool  # the thread goes no further
+
+        # A thread that is inside JAX when Python ends takes the whole process down.
+        atexit.register(end)
         try:
             while True:
                 batch, error = loaded.get()
@@ -73,8 +88,9 @@ class MpDeviceLoader:
                 yield batch
                 mark_step()
         finally:
+            unregister(end)
             is_left.set()
-            thread.join()
+            wait()
 
     def _load(
         self, loaded: queue.Queue[tuple[Any, BaseException | None]], is_left: threading.Event
@@ -90,7 +106,7 @@ class MpDeviceLoader:
 
         try:
             for batch in self._loader:
-                if not give(self._on_devices(batch), None):
+                if is_left.is_set() or not give(self._on_devices(batch), None):
                     return
             give(None, StopIteration())
         except BaseException as error:

@@ -41,6 +41,15 @@ def hide_frames_below(folder: Path) -> None:
     _source_info.register_exclusion(str(folder))
 
 
+@functools.cache
+def hide_own_frames() -> None:
+    """Let stacks and tracebacks show the user's lines, and none of the library's."""
+    library = Path(__file__).parents[1]
+    for part in ("compile", "explain", "fleet", "graph", "jaxapi", "runtime", "snapshot", "trace"):
+        hide_frames_below(library / part)
+        hide_traceback_below(library / part)
+
+
 def user_frames() -> tuple[Frame, ...]:
     """Return the user's frames of this thread as they are now, outermost first."""
     frames = [

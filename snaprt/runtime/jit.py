@@ -414,7 +414,7 @@ class _Watcher:
                 if changed is not None:
                     results = call.flat().unflatten(self._run_changed(changed))
                 else:
-                    results = self._run(call, function.again, args, kwargs)
+                    results = self._run(call, function.again, args, kwargs, function.info)
             except Exception as error:
                 if jaxapi.forbidden_value(error) is None:
                     raise
@@ -446,7 +446,7 @@ class _Watcher:
                 changed = self._changed(call)
                 if changed is not None:
                     return self._run_changed(changed)
-                return self._run(call, jaxapi.run_flat_jit_call, (flat,), {})
+                return self._run_flat(call)
         finally:
             jaxapi.resume_watch()
 
@@ -454,14 +454,16 @@ class _Watcher:
         self,
         name: str,
         ahead: jaxapi.CompiledAhead | None,
+        leaves: Any,
+        run: Callable[..., Any],
         args: Any,
-        run: Callable[[], Any],
+        kwargs: Any,
     ) -> Any:
         """Call for the user what was compiled ahead of time."""
         jaxapi.pause_watch()
         try:
             if ahead is None:
-                results = run()
+                results = run(*args, **kwargs)
                 self._missed(
                     name,
                     "it was compiled before recording started, or loaded; only calls "
@@ -474,10 +476,11 @@ class _Watcher:
                     raise _NotRecordableError(_NOT_ARRAYS)
             except Exception as error:
                 raise_if_interrupted(error)
-                results = run()
+                results = run(*args, **kwargs)
                 self._missed(name, str(error))
                 return results
-            return self._run(_Call(executable, jaxapi.called_with(ahead, args)), run, (), {})
+            call = _Call(executable, jaxapi.called_with(ahead, leaves))
+            return self._run(call, run, args, kwargs)
         finally:
             jaxapi.resume_watch()
 
@@ -529,18 +532,43 @@ class _Watcher:
 
     def _run_changed(self, call: _Call) -> list[Any]:
         """Run a program in the place of the user's; return the results that are the user's."""
-        results = self._run(call, jaxapi.run_flat_jit_call, (call.flat(),), {})
+        results = self._run_flat(call)
         return results[:-1] if call.executable.is_watched else results
 
-    def _run(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run an execution, and tell how it ends to whoever wants to know."""
-        return run_followed(call.executable, self._run_recorded, (call, run, args, kwargs), {})
+    def _run_flat(self, call: _Call) -> list[Any]:
+        """Run a call as JAX lowers it."""
+        flat = call.flat()
 
-    def _run_recorded(self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def run(*args: Any) -> list[Any]:
+            return jaxapi.run_flat_jit_call(replace(flat, args=args))
+
+        return self._run(call, run, flat.args, {})
+
+    def _run(
+        self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any, info: Any = None
+    ) -> Any:
+        """Run an execution, and tell how it ends to whoever wants to know.
+
+        Args:
+            call: The execution.
+            run: Makes the call.
+            args: What by position.
+            kwargs: And with what else.
+            info: What JAX knows of the jit, where arguments may be static.
+        """
+        handed = (call, run, args, kwargs, info)
+        return run_followed(call.executable, self._run_recorded, handed, {})
+
+    def _run_recorded(
+        self, call: _Call, run: Callable[..., Any], args: Any, kwargs: Any, info: Any
+    ) -> Any:
         token = self._recorder.before(call.executable, call) if _is_recorded() else None
         is_repro_asked_for = repro.is_asked_for()
         if token is None and not is_repro_asked_for:
             return run(*args, **kwargs)
+        if token is not None:
+            # XLA may read them when the program has written to them: not what is recorded.
+            args, kwargs = jaxapi.own_arguments(info, args, kwargs)
         is_new = token is not None and not call.executable.is_compiled
         try:
             with _compiling(call.executable) if is_new else _WITHOUT:

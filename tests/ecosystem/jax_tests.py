@@ -361,7 +361,9 @@ class Difference:
 
     @property
     def reason(self) -> str | None:
-        """Why that is so by design, or ``None``."""
+        """Why that is so by design, or ``None``: no process ends by design."""
+        if self.outcome.outcome == "crashed":
+            return None
         return expected_reason(self.mode, f"{self.file}::{self.test}")
 
 
@@ -458,7 +460,7 @@ def main() -> int:
     unknown = [mode for mode in modes if mode not in MODES]
     if unknown:
         parser.error(f"unknown mode {unknown[0]!r}: choose from {', '.join(MODES)}")
-    tests = options.checkout / "tests"
+    tests = options.checkout.absolute() / "tests"  # each file runs in a folder of its own
     files = [tests / name for name in options.files] or sorted(tests.glob("*_test.py"))
     missing = [file for file in files if not file.is_file()]
     if missing:
@@ -478,6 +480,8 @@ def main() -> int:
         }
         counts = [sum(o.outcome == "passed" for o in outcomes[mode].values()) for mode in modes]
         print(file.name.ljust(40), *(str(count).rjust(9) for count in counts), flush=True)
+        if not outcomes["plain"]:
+            print("  (no test ran)", flush=True)
         if NOT_COLLECTED in outcomes["plain"]:
             print(f"  {NOT_COLLECTED}: {outcomes['plain'][NOT_COLLECTED].detail}", flush=True)
         for mode in modes[1:]:

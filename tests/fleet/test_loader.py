@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -83,3 +85,18 @@ def test_grain_loads_for_it():
 def test_a_loader_that_loads_nothing_ahead_is_refused():
     with pytest.raises(ValueError, match="prefetch is 0"):
         snaprt.MpDeviceLoader([], prefetch=0)
+
+
+LEFT_OPEN = """
+import itertools, numpy as np, snaprt
+loader = snaprt.MpDeviceLoader({"x": np.ones(9, np.float32)} for _ in itertools.count())
+batches = iter(loader)
+print(next(batches)["x"].sum())
+"""
+
+
+def test_a_process_ends_while_its_batches_are_still_being_loaded():
+    ran = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=300
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "9.0\n", "")

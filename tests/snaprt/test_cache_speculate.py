@@ -202,3 +202,28 @@ def test_first_calls_run_ahead_where_nothing_changed_and_never_give_a_wrong_valu
     learned, _ = start(tmp_path, 1)
     assert learned["values"] == changed["values"]
     assert learned["Used"] == len(CHANGED) + len(UNCHANGED)
+
+
+PLACES = """
+import jax
+import snaprt
+from snaprt import jaxapi
+
+snaprt.cache.install()
+
+
+@jax.jit
+def places(x):
+    print({frame.file for frame in jaxapi.user_frames()} == {__file__})
+    return x
+
+
+places(1.0)
+"""
+
+
+def test_frames_of_the_call_are_the_users_alone(tmp_path):
+    script = tmp_path / "places.py"
+    script.write_text(PLACES)
+    done = run_program(script, SNAPRT_CACHE_DIR=tmp_path / "cache", SNAPRT_SPECULATE=1)
+    assert done.stdout == "True\n"

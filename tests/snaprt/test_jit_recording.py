@@ -774,3 +774,49 @@ def test_what_the_device_could_not_compute_is_told_without_a_traceback_of_ours(
     assert "RESOURCE_EXHAUSTED: no memory" in told.message
     assert not told.exc_info
     assert bug.exc_info
+
+
+def shared_memory() -> Any:
+    """Return a NumPy array whose memory XLA on the CPU takes as it is."""
+    memory = np.zeros(4 * 64 * 64 + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + 4 * 64 * 64].view(np.float32).reshape(64, 64)
+
+
+def long_sum(value: Any, number: int = 20) -> Any:
+    def body(_: Any, value: Any) -> Any:
+        return jnp.tanh(value @ value.T) @ value / 64
+
+    return jax.lax.fori_loop(0, number, body, value).sum() + value[0]
+
+
+CALLS: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+    "of a jitted function": lambda array: jax.jit(long_sum),
+    "with a static argument": lambda array: functools.partial(
+        jax.jit(long_sum, static_argnums=1), number=30
+    ),
+    "with the last argument static": lambda array: (
+        lambda a: jax.jit(long_sum, static_argnums=-1)(a, 30)
+    ),
+    "that donates": lambda array: jax.jit(long_sum, donate_argnums=0),
+    "of what is transformed": lambda array: jax.vmap(jax.jit(long_sum), axis_size=2, in_axes=None),
+    "of what is compiled": lambda array: jax.jit(long_sum).lower(array).compile(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_recorded_call_does_not_see_what_is_written_to_its_arguments_afterwards(
+    dump: Path, call: Callable[[Any], Callable[[Any], Any]]
+) -> None:
+    array = shared_memory()
+    array[:] = 0.5
+    with snaprt.record(folder=dump):
+        function = call(array)
+        expected = np.asarray(function(array))
+        for _ in range(20):
+            array[:] = 0.5
+            found = function(array)
+            array[:] = -1
+            np.testing.assert_array_equal(found, expected)
+    for snapshot in recorded(dump):
+        assert np.array_equal(snapshot.array(array_names(snapshot)[0]), np.full((64, 64), 0.5))

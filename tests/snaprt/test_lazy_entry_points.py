@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import export
 from jax._src.hijax import HiType, register_hitype
+from jax.experimental.random import stateful_rng
 
 import snaprt
 
@@ -160,3 +161,11 @@ def test_recorded_arrays_are_taken_as_eager_ones_are(program):
     with snaprt.lazy():
         found = run()
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+
+
+def test_a_stateful_generator_without_a_seed_seeds_itself():
+    with snaprt.lazy():
+        drawn = stateful_rng().uniform()
+    assert 0 <= drawn < 1
+    with pytest.raises(TypeError, match="explicit seed"), snaprt.lazy():
+        jax.jit(lambda: stateful_rng().uniform())()

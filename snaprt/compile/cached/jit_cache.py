@@ -67,6 +67,7 @@ def install(cache: Cache) -> None:
     jaxapi.use_compilation_cache(
         under_jax, under_jax.name_of, under_jax.prefetched, under_jax.compiled
     )
+    jaxapi.hide_own_frames()
     prefetch.start()
     if settings.get("SNAPRT_SPECULATE") and settings.get("SNAPRT_PREFETCH"):
         speculate.Speculator(cache, under_jax.key_asked_for, under_jax.lowered)

@@ -46,9 +46,10 @@ class CompiledAhead:
     known: Any = None  # what whoever looks at its calls wants to keep
 
 
-CompiledWatcher = Callable[[str, CompiledAhead | None, Any, Callable[[], Any]], Any]
+CompiledWatcher = Callable[[str, CompiledAhead | None, Any, Callable[..., Any], Any, Any], Any]
 """Makes a call of a compiled program: takes its name, as far as it is known; what it is, None where
-it was compiled before anybody looked; the leaves of its arguments; and what makes the call."""
+it was compiled before anybody looked; the leaves of its arguments; and what makes the call, with
+its arguments."""
 
 
 def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> None:
@@ -77,7 +78,7 @@ def watch_compiled(is_watched: Callable[[], bool], watcher: CompiledWatcher) -> 
         make = getattr(compiled, "snaprt_ahead", None)
         ahead = None if make is None else make()
         name = "a compiled program" if ahead is None else ahead.like.params["name"]
-        return watcher(name, ahead, leaves, lambda: call_compiled(*args, **kwargs))
+        return watcher(name, ahead, leaves, call_compiled, args, kwargs)
 
     stages: Any = jax.stages
     stages.Lowered.compile = compile_and_keep
@@ -156,7 +157,13 @@ class JitWatcher(Protocol):
         ...
 
     def call_compiled(
-        self, name: str, ahead: CompiledAhead | None, args: Any, run: Callable[[], Any]
+        self,
+        name: str,
+        ahead: CompiledAhead | None,
+        leaves: Any,
+        run: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
     ) -> Any:
         """Call what was compiled ahead of time; see `snaprt.jaxapi.jit.watch`."""
 

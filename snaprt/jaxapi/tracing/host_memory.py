@@ -13,12 +13,13 @@ import jax
 import numpy as np
 from jax._src import dispatch as _dispatch
 from jax._src import dlpack as _dlpack
+from jax._src import tree_util as _tree_util
 from jax._src import xla_bridge as _bridge
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.literals import TypedNdArray as _TypedNdArray
 
 from snaprt.jaxapi.settings import default_device
-from snaprt.jaxapi.tracing.arrays import copy_array
+from snaprt.jaxapi.tracing.arrays import ArrayImpl, copy_array
 from snaprt.jaxapi.tracing.traces import current_trace, once
 
 #: XLA on the CPU takes memory that begins at a multiple of this as it is.
@@ -29,6 +30,37 @@ def own(value: np.ndarray) -> np.ndarray:
     """Return a copy of an array of the host, of the same type to JAX."""
     copy = np.array(value)
     return _TypedNdArray(copy, value.aval) if type(value) is _TypedNdArray else copy
+
+
+def own_arguments(
+    info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with copies of NumPy arrays, which XLA may read after it.
+
+    Args:
+        info: What JAX knows of the jit, whose static arguments stay as they are; None without any.
+        args: The arguments by position.
+        kwargs: The others.
+    """
+    last = len(args)  # -1 is the last one
+    numbers = {n + last if n < 0 else n for n in getattr(info, "static_argnums", ())}
+    names = getattr(info, "static_argnames", ())
+    return (
+        tuple([one if number in numbers else _owned(one) for number, one in enumerate(args)]),
+        {name: one if name in names else _owned(one) for name, one in kwargs.items()},
+    )
+
+
+def _owned(argument: Any) -> Any:
+    if type(argument) is ArrayImpl:
+        return argument
+    leaves, structure = _tree_util.tracing_registry.flatten(argument)
+    if not any(isinstance(leaf, np.ndarray) for leaf in leaves):
+        return argument
+    # A subclass stays one: JAX refuses arrays with a mask.
+    return structure.unflatten(
+        [np.array(leaf, subok=True) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    )
 
 
 @once

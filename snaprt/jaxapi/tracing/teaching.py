@@ -21,6 +21,7 @@ from jax._src import shard_map as _shard_map
 from jax._src import sharding_impls as _shardings
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
+from jax._src.random import stateful_rng as _stateful_rng
 
 from snaprt.jaxapi.settings import under_mesh
 from snaprt.jaxapi.tracing.host_memory import owning
@@ -75,7 +76,8 @@ def teach_trace_state(kind: Any) -> None:
 
     They ask `trace_state_clean`, and recording lazily under a trace of type ``kind`` is not tracing
     to them. `jax.set_mesh`, `jax.sharding.get_mesh` and compiled functions refuse to work there,
-    and `jax.pmap` leaves its operands where they lie. Whoever else asks gets the old answer.
+    and `jax.pmap` leaves its operands where they lie; `stateful_rng`, which asks the context,
+    demands a seed. Whoever else asks gets the old answer.
     """
     original = _core.trace_state_clean
     compiled: Any = inspect.unwrap(jax.stages.Compiled.call)
@@ -94,6 +96,17 @@ def teach_trace_state(kind: Any) -> None:
         )
 
     _core.trace_state_clean = trace_state_clean
+    context: Any = type(_core.trace_ctx)
+    is_top = context.is_top_level
+    seeds_itself = _stateful_rng.stateful_rng.__code__
+
+    @functools.wraps(is_top)
+    def is_top_level(self: Any) -> bool:
+        return is_top(self) or (
+            type(self.trace) is kind and sys._getframe(1).f_code is seeds_itself
+        )
+
+    context.is_top_level = is_top_level
 
 
 @once
