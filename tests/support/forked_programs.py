@@ -140,7 +140,7 @@ def _run(words: list[str], folder: str | None, environment: dict[str, str]) -> N
     else:
         with open(first, "rb") as file:
             source = file.read()
-        name = main.__file__ = first
+        name = main.__file__ = os.path.abspath(first)
         sys.path[0] = os.path.dirname(os.path.realpath(first))
     sys.argv = [first, *arguments]
     sys.modules["__main__"] = main
@@ -150,7 +150,9 @@ def _run(words: list[str], folder: str | None, environment: dict[str, str]) -> N
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as asked:
         import jax.numpy  # noqa: F401
+        from jax._src import source_info_util
 
+        source_info_util.register_exclusion(__file__)  # no line of a program
         gc.freeze()
         asked_for = _await_program(asked)
     try:
