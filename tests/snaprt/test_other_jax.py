@@ -26,6 +26,7 @@ def test_run_prints_the_error_alone(tmp_path):
 
 
 def test_a_program_with_the_plugin_runs_without_it():
-    done = run_program(f"{WITHOUT}import jax; print(jax.numpy.ones(1))", SNAPRT_JAX_CACHE=1)
+    program = f"{WITHOUT}import jax; print(jax.numpy.ones(1))"
+    done = run_program(program, fork=False, SNAPRT_JAX_CACHE=1)
     assert done.stdout == "[1.]\n"
     assert f"snaprt is inactive for jax.jit: {ERROR}" in done.stderr

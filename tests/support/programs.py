@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -10,8 +11,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from forked_programs import ForkedProgram, can_fork
+
 SNAPRT: Final = ("-m", "snaprt")
 """``run_program((*SNAPRT, "ls"), folder)`` runs the command line."""
+
+_IMPORTS_JAX: Final = re.compile(r"\b(import|from) [\w., ]*\bjax\b")
 
 Program = str | Path | tuple[str, ...]
 """Source code, a script, or the words that follow ``python``."""
@@ -24,6 +29,7 @@ def start_program(
     devices: int | None = None,
     without: Collection[str] = (),
     errors: int = subprocess.PIPE,
+    fork: bool = True,
     **variables: object,
 ) -> subprocess.Popen[str]:
     """Start Python on a program, with its output in pipes.
@@ -35,19 +41,29 @@ def start_program(
         devices: How many CPU devices XLA shows the program.
         without: Environment variables that are taken away.
         errors: Where standard error goes: a pipe of its own, or ``subprocess.STDOUT``.
+        fork: Whether source code or a script that imports JAX may find it imported: it is
+            forked, see ``forked_programs``.
         variables: Environment variables that are set.
     """
+    source = ""
     if isinstance(program, str):
-        words = ["-c", textwrap.dedent(program)]
+        source = textwrap.dedent(program)
+        words = ["-c", source]
+    elif isinstance(program, Path):
+        source = ((folder or Path()) / program).read_text()
+        words = [str(program)]
     else:
-        words = [str(program)] if isinstance(program, Path) else list(program)
+        words = list(program)
     environment = {name: text for name, text in os.environ.items() if name not in without}
     if devices is not None:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    return subprocess.Popen(
+    environment |= {name: str(value) for name, value in variables.items()}
+    fork = fork and bool(_IMPORTS_JAX.search(source)) and can_fork(environment)
+    start = ForkedProgram if fork else subprocess.Popen
+    return start(
         [sys.executable, *words, *map(str, arguments)],
         cwd=folder,
-        env={**environment, **{name: str(value) for name, value in variables.items()}},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
@@ -75,10 +91,17 @@ def run_program(
     folder: Path | None = None,
     devices: int | None = None,
     without: Collection[str] = (),
+    fork: bool = True,
     **variables: object,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end: ``start_program`` and ``finish`` in one."""
     process = start_program(
-        program, *arguments, folder=folder, devices=devices, without=without, **variables
+        program,
+        *arguments,
+        folder=folder,
+        devices=devices,
+        without=without,
+        fork=fork,
+        **variables,
     )
     return finish(process, status=status, timeout=timeout)
