@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as functional
+
+from snaprt.errors import UsageError
 
 
 def batch_norm(
@@ -76,6 +79,29 @@ def type_as(tensor: Any, other: Any) -> Any:
     return tensor.to(other.dtype)
 
 
+def adaptive_max_pool(
+    input: Any,  # noqa: A002 - the name in PyTorch
+    output_size: int | Sequence[int | None] | None,
+    return_indices: bool = False,
+    *,
+    dimensions: int,
+) -> Any:
+    """Return the maximum of each of ``output_size`` windows along the last ``dimensions`` axes."""
+    if return_indices:
+        raise UsageError(
+            f"adaptive_max_pool{dimensions}d has no indices on this device",
+            hint="call it with return_indices=False",
+        )
+    wanted = [output_size] * dimensions if isinstance(output_size, int | None) else output_size
+    for axis, count in zip(range(-dimensions, 0), wanted, strict=True):
+        length = input.shape[axis]
+        count = length if count is None else count
+        windows = [(i * length // count, -(-(i + 1) * length // count)) for i in range(count)]
+        maxima = [input.narrow(axis, a, b - a).max(axis).values for a, b in windows]
+        input = torch.stack(maxima, axis)  # noqa: A001
+    return input
+
+
 _T = torch.Tensor
 
 # As `torch.autocast` does on the CPU; torchax knows only what reaches it as an operator of C++.
@@ -106,5 +132,13 @@ WIDENED: Final[frozenset[Any]] = frozenset(
 CORRECTIONS: Final[dict[Any, Callable[..., Any]]] = {
     functional.batch_norm: batch_norm,
     functional.instance_norm: instance_norm,
+    functional.adaptive_max_pool1d: partial(adaptive_max_pool, dimensions=1),
+    functional.adaptive_max_pool2d: partial(adaptive_max_pool, dimensions=2),
+    functional.adaptive_max_pool3d: partial(adaptive_max_pool, dimensions=3),
+    torch.ldexp: lambda mantissa, exponent: mantissa * 2.0**exponent,
+    # torchax's tensors are PyTorch's meta tensors underneath, which initializers leave as they are.
+    _T.is_meta.__get__: lambda *_: False,  # type: ignore[attr-defined]
+    torch._is_all_true: lambda tensor: tensor.all(),
+    torch._is_any_true: lambda tensor: tensor.any(),
 }
 """The functions, and what runs in the place of each."""

@@ -25,6 +25,7 @@ from snaprt.torch import gradients, versions
 from snaprt.torch.corrections import CORRECTIONS, NARROWED, WIDENED
 from snaprt.torch.device_names import renamed
 from snaprt.torch.gradients import Arrays, Differentiable
+from snaprt.torch.randomness import corrected_environment
 from snaprt.torch.structure import Structure, argument_names, flatten, unflatten
 from snaprt.torch.tensors import Tensor, array_of, host_values, to_device, write
 from snaprt.trace.array import send
@@ -376,7 +377,7 @@ def _inside() -> Iterator[None]:
 
 def environment_of_thread() -> Any:
     """Return torchax's environment, with what it keeps for this thread."""
-    environment = versions.torchax().default_env()
+    environment = corrected_environment()
     with jaxapi.evaluating():  # it makes a random key the first time
         environment.param  # noqa: B018
     return environment

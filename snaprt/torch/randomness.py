@@ -1,0 +1,174 @@
+"""What PyTorch's random functions draw while they are traced, by JAX's samplers.
+
+torchax 0.0.13 has no sampler for some, fills nothing for others, and takes the operands of
+`torch.normal` for others than they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from snaprt.torch import versions
+
+
+def _uniform(key: Any, like: Any, low: Any = 0.0, high: Any = 1.0) -> Any:
+    return low + (high - low) * jax.random.uniform(key, like.shape, _float_for(like))
+
+
+def _normal(key: Any, like: Any, mean: Any = 0.0, std: Any = 1.0) -> Any:
+    return mean + std * jax.random.normal(key, like.shape, _float_for(like))
+
+
+def _log_normal(key: Any, like: Any, mean: Any = 1.0, std: Any = 2.0) -> Any:
+    return jnp.exp(_normal(key, like, mean, std))
+
+
+def _exponential(key: Any, like: Any, lambd: Any = 1.0) -> Any:
+    # Never zero: what calls this takes the logarithm.
+    tiny = jnp.finfo(_float_for(like)).tiny
+    return jnp.maximum(jax.random.exponential(key, like.shape, _float_for(like)), tiny) / lambd
+
+
+def _cauchy(key: Any, like: Any, median: Any = 0.0, sigma: Any = 1.0) -> Any:
+    return median + sigma * jax.random.cauchy(key, like.shape, _float_for(like))
+
+
+def _geometric(key: Any, like: Any, p: Any) -> Any:
+    return jax.random.geometric(key, p, like.shape)
+
+
+def _bernoulli(key: Any, like: Any, p: Any = 0.5) -> Any:
+    return jax.random.bernoulli(key, p, like.shape)
+
+
+def _random(key: Any, like: Any, low: Any = None, high: Any = None) -> Any:
+    """Draw integers from ``low`` to below ``high``; by default, from 0 on, all that fit."""
+    if high is None:
+        low, high = 0, low
+    if high is None:
+        high = 1 << min(_bits(like.dtype), 31)
+    return jax.random.randint(key, like.shape, low, high, jnp.uint32 if low == 0 else jnp.int32)
+
+
+def _bits(dtype: Any) -> int:
+    """Return how many bits of an integer a dtype represents."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.finfo(dtype).nmant + 1
+    if dtype == jnp.bool_:
+        return 1
+    return int(jnp.iinfo(dtype).max).bit_length()
+
+
+def _float_for(array: Any) -> Any:
+    return array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.float32
+
+
+#: The names that PyTorch's methods have for arguments that are no names in Python.
+_RENAMED: Final = {"from": "low", "to": "high"}
+
+
+def _array(value: Any) -> Any:
+    tensor = value.torch() if isinstance(value, versions.torchax().view.View) else value
+    return tensor.jax() if hasattr(tensor, "jax") else tensor
+
+
+def _draw(sampler: Callable[..., Any], *operands: Any, **options: Any) -> Any:
+    """Return a tensor of what ``sampler(key, *operands, **options)`` draws."""
+    torchax = versions.torchax()
+    environment = torchax.default_env()
+    drawn = sampler(environment.get_and_rotate_prng_key(), *map(_array, operands), **options)
+    return torchax.tensor.Tensor(drawn, environment)
+
+
+def _filling(sampler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that writes into its tensor what ``sampler`` draws."""
+
+    def fill(tensor: Any, *args: Any, generator: None = None, **named: Any) -> Any:
+        options = {_RENAMED.get(name, name): _array(value) for name, value in named.items()}
+        return tensor.copy_(_draw(sampler, tensor, *args, **options).to(tensor.dtype))
+
+    return fill
+
+
+def _sampling(sampler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose result has the dtype of its first tensor."""
+
+    def sample(*operands: Any, generator: None = None) -> Any:
+        return _draw(lambda key, *a: sampler(key, *a).astype(a[0].dtype), *operands)
+
+    return sample
+
+
+def _dirichlet(key: Any, concentration: Any) -> Any:
+    return jax.nn.softmax(jax.random.loggamma(key, concentration), -1)
+
+
+def normal(
+    mean: Any,
+    std: Any = 1.0,
+    size: Sequence[int] | None = None,
+    *,
+    generator: None = None,
+    dtype: torch.dtype | None = None,
+    **_: Any,
+) -> Any:
+    """Draw from normal distributions, of tensors or numbers, without a gradient."""
+
+    def sampler(key: Any, mean: Any, std: Any) -> Any:
+        shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std), tuple(size or ()))
+        like = jax.ShapeDtypeStruct(shape, jnp.result_type(mean, std))
+        return jax.lax.stop_gradient(_normal(key, like, mean, std))
+
+    if size is not None and dtype is None:
+        dtype = torch.get_default_dtype()
+    drawn = _draw(sampler, mean, std)
+    return drawn if dtype is None else drawn.to(dtype)
+
+
+def bernoulli(tensor: Any, p: Any = None, *, generator: None = None) -> Any:
+    """Draw zeros and ones: ones with the probabilities of the tensor, or with ``p``."""
+    return torch.empty_like(tensor).bernoulli_(tensor if p is None else p)
+
+
+_FILLS: Final = {
+    "bernoulli_": _bernoulli,
+    "cauchy_": _cauchy,
+    "exponential_": _exponential,
+    "geometric_": _geometric,
+    "log_normal_": _log_normal,
+    "normal_": _normal,
+    "random_": _random,
+    "uniform_": _uniform,
+}
+
+_SAMPLES: Final = {
+    "_sample_dirichlet": _dirichlet,
+    "_standard_gamma": jax.random.gamma,
+    "binomial": jax.random.binomial,
+    "poisson": jax.random.poisson,
+}
+
+
+def _overloads(name: str) -> list[Any]:
+    packet = getattr(torch.ops.aten, name)
+    return [getattr(packet, overload) for overload in packet.overloads()]
+
+
+@functools.cache
+def corrected_environment() -> Any:
+    """Return torchax's environment, with these functions in the place of its own."""
+    environment = versions.torchax().default_env()
+    for names, makes, is_view_op in ((_FILLS, _filling, True), (_SAMPLES, _sampling, False)):
+        for name, sampler in names.items():
+            for overload in _overloads(name):
+                environment.override_op_definition(overload, makes(sampler), is_view_op)
+    for name, function in (("normal", normal), ("bernoulli", bernoulli)):
+        for overload in _overloads(name):
+            environment.override_op_definition(overload, function)
+    return environment
