@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from counting import counting
 from jax.experimental import io_callback
+from programs import run_program
 
 import snaprt
 
@@ -190,3 +191,49 @@ def test_many_threads_may_read_one_pending_array():
             thread.join()
     assert results == [6.0] * 8
     assert counts.graphs == 1
+
+
+_ORDERED_ON_FOUR_DEVICES = """
+    import jax
+    import jax.numpy as jnp
+    from jax._src import effects
+    from jax.extend import core
+    from jax.interpreters import mlir
+    from jax.sharding import PartitionSpec as P
+
+    import snaprt
+
+    class Ordered(effects.Effect):
+        pass
+
+    for kinds in (
+        effects.lowerable_effects, effects.ordered_effects, effects.control_flow_allowed_effects
+    ):
+        kinds.add_type(Ordered)
+    ordered = core.Primitive("ordered")
+    ordered.multiple_results = True
+    ordered.def_effectful_abstract_eval(lambda: ([], {Ordered()}))
+
+    def lower(context):
+        context.set_tokens_out(context.tokens_in)
+        return []
+
+    mlir.register_lowering(ordered, lower)
+
+    def f(x):
+        ordered.bind()
+        return x
+
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    f = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False))
+    try:
+        with snaprt.lazy():
+            f(jnp.arange(4.0))  # nobody wants the result
+    except snaprt.CompileError as error:
+        print(error)
+"""
+
+
+def test_an_ordered_effect_on_several_devices_is_refused_as_in_eager_jax():
+    printed = run_program(_ORDERED_ON_FOUR_DEVICES, devices=4).stdout
+    assert "ordered effects are not supported for more than 1 device" in printed

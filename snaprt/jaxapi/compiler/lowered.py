@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax._src import effects as _effects
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.interpreters import pxla as _pxla
 from jaxlib.mlir import ir
@@ -43,6 +44,10 @@ def lower(
         except Exception as error:  # perhaps of what is done in vain
             raise_if_interrupted(error)
             traced = jitted.trace(*arguments)
+            # Without its arguments, an effect would be lowered for fewer devices than it has, which
+            # XLA may not survive.
+            if _effects.ordered_effects.filter_in(traced.jaxpr.effects):
+                raise
             traced._params = {**traced._params, "jaxpr": _without_dead_code(traced.jaxpr)}
             return _lowered(traced)
 
