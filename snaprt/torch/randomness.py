@@ -136,7 +136,7 @@ def bernoulli(tensor: Any, p: Any = None, *, generator: None = None) -> Any:
     return torch.empty_like(tensor).bernoulli_(tensor if p is None else p)
 
 
-_FILLS: Final = {
+_FILLS: Final[dict[str, Callable[..., Any]]] = {
     "bernoulli_": _bernoulli,
     "cauchy_": _cauchy,
     "exponential_": _exponential,
@@ -147,7 +147,7 @@ _FILLS: Final = {
     "uniform_": _uniform,
 }
 
-_SAMPLES: Final = {
+_SAMPLES: Final[dict[str, Callable[..., Any]]] = {
     "_sample_dirichlet": _dirichlet,
     "_standard_gamma": jax.random.gamma,
     "binomial": jax.random.binomial,
