@@ -194,10 +194,7 @@ def _restore_bitcast(bitcast: XlaMessage, restoration: _Restoration) -> Sequence
 
 def _flat_dimensions(shape: XlaMessage, bitcast: XlaMessage) -> tuple[list[int], list[int]]:
     """Return the dimensions before and after a bitcast-convert between types of any widths."""
-    before, after = (
-        ELEMENT_TYPES.get(element_type)
-        for element_type in (shape.element_type, bitcast.shape.element_type)
-    )
+    before, after = (ELEMENT_TYPES.get(typed.element_type) for typed in (shape, bitcast.shape))
     counts = prod(shape.dimensions), prod(bitcast.shape.dimensions)
     if before is None or after is None or counts[0] * before.bits != counts[1] * after.bits:
         _require(False, bitcast)
